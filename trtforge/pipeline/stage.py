@@ -1,0 +1,80 @@
+"""What a stage is: a named function from (inputs, section of the recipe) to a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtforge.progress import Progress
+from trtforge.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A published stage directory: its content key and where it lies."""
+
+    stage: str
+    key: str
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The figures that the stage reported (see :class:`StageResult`)."""
+        summary: Mapping[str, Any] = self.manifest["summary"]
+        return summary
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One gate's verdict, with the figures that decided it."""
+
+    name: str
+    passed: bool
+    measured: float
+    limit: float
+    detail: str
+
+
+@dataclass
+class StageResult:
+    """What a stage hands back beside the files that it wrote."""
+
+    summary: dict[str, Any] = field(default_factory=dict)
+    gates: list[GateResult] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """Everything that a stage may use; it reads ``inputs`` and writes below ``out`` only.
+
+    ``scratch`` survives a kill and is the same folder for the same key: a stage may keep resumable
+    work there (downloads, finished shards). It is removed once the stage is published.
+    """
+
+    recipe: Recipe
+    recipe_dir: Path
+    section: Mapping[str, Any]
+    inputs: Mapping[str, Artifact]
+    out: Path
+    scratch: Path
+    progress: Progress
+
+
+class Stage(Protocol):
+    """A step of the pipeline. Implementations live in ``trtforge/pipeline/stages``, one a module."""
+
+    name: str
+    needs: tuple[str, ...]
+    #: raised by hand when the stage's meaning changes; part of the key
+    code_version: str
+    #: distributions whose versions are part of the key
+    tools: tuple[str, ...]
+
+    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        """The JSON-able part of the recipe (and of outside inputs, such as a source's hash) that decides the result."""
+
+    def run(self, context: StageContext) -> StageResult:
+        """Do the work; raise :class:`~trtforge.errors.ForgeError` on anything that the user can cause."""
