@@ -1,0 +1,50 @@
+# trtforge: `make demo` and `make test` do all the set-up on a fresh machine.
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(if $(shell command -v $(p) 2>/dev/null),$(p))))
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# An index with CPU-only builds of torch keeps the download small where PyPI would give the CUDA build:
+#   make demo PIP_EXTRA="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_EXTRA ?=
+RECIPE ?= configs/smollm2-135m-fp8.yaml
+NATIVE := CMakeLists.txt $(shell find plugins -name '*.cpp' -o -name '*.hpp' 2>/dev/null)
+
+.PHONY: demo test setup check-system lint fast bench docs clean
+
+demo: setup
+	$(BIN)/trtforge run $(RECIPE)
+
+test: setup lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+fast: setup
+	$(BIN)/python -m pytest -m "not e2e and not slow" $(PYTEST_ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m benchmarks.run_all
+
+docs: setup
+	$(BIN)/python -m trtforge.recipe.docs docs/recipe.md
+
+setup: check-system $(VENV)/.installed
+
+check-system:
+	@if [ -z "$(PYTHON)" ]; then echo "python3.11: missing (no python3 on PATH)"; exit 3; fi
+	@$(PYTHON) scripts/system_check.py
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt $(PIP_EXTRA) torch
+	$(PIP) install -q -c constraints.txt $(PIP_EXTRA) -e '.[all,dev]'
+	@# PyTriton's own dependencies are not needed: only the server that its wheel carries is.
+	$(PIP) install -q --no-deps -c constraints.txt nvidia-pytriton
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build .trtforge
