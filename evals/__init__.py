@@ -1,0 +1,1 @@
+"""Quality and speed measurements, their statistics, gates and reports."""

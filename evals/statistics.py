@@ -1,0 +1,110 @@
+"""Confidence intervals for quality figures.
+
+Token losses of one text are correlated, so the bootstrap resamples contiguous blocks of tokens, the
+same blocks for baseline and candidate (Künsch 1989, block bootstrap; paired as in Koehn 2004).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from evals.perplexity import Scores
+from trtforge.errors import ForgeError
+
+#: tokens in a resampled block: long against the correlation of neighbouring losses
+BLOCK_TOKENS = 64
+RESAMPLES = 4000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float = CONFIDENCE
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+def _block_means(values: np.ndarray, seed: int, resamples: int, block: int) -> np.ndarray:
+    """Means of ``values`` under block resampling: float64 [resamples]."""
+    starts = np.arange(0, len(values), block)
+    sums = np.add.reduceat(values, starts)
+    sizes = np.diff(np.append(starts, len(values)))
+    picks = np.random.default_rng(seed).integers(0, len(starts), size=(resamples, len(starts)))
+    means: np.ndarray = sums[picks].sum(axis=1) / sizes[picks].sum(axis=1)
+    return means
+
+
+def _interval(value: float, draws: np.ndarray, confidence: float) -> Interval:
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(value=value, low=float(low), high=float(high), confidence=confidence)
+
+
+def perplexity_interval(
+    scores: Scores, *, seed: int = 0, resamples: int = RESAMPLES, block: int = BLOCK_TOKENS
+) -> Interval:
+    """Perplexity with a block-bootstrap interval."""
+    draws = np.exp(_block_means(scores.nll, seed, resamples, block))
+    return _interval(scores.perplexity, draws, CONFIDENCE)
+
+
+def paired_increase(
+    baseline: Scores,
+    candidate: Scores,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    block: int = BLOCK_TOKENS,
+) -> Interval:
+    """Relative increase of perplexity, candidate over baseline, minus one, with a paired interval.
+
+    Raises:
+        ForgeError: TF-EVL-004 when the two were not scored on the same tokens with the same windows.
+    """
+    same = (
+        baseline.tokens_sha256 == candidate.tokens_sha256
+        and (baseline.window, baseline.stride) == (candidate.window, candidate.stride)
+        and baseline.nll.shape == candidate.nll.shape
+    )
+    if not same:
+        raise ForgeError(
+            "TF-EVL-004",
+            "baseline and candidate were not scored on the same tokens",
+            numbers={
+                "baseline": [baseline.tokens_sha256[:12], baseline.window, baseline.stride, len(baseline.nll)],
+                "candidate": [candidate.tokens_sha256[:12], candidate.window, candidate.stride, len(candidate.nll)],
+            },
+            why="a paired interval needs the loss of each token under both models",
+            remedies=["score both with the same corpus, tokens, window and stride"],
+        )
+    difference = candidate.nll - baseline.nll
+    draws = np.expm1(_block_means(difference, seed, resamples, block))
+    return _interval(float(np.expm1(difference.mean())), draws, CONFIDENCE)
+
+
+def wilson(successes: int, trials: int, confidence: float = CONFIDENCE) -> Interval:
+    """A proportion with Wilson's score interval (Wilson 1927); ``trials`` is at least one."""
+    if trials < 1 or not 0 <= successes <= trials:
+        raise ValueError(f"{successes} of {trials} is no proportion")
+    z = _normal_quantile((1 + confidence) / 2)
+    share = successes / trials
+    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half), confidence)
+
+
+def _normal_quantile(probability: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(probability)

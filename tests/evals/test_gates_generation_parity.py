@@ -1,0 +1,77 @@
+import pytest
+import torch
+
+from evals import gates, generation, parity
+from evals.statistics import Interval
+from trtforge.errors import GateFailed
+
+
+def test_gate_compares_the_worse_bound():
+    interval = Interval(value=0.04, low=0.02, high=0.06)
+    assert not gates.at_most("perplexity_increase", interval, 0.05).passed
+    assert gates.at_most("perplexity_increase", interval, 0.06).passed
+
+
+def test_missed_gates_raise_with_every_figure():
+    missed = gates.at_least("agreement", 0.9, 0.99)
+    with pytest.raises(GateFailed) as caught:
+        gates.require([missed, gates.at_least("other", 1.0, 0.5)])
+    assert caught.value.code == "TF-EVL-010"
+    assert caught.value.numbers == {"agreement": {"measured": 0.9, "limit": 0.99}}
+    assert caught.value.exit_code == 1
+
+
+def test_loops_and_emptiness_are_degenerate_and_prose_is_not():
+    assert generation.inspect_answer("p", [5, 6] * 20, "ab" * 20).problems == ("repeats itself",)
+    assert "empty" in generation.inspect_answer("p", [1], "  \n").problems
+    assert generation.inspect_answer("p", [1, 2, 3], "a�b").problems == ("does not decode",)
+    assert generation.inspect_answer("p", list(range(40)), "fine").problems == ()
+
+
+def test_a_candidate_that_loops_where_the_baseline_does_not_fails():
+    sane = [generation.inspect_answer("p", list(range(40)), "fine")] * 4
+    loops = [generation.inspect_answer("p", [7] * 40, "x" * 40)] * 4
+    _, verdict = generation.compare(sane, loops)
+    assert not verdict.passed
+    _, verdict = generation.compare(loops, loops)
+    assert verdict.passed
+    summary, verdict = generation.compare(sane, sane)
+    assert verdict.passed
+    assert summary["mean_common_prefix_tokens"] == 40
+
+
+def _table_model(seed, vocab=11):
+    table = torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(seed)) * 4
+    return table, lambda ids: table[ids]
+
+
+def test_parity_of_a_model_with_itself_is_full():
+    _, model = _table_model(0)
+    result = parity.compare(model, model, [[1, 2, 3], [4, 5]])
+    assert result.positions == 5
+    assert result.agreement.value == 1.0
+    assert result.mean_kl == pytest.approx(0.0, abs=1e-6)
+    assert result.max_abs_logit_difference == 0.0
+
+
+def test_parity_sees_a_wrong_engine_and_forgives_only_near_ties():
+    table, model = _table_model(0)
+    wrong = table.roll(1, dims=1)
+    result = parity.compare(lambda ids: wrong[ids], model, [list(range(11))])
+    assert result.raw_agreement.value < 0.5
+    tied = table.clone()
+    best, second = tied[3].topk(2).indices.tolist()
+    reference = tied.clone()
+    reference[3, second] = reference[3, best] - 0.01
+    flipped = reference.clone()
+    flipped[3, second] = reference[3, best] + 0.01
+    result = parity.compare(lambda ids: flipped[ids], lambda ids: reference[ids], [list(range(11))])
+    assert result.near_tie_flips == 1
+    assert result.agreement.value == 1.0
+    assert result.raw_agreement.value == pytest.approx(10 / 11)
+
+
+def test_prompts_do_not_overlap():
+    prompts = parity.slice_prompts(list(range(100)), 4, 20)
+    flat = [t for prompt in prompts for t in prompt]
+    assert len(flat) == len(set(flat)) == 80
