@@ -1,0 +1,69 @@
+"""What a report is made of; renderers turn it into JSON, Markdown and HTML."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under column titles."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one line; ``labels`` annotate points, ``low`` and ``high`` are interval bounds."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A line or bar plot. ``marks`` are x positions drawn as vertical lines with a caption."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    kind: str = "line"  # line | bar
+    marks: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part: an explanation, tables and plots."""
+
+    title: str
+    text: str = ""
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    preformatted: tuple[str, ...] = ()
+
+
+@dataclass
+class Report:
+    """A whole report. ``data`` is the machine-readable figures that ``report.json`` holds."""
+
+    title: str
+    verdict: str
+    passed: bool
+    sections: list[Section] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "verdict": self.verdict,
+            "passed": self.passed,
+            "data": self.data,
+            "sections": [asdict(section) for section in self.sections],
+        }

@@ -1,0 +1,93 @@
+"""Renderers: the same report as JSON, Markdown and one HTML page that needs no network."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+
+from evals.report.model import Report, Section, Table
+from evals.report.plots import render_svg
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
+h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid #d0d7de}
+table{border-collapse:collapse;margin:.8rem 0}th,td{border:1px solid #d0d7de;padding:.3rem .6rem;text-align:left}
+th{background:#f6f8fa}pre{background:#f6f8fa;padding:.8rem;overflow-x:auto}
+.passed{color:#116329}.failed{color:#a40e26}svg{max-width:100%;height:auto}
+"""
+
+
+def write_report(report: Report, out: Path) -> list[Path]:
+    """Write ``report.json``, ``report.md`` and ``report.html`` below ``out``; returns their paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    files = {
+        "report.json": json.dumps(report.to_json(), indent=2, sort_keys=True) + "\n",
+        "report.md": render_markdown(report),
+        "report.html": render_html(report),
+    }
+    paths = []
+    for name, text in files.items():
+        path = out / name
+        path.write_text(text, encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def render_markdown(report: Report) -> str:
+    """The report as Markdown; plots become tables of their points."""
+    lines = [f"# {report.title}", "", f"**{'PASSED' if report.passed else 'FAILED'}** — {report.verdict}", ""]
+    for section in report.sections:
+        lines += [f"## {section.title}", ""]
+        if section.text:
+            lines += [section.text, ""]
+        for table in [*section.tables, *_plot_tables(section)]:
+            lines += [*_markdown_table(table), ""]
+        for block in section.preformatted:
+            lines += ["```", block, "```", ""]
+    return "\n".join(lines)
+
+
+def _plot_tables(section: Section) -> list[Table]:
+    tables = []
+    for plot in section.plots:
+        rows = []
+        for series in plot.series:
+            for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+                label = series.labels[i] if i < len(series.labels) else f"{x:g}"
+                rows.append((series.name, label, f"{y:.4g}"))
+        tables.append(Table((plot.title, plot.x_label, plot.y_label), tuple(rows)))
+    return tables
+
+
+def _markdown_table(table: Table) -> list[str]:
+    def row(cells: tuple[str, ...]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return [row(table.columns), "|" + "---|" * len(table.columns), *(row(cells) for cells in table.rows)]
+
+
+def render_html(report: Report) -> str:
+    """The report as one HTML page with inline styles and inline SVG."""
+    state = "passed" if report.passed else "failed"
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        f"<title>{html.escape(report.title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{html.escape(report.title)}</h1>",
+        f"<p class='{state}'><strong>{state.upper()}</strong> — {html.escape(report.verdict)}</p>",
+    ]
+    for section in report.sections:
+        parts.append(f"<h2>{html.escape(section.title)}</h2>")
+        if section.text:
+            parts.append(f"<p>{html.escape(section.text)}</p>")
+        parts += [_html_table(table) for table in section.tables]
+        parts += [f"<figure>{render_svg(plot)}</figure>" for plot in section.plots]
+        parts += [f"<pre>{html.escape(block)}</pre>" for block in section.preformatted]
+    parts.append("</body></html>\n")
+    return "\n".join(parts)
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
