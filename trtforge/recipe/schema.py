@@ -40,7 +40,7 @@ STAGE_ORDER: tuple[StageName, ...] = (
     "bundle",
 )
 
-PositiveInt = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 
 
 class Section(BaseModel):
@@ -69,28 +69,34 @@ class Calibration(Section):
     """Text that sets activation and KV-cache scales."""
 
     corpus: str = Field("builtin:python-topics", description="builtin:NAME, file:PATH or hf:DATASET[:CONFIG][@SPLIT]")
-    samples: PositiveInt = 16
-    sequence_length: PositiveInt = 512
-    seed: int = 0
+    samples: PositiveInt = Field(16, description="Sequences that the calibration sees")
+    sequence_length: PositiveInt = Field(512, description="Tokens a sequence; at most the model's context")
+    seed: Annotated[int, Field(strict=True)] = Field(0, description="Order of the samples")
 
 
 class Quantize(Section):
     """Post-training quantization by ModelOpt; ``trtforge formats`` lists the formats."""
 
     format: str = Field("none", description="A row of the format table, or none")
-    kv_cache: Literal["none", "fp8", "fp8_cast", "nvfp4", "int8"] = "none"
+    kv_cache: Literal["none", "fp8", "fp8_cast", "nvfp4", "int8"] = Field(
+        "none", description="Format of the KV cache; fp8 calibrates its scales, fp8_cast pins them to 1"
+    )
     group_size: PositiveInt | None = Field(None, description="Block length of the group-wise formats")
     exclude: tuple[str, ...] = Field(("lm_head",), description="Module names or globs kept unquantized")
     calibration: Calibration = Calibration()
 
 
 class PerplexityGate(Section):
+    """How much worse the candidate may be; null takes the gate away."""
+
     max_increase: Fraction = Field(0.05, description="Largest relative increase; compared with the interval's upper bound")
 
 
 class Perplexity(Section):
-    corpus: str = "builtin:python-topics"
-    tokens: PositiveInt = 8192
+    """Sliding-window perplexity, baseline and candidate on the same tokens."""
+
+    corpus: str = Field("builtin:python-topics", description="builtin:NAME, file:PATH or hf:DATASET[:CONFIG][@SPLIT]")
+    tokens: PositiveInt = Field(8192, description="Tokens scored")
     window: PositiveInt = Field(512, description="Tokens a forward pass sees")
     stride: PositiveInt = Field(256, description="Tokens scored a window")
     gate: PerplexityGate | None = PerplexityGate()
@@ -103,43 +109,55 @@ class Perplexity(Section):
 
 
 class ParityGate(Section):
-    min_top1_agreement: Fraction = 0.99
+    """How far the engine may be from the quantized checkpoint; null takes the gate away."""
+
+    min_top1_agreement: Annotated[Fraction, Field(le=1)] = Field(
+        0.99, description="Smallest share of positions whose likeliest token is the same"
+    )
 
 
 class EngineParity(Section):
-    prompts: PositiveInt = 16
+    """The engine against the quantized checkpoint's own meaning."""
+
+    prompts: PositiveInt = Field(16, description="Prompts compared")
     gate: ParityGate | None = ParityGate()
 
 
 class Generation(Section):
     """Greedy answers to fixed prompts: catches a model that scores well and writes rubbish."""
 
-    prompts: PositiveInt = 4
-    max_tokens: PositiveInt = 48
+    prompts: PositiveInt = Field(4, description="Fixed prompts answered")
+    max_tokens: PositiveInt = Field(48, description="Tokens an answer")
 
 
 class Evals(Section):
+    """Quality: what is measured, and the gates that fail the run."""
+
     perplexity: Perplexity = Perplexity()
     generation: Generation = Generation()
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = Field((), description="lm-eval tasks")
     engine_parity: EngineParity = EngineParity()
 
 
 class Speculation(Section):
+    """Speculative decoding."""
+
     method: Literal["none", "ngram", "draft_target", "eagle3"] = "none"
 
 
 class Limits(Section):
     """Limits that the engine, the repository and the load test share."""
 
-    max_batch_size: PositiveInt = 32
-    max_num_tokens: PositiveInt = 2048
-    max_seq_len: PositiveInt = 2048
+    max_batch_size: PositiveInt = Field(32, description="Requests that run in one step")
+    max_num_tokens: PositiveInt = Field(2048, description="Tokens in one step, prefill and decode together")
+    max_seq_len: PositiveInt = Field(2048, description="Prompt and answer of one request together, in tokens")
     max_input_len: PositiveInt | None = Field(None, description="Default: max_seq_len - 1")
 
 
 class KvCache(Section):
-    block_size: Literal[16, 32, 64, 128] = 32
+    """The paged KV pool."""
+
+    block_size: Literal[16, 32, 64, 128] = Field(32, description="Tokens a block")
     memory: Size | None = Field(None, description="Size of the KV pool, for example 1GiB")
     free_fraction: Fraction | None = Field(None, description="Share of the free memory; instead of memory")
 
@@ -153,41 +171,57 @@ class KvCache(Section):
 
 
 class Parallel(Section):
-    tp: PositiveInt = 1
-    pp: PositiveInt = 1
-    ep: PositiveInt = 1
+    """Ranks of the engine."""
+
+    tp: PositiveInt = Field(1, description="Tensor-parallel ranks")
+    pp: PositiveInt = Field(1, description="Pipeline-parallel ranks")
+    ep: PositiveInt = Field(1, description="Expert-parallel ranks")
 
 
 class Build(Section):
-    target: Literal["torch", "tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi"] = "torch"
-    architectures: tuple[str, ...] = ()
+    """The engine: what it is built for, its limits and its memory."""
+
+    target: Literal["torch", "tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi"] = Field(
+        "torch", description="What runs the engine; torch runs on any machine"
+    )
+    architectures: tuple[str, ...] = Field((), description="GPU architectures such as sm_89, for the targets that compile")
     limits: Limits = Limits()
     kv_cache: KvCache = KvCache()
     parallel: Parallel = Parallel()
 
 
 class Triton(Section):
-    layout: Literal["native", "inflight_batcher_llm", "llmapi"] = "native"
+    """The Triton model repository."""
+
+    layout: Literal["native", "inflight_batcher_llm", "llmapi"] = Field(
+        "native", description="native serves torch and tensorrt engines; the others serve TensorRT-LLM"
+    )
     version: str | None = Field(None, description="A Triton release; default: the stack's")
 
 
 class Slo(Section):
-    ttft_p99: Seconds | None = None
-    itl_p99: Seconds | None = None
+    """What a request must meet to count as goodput."""
+
+    ttft_p99: Seconds | None = Field(None, description="Time to the first token, 99th percentile, for example 2s")
+    itl_p99: Seconds | None = Field(None, description="Time between tokens, 99th percentile, for example 200ms")
 
 
 class Bench(Section):
-    concurrency: tuple[PositiveInt, ...] = (1, 4, 16)
+    """The load test of the served engine."""
+
+    concurrency: tuple[PositiveInt, ...] = Field((1, 4, 16), min_length=1, description="Requests in flight, one level after another")
     prompts: str = Field("builtin:mixed", description="builtin:NAME or file:PATH (one prompt a line)")
     requests_per_level: PositiveInt = Field(24, description="Requests measured at each concurrency (at least the concurrency)")
-    max_tokens: PositiveInt = 32
+    max_tokens: PositiveInt = Field(32, description="Tokens an answer")
     slo: Slo | None = None
 
 
 class Recipe(Section):
     """A whole recipe after inheritance and overrides."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", description="Name of the deployment: letters, digits, dot, dash, underscore"
+    )
     stack: str | None = Field(None, description="A row of the stack table; default: the target's newest")
     model: Model
     quantize: Quantize = Quantize()

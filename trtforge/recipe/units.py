@@ -1,11 +1,19 @@
-"""Sizes, times and percentages as recipes write them: a number with its unit."""
+"""Sizes, times and percentages as recipes write them: a number with its unit.
+
+Policy: in a recipe file a size or a time without a unit is refused, because the unit decides a factor
+of a thousand or a billion; values that are already bytes or seconds pass when code builds a section
+itself. Shares may be written ``5%`` or ``0.05``; a bare number above 1 is refused, since ``5`` for
+five per cent is the common slip.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonSchema
 
 _SIZE_UNITS = {
     "B": 1,
@@ -20,51 +28,63 @@ _SIZE_UNITS = {
     "TiB": 2**40,
 }
 _TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-_QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)\s*$")
+_QUANTITY = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z%]*)\s*", re.ASCII)
+
+#: key of the validation context that says "these values were written by a person"
+WRITTEN = "written"
 
 
-def _split(text: str, kind: str, units: str) -> tuple[float, str]:
-    match = _QUANTITY.match(text)
+def _split(text: str, kind: str, units: str) -> tuple[Decimal, str]:
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no {kind}; write a number and a unit ({units})")
-    return float(match.group(1)), match.group(2)
+    return Decimal(match.group(1)), match.group(2)
 
 
 def parse_size(value: Any) -> int:
-    """Bytes of ``"1GiB"``, ``"512 MiB"`` or ``"64GB"``; a bare number is refused (the unit decides a factor of 2^30)."""
-    if isinstance(value, bool) or not isinstance(value, str):
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value  # already bytes: an internal value, never from YAML text with a unit
-        raise ValueError(f"{value!r} is no size; write a number and a unit ({', '.join(_SIZE_UNITS)})")
-    number, unit = _split(value, "size", ", ".join(_SIZE_UNITS))
+    """Bytes of ``"1GiB"``, ``"512 MiB"`` or ``"64GB"``; an ``int`` is taken as bytes already."""
+    units = ", ".join(_SIZE_UNITS)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no size; write a number and a unit ({units})")
+    number, unit = _split(value, "size", units)
     if unit not in _SIZE_UNITS:
-        raise ValueError(f"{value!r} has no known unit; use one of {', '.join(_SIZE_UNITS)}")
+        raise ValueError(f"{value!r} has no known unit; use one of {units}")
     return int(number * _SIZE_UNITS[unit])
 
 
 def parse_seconds(value: Any) -> float:
-    """Seconds of ``"200ms"``, ``"2s"`` or ``"1.5min"``."""
-    if isinstance(value, float):
-        return value  # already seconds: an internal value
+    """Seconds of ``"200ms"``, ``"2s"`` or ``"1.5min"``; a ``float`` is taken as seconds already."""
+    units = ", ".join(_TIME_UNITS)
+    if isinstance(value, float) and math.isfinite(value) and value >= 0:
+        return value
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no time; write a number and a unit ({', '.join(_TIME_UNITS)})")
-    number, unit = _split(value, "time", ", ".join(_TIME_UNITS))
+        raise ValueError(f"{value!r} is no time; write a number and a unit ({units})")
+    number, unit = _split(value, "time", units)
     if unit not in _TIME_UNITS:
-        raise ValueError(f"{value!r} has no known unit; use one of {', '.join(_TIME_UNITS)}")
-    return number * _TIME_UNITS[unit]
+        raise ValueError(f"{value!r} has no known unit; use one of {units}")
+    return float(number) * _TIME_UNITS[unit]
 
 
 def parse_fraction(value: Any) -> float:
-    """A fraction of 1 from ``"5%"`` or ``0.05``."""
+    """A share of 1 from ``"5%"`` or ``0.05``; a bare number above 1 is refused."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str):
-        number, unit = _split(value, "fraction", "%")
+        share = float(value)
+    elif isinstance(value, str):
+        number, unit = _split(value, "share", "%")
         if unit == "%":
-            return number / 100.0
-        if unit == "":
-            return number
-    raise ValueError(f"{value!r} is no fraction; write a percentage such as 5% or a number such as 0.05")
+            return float(number) / 100.0
+        if unit:
+            raise ValueError(f"{value!r} is no share; write a percentage such as 5% or a number such as 0.05")
+        share = float(number)
+    else:
+        raise ValueError(f"{value!r} is no share; write a percentage such as 5% or a number such as 0.05")
+    if not math.isfinite(share) or share < 0:
+        raise ValueError(f"{value!r} is no share; write a percentage such as 5% or a number such as 0.05")
+    if share > 1:
+        raise ValueError(f"{value!r} would be {share:.0%}; write {share:g}% or {share / 100:g}, or {share:.0%} to mean it")
+    return share
 
 
 def format_size(size: int) -> str:
@@ -77,8 +97,50 @@ def format_size(size: int) -> str:
     raise AssertionError("unreachable")
 
 
-Size = Annotated[int, BeforeValidator(parse_size), PlainSerializer(lambda v: f"{v}B", return_type=str, when_used="json")]
-Seconds = Annotated[
-    float, BeforeValidator(parse_seconds), PlainSerializer(lambda v: f"{v:.9g}s", return_type=str, when_used="json")
+def format_seconds(seconds: float) -> str:
+    """``0.25`` as ``250 ms``, ``75`` as ``1 min 15 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _needs_unit(value: Any, info: ValidationInfo, kind: str, example: str) -> None:
+    written = bool(info.context and info.context.get(WRITTEN))
+    if written and isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f"{value!r} has no unit; a {kind} carries one, for example {example}")
+
+
+def _size_field(value: Any, info: ValidationInfo) -> int:
+    _needs_unit(value, info, "size", "256MiB")
+    return parse_size(value)
+
+
+def _seconds_field(value: Any, info: ValidationInfo) -> float:
+    _needs_unit(value, info, "time", "200ms")
+    return parse_seconds(value)
+
+
+Size = Annotated[
+    int,
+    BeforeValidator(_size_field),
+    PlainSerializer(lambda v: f"{v}B", return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(_SIZE_UNITS)})$", "examples": ["256MiB"]}),
 ]
-Fraction = Annotated[float, BeforeValidator(parse_fraction)]
+Seconds = Annotated[
+    float,
+    BeforeValidator(_seconds_field),
+    PlainSerializer(lambda v: f"{v:.9g}s" if v >= 1e-4 or v == 0 else f"{v * 1e6:.9f}us", return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(_TIME_UNITS)})$", "examples": ["200ms"]}),
+]
+Fraction = Annotated[
+    float,
+    BeforeValidator(parse_fraction),
+    PlainSerializer(lambda v: v if v <= 1 else f"{v * 100:.9g}%", when_used="json"),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?%$"}]}
+    ),
+]

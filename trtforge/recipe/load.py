@@ -1,0 +1,156 @@
+"""Recipe files to validated recipes: inheritance, overrides, and refusals that say what would work.
+
+Policy: everything that is wrong with the values is reported at once, with file and line. Paths are
+relative to the recipe that is run; ``extends`` and ``file:`` corpora stay inside its folder, so that a
+recipe can be moved, reviewed and run in CI as a unit, and cannot read the rest of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trtforge.errors import ForgeError
+from trtforge.recipe.faults import recipe_refused
+from trtforge.recipe.merge import apply_overrides, deep_merge
+from trtforge.recipe.schema import Recipe
+from trtforge.recipe.text import KeyPath, read_document
+from trtforge.recipe.units import WRITTEN
+
+MAX_BASES = 16
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe ready to run.
+
+    ``resolved`` is the whole recipe with every default, JSON-able, and loads back to the same recipe;
+    ``written`` holds only what the files and overrides said; ``where`` maps a key path to ``file:line``.
+    """
+
+    recipe: Recipe
+    path: Path | None
+    directory: Path
+    resolved: dict[str, Any]
+    written: dict[str, Any] = field(default_factory=dict)
+    where: Mapping[KeyPath, str] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+    def place(self, key: str) -> str | None:
+        """``file:line`` of a dotted key, or None when it is a default."""
+        return self.where.get(tuple(key.split(".")))
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Load the recipe at ``path`` with ``key.key=value`` overrides; raises TF-RCP-001 … 013."""
+    path = Path(path)
+    directory = path.parent.resolve()
+    data, where, files = _with_bases(path, directory, ())
+    return _validated(data, where, files, path=path, directory=directory, overrides=overrides)
+
+
+def recipe_from_mapping(
+    data: Mapping[str, Any], directory: str | Path = ".", overrides: Sequence[str] = (), label: str = "the command line"
+) -> LoadedRecipe:
+    """A recipe built in memory (one-stage commands, tests); paths are relative to ``directory``."""
+    return _validated(
+        dict(data), {(): label}, (), path=None, directory=Path(directory).resolve(), overrides=overrides, label=label
+    )
+
+
+def resolve_inside(directory: Path, relative: str, *, code: str, asked: str) -> Path:
+    """``relative`` below ``directory``; raises ``code`` for an absolute path or one that leaves the folder."""
+    root = directory.resolve()
+    target = (root / relative).resolve()
+    if Path(relative).is_absolute() or not target.is_relative_to(root):
+        raise ForgeError(
+            code,
+            f"{asked} leaves the recipe's folder",
+            asked=asked,
+            numbers={"folder": str(root), "resolves_to": str(target)},
+            why="A recipe and what it reads form one unit; a path out of its folder would read anything on the machine.",
+            remedies=[f"copy the file below {root} and name it relative to the recipe", "move the recipe up"],
+        )
+    return target
+
+
+def _with_bases(
+    path: Path, root: Path, chain: tuple[Path, ...]
+) -> tuple[dict[str, Any], dict[KeyPath, str], tuple[Path, ...]]:
+    document = read_document(path)
+    data, where = dict(document.data), dict(document.where)
+    here = path.resolve()
+    base_name = data.pop("extends", None)
+    if base_name is None:
+        return data, where, (here,)
+    at = where.get(("extends",), str(path))
+    if not isinstance(base_name, str) or not base_name.strip():
+        raise ForgeError(
+            "TF-RCP-007",
+            f"{at}: extends must name one recipe file",
+            asked=f"extends: {base_name!r}",
+            why="A recipe inherits from one base, which may have a base of its own.",
+            remedies=["extends: base.yaml"],
+        )
+    # relative to the file that says it, but never out of the folder of the recipe that is run
+    base_path = path.parent / base_name
+    if Path(base_name).is_absolute() or not base_path.resolve().is_relative_to(root):
+        raise ForgeError(
+            "TF-RCP-008",
+            f"{at}: extends: {base_name} leaves the recipe's folder",
+            asked=f"extends: {base_name}",
+            numbers={"folder": str(root), "resolves_to": str(base_path.resolve())},
+            why="A recipe and its bases form one unit that can be moved and reviewed together.",
+            remedies=[f"put the base below {root} and name it relative to {path.name}", "move the recipe to the base's folder"],
+        )
+    names = [item.name for item in (*chain, here)]
+    if base_path.resolve() in (*chain, here) or len(chain) >= MAX_BASES:
+        raise ForgeError(
+            "TF-RCP-009",
+            f"{at}: the bases form a circle or a chain that is too long: {' -> '.join([*names, base_path.name])}",
+            asked=f"extends: {base_name}",
+            numbers={"chain": [*names, base_path.name], "limit": MAX_BASES},
+            why="A recipe cannot be its own base.",
+            remedies=[f"remove extends from one of {', '.join(names)}"],
+        )
+    base, base_where, files = _with_bases(base_path, root, (*chain, here))
+    return deep_merge(base, data), {**base_where, **where}, (*files, here)
+
+
+def _validated(
+    data: dict[str, Any],
+    where: dict[KeyPath, str],
+    files: tuple[Path, ...],
+    *,
+    path: Path | None,
+    directory: Path,
+    overrides: Sequence[str],
+    label: str | None = None,
+) -> LoadedRecipe:
+    merged = apply_overrides(data, overrides)
+    for text in overrides:
+        keys = tuple(part.strip() for part in text.partition("=")[0].split("."))
+        where = {known: place for known, place in where.items() if known[: len(keys)] != keys}
+        where[keys] = "--set"
+    try:
+        recipe = Recipe.model_validate(merged, context={WRITTEN: True})
+    except ValidationError as error:
+        raise recipe_refused(error, where, label or str(path)) from None
+    for key, spec in file_specs(recipe).items():
+        resolve_inside(directory, spec.removeprefix("file:"), code="TF-RCP-013", asked=f"{key}: {spec}")
+    resolved = recipe.model_dump(mode="json")
+    return LoadedRecipe(recipe, path, directory, resolved, merged, where, files)
+
+
+def file_specs(recipe: Recipe) -> dict[str, str]:
+    """The ``file:`` texts that the recipe reads, by dotted key."""
+    specs = {
+        "quantize.calibration.corpus": recipe.quantize.calibration.corpus,
+        "evals.perplexity.corpus": recipe.evals.perplexity.corpus,
+        "bench.prompts": recipe.bench.prompts,
+    }
+    return {key: spec for key, spec in specs.items() if spec.startswith("file:")}
