@@ -1,0 +1,1 @@
+"""Speed: load generation, latency figures, the knee, and goodput under an SLO."""

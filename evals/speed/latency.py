@@ -1,0 +1,104 @@
+"""Latency figures of a load test: what a client sees, as percentiles.
+
+TTFT is the time from sending a request to its first token; ITL (inter-token latency) the time between
+two consecutive tokens of one request; both in seconds. Tokens that arrive in one response share its
+time. Rates divide by the span from the first request sent to the last response received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trtforge.recipe.schema import Slo
+
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass
+class RequestTiming:
+    """One request as its client saw it; times in seconds on one monotonic clock."""
+
+    sent: float
+    token_times: list[float] = field(default_factory=list)
+    done: float | None = None
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float:
+        return self.token_times[0] - self.sent
+
+    @property
+    def intervals(self) -> np.ndarray:
+        return np.diff(np.asarray(self.token_times, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class LevelResult:
+    """Figures of one concurrency level.
+
+    ``ttft`` and ``itl`` map ``p50`` … to seconds; ``goodput`` is requests/s that met the SLO, and
+    ``good_share`` their share (both None without an SLO).
+    """
+
+    concurrency: int
+    requests: int
+    errors: int
+    seconds: float
+    tokens: int
+    tokens_per_second: float
+    requests_per_second: float
+    ttft: dict[str, float]
+    itl: dict[str, float]
+    goodput: float | None = None
+    good_share: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return asdict(self)
+
+
+def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """p50, p95 and p99 by linear interpolation; empty when there is nothing."""
+    if len(values) == 0:
+        return {}
+    figures = np.percentile(np.asarray(values, dtype=np.float64), PERCENTILES)
+    return {f"p{p}": float(v) for p, v in zip(PERCENTILES, figures, strict=True)}
+
+
+def meets(timing: RequestTiming, slo: Slo) -> bool:
+    """Whether one request met the SLO: its own TTFT and its own slowest token interval."""
+    if timing.error is not None or not timing.token_times:
+        return False
+    if slo.ttft_p99 is not None and timing.ttft > slo.ttft_p99:
+        return False
+    intervals = timing.intervals
+    return not (slo.itl_p99 is not None and len(intervals) > 0 and float(intervals.max()) > slo.itl_p99)
+
+
+def summarize(concurrency: int, timings: Sequence[RequestTiming], slo: Slo | None = None) -> LevelResult:
+    """Figures of one level from its requests; failed requests count as errors and as SLO misses."""
+    finished = [t for t in timings if t.error is None and t.token_times]
+    begin = min((t.sent for t in timings), default=0.0)
+    end = max((t.done if t.done is not None else t.sent for t in timings), default=0.0)
+    seconds = max(end - begin, 1e-9)
+    tokens = sum(len(t.token_times) for t in finished)
+    intervals = np.concatenate([t.intervals for t in finished]) if finished else np.empty(0)
+    good = sum(meets(t, slo) for t in timings) if slo is not None else None
+    return LevelResult(
+        concurrency=concurrency,
+        requests=len(timings),
+        errors=len(timings) - len(finished),
+        seconds=seconds,
+        tokens=tokens,
+        tokens_per_second=tokens / seconds,
+        requests_per_second=len(finished) / seconds,
+        ttft=percentiles([t.ttft for t in finished]),
+        itl=percentiles(intervals),
+        goodput=None if good is None else good / seconds,
+        good_share=None if good is None else good / max(1, len(timings)),
+    )

@@ -1,0 +1,164 @@
+"""Load on a live Triton server with NVIDIA's perf_analyzer (the binary in tritonclient's wheel).
+
+perf_analyzer exports the time of every response of every request; the figures here are computed from
+that export, so a server and an in-process engine are measured by the same definitions. Needs the
+model's ``text_input, max_tokens, min_tokens, stream`` inputs; ``min_tokens`` equals ``max_tokens`` so
+that every request has the same length.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evals.speed.latency import LevelResult, RequestTiming, summarize
+from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.progress import Progress, SilentProgress
+from trtforge.recipe.schema import Slo
+
+#: libraries that the binary needs under their sonames; the server's wheel carries them renamed
+_SONAMES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
+
+
+def find_perf_analyzer() -> Path:
+    """The binary beside this interpreter or on PATH.
+
+    Raises:
+        EnvironmentLacks: TF-ENV-031 when there is none.
+    """
+    beside = Path(sys.executable).parent / "perf_analyzer"
+    found = str(beside) if beside.is_file() else shutil.which("perf_analyzer")
+    if found is None:
+        raise EnvironmentLacks(
+            "TF-ENV-031",
+            "perf_analyzer is not installed",
+            remedies=["pip install 'tritonclient[grpc,http]==2.51.0'"],
+        )
+    return Path(found)
+
+
+def library_environment(folder: Path) -> dict[str, str]:
+    """Environment in which the binary finds its libraries; symlinks are made in ``folder``."""
+    environment = dict(os.environ)
+    carried = Path(sysconfig.get_paths()["purelib"]) / "nvidia_pytriton.libs"
+    if carried.is_dir():
+        for soname, pattern in _SONAMES.items():
+            matches = sorted(carried.glob(pattern))
+            link = folder / soname
+            if matches and not link.exists():
+                link.symlink_to(matches[0])
+        paths = [str(folder), str(carried), environment.get("LD_LIBRARY_PATH", "")]
+        environment["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
+    return environment
+
+
+def input_data(prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
+    """perf_analyzer's ``--input-data`` for streaming requests of a fixed length."""
+    return {
+        "data": [
+            {
+                "text_input": [prompt],
+                "max_tokens": [max_tokens],
+                "min_tokens": [max_tokens],
+                "stream": [True],
+                "exclude_input_in_output": [True],
+            }
+            for prompt in prompts
+        ]
+    }
+
+
+def parse_export(export: dict[str, Any], max_tokens: int) -> list[RequestTiming]:
+    """Request timings from a profile export.
+
+    Responses without text (the final flag alone) carry no token. A response may carry several tokens
+    when the detokenizer held text back, so the tokens of a request are spread over its responses in
+    order, the remainder on the last one: first-token and total times stay exact.
+    """
+    timings = []
+    for experiment in export["experiments"]:
+        for request in experiment["requests"]:
+            sent = request["timestamp"] / 1e9
+            outputs = request.get("response_outputs") or [{}] * len(request["response_timestamps"])
+            times = [
+                stamp / 1e9
+                for stamp, output in zip(request["response_timestamps"], outputs, strict=False)
+                if output.get("text_output", "x") != ""
+            ]
+            timing = RequestTiming(sent=sent, done=request["response_timestamps"][-1] / 1e9 if times else sent)
+            if times:
+                timing.token_times = times + [times[-1]] * max(0, max_tokens - len(times))
+            else:
+                timing.error = "no text came back"
+            timings.append(timing)
+    return timings
+
+
+def measure(
+    *,
+    grpc_url: str,
+    model: str,
+    prompts: Sequence[str],
+    concurrency: Sequence[int],
+    requests_per_level: int,
+    max_tokens: int,
+    slo: Slo | None = None,
+    timeout: float = 900.0,
+    progress: Progress | None = None,
+) -> list[LevelResult]:
+    """A concurrency sweep against ``model`` on a running server.
+
+    Raises:
+        EnvironmentLacks: TF-ENV-031 without the binary.
+        ForgeError: TF-BEN-004 when perf_analyzer fails (its last lines are in ``why``).
+    """
+    binary = find_perf_analyzer()
+    report = progress or SilentProgress()
+    levels = []
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as name:
+        folder = Path(name)
+        environment = library_environment(folder)
+        data = folder / "input.json"
+        data.write_text(json.dumps(input_data(prompts, max_tokens)), encoding="utf-8")
+        report.start(f"perf_analyzer against {model}", total=len(concurrency))
+        for level in concurrency:
+            export = folder / f"export-{level}.json"
+            command = [
+                str(binary),
+                *("-m", model, "-u", grpc_url, "-i", "grpc", "--streaming", "--async"),
+                *("--input-data", str(data), "--concurrency-range", str(level)),
+                *("--request-count", str(max(requests_per_level, level))),
+                *("--profile-export-file", str(export)),
+            ]
+            _run(command, environment, timeout, level)
+            timings = parse_export(json.loads(export.read_text(encoding="utf-8")), max_tokens)
+            levels.append(summarize(level, timings, slo))
+            report.advance()
+    return levels
+
+
+def _run(command: list[str], environment: dict[str, str], timeout: float, level: int) -> None:
+    try:
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout, check=False, errors="replace"
+        )
+        text, code = result.stdout + result.stderr, result.returncode
+    except subprocess.TimeoutExpired as error:
+        text, code = f"no end after {error.timeout:.0f} s", -1
+    if code != 0:
+        raise ForgeError(
+            "TF-BEN-004",
+            "perf_analyzer failed",
+            asked=f"concurrency {level}",
+            numbers={"exit": code},
+            why=" / ".join(line.strip() for line in text.splitlines()[-6:] if line.strip()),
+            remedies=["look at the server's log", "trtforge bench --in-process"],
+        )

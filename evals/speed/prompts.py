@@ -1,0 +1,68 @@
+"""Prompts for load tests: a built-in mix of lengths, or a file with one prompt a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtforge.errors import ForgeError
+
+_TOPICS = (
+    "how a paged key-value cache keeps memory from fragmenting",
+    "why the sea is salty and rivers are not",
+    "the difference between a process and a thread",
+    "what makes bread rise in the oven",
+    "how a hash table finds a key in constant time",
+    "why leaves change colour in autumn",
+    "what a compiler does between parsing and code generation",
+    "how vaccines train the immune system",
+)
+_FILLER = (
+    "Keep the answer factual and name one concrete example. "
+    "Assume the reader knows school mathematics but no jargon. "
+    "Start with the main point, then give the reason, then a limitation. "
+)
+
+
+def load_prompts(spec: str, base_dir: Path) -> list[str]:
+    """Prompts named by a recipe's ``bench.prompts``.
+
+    Raises:
+        ForgeError: TF-BEN-001 unknown name; TF-BEN-002 unreadable, outside its folder, or empty file.
+    """
+    if spec == "builtin:mixed":
+        return [f"Explain {topic}. " + _FILLER * (i % 4) for i, topic in enumerate(_TOPICS * 4)]
+    if spec == "builtin:short":
+        return [f"Explain {topic}." for topic in _TOPICS]
+    if spec.startswith("file:"):
+        return _from_file(spec, base_dir)
+    raise ForgeError(
+        "TF-BEN-001",
+        "unknown prompt set",
+        asked=f"bench.prompts: {spec}",
+        remedies=["builtin:mixed", "builtin:short", "file:prompts.txt (one prompt a line)"],
+    )
+
+
+def _from_file(spec: str, base_dir: Path) -> list[str]:
+    root = base_dir.resolve()
+    path = (root / spec.removeprefix("file:")).resolve()
+    reason = None
+    prompts: list[str] = []
+    if not path.is_relative_to(root):
+        reason = f"it lies outside the recipe's folder {root}"
+    else:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            prompts = [line for line in lines if line.strip()]
+            reason = None if prompts else "it has no line with text"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = str(error)
+    if reason is not None:
+        raise ForgeError(
+            "TF-BEN-002",
+            "the prompt file cannot be used",
+            asked=f"bench.prompts: {spec}",
+            why=reason,
+            remedies=["a UTF-8 text file beside the recipe, one prompt a line", "builtin:mixed"],
+        )
+    return prompts

@@ -1,0 +1,115 @@
+"""A concurrency sweep's result: table, plot with the knee marked, SLO gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evals.gates import at_least, at_most
+from evals.report import Plot, Series, Table
+from evals.speed.knee import knee_index
+from evals.speed.latency import LevelResult
+from evals.statistics import Interval
+from trtforge.pipeline.stage import GateResult
+from trtforge.recipe.schema import Slo
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Levels measured one after the other against one target (``server`` or ``in-process``)."""
+
+    target: str
+    levels: tuple[LevelResult, ...]
+
+    @property
+    def knee(self) -> LevelResult | None:
+        """The level at the bend of the throughput–latency curve, if it bends."""
+        index = knee_index(
+            [level.itl.get("p99", 0.0) for level in self.levels], [level.tokens_per_second for level in self.levels]
+        )
+        return None if index is None else self.levels[index]
+
+    def to_json(self) -> dict[str, Any]:
+        knee = self.knee
+        return {
+            "target": self.target,
+            "levels": [level.to_json() for level in self.levels],
+            "knee_concurrency": None if knee is None else knee.concurrency,
+        }
+
+
+def _ms(figures: dict[str, float], key: str) -> str:
+    return f"{figures[key] * 1e3:.1f}" if key in figures else "–"
+
+
+def sweep_table(sweep: Sweep) -> Table:
+    """Rows a level: throughput, TTFT and ITL percentiles in milliseconds, errors, goodput."""
+    columns = (
+        "concurrency",
+        "tokens/s",
+        "requests/s",
+        *(f"TTFT {p} (ms)" for p in ("p50", "p95", "p99")),
+        *(f"ITL {p} (ms)" for p in ("p50", "p95", "p99")),
+        "errors",
+        "goodput (req/s)",
+    )
+    rows = tuple(
+        (
+            str(level.concurrency),
+            f"{level.tokens_per_second:.1f}",
+            f"{level.requests_per_second:.2f}",
+            *(_ms(level.ttft, p) for p in ("p50", "p95", "p99")),
+            *(_ms(level.itl, p) for p in ("p50", "p95", "p99")),
+            str(level.errors),
+            "–" if level.goodput is None else f"{level.goodput:.2f}",
+        )
+        for level in sweep.levels
+    )
+    return Table(columns, rows)
+
+
+def sweep_plot(sweeps: Sequence[Sweep]) -> Plot:
+    """Throughput over p99 inter-token latency, a line a target, the knee marked."""
+    series = []
+    marks = []
+    for sweep in sweeps:
+        latency = tuple(level.itl.get("p99", 0.0) * 1e3 for level in sweep.levels)
+        series.append(
+            Series(
+                sweep.target,
+                latency,
+                tuple(level.tokens_per_second for level in sweep.levels),
+                labels=tuple(str(level.concurrency) for level in sweep.levels),
+            )
+        )
+        knee = sweep.knee
+        if knee is not None:
+            marks.append((knee.itl["p99"] * 1e3, f"knee ({sweep.target}): {knee.concurrency}"))
+    return Plot(
+        "Throughput against latency (labels: concurrency)",
+        "inter-token latency p99 (ms)",
+        "tokens/s",
+        tuple(series),
+        marks=tuple(marks),
+    )
+
+
+def slo_gates(sweep: Sweep, slo: Slo | None) -> list[GateResult]:
+    """The SLO at the lowest concurrency measured, and no failed request at any level.
+
+    A sweep goes past saturation on purpose, so the latency limits bind at the lowest level only; the
+    highest level that still meets them is reported as goodput.
+    """
+    gates = [at_least("no_failed_requests", -float(sum(level.errors for level in sweep.levels)), 0.0)]
+    if slo is None or not sweep.levels:
+        return gates
+    lowest = min(sweep.levels, key=lambda level: level.concurrency)
+    for name, figures, limit in (
+        ("ttft_p99", lowest.ttft, slo.ttft_p99),
+        ("itl_p99", lowest.itl, slo.itl_p99),
+    ):
+        if limit is not None:
+            value = figures.get("p99", float("inf"))
+            gates.append(at_most(f"{name}@{lowest.concurrency}", Interval(value, value, value), limit, " s"))
+    return gates
