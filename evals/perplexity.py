@@ -64,7 +64,7 @@ def plan_windows(length: int, window: int, stride: int) -> list[Window]:
             why="a window needs one token of context for each token that it scores, so 0 < stride < window",
             remedies=[f"stride: {max(1, window // 2)}"],
         )
-    windows = []
+    windows: list[Window] = []
     scored = 1  # token 0 has no context and is never scored
     while scored < length:
         end = min(length, window) if not windows else min(length, scored + stride)
