@@ -1,0 +1,63 @@
+"""Activation quantization as the graph's operators define it, in torch.
+
+FP8 is per tensor: ``saturate_e4m3(x / scale)``. NVFP4 is dynamic over blocks of 16: the block's scale
+is ``e4m3(amax / 6 / global)`` times ``global`` and values are rounded to E2M1, ties to even
+(TensorRT's DynamicQuantize; ModelOpt's ``dynamic_block_quantize``).
+"""
+
+from __future__ import annotations
+
+import torch
+
+E4M3_MAX = 448.0
+E2M1_MAX = 6.0
+NVFP4_BLOCK = 16
+#: the sixteen E2M1 codes, low three bits magnitude, the high bit sign
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def to_e4m3(x: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
+    """``x / scale`` saturated and rounded to float8_e4m3fn."""
+    return (x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def fp8_fake_quant(x: torch.Tensor, scale: float, out_scale: float) -> torch.Tensor:
+    """E4M3 codes of ``x / scale`` times ``out_scale``, in the dtype of ``x``."""
+    return (to_e4m3(x, scale).float() * out_scale).to(x.dtype)
+
+
+def round_e2m1(x: torch.Tensor) -> torch.Tensor:
+    """Round float32 to the nearest E2M1 value, ties to even, saturating at 6."""
+    magnitude = x.abs()
+    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
+    return (x / step).round().mul(step).clamp(-E2M1_MAX, E2M1_MAX)
+
+
+def nvfp4_fake_quant(x: torch.Tensor, global_scale: float, out_scale: float = 1.0) -> torch.Tensor:
+    """Quantize and de-quantize ``x`` [..., K] in blocks of 16 along its last axis, times ``out_scale``."""
+    blocks = x.float().reshape(-1, NVFP4_BLOCK)
+    amax = blocks.abs().amax(-1, keepdim=True)
+    unit = global_scale or 1.0
+    scale = (amax / E2M1_MAX / unit).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn).float() * unit
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return (round_e2m1(blocks / scale) * (scale * out_scale)).reshape(x.shape).to(x.dtype)
+
+
+def unpack_nibbles(data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """uint8 bytes with two codes each (low nibble first) → uint8 codes 0…15 of ``shape``."""
+    codes = torch.stack((data & 0xF, data >> 4), dim=-1).flatten()
+    count = 1
+    for size in shape:
+        count *= size
+    return codes[:count].view(shape)
+
+
+def unpack_int4(data: torch.Tensor, shape: tuple[int, ...], signed: bool) -> torch.Tensor:
+    """4-bit integers as int8 of ``shape``."""
+    codes = unpack_nibbles(data, shape).to(torch.int8)
+    return ((codes ^ 8) - 8) if signed else codes
+
+
+def unpack_e2m1(data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """E2M1 codes as float32 of ``shape``."""
+    return torch.tensor(E2M1_VALUES)[unpack_nibbles(data, shape).long()]
