@@ -40,10 +40,19 @@ class GateResult:
 
 @dataclass
 class StageResult:
-    """What a stage hands back beside the files that it wrote."""
+    """What a stage hands back beside the files that it wrote.
+
+    ``summary`` holds deterministic figures: it is part of the artifact's content hash. Figures that vary
+    from run to run (times, rates) go to ``measurements``, and files that hold such figures are named by
+    the patterns of ``measured`` (``fnmatch`` over posix paths below ``out``). ``stamps`` are what a
+    machine must match to use the artifact.
+    """
 
     summary: dict[str, Any] = field(default_factory=dict)
     gates: list[GateResult] = field(default_factory=list)
+    measurements: dict[str, Any] = field(default_factory=dict)
+    measured: tuple[str, ...] = ()
+    stamps: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,3 +87,22 @@ class Stage(Protocol):
 
     def run(self, context: StageContext) -> StageResult:
         """Do the work; raise :class:`~trtforge.errors.ForgeError` on anything that the user can cause."""
+
+
+class StageBase:
+    """Defaults for the parts of a stage that most stages leave alone."""
+
+    name: str = ""
+    needs: tuple[str, ...] = ()
+    code_version: str = "1"
+    tools: tuple[str, ...] = ()
+    #: the stage copies measured files of its inputs: measured anew, they make it run again under the same key
+    carries_measurements: bool = False
+
+    def host_facts(self) -> dict[str, Any]:
+        """JSON-able facts of this machine that the result depends on; part of the key."""
+        return {}
+
+    def disk_estimate(self, recipe: Recipe, inputs: Mapping[str, Artifact]) -> int:
+        """Bytes that the stage is about to write, 0 when unknown; checked against the free space before it runs."""
+        return 0

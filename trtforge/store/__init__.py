@@ -1,0 +1,1 @@
+"""The artifact store: content keys, two-phase publishing, locks, garbage collection, verification."""

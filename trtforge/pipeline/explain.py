@@ -1,0 +1,112 @@
+"""Says for every stage whether it is cached, and if not, what changed since the recipe's last run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trtforge.pipeline.keys import describe_changes, host_facts_of, ingredients_of, key_of
+from trtforge.pipeline.pipeline import Loaded, Pipeline, carries_current_measurements
+from trtforge.pipeline.stage import Artifact, Stage
+from trtforge.store.machine import tool_versions
+from trtforge.store.runs import StageRecord, load_record
+from trtforge.store.store import Damage
+
+ExplainStatus = Literal["cached", "gate failed", "would run", "may run"]
+
+
+@dataclass(frozen=True)
+class StageExplanation:
+    """One stage as the next run would treat it.
+
+    ``may run`` means that an input would be built first: the stage stays cached if the input comes out the same.
+    """
+
+    stage: str
+    status: ExplainStatus
+    reasons: tuple[str, ...]
+    key: str | None = None
+    path: Path | None = None
+    seconds: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The explanation as a JSON-able object."""
+        return {
+            "stage": self.stage,
+            "status": self.status,
+            "reasons": list(self.reasons),
+            "key": self.key,
+            "path": str(self.path) if self.path else None,
+            "seconds": self.seconds,
+        }
+
+
+def explain(pipeline: Pipeline, loaded: Loaded, until: str | None = None) -> list[StageExplanation]:
+    """What a run of the recipe would do, stage by stage; changes nothing.
+
+    ``seconds`` is what the stage took when the artifact was made, for cached stages.
+    """
+    record = load_record(pipeline.store, loaded.recipe.name)
+    artifacts: dict[str, Artifact] = {}
+    rows: list[StageExplanation] = []
+    for stage in pipeline.select(until):
+        before = record.stages.get(stage.name) if record else None
+        unknown = [name for name in stage.needs if name not in artifacts]
+        if unknown:
+            rows.append(_undecided(stage, loaded, unknown, before))
+            continue
+        inputs = {name: artifacts[name] for name in stage.needs}
+        ingredients = ingredients_of(stage, loaded.recipe, loaded.directory, inputs)
+        key = key_of(ingredients)
+        found = pipeline.store.find(stage.name, key)
+        if isinstance(found, Artifact) and carries_current_measurements(stage, found, inputs):
+            artifacts[stage.name] = found
+            passed = bool(found.manifest["gates_passed"])
+            reasons = (
+                () if passed else tuple(g["detail"] or g["name"] for g in found.manifest["gates"] if not g["passed"])
+            )
+            rows.append(
+                StageExplanation(
+                    stage.name,
+                    "cached" if passed else "gate failed",
+                    reasons,
+                    key,
+                    found.path,
+                    found.manifest["seconds"],
+                )
+            )
+            continue
+        rows.append(StageExplanation(stage.name, "would run", tuple(_why(found, before, key, ingredients)), key))
+    return rows
+
+
+def _why(
+    found: Artifact | Damage | None, before: StageRecord | None, key: str, ingredients: dict[str, Any]
+) -> Sequence[str]:
+    if isinstance(found, Damage):
+        return [f"the cached artifact is damaged: {found.reason}"]
+    if isinstance(found, Artifact):
+        return ["an input was measured anew"]
+    if before is None:
+        return ["no run of a recipe of this name is recorded"]
+    if before.key == key:
+        return ["the artifact of the last run was removed"]
+    return describe_changes(before.ingredients, ingredients)
+
+
+def _undecided(stage: Stage, loaded: Loaded, unknown: list[str], before: StageRecord | None) -> StageExplanation:
+    """A stage whose inputs would be built first: everything but the inputs can still be compared."""
+    reasons = [f"input {name} would be built first" for name in unknown]
+    if before is None:
+        return StageExplanation(stage.name, "would run", ("no run of a recipe of this name is recorded",))
+    now = {
+        **before.ingredients,
+        "code_version": stage.code_version,
+        "section": stage.section(loaded.recipe, loaded.directory),
+        "tools": tool_versions(stage.tools),
+        "host": host_facts_of(stage),
+    }
+    changes = describe_changes(before.ingredients, now)
+    return StageExplanation(stage.name, "would run" if changes else "may run", (*changes, *reasons))

@@ -1,0 +1,374 @@
+"""Runs stages in order: look up by content key, run what is missing, publish, stop at a failed gate.
+
+Policy:
+- a stage runs only when no artifact has its key; a run that finds another run at the same work waits
+  and uses its result;
+- a failed gate keeps its artifact (marked ``gates_passed: false``) and stops the run: nothing after it is
+  built or published, and running again reports the same failure from the cache;
+- an interrupted or failed stage leaves only its scratch folder; SIGTERM is treated as SIGINT;
+- a full disk is reported as such whatever library met it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from trtforge.errors import EnvironmentLacks, ForgeError, GateFailed
+from trtforge.pipeline.keys import describe_changes, ingredients_of, key_of
+from trtforge.pipeline.links import link_bundle
+from trtforge.pipeline.observer import Observer, SilentObserver
+from trtforge.pipeline.result import RunResult, StageOutcome, Status
+from trtforge.pipeline.runlog import LoggedProgress, RunLog
+from trtforge.pipeline.stage import Artifact, Stage, StageContext
+from trtforge.recipe.schema import Recipe
+from trtforge.recipe.units import format_size
+from trtforge.store.files import free_bytes, tree_bytes
+from trtforge.store.manifest import gates_from_json
+from trtforge.store.runs import ActiveRun, RunRecord, StageRecord, active_run, load_record, save_record
+from trtforge.store.steps import step
+from trtforge.store.store import KEY_DIGITS, Damage, Store, is_disk_full
+
+BUNDLE_STAGE = "bundle"
+
+
+class Loaded(Protocol):
+    """What a run needs of a loaded recipe (``trtforge.recipe.load.LoadedRecipe``)."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def path(self) -> Path | None: ...
+
+    @property
+    def directory(self) -> Path: ...
+
+
+class Pipeline:
+    """A list of stages, each after everything that it needs, over one store.
+
+    Raises:
+        ValueError: when a stage needs one that does not come before it.
+    """
+
+    def __init__(self, stages: Sequence[Stage], store: Store) -> None:
+        seen: set[str] = set()
+        for stage in stages:
+            missing = set(stage.needs) - seen
+            if missing or stage.name in seen:
+                raise ValueError(f"stage {stage.name!r} is listed twice or before its inputs {sorted(missing)}")
+            seen.add(stage.name)
+        self.stages = list(stages)
+        self.store = store
+        #: the newest run's result, complete or not (a failed run raises)
+        self.last_result: RunResult | None = None
+
+    def check_names(self, names: Collection[str], option: str) -> None:
+        """Refuse names that are no stage (TF-STO-004), with the nearest one."""
+        known = [stage.name for stage in self.stages]
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise ForgeError(
+                    "TF-STO-004",
+                    f"{option} {name}: there is no stage of that name",
+                    asked=f"{option} {name}",
+                    numbers={"stages": len(known)},
+                    why=f"the stages are {', '.join(known)}",
+                    remedies=[f"{option} {near[0]}" if near else f"name one of {', '.join(known)}"],
+                )
+
+    def select(self, until: str | None, *, only_needed: bool = False) -> list[Stage]:
+        """The stages to go through: all up to ``until``, or with ``only_needed`` those that it depends on."""
+        if until is None:
+            return list(self.stages)
+        self.check_names([until], "--until")
+        position = next(i for i, stage in enumerate(self.stages) if stage.name == until)
+        chosen = self.stages[: position + 1]
+        if not only_needed:
+            return chosen
+        wanted = {until}
+        for stage in reversed(chosen):
+            if stage.name in wanted:
+                wanted.update(stage.needs)
+        return [stage for stage in chosen if stage.name in wanted]
+
+    def run(
+        self,
+        loaded: Loaded,
+        until: str | None = None,
+        force: Collection[str] = (),
+        *,
+        observer: Observer | None = None,
+        output: Path | None = None,
+        only_needed: bool = False,
+        full_check: bool = False,
+        capture_output: bool = False,
+    ) -> RunResult:
+        """Run a recipe; returns when its last stage is published and every gate has passed.
+
+        Args:
+            until: the last stage to run; default all.
+            force: stages that run even when they are cached.
+            observer: receives events and supplies progress.
+            output: folder of the bundle's link; default ``bundles`` below the working directory.
+            only_needed: with ``until``, leave out stages that it does not depend on.
+            full_check: hash every file of a cached artifact before it is used.
+            capture_output: send what libraries print to the run's log.
+
+        Raises:
+            GateFailed: TF-STO-009 with the figures of every missed gate.
+            ForgeError: whatever a stage refuses; TF-STO-002 and TF-STO-010 for a full disk.
+            KeyboardInterrupt: on SIGINT or SIGTERM, after cleaning up.
+        """
+        self.check_names(force, "--force")
+        stages = self.select(until, only_needed=only_needed)
+        result = self.last_result = RunResult(loaded.recipe.name)
+        started = time.monotonic()
+        try:
+            with (
+                _sigterm_interrupts(),
+                RunLog(self.store.root / "logs", loaded.recipe.name) as log,
+                active_run(self.store) as active,
+            ):
+                result.log = log.path
+                run = _Run(self.store, loaded, log, active, observer or SilentObserver(), capture_output, full_check)
+                try:
+                    run.go(stages, set(force), result)
+                    last = result.outcomes[-1].artifact if result.outcomes else None
+                    if last is not None and last.stage == BUNDLE_STAGE:
+                        result.bundle = last.path
+                        result.link = link_bundle(last.path, output or Path.cwd() / "bundles", loaded.recipe.name)
+                        log.line(f"bundle {result.bundle}, linked from {result.link}")
+                except BaseException as error:
+                    log.exception(error)
+                    raise
+        except Exception as error:
+            if not isinstance(error, ForgeError) and is_disk_full(error):
+                raise self.store.disk_full("(bookkeeping)", "", 0, error) from error
+            raise
+        finally:
+            result.seconds = time.monotonic() - started
+        return result
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        store: Store,
+        loaded: Loaded,
+        log: RunLog,
+        active: ActiveRun,
+        observer: Observer,
+        capture_output: bool,
+        full_check: bool,
+    ) -> None:
+        self.store = store
+        self.loaded = loaded
+        self.log = log
+        self.active = active
+        self.observer = observer
+        self.capture_output = capture_output
+        self.full_check = full_check
+        self.previous = load_record(store, loaded.recipe.name)
+        self.record = RunRecord(loaded.recipe.name, str(loaded.path or ""), log=str(log.path))
+        # what this run does not reach keeps its last record: a run --until a stage must not unprotect the rest
+        if self.previous is not None:
+            self.record.stages.update(self.previous.stages)
+
+    def go(self, stages: Sequence[Stage], force: set[str], result: RunResult) -> None:
+        artifacts: dict[str, Artifact] = {}
+        status = "failed"
+        for leftover in self.store.sweep():
+            self.log.line(f"removed the leftover of a killed run: {leftover.name}")
+        try:
+            for position, stage in enumerate(stages, 1):
+                self.observer.stage_started(stage.name, position, len(stages))
+                artifacts[stage.name] = self._stage(stage, artifacts, stage.name in force, result)
+            status = "done"
+        except GateFailed:
+            status = "gate failed"
+            raise
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            self.record.status = status
+            with contextlib.suppress(OSError):  # on a full disk the error that is on its way matters more
+                save_record(self.store, self.record)
+
+    def _message(self, text: str) -> None:
+        self.log.line(text)
+        self.observer.message(text)
+
+    def _stage(self, stage: Stage, artifacts: dict[str, Artifact], forced: bool, result: RunResult) -> Artifact:
+        started = time.monotonic()
+        artifact: Artifact | None = None
+        status: Status = "failed"
+        reasons: tuple[str, ...] = ()
+        try:
+            inputs = {name: artifacts[name] for name in stage.needs}
+            ingredients = ingredients_of(stage, self.loaded.recipe, self.loaded.directory, inputs)
+            key = key_of(ingredients)
+            reasons = self._reasons(stage, ingredients, key, forced)
+            if not forced:
+                artifact = self._usable(stage, key, inputs, repair=False)
+            status = "cached"
+            if artifact is None:
+                with self.store.lock(
+                    stage.name, key, lambda who: self._message(f"{stage.name}: waiting for {who}, at the same work")
+                ):
+                    if not forced:
+                        artifact = self._usable(stage, key, inputs, repair=True)
+                    if artifact is None:
+                        status = "failed"
+                        artifact = self._execute(stage, key, ingredients, inputs)
+                        status = "ran"
+            self.record.stages[stage.name] = StageRecord(key, ingredients, status)
+            self.log.line(f"{stage.name}: {status}, {artifact.path}")
+            _check_gates(artifact)
+        except BaseException:
+            result.outcomes.append(StageOutcome(stage.name, "failed", time.monotonic() - started, artifact, reasons))
+            self.observer.stage_finished(result.outcomes[-1])
+            raise
+        shown = () if status == "cached" else reasons
+        result.outcomes.append(StageOutcome(stage.name, status, time.monotonic() - started, artifact, shown))
+        self.observer.stage_finished(result.outcomes[-1])
+        return artifact
+
+    def _reasons(self, stage: Stage, ingredients: dict[str, object], key: str, forced: bool) -> tuple[str, ...]:
+        if forced:
+            return ("forced",)
+        before = self.previous.stages.get(stage.name) if self.previous else None
+        if before is None:
+            return ("first run of this recipe's stage",)
+        if before.key == key:
+            return ("its artifact is gone or unusable",)
+        return tuple(describe_changes(before.ingredients, ingredients))
+
+    def _usable(self, stage: Stage, key: str, inputs: dict[str, Artifact], *, repair: bool) -> Artifact | None:
+        """The cached artifact when it may be used; with ``repair`` a damaged one is taken out of the way."""
+        found = self.store.find(stage.name, key, full=self.full_check)
+        if isinstance(found, Damage):
+            if repair:
+                target = self.store.quarantine(found)
+                self._message(
+                    f"{stage.name}: the cached artifact {key[:KEY_DIGITS]} is damaged ({found.reason}); "
+                    f"moved to {target} and built again"
+                )
+            return None
+        if found is None or not carries_current_measurements(stage, found, inputs):
+            return None
+        return found if self.active.use(found) else None
+
+    def _execute(self, stage: Stage, key: str, ingredients: dict[str, object], inputs: dict[str, Artifact]) -> Artifact:
+        self._check_space(stage, inputs)
+        started = time.monotonic()
+        out = self.store.begin(stage.name, key)
+        progress = LoggedProgress(self.observer.progress(stage.name), self.log, stage.name)
+        section = ingredients["section"]
+        assert isinstance(section, dict)
+        context = StageContext(
+            recipe=self.loaded.recipe,
+            recipe_dir=self.loaded.directory,
+            section=section,
+            inputs=inputs,
+            out=out,
+            scratch=self.store.scratch_path(stage.name, key),
+            progress=progress,
+        )
+        try:
+            step(f"{stage.name}.begin")
+            with self.log.capture() if self.capture_output else contextlib.nullcontext():
+                outcome = stage.run(context)
+            step(f"{stage.name}.written")
+            progress.start(f"publishing {stage.name}", float(tree_bytes(out)))
+            artifact = self.store.publish(
+                out,
+                stage=stage.name,
+                key=key,
+                ingredients=ingredients,
+                inputs=inputs,
+                result=outcome,
+                seconds=time.monotonic() - started,
+                advance=progress.advance,
+            )
+        except BaseException as error:
+            written = tree_bytes(out)
+            self.store.abandon(out)
+            if not isinstance(error, ForgeError) and isinstance(error, Exception) and is_disk_full(error):
+                raise self.store.disk_full(stage.name, key, written, error) from error
+            raise
+        self.active.use(artifact)
+        return artifact
+
+    def _check_space(self, stage: Stage, inputs: dict[str, Artifact]) -> None:
+        estimate = getattr(stage, "disk_estimate", None)
+        needed = int(estimate(self.loaded.recipe, inputs)) if estimate is not None else 0
+        free = free_bytes(self.store.root)
+        if needed > free:
+            raise EnvironmentLacks(
+                "TF-STO-010",
+                f"stage {stage.name} needs about {format_size(needed)}, {format_size(free)} are free",
+                asked=str(self.store.root),
+                numbers={"needed_bytes": needed, "free_bytes": free},
+                why="the store's disk would be full before the stage ends",
+                remedies=[
+                    "run `trtforge artifacts gc` to remove artifacts that no recipe's last run uses",
+                    "put the store on a larger disk with --store or TRTFORGE_HOME",
+                ],
+            )
+
+
+def carries_current_measurements(stage: Stage, artifact: Artifact, inputs: dict[str, Artifact]) -> bool:
+    """False when the artifact copied measurements of an input that was measured anew since."""
+    if not getattr(stage, "carries_measurements", False):
+        return True
+    recorded = artifact.manifest["inputs"]
+    return all(recorded[name]["manifest_sha256"] == inputs[name].manifest["manifest_sha256"] for name in inputs)
+
+
+def _check_gates(artifact: Artifact) -> None:
+    missed = [gate for gate in gates_from_json(artifact.manifest["gates"]) if not gate.passed]
+    if not missed:
+        return
+    raise GateFailed(
+        "TF-STO-009",
+        f"stage {artifact.stage} missed {'its gate' if len(missed) == 1 else f'{len(missed)} gates'}: "
+        + "; ".join(gate.detail or gate.name for gate in missed),
+        asked=", ".join(gate.name for gate in missed),
+        numbers={gate.name: {"measured": gate.measured, "limit": gate.limit} for gate in missed},
+        why=f"the artifact is kept at {artifact.path}; nothing after it was built or published",
+        remedies=[
+            "change what the gate measures (another format, more calibration samples, an exclude list)",
+            "relax the gate in the recipe when the figures are acceptable",
+            f"measure again with --force {artifact.stage}",
+        ],
+    )
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """For the block, SIGTERM raises KeyboardInterrupt, so that a terminated run cleans up like an interrupted one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,67 @@
+"""What a run hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trtforge.pipeline.stage import Artifact
+
+Status = Literal["cached", "ran", "failed"]
+
+
+@dataclass(frozen=True)
+class StageOutcome:
+    """How one stage of a run ended; ``seconds`` is the wall time of this run, ``reasons`` why it ran."""
+
+    stage: str
+    status: Status
+    seconds: float
+    artifact: Artifact | None
+    reasons: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as a JSON-able object."""
+        return {
+            "stage": self.stage,
+            "status": self.status,
+            "seconds": round(self.seconds, 3),
+            "key": self.artifact.key if self.artifact else None,
+            "content_hash": self.artifact.manifest["content_hash"] if self.artifact else None,
+            "path": str(self.artifact.path) if self.artifact else None,
+            "summary": dict(self.artifact.summary) if self.artifact else None,
+            "measurements": self.artifact.manifest.get("measurements") if self.artifact else None,
+            "gates": self.artifact.manifest.get("gates") if self.artifact else None,
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclass
+class RunResult:
+    """A whole run: every stage's outcome in order, the log file, and the bundle when there is one."""
+
+    recipe: str
+    outcomes: list[StageOutcome] = field(default_factory=list)
+    seconds: float = 0.0
+    log: Path | None = None
+    bundle: Path | None = None
+    link: Path | None = None
+
+    def artifact(self, stage: str) -> Artifact:
+        """The artifact of a stage of this run; ``KeyError`` when the run did not get there."""
+        for outcome in self.outcomes:
+            if outcome.stage == stage and outcome.artifact is not None:
+                return outcome.artifact
+        raise KeyError(stage)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as a JSON-able object."""
+        return {
+            "recipe": self.recipe,
+            "seconds": round(self.seconds, 3),
+            "log": str(self.log) if self.log else None,
+            "bundle": str(self.bundle) if self.bundle else None,
+            "link": str(self.link) if self.link else None,
+            "stages": [outcome.to_json() for outcome in self.outcomes],
+        }

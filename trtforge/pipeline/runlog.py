@@ -1,0 +1,127 @@
+"""One log file a run: events, notes of the stages, and what libraries log, warn or print.
+
+The file is the place for everything that would bury the console; the newest ``KEEP`` files stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from trtforge.progress import Progress
+
+KEEP = 50
+
+
+class RunLog:
+    """Appends lines with the time of day; a context manager that closes the file.
+
+    While it is open, records of ``logging`` from INFO on go to the file too. A log that cannot be
+    written (a full disk) is given up silently: the run's own error matters more.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        for old in sorted(directory.glob("*.log"), key=lambda p: p.stat().st_mtime)[: -KEEP + 1]:
+            old.unlink(missing_ok=True)
+        self._file = self.path.open("a", encoding="utf-8", buffering=1)
+        self._handler = logging.StreamHandler(self._file)
+        self._handler.setLevel(logging.INFO)
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+        self._handler.handleError = lambda record: None  # type: ignore[method-assign]
+
+    def line(self, text: str) -> None:
+        """Write one line."""
+        with contextlib.suppress(OSError, ValueError):
+            self._file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def exception(self, error: BaseException) -> None:
+        """Write an exception with its traceback."""
+        self.line("".join(traceback.format_exception(error)).rstrip())
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Send what the block prints through ``sys.stdout`` and ``sys.stderr`` to the file.
+
+        For libraries that print; an output module that bound its streams before keeps them.
+        """
+        stream = _LineStream(self)
+        out, err = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = stream
+        try:
+            yield
+        finally:
+            stream.finish()
+            # somebody below may have replaced the streams in turn; only undo our own replacement
+            if sys.stdout is stream:
+                sys.stdout = out
+            if sys.stderr is stream:
+                sys.stderr = err
+
+    def __enter__(self) -> RunLog:
+        logging.getLogger().addHandler(self._handler)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        logging.getLogger().removeHandler(self._handler)
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class _LineStream(io.TextIOBase):
+    """A text stream that logs whole lines; carriage returns of foreign progress bars keep only the last state."""
+
+    encoding = "utf-8"
+
+    def __init__(self, log: RunLog) -> None:
+        super().__init__()
+        self._log = log
+        self._rest = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._log.line(f"| {line.rsplit(chr(13), 1)[-1]}")
+        if "\r" in self._rest:
+            self._rest = self._rest.rsplit("\r", 1)[-1]
+        return len(text)
+
+    def finish(self) -> None:
+        """Log what was written without a line end."""
+        if self._rest.strip():
+            self._log.line(f"| {self._rest}")
+        self._rest = ""
+
+
+class LoggedProgress:
+    """Progress that also writes steps and notes to the run's log."""
+
+    def __init__(self, inner: Progress, log: RunLog, stage: str) -> None:
+        self._inner = inner
+        self._log = log
+        self._stage = stage
+
+    def start(self, description: str, total: float | None = None) -> None:
+        self._log.line(f"{self._stage}: {description}")
+        self._inner.start(description, total)
+
+    def advance(self, amount: float = 1.0) -> None:
+        self._inner.advance(amount)
+
+    def note(self, text: str) -> None:
+        self._log.line(f"{self._stage}: {text}")
+        self._inner.note(text)

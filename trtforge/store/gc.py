@@ -1,0 +1,250 @@
+"""Lists, finds and collects artifacts.
+
+Policy of collection: what the last run of any recipe used, and what a run in progress uses, is never
+removed (``forget_runs`` gives the former up by name). Of the rest everything goes, or only what was not
+used for ``older_than`` seconds, or all but the ``keep_last`` last used of each stage. Downloads and
+other resumable work of unfinished stages (``scratch``) go only when they are older than a week or
+``scratch=True``, since they are what a rerun resumes from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtforge.errors import ForgeError
+from trtforge.pipeline.stage import Artifact
+from trtforge.store import locks
+from trtforge.store.files import remove_tree, tree_bytes
+from trtforge.store.runs import active_artifacts, all_records, forget, gc_lock
+from trtforge.store.store import KEY_DIGITS, Damage, Store
+
+_SCRATCH_AGE = 7 * 86400.0
+
+
+@dataclass(frozen=True)
+class ArtifactRow:
+    """One artifact as a listing shows it."""
+
+    stage: str
+    key: str
+    path: Path
+    bytes: int
+    created: str
+    last_used: float
+    gates_passed: bool
+    used_by: tuple[str, ...]
+    damage: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as a JSON-able object."""
+        return {
+            "stage": self.stage,
+            "key": self.key,
+            "path": str(self.path),
+            "bytes": self.bytes,
+            "created": self.created,
+            "last_used": self.last_used,
+            "gates_passed": self.gates_passed,
+            "used_by": list(self.used_by),
+            "damage": self.damage,
+        }
+
+
+def _last_used(path: Path) -> float:
+    for name in ("COMPLETE", "."):
+        with contextlib.suppress(OSError):
+            return (path / name).stat().st_mtime
+    return 0.0
+
+
+def list_artifacts(store: Store) -> list[ArtifactRow]:
+    """Every artifact of the store with its size, age and the recipes whose last run used it."""
+    users: dict[str, list[str]] = defaultdict(list)
+    for record in all_records(store):
+        for stage, entry in record.stages.items():
+            users[f"{stage}/{entry.key[:KEY_DIGITS]}"].append(record.name)
+    rows = []
+    for item in store.artifacts():
+        name = f"{item.path.parent.name}/{item.path.name}"
+        used_by = tuple(users.get(name, ()))
+        if isinstance(item, Damage):
+            stage, key = item.path.parent.name, item.path.name
+            rows.append(
+                ArtifactRow(
+                    stage, key, item.path, tree_bytes(item.path), "", _last_used(item.path), False, used_by, item.reason
+                )
+            )
+            continue
+        manifest = item.manifest
+        size = sum(entry["size"] for entry in manifest["files"])
+        rows.append(
+            ArtifactRow(
+                item.stage,
+                item.key,
+                item.path,
+                size,
+                manifest["created"],
+                _last_used(item.path),
+                bool(manifest["gates_passed"]),
+                used_by,
+            )
+        )
+    return rows
+
+
+def show_artifact(store: Store, wanted: str) -> Artifact | Damage:
+    """The artifact that ``wanted`` names: ``stage/key``, a unique beginning of a key, a lone stage, or a path.
+
+    Raises:
+        ForgeError: TF-STO-006 when nothing has that name, TF-STO-007 when several do.
+    """
+    items = store.artifacts()
+    path = Path(wanted)
+    if path.is_dir() and (path / "manifest.json").exists():
+        return store.load(path.resolve())
+    stage, _, prefix = wanted.rpartition("/")
+    matches = [
+        item
+        for item in items
+        if (stage in ("", item.path.parent.name) and item.path.name.startswith(prefix[:KEY_DIGITS]))
+        or item.path.parent.name == wanted
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    names = [f"{item.path.parent.name}/{item.path.name}" for item in (matches or items)]
+    if not matches:
+        raise ForgeError(
+            "TF-STO-006",
+            f"no artifact is called {wanted!r}",
+            asked=wanted,
+            numbers={"artifacts": len(items)},
+            why="neither a stage nor the beginning of a key matches",
+            remedies=["`trtforge artifacts list` shows all names", *([f"for example {names[0]}"] if names else [])],
+        )
+    raise ForgeError(
+        "TF-STO-007",
+        f"{len(matches)} artifacts match {wanted!r}",
+        asked=wanted,
+        numbers={"matches": len(matches)},
+        why="one is needed: " + ", ".join(names[:8]),
+        remedies=["give more digits of the key, as stage/key"],
+    )
+
+
+@dataclass
+class GcReport:
+    """What a collection removed, or would remove."""
+
+    dry_run: bool
+    removed: list[ArtifactRow] = field(default_factory=list)
+    kept: int = 0
+    other: list[Path] = field(default_factory=list)
+    bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as a JSON-able object."""
+        return {
+            "dry_run": self.dry_run,
+            "removed": [row.to_json() for row in self.removed],
+            "kept": self.kept,
+            "other": [str(path) for path in self.other],
+            "bytes": self.bytes,
+        }
+
+
+def collect(
+    store: Store,
+    *,
+    older_than: float | None = None,
+    keep_last: int | None = None,
+    forget_runs: Sequence[str] = (),
+    scratch: bool = False,
+    dry_run: bool = False,
+) -> GcReport:
+    """Remove artifacts that nobody needs; see the module for the policy.
+
+    Args:
+        older_than: seconds since last use; younger ones stay.
+        keep_last: of each stage keep so many of the last used (beside the protected ones).
+        forget_runs: names of recipes whose last run no longer protects anything.
+        scratch: remove all resumable work that no living run holds.
+        dry_run: report only.
+    """
+    report = GcReport(dry_run)
+    records = {record.name for record in all_records(store)}
+    for name in forget_runs:
+        if name not in records:
+            raise ForgeError(
+                "TF-STO-006",
+                f"no recipe called {name!r} ran on this store",
+                asked=name,
+                numbers={"recipes": len(records)},
+                why="only the name of a recorded run can be forgotten",
+                remedies=[f"one of: {', '.join(sorted(records))}" if records else "nothing is recorded"],
+            )
+    trash: list[Path] = []
+    with locks.hold(gc_lock(store), note_holder=False):
+        protected = active_artifacts(store)
+        rows = list_artifacts(store)
+        free_rows: dict[str, list[ArtifactRow]] = defaultdict(list)
+        for row in rows:
+            by_others = [name for name in row.used_by if name not in forget_runs]
+            if by_others or f"{row.path.parent.name}/{row.path.name}" in protected:
+                report.kept += 1
+            else:
+                free_rows[row.stage].append(row)
+        for candidates in free_rows.values():
+            candidates.sort(key=lambda row: row.last_used, reverse=True)
+            for position, row in enumerate(candidates):
+                young = older_than is not None and time.time() - row.last_used < older_than
+                if young or (keep_last is not None and position < keep_last):
+                    report.kept += 1
+                    continue
+                if not dry_run:
+                    with locks.try_hold(store.lock_path(row.stage, row.key)) as held:
+                        if not held:
+                            report.kept += 1
+                            continue
+                        # renaming is quick; deleting happens after the lock is free
+                        target = store.root / "tmp" / f"{row.stage}-{row.key[:KEY_DIGITS]}-gc-{secrets.token_hex(4)}"
+                        row.path.rename(target)
+                        trash.append(target)
+                report.removed.append(row)
+                report.bytes += row.bytes
+        if not dry_run:
+            for name in forget_runs:
+                forget(store, name)
+    for path in trash:
+        remove_tree(path)
+    if not dry_run:
+        report.other.extend(store.sweep())
+    _collect_leftovers(store, report, scratch=scratch, dry_run=dry_run)
+    return report
+
+
+def _collect_leftovers(store: Store, report: GcReport, *, scratch: bool, dry_run: bool) -> None:
+    """Quarantined directories, and scratch folders that are old or were asked for."""
+    quarantine = store.root / "quarantine"
+    if quarantine.is_dir():
+        for path in sorted(quarantine.iterdir()):
+            report.other.append(path)
+            report.bytes += tree_bytes(path)
+            if not dry_run:
+                remove_tree(path)
+    for path in sorted((store.root / "scratch").glob("*/*")):
+        if not scratch and time.time() - path.stat().st_mtime < _SCRATCH_AGE:
+            continue
+        with locks.try_hold(store.lock_path(path.parent.name, path.name)) as held:
+            if not held:
+                continue
+            report.other.append(path)
+            report.bytes += tree_bytes(path)
+            if not dry_run:
+                remove_tree(path)

@@ -1,0 +1,52 @@
+"""Hashes: canonical JSON for keys, chunked SHA-256 for files.
+
+Policy: a hash over structured data is SHA-256 over one canonical JSON text (sorted keys, no spaces,
+no NaN), so that equal data has equal keys in every process and Python version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import Any
+
+#: bytes read at once: large enough for full disk speed, small enough for a lively progress bar
+CHUNK = 4 << 20
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return value.as_posix()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no canonical JSON form: {value!r}")
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of ``value``; ``TypeError`` or ``ValueError`` on what JSON cannot hold (NaN, objects)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def hash_json(value: Any) -> str:
+    """SHA-256 (64 hexadecimal digits) over the canonical JSON of ``value``."""
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def hash_bytes(data: bytes) -> str:
+    """SHA-256 (64 hexadecimal digits) of ``data``."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def hash_file(path: Path, advance: Callable[[float], None] | None = None) -> str:
+    """SHA-256 of a file's content, read in chunks; ``advance`` receives the bytes of every chunk."""
+    digest = hashlib.sha256()
+    buffer = bytearray(CHUNK)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+            if advance is not None:
+                advance(float(count))
+    return digest.hexdigest()

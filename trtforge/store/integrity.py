@@ -1,0 +1,140 @@
+"""Checks a published directory byte by byte: any flipped, missing, added or redirected file is found.
+
+Used for artifacts in the store and for bundles anywhere. Every finding has a stable code (TF-BND-001 …
+TF-BND-009), so that a caller can tell a truncated copy from a tampered file.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from trtforge.progress import Progress, SilentProgress
+from trtforge.store.files import walk_files
+from trtforge.store.hashing import hash_file
+from trtforge.store.manifest import COMPLETE, MANIFEST, RESERVED, link_stays_inside, read_sealed
+
+
+@dataclass(frozen=True)
+class VerifyFinding:
+    """One thing that is wrong (``error``) or worth knowing (``warning``) about a published directory."""
+
+    code: str
+    severity: Literal["error", "warning"]
+    path: str
+    message: str
+    remedy: str
+
+    def to_json(self) -> dict[str, str]:
+        """The finding as a JSON-able object."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "path": self.path,
+            "message": self.message,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass
+class VerifyReport:
+    """What a verification looked at and found."""
+
+    path: Path
+    files: int = 0
+    bytes: int = 0
+    manifest: dict[str, Any] | None = None
+    findings: list[VerifyFinding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing of severity ``error`` was found."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as a JSON-able object."""
+        return {
+            "path": str(self.path),
+            "ok": self.ok,
+            "files": self.files,
+            "bytes": self.bytes,
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+_COPY_AGAIN = "copy the directory again from where it was published, or rebuild it with `trtforge run`"
+
+
+def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyReport:
+    """Compare a published directory with its manifest, every byte of it.
+
+    Follows no symbolic link inside the directory; ``path`` itself may be one.
+    """
+    root = path.resolve()
+    report = VerifyReport(root)
+
+    def error(code: str, name: str, message: str, remedy: str = _COPY_AGAIN) -> None:
+        report.findings.append(VerifyFinding(code, "error", name, message, remedy))
+
+    if not root.is_dir():
+        error("TF-BND-001", str(path), "there is no directory of that name", "check the path")
+        return report
+    sealed = read_sealed(root)
+    if isinstance(sealed, str):
+        code = "TF-BND-001" if "COMPLETE is missing" in sealed else "TF-BND-002"
+        error(code, COMPLETE if code == "TF-BND-001" else MANIFEST, sealed)
+        return report
+    manifest, _ = sealed
+    report.manifest = manifest
+    try:
+        listed = {entry["path"]: entry for entry in manifest["files"]}
+        links = {entry["path"]: entry["target"] for entry in manifest["links"]}
+        directories = set(manifest["directories"])
+        report.bytes = sum(int(entry["size"]) for entry in listed.values())
+    except (KeyError, TypeError, ValueError) as fault:
+        error("TF-BND-002", MANIFEST, f"manifest.json lacks a part that this version reads ({fault})")
+        return report
+    for name in [*listed, *links, *directories]:
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts:
+            error("TF-BND-007", name, "the manifest names a path outside the directory")
+            return report
+
+    bar = progress or SilentProgress()
+    bar.start(f"verifying {root.name}", float(report.bytes))
+    present = dict(walk_files(root))
+    for name, entry in sorted(listed.items()):
+        status = present.get(name)
+        if status is None:
+            error("TF-BND-003", name, "the file is missing")
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            error("TF-BND-007", name, "the manifest lists a regular file, the directory holds something else")
+            continue
+        report.files += 1
+        if status.st_size != entry["size"]:
+            error("TF-BND-004", name, f"the file has {status.st_size} bytes, the manifest says {entry['size']}")
+            continue
+        digest = hash_file(root / name, bar.advance)
+        if digest != entry["sha256"]:
+            error("TF-BND-005", name, f"the content changed: SHA-256 {digest[:16]}…, published {entry['sha256'][:16]}…")
+    for name, target in sorted(links.items()):
+        status = present.get(name)
+        if status is None:
+            error("TF-BND-003", name, "the symbolic link is missing")
+        elif not stat.S_ISLNK(status.st_mode) or str((root / name).readlink()) != target:
+            error("TF-BND-007", name, f"the manifest lists a symbolic link to {target}, not what is there")
+        elif not link_stays_inside(name, target):
+            error("TF-BND-007", name, f"the symbolic link leaves the directory ({target})")
+    for name in sorted(directories):
+        status = present.get(name)
+        if status is None and not (root / name).is_dir():
+            error("TF-BND-003", name, "the (empty) directory is missing")
+        elif status is not None and not stat.S_ISDIR(status.st_mode):
+            error("TF-BND-007", name, "the manifest lists a directory, the directory holds something else")
+    known = set(listed) | set(links) | directories | set(RESERVED)
+    for name in sorted(set(present) - known):
+        error("TF-BND-006", name, "the manifest does not know this file", "remove it, or publish the directory again")
+    return report

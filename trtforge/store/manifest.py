@@ -1,0 +1,178 @@
+"""``manifest.json`` and ``COMPLETE``: what makes a directory a finished artifact.
+
+Policy: a directory counts as finished only when ``COMPLETE`` holds the SHA-256 of ``manifest.json``;
+the manifest names every file with size and SHA-256. Files (and figures) that were *measured*, such as
+times, are listed and hashed like any other, and so protected, but stay out of ``content_hash``: that
+hash identifies the deterministic content, is the same when a stage is run again with the same
+ingredients, and is what the keys of later stages are made of. ``created``, ``seconds`` and the machine
+stamps are facts about one run and stay out of it too.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import json
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trtforge.errors import ForgeError
+from trtforge.pipeline.stage import GateResult
+from trtforge.store.files import fsync_path, walk_files, write_text_atomic
+from trtforge.store.hashing import hash_bytes, hash_file, hash_json
+from trtforge.store.steps import step
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+COMPLETE = "COMPLETE"
+RESERVED = (MANIFEST, COMPLETE)
+
+
+def link_stays_inside(name: str, target: str) -> bool:
+    """Whether a relative symbolic link at ``name`` (posix path below the root) resolves below the root."""
+    if target.startswith("/"):
+        return False
+    depth = name.count("/")
+    for part in target.split("/"):
+        if part == "..":
+            depth -= 1
+            if depth < 0:
+                return False
+        elif part not in ("", "."):
+            depth += 1
+    return True
+
+
+def list_content(
+    directory: Path,
+    *,
+    measured: Sequence[str] = (),
+    advance: Callable[[float], None] | None = None,
+) -> dict[str, Any]:
+    """The ``files``, ``links`` and ``directories`` (empty ones) of a directory, hashed.
+
+    Raises:
+        ForgeError: TF-STO-003 on an entry that cannot be published (a link that leaves the directory, a
+            socket, a file called ``manifest.json`` or ``COMPLETE``).
+    """
+    files: list[dict[str, Any]] = []
+    links: list[dict[str, str]] = []
+    directories: list[str] = []
+    for name, status in walk_files(directory):
+        path = directory / name
+        if name in RESERVED:
+            raise ForgeError(
+                "TF-STO-003",
+                f"a stage wrote {name}, a name that the store keeps for itself",
+                asked=str(path),
+                why="manifest.json and COMPLETE at the top of an artifact say that it is finished",
+                remedies=["write the file below another name"],
+            )
+        if stat.S_ISREG(status.st_mode):
+            entry: dict[str, Any] = {"path": name, "size": status.st_size, "sha256": hash_file(path, advance)}
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in measured):
+                entry["measured"] = True
+            files.append(entry)
+        elif stat.S_ISDIR(status.st_mode):
+            directories.append(name)
+        elif stat.S_ISLNK(status.st_mode) and link_stays_inside(name, str(path.readlink())):
+            links.append({"path": name, "target": str(path.readlink())})
+        else:
+            kind = "a symbolic link that leaves the directory" if stat.S_ISLNK(status.st_mode) else "no regular file"
+            raise ForgeError(
+                "TF-STO-003",
+                f"{name} cannot be published: it is {kind}",
+                asked=str(path),
+                why="an artifact must hold everything it needs, so that its hashes mean something on another machine",
+                remedies=["copy the file into the artifact instead of linking to it"],
+            )
+    return {"files": files, "links": links, "directories": directories}
+
+
+def content_hash(content: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """SHA-256 over the deterministic part of an artifact: paths and hashes of unmeasured files, links, summary."""
+    return hash_json(
+        {
+            "files": [[f["path"], f["sha256"]] for f in content["files"] if not f.get("measured")],
+            "links": content["links"],
+            "directories": content["directories"],
+            "summary": summary,
+        }
+    )
+
+
+def gates_to_json(gates: Iterable[GateResult]) -> list[dict[str, Any]]:
+    """Gates as JSON-able objects."""
+    return [asdict(gate) for gate in gates]
+
+
+def gates_from_json(gates: Iterable[Mapping[str, Any]]) -> list[GateResult]:
+    """The inverse of :func:`gates_to_json`."""
+    return [GateResult(**gate) for gate in gates]
+
+
+def now() -> str:
+    """The present time in UTC, ISO 8601 with seconds."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def seal(directory: Path, manifest: Mapping[str, Any], *, durable: bool = True) -> str:
+    """Second phase of publishing: ``manifest.json``, flush everything, ``COMPLETE``; returns the manifest's hash.
+
+    A crash at any moment leaves a directory without a valid ``COMPLETE``.
+    """
+    text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    if durable:
+        for name, status in walk_files(directory):
+            if not stat.S_ISLNK(status.st_mode):
+                fsync_path(directory / name)
+    step("seal.files_flushed")
+    write_text_atomic(directory / MANIFEST, text, durable=durable)
+    step("seal.manifest_written")
+    digest = hash_bytes(text.encode("utf-8"))
+    write_text_atomic(directory / COMPLETE, digest + "\n", durable=durable)
+    step("seal.complete_written")
+    return digest
+
+
+def read_sealed(directory: Path) -> tuple[dict[str, Any], str] | str:
+    """The manifest and its hash when the directory is finished; else a sentence that says what is wrong.
+
+    Reads two small files; the artifact's own files are not looked at.
+    """
+    try:
+        complete = (directory / COMPLETE).read_bytes()
+    except FileNotFoundError:
+        return "COMPLETE is missing"
+    except OSError as error:
+        return f"COMPLETE cannot be read ({error})"
+    try:
+        raw = (directory / MANIFEST).read_bytes()
+    except OSError:
+        return "manifest.json is missing or cannot be read"
+    digest = hash_bytes(raw)
+    if complete != digest.encode("ascii") + b"\n":
+        return "manifest.json does not match the hash in COMPLETE"
+    try:
+        manifest = json.loads(raw)
+    except ValueError:
+        return "manifest.json is not JSON"
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA_VERSION:
+        found = manifest.get("schema") if isinstance(manifest, dict) else None
+        return f"manifest.json has schema {found!r}, this version reads {SCHEMA_VERSION}"
+    return manifest, digest
+
+
+def cheap_damage(directory: Path, manifest: Mapping[str, Any]) -> str | None:
+    """A sentence when a listed file is missing or has another size; ``None`` when all are there (no hashing)."""
+    for entry in manifest["files"]:
+        try:
+            size = (directory / entry["path"]).lstat().st_size
+        except OSError:
+            return f"{entry['path']} is missing"
+        if size != entry["size"]:
+            return f"{entry['path']} has {size} bytes, the manifest says {entry['size']}"
+    return None
