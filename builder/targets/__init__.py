@@ -1,0 +1,121 @@
+"""Engine targets: one interface, one module each.
+
+Policy: a target that is not implemented is refused by name, with the one that is; there are no stubs.
+``engine_info`` reads an engine's record and says what this machine will execute.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from builder.machine import cpu_capability
+from builder.targets.kernels import Choice, choose
+from trtforge.errors import ForgeError
+from trtforge.progress import Progress
+from trtforge.recipe.schema import Build
+
+#: target -> module that builds it
+TARGETS = {"torch": "builder.targets.torch_target"}
+
+
+class Target(Protocol):
+    """What a target's module offers."""
+
+    NAME: str
+
+    def build_engine(
+        self, graph_dir: Path, out: Path, *, name: str, build: Build, progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """Write the engine of ``graph_dir`` into ``out``; returns the contents of engine.json."""
+
+
+def get_target(name: str) -> Target:
+    """The module of a target.
+
+    Raises:
+        ForgeError: ``TF-BLD-001`` this version does not build that target.
+    """
+    if name not in TARGETS:
+        raise ForgeError(
+            "TF-BLD-001",
+            f"This version does not build the target {name}",
+            asked=f"build.target: {name}",
+            numbers={"targets": sorted(TARGETS)},
+            why="Only the torch target is implemented; it runs the same graph and op contracts on any machine.",
+            remedies=["Set build.target: torch"],
+        )
+    module: Target = importlib.import_module(TARGETS[name])  # type: ignore[assignment]
+    return module
+
+
+def build_engine(
+    graph_dir: Path, out: Path, *, name: str, build: Build, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Build the engine that ``build.target`` names; see the target's module."""
+    return get_target(build.target).build_engine(graph_dir, out, name=name, build=build, progress=progress)
+
+
+def read_engine(engine_dir: Path) -> dict[str, Any]:
+    """engine.json of an engine directory.
+
+    Raises:
+        ForgeError: ``TF-BLD-020`` it is missing, malformed or of another version.
+    """
+    path = Path(engine_dir) / "engine.json"
+    try:
+        engine = json.loads(path.read_text(encoding="utf-8"))
+        if engine["version"] != 1 or engine["target"] not in TARGETS:
+            raise ValueError(f"version {engine['version']}, target {engine['target']}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ForgeError(
+            "TF-BLD-020",
+            f"{path} describes no engine that this version reads: {error}",
+            asked=str(engine_dir),
+            why="The directory is no engine, or was written by another version.",
+            remedies=["Point at the engine directory of a bundle (BUNDLE/engine)", "Build the engine again"],
+        ) from error
+    result: dict[str, Any] = engine
+    return result
+
+
+def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, Any]:
+    """What the engine holds and what this machine executes, natively or emulated.
+
+    Args:
+        capability: processor level to answer for; default: this machine's.
+
+    Returns:
+        engine.json without hashes and rows, with ``linears`` decided anew for this machine, ``machine``
+        (its capability) and ``execution``: for each (stored, executed, kernel, native) the number of
+        linears and of weights.
+    """
+    engine = read_engine(engine_dir)
+    capability = capability or cpu_capability()
+    rows = tuple(Choice.from_json(row) for row in engine["kernel_choices"])
+    linears, groups = [], {}
+    for linear in engine["linears"]:
+        shape = (int(linear["shape"][0]), int(linear["shape"][1]))
+        row = choose(linear["stored"], capability, shape, linear["group_size"], rows)
+        decided = {"executed": row.executed, "kernel": row.kernel, "native": row.native}
+        linears.append({key: linear[key] for key in ("name", "shape", "stored", "group_size")} | decided)
+        key = (linear["stored"], row.executed, row.kernel, row.native)
+        count, weights = groups.get(key, (0, 0))
+        groups[key] = (count + 1, weights + shape[0] * shape[1])
+    info = {key: value for key, value in engine.items() if key not in ("sha256", "kernel_choices", "linears")}
+    info["machine"] = capability
+    info["linears"] = linears
+    info["execution"] = [
+        {
+            "stored": stored,
+            "executed": executed,
+            "kernel": kernel,
+            "native": native,
+            "linears": count,
+            "weights": weights,
+        }
+        for (stored, executed, kernel, native), (count, weights) in sorted(groups.items())
+    ]
+    return info

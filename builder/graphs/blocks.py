@@ -1,0 +1,203 @@
+"""Blocks that decoder families share: token-packed attention with a paged KV pool, norms, gated MLP, logits.
+
+Everything runs on [T, …]: all tokens of a step along one axis, whichever request they belong to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from builder import opset
+from builder.graphs.config import ModelConfig
+from builder.graphs.emitter import Emitter, scope_of
+from builder.graphs.linears import LinearWriter
+from builder.graphs.rope import inverse_frequencies
+from builder.graphs.tensors import CheckpointTensors
+
+
+class Blocks:
+    """The shared blocks of one graph. Methods take and return names of values.
+
+    Args:
+        block_size: S, slots in a pool block.
+        pool_type: ONNX element type of the pools.
+        kv_scales: write the calibrated FP8 scales of the pools where the checkpoint has them.
+        tree_mask: declare the input of that name and hand it to every attention.
+    """
+
+    def __init__(
+        self,
+        emitter: Emitter,
+        tensors: CheckpointTensors,
+        linears: LinearWriter,
+        config: ModelConfig,
+        *,
+        block_size: int,
+        pool_type: int,
+        kv_scales: bool,
+        tree_mask: bool = False,
+    ) -> None:
+        self.emitter, self.tensors, self.linears, self.config = emitter, tensors, linears, config
+        self.model_type = linears.model_type
+        self.block_size, self.pool_type, self.kv_scales = block_size, pool_type, kv_scales
+        self.tree_mask = tree_mask
+
+    def declare_inputs(self) -> None:
+        """The graph's inputs, pools last."""
+        emitter, config = self.emitter, self.config
+        emitter.input("input_ids", TensorProto.INT64, ["T"])
+        emitter.input("positions", TensorProto.INT64, ["T"])
+        emitter.input("query_start", TensorProto.INT32, ["B_plus_1"])
+        emitter.input("sequence_lengths", TensorProto.INT32, ["B"])
+        emitter.input("block_table", TensorProto.INT32, ["B", "M"])
+        emitter.input("logit_indices", TensorProto.INT64, ["L"])
+        if self.tree_mask:
+            emitter.input("tree_mask", TensorProto.UINT8, ["T", "W"])
+        for layer in range(config.num_layers):
+            emitter.input(f"kv_pool_{layer}", self.pool_type, self.pool_shape)
+
+    @property
+    def pool_shape(self) -> list[int | str]:
+        """[N, 2, K, S, E]; dimension 1 holds keys (0) and values (1)."""
+        return ["N", 2, self.config.num_kv_heads, self.block_size, self.config.head_size]
+
+    def embedding(self, module: str, token_ids: str, output: str) -> str:
+        """Rows of the embedding table in the model's type: [T, D]."""
+        weight, scope = f"{module}.weight", scope_of(module)
+        info = self.tensors.take(weight, (self.config.vocab_size, self.config.hidden_size))
+        table = self.emitter.external(weight, info)
+        have = self.emitter.types[table]
+        # Gather first, cast after: only the rows of the step are converted.
+        if have == self.model_type:
+            return self.emitter.node("Gather", [table, token_ids], scope, output=output, axis=0)
+        rows = self.emitter.node("Gather", [table, token_ids], scope, axis=0)
+        return self.emitter.node("Cast", [rows], scope, output=output, to=self.model_type)
+
+    def norm(self, module: str, x: str) -> str:
+        """RMS norm over the last axis, statistics in float32."""
+        weight, scope = f"{module}.weight", scope_of(module)
+        self.tensors.take(weight, (self.config.hidden_size,))
+        scale = self.linears.in_model_type(weight, scope)
+        return self.emitter.node(
+            "RMSNormalization", [x, scale], scope, axis=-1, epsilon=self.config.rms_norm_eps, stash_type=1
+        )
+
+    def rotary_caches(self, scope: str) -> tuple[str, str]:
+        """cos and sin of positions x inverse frequencies: [1, T, E/2], computed in float32, in the model's type."""
+        emitter = self.emitter
+        inv_freq, factor = inverse_frequencies(self.config.rope, self.config.head_size)
+        frequencies = emitter.constant("rotary_inv_freq", inv_freq.reshape(1, -1))
+        positions = emitter.node("Cast", ["positions"], scope, label="Cast_positions", to=TensorProto.FLOAT)
+        column = emitter.node("Unsqueeze", [positions, emitter.axes(1)], scope, label="Unsqueeze_positions")
+        angles = emitter.node("Mul", [column, frequencies], scope, label="Mul_angles")
+        caches = []
+        for op in ("Cos", "Sin"):
+            value = emitter.node(op, [angles], scope)
+            if factor != 1.0:
+                scaling = emitter.constant("rotary_attention_factor", np.array(factor, dtype=np.float32))
+                value = emitter.node("Mul", [value, scaling], scope, label=f"Mul_{op}")
+            value = emitter.cast(value, TensorProto.FLOAT, self.model_type, scope, f"Cast_{op}")
+            caches.append(emitter.node("Unsqueeze", [value, emitter.axes(0)], scope, label=f"Unsqueeze_{op}"))
+        return caches[0], caches[1]
+
+    def rotate(self, x: str, caches: tuple[str, str], heads: int, scope: str, label: str) -> str:
+        """Rotary embedding of [T, heads*E], first half against second half of each head."""
+        emitter = self.emitter
+        batched = emitter.node("Unsqueeze", [x, emitter.axes(0)], scope, label=f"Unsqueeze_{label}")
+        rotated = emitter.node(
+            "RotaryEmbedding",
+            [batched, *caches],
+            scope,
+            label=f"RotaryEmbedding_{label}",
+            num_heads=heads,
+            interleaved=0,
+        )
+        return emitter.node("Squeeze", [rotated, emitter.axes(0)], scope, label=f"Squeeze_{label}")
+
+    def attention(self, module: str, x: str, caches: tuple[str, str], layer: int, *, bias: bool) -> str:
+        """Grouped-query attention of one layer: [T, D] to [T, D]; writes the layer's pool."""
+        config, emitter, scope = self.config, self.emitter, scope_of(module)
+        width, kv_width = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        hidden = config.hidden_size
+        query, key, value = (
+            self.linears.write(self.tensors.linear(f"{module}.{name}", (rows, hidden), bias=bias), x)
+            for name, rows in (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width))
+        )
+        query = self.rotate(query, caches, config.num_heads, scope, "query")
+        key = self.rotate(key, caches, config.num_kv_heads, scope, "key")
+        pool, pool_out = f"kv_pool_{layer}", f"kv_pool_{layer}_out"
+        inputs = [query, key, value, pool, "query_start", "sequence_lengths", "block_table"]
+        optional = [*self._kv_scales(module), "tree_mask" if self.tree_mask else ""]
+        while optional and not optional[-1]:
+            optional.pop()
+        attended = emitter.node(
+            opset.PAGED_ATTENTION,
+            [*inputs, *optional],
+            scope,
+            domain=opset.DOMAIN,
+            outputs=[f"{scope}/{opset.PAGED_ATTENTION}_output_0", pool_out],
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+            scale=config.head_size**-0.5,
+            sliding_window=config.sliding_window,
+            soft_cap=0.0,
+        )
+        emitter.output(pool_out, self.pool_type, self.pool_shape)
+        return self.linears.write(self.tensors.linear(f"{module}.o_proj", (hidden, width), bias=bias), attended)
+
+    def _kv_scales(self, module: str) -> list[str]:
+        names = [kv_scale_name(self.tensors, module, part) for part in ("k", "v")]
+        if self.kv_scales and all(names):
+            scales = []
+            for name in names:
+                assert name is not None
+                info = self.tensors.take(name)
+                scalar = self.emitter.external(name, info, shape=())
+                scope = scope_of(name)
+                scales.append(self.emitter.cast(scalar, self.emitter.types[scalar], TensorProto.FLOAT, scope))
+            return scales
+        for name in names:
+            if name is not None:
+                self.tensors.account(name, "the KV pool is not FP8")
+        return ["", ""]
+
+    def gated_mlp(self, module: str, x: str, *, bias: bool) -> str:
+        """down(SiLU(gate(x)) * up(x))."""
+        config, scope = self.config, scope_of(module)
+        shape = (config.intermediate_size, config.hidden_size)
+        gate = self.linears.write(self.tensors.linear(f"{module}.gate_proj", shape, bias=bias), x)
+        up = self.linears.write(self.tensors.linear(f"{module}.up_proj", shape, bias=bias), x)
+        activated = self.emitter.node("Swish", [gate], f"{scope}/act_fn", alpha=1.0)
+        product = self.emitter.node("Mul", [activated, up], scope)
+        return self.linears.write(self.tensors.linear(f"{module}.down_proj", shape[::-1], bias=bias), product)
+
+    def add(self, x: str, y: str, scope: str, output: str | None = None) -> str:
+        """Residual sum in the model's type."""
+        return self.emitter.node("Add", [x, y], scope, output=output)
+
+    def logits(self, hidden: str, norm: str, head: str, embedding: str) -> None:
+        """Final norm and head on the rows ``logit_indices`` only; declares the output float32 [L, V]."""
+        config, emitter = self.config, self.emitter
+        rows = emitter.node("Gather", [hidden, "logit_indices"], "/model", label="Gather_logit_indices", axis=0)
+        normed = self.norm(norm, rows)
+        shape = (config.vocab_size, config.hidden_size)
+        own = f"{head}.weight"
+        tied = config.tied and f"{head}.weight_scale" not in self.tensors
+        if tied and own in self.tensors:
+            self.tensors.account(own, f"tied to {embedding}.weight (tie_word_embeddings)")
+        linear = self.tensors.linear(head, shape, weight=f"{embedding}.weight" if tied else None)
+        if self.model_type == TensorProto.FLOAT:
+            self.linears.write(linear, normed, output="logits")
+        else:
+            wide = self.linears.write(linear, normed)
+            emitter.node("Cast", [wide], scope_of(head), output="logits", to=TensorProto.FLOAT)
+
+
+def kv_scale_name(tensors: CheckpointTensors, module: str, part: str) -> str | None:
+    """Name of the calibrated scale of keys or values (``part`` k or v) of an attention module, if there is one."""
+    for name in (f"{module}.{part}_proj.{part}_scale", f"{module}.{part}_scale"):
+        if name in tensors:
+            return name
+    return None

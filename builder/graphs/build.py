@@ -1,0 +1,220 @@
+"""From a checkpoint directory to a graph directory: model.onnx, graph.json and, for INT4, packed.safetensors.
+
+Policy: headers decide everything that can go wrong before a file is written; weights stay where they
+are. The result is the same bytes for the same checkpoint. A directory is finished when graph.json is
+in it (written last).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnx import ModelProto, helper
+
+from builder import opset
+from builder.files import copy_directory
+from builder.graphs import checks, llama
+from builder.graphs.blocks import Blocks, kv_scale_name
+from builder.graphs.config import ModelConfig, read_config
+from builder.graphs.emitter import MODEL_TYPES, Emitter
+from builder.graphs.info import GRAPH_FILE, INFO_FILE, PACKED_FILE, GraphInfo, LinearInfo
+from builder.graphs.linears import LinearWriter
+from builder.graphs.packing import plan_packed, write_packed
+from builder.graphs.tensors import CheckpointTensors, read_quant_config
+from trtforge.errors import ForgeError
+from trtforge.progress import Progress, SilentProgress
+from trtforge.safetensors_header import TensorInfo
+
+ONNX_OPSET = 24
+FAMILIES = {"llama": llama.write}
+KV_FORMATS = ("float32", "float16", "bfloat16", "fp8")
+BLOCK_SIZES = (16, 32, 64, 128)
+_OWN_FILES = frozenset({GRAPH_FILE, INFO_FILE, PACKED_FILE, "engine.json"})
+
+
+def build_graph(
+    checkpoint: Path,
+    out: Path,
+    *,
+    dtype: str | None = None,
+    kv_cache_format: str | None = None,
+    block_size: int = 32,
+    mode: str = "paged",
+    hidden_states: Sequence[int] = (),
+    tree_mask: bool = False,
+    progress: Progress | None = None,
+) -> GraphInfo:
+    """Write the graph of ``checkpoint`` into ``out`` (which may be the checkpoint's own directory).
+
+    Args:
+        dtype: element type of activations and norms (float32, float16, bfloat16); None: config.json's.
+        kv_cache_format: float32, float16, bfloat16 or fp8; None: fp8 when the checkpoint is calibrated
+            for it, else ``dtype``.
+        block_size: S, token slots in a KV block.
+        mode: ``paged``; the only one this version writes.
+        hidden_states: residual streams to add as outputs (i: after i layers).
+        tree_mask: add the input that verification of draft trees needs.
+
+    Raises:
+        ForgeError: codes ``TF-GRF-…`` as documented at the functions of this package; ``TF-SRC-…`` for
+            unreadable weights.
+    """
+    checkpoint, out = Path(checkpoint), Path(out)
+    progress = progress or SilentProgress()
+    config = read_config(checkpoint)
+    dtype = dtype or config.dtype
+    tensors = CheckpointTensors(checkpoint)
+    quant = read_quant_config(checkpoint)
+    if kv_cache_format is None:
+        calibrated = quant.kv_cache == "FP8" or kv_scale_name(tensors, "model.layers.0.self_attn", "k") is not None
+        kv_cache_format = "fp8" if calibrated else dtype
+    _check_request(config, dtype, kv_cache_format, block_size, mode, hidden_states)
+
+    progress.start("writing the graph", None)
+    int4 = _int4_weights(tensors)
+    packed, packed_header = plan_packed(int4)
+    emitter = Emitter()
+    linears = LinearWriter(emitter, tensors, MODEL_TYPES[dtype], packed)
+    blocks = Blocks(
+        emitter,
+        tensors,
+        linears,
+        config,
+        block_size=block_size,
+        pool_type=opset.POOL_TYPES[kv_cache_format],
+        kv_scales=kv_cache_format == "fp8",
+        tree_mask=tree_mask,
+    )
+    FAMILIES[config.family](blocks)
+    for index in hidden_states:
+        emitter.output(f"hidden_states_{index}", MODEL_TYPES[dtype], ["T", config.hidden_size])
+    tensors.finish()
+    model = checks.infer(_model(emitter))
+
+    if out.resolve() == checkpoint.resolve():
+        _refuse_links(checkpoint, tensors)
+    else:
+        copy_directory(checkpoint, out, exclude=_OWN_FILES, progress=progress)
+    (out / INFO_FILE).unlink(missing_ok=True)
+    if int4:
+        progress.start("repacking INT4 weights", None)
+        write_packed(checkpoint, int4, packed_header, out)
+    checks.check_ranges(model, out)
+    partial = out / f"{GRAPH_FILE}.partial"
+    partial.write_bytes(model.SerializeToString(deterministic=True))
+    partial.replace(out / GRAPH_FILE)
+    progress.start("checking the graph", None)
+    checks.check_file(out / GRAPH_FILE)
+    info = _info(config, blocks, dtype, kv_cache_format, mode, tuple(hidden_states))
+    info.write(out)
+    return info
+
+
+def _model(emitter: Emitter) -> ModelProto:
+    model: ModelProto = helper.make_model(
+        emitter.graph,
+        opset_imports=[helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(opset.DOMAIN, opset.VERSION)],
+        producer_name="trtforge",
+        ir_version=helper.find_min_ir_version_for([helper.make_opsetid("", ONNX_OPSET)]),
+    )
+    return model
+
+
+def _int4_weights(tensors: CheckpointTensors) -> dict[str, TensorInfo]:
+    """ModelOpt's INT4 weights: bytes with a float scale for each group, and no second scale."""
+    found = {}
+    for name, info in tensors.headers.items():
+        scale = tensors.headers.get(f"{name}_scale")
+        if (
+            name.endswith(".weight")
+            and info.dtype == "U8"
+            and len(info.shape) == 2
+            and info.shape[1] % 2 == 0
+            and scale is not None
+            and scale.dtype != "F8_E4M3"
+        ):
+            found[name] = info
+    return found
+
+
+def _info(
+    config: ModelConfig, blocks: Blocks, dtype: str, kv_format: str, mode: str, hidden_states: tuple[int, ...]
+) -> GraphInfo:
+    written = blocks.linears.written
+    formats = sorted({linear.format for linear in written} - {"none"})
+    groups = sorted({linear.group for linear in written if linear.group is not None})
+    scales = "none"
+    if kv_format == "fp8":
+        first = kv_scale_name(blocks.tensors, "model.layers.0.self_attn", "k")
+        scales = "unit" if first is None else "calibrated"
+    used = {(node.domain, node.op_type) for node in blocks.emitter.graph.node if node.domain}
+    return GraphInfo(
+        architecture=config.family,
+        hf_architecture=config.architecture,
+        mode=mode,
+        dtype=dtype,
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        max_position_embeddings=config.max_positions,
+        sliding_window=config.sliding_window,
+        kv_cache={"format": kv_format, "block_size": blocks.block_size, "scales": scales},
+        quant_format=formats[0] if len(formats) == 1 else ("mixed" if formats else "none"),
+        group_size=groups[0] if len(groups) == 1 else None,
+        linears=tuple(LinearInfo(linear.name, linear.shape, linear.format, linear.group) for linear in written),
+        ops={f"{domain}::{name}": opset.VERSION for domain, name in sorted(used)},
+        hidden_states=hidden_states,
+        tree_mask=blocks.tree_mask,
+        accounted=dict(sorted(blocks.tensors.accounted.items())),
+    )
+
+
+def _check_request(
+    config: ModelConfig, dtype: str, kv_format: str, block_size: int, mode: str, hidden_states: Sequence[int]
+) -> None:
+    def refuse(code: str, what: str, asked: object, allowed: Sequence[object], why: str) -> ForgeError:
+        listed = ", ".join(str(a) for a in allowed)
+        return ForgeError(
+            code,
+            f"{what} is {asked!r}",
+            asked=str(asked),
+            numbers={"allowed": list(allowed)},
+            why=why,
+            remedies=[f"Use {listed}"],
+        )
+
+    if dtype not in MODEL_TYPES:
+        raise refuse(
+            "TF-GRF-012", "The graph's dtype", dtype, list(MODEL_TYPES), "Activations run in one of these types."
+        )
+    if mode != "paged":
+        raise refuse("TF-GRF-012", "The attention mode", mode, ["paged"], "This version writes paged graphs only.")
+    if block_size not in BLOCK_SIZES:
+        raise refuse("TF-GRF-011", "The KV block size", block_size, BLOCK_SIZES, "PagedAttention v1 takes these sizes.")
+    if kv_format not in KV_FORMATS:
+        raise refuse(
+            "TF-GRF-011", "The KV cache's format", kv_format, KV_FORMATS, "PagedAttention v1 has pools of these."
+        )
+    outside = [index for index in hidden_states if not 0 <= index <= config.num_layers]
+    if outside:
+        allowed = [f"0 to {config.num_layers}"]
+        raise refuse("TF-GRF-012", "A hidden state to export", outside[0], allowed, "The model has no such layer.")
+
+
+def _refuse_links(directory: Path, tensors: CheckpointTensors) -> None:
+    for name in sorted({info.file for info in tensors.headers.values()}):
+        path = directory / name
+        if path.is_symlink() or path.stat().st_nlink > 1:
+            raise ForgeError(
+                "TF-GRF-014",
+                f"{name} is a link; a graph beside it could not be loaded",
+                asked=str(path),
+                numbers={"links": path.stat().st_nlink, "symlink": path.is_symlink()},
+                why="ONNX refuses external data behind symbolic and hard links (a Hugging Face cache is made of them).",
+                remedies=["Build into another directory: the files are copied there", "Replace the link by the file"],
+            )

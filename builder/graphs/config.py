@@ -1,0 +1,203 @@
+"""``config.json`` of a Hugging Face checkpoint as the few numbers that a graph needs.
+
+Policy: old and new spellings are read (``rope_scaling`` with ``type`` or ``rope_type``,
+``rope_parameters``); every rule between two numbers is checked here, once, before a node is written.
+A key that changes the model's arithmetic and that the graph does not implement is refused, never
+ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtforge.errors import ForgeError
+
+#: Hugging Face class -> the family module that writes its graph
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama"}
+#: what PagedAttention v1 takes
+HEAD_SIZES = (64, 256)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and switches of a decoder; ``sliding_window`` 0 means none."""
+
+    architecture: str
+    family: str
+    dtype: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    max_positions: int
+    rms_norm_eps: float
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    sliding_window: int
+    rope: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _refuse(
+    message: str, *, asked: Any = None, numbers: Mapping[str, Any] | None = None, why: str, fix: str
+) -> ForgeError:
+    return ForgeError(
+        "TF-GRF-002",
+        message,
+        asked=None if asked is None else str(asked),
+        numbers=numbers,
+        why=why,
+        remedies=[fix],
+    )
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Parse ``config.json`` in ``directory``.
+
+    Raises:
+        ForgeError: ``TF-GRF-001`` the architecture has no graph module, ``TF-GRF-002`` a value is
+            missing, impossible or not implemented, ``TF-GRF-009`` a head size outside PagedAttention's range.
+    """
+    path = Path(directory) / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise _refuse(
+            f"{path} cannot be read: {error}",
+            asked=directory,
+            why="The graph is written from the checkpoint's config.json.",
+            fix="Point at a Hugging Face checkpoint directory",
+        ) from error
+    return parse_config(raw)
+
+
+def _count(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise _refuse(
+            f"config.json: {key} is {value!r}",
+            why="It must be a positive whole number.",
+            fix=f"Set {key} to the model's value",
+        )
+    return value
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The parsed form of config.json's object; errors as :func:`read_config`."""
+    names = raw.get("architectures") or ["(none)"]
+    architecture = str(names[0])
+    if architecture not in ARCHITECTURES:
+        raise ForgeError(
+            "TF-GRF-001",
+            f"No graph module writes {architecture}",
+            asked=architecture,
+            numbers={"supported": sorted(ARCHITECTURES)},
+            why="A graph is written by the module of its architecture family.",
+            remedies=[f"Use a checkpoint of {', '.join(sorted(ARCHITECTURES))}"],
+        )
+    llama = architecture == "LlamaForCausalLM"
+    hidden, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
+    kv_heads = _count(raw, "num_key_value_heads", heads)
+    # Mistral's files of before head_dim existed and Llama's without it: both mean hidden / heads.
+    if raw.get("head_dim") is None and hidden % heads:
+        raise _refuse(
+            f"hidden_size {hidden} does not divide into {heads} heads",
+            numbers={"hidden_size": hidden, "num_attention_heads": heads},
+            why="Without head_dim a head has hidden_size / num_attention_heads values.",
+            fix="Set head_dim in config.json",
+        )
+    head_size = _count(raw, "head_dim", hidden // heads)
+    config = ModelConfig(
+        architecture=architecture,
+        family=ARCHITECTURES[architecture],
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16").removeprefix("torch."),
+        num_layers=_count(raw, "num_hidden_layers"),
+        hidden_size=hidden,
+        intermediate_size=_count(raw, "intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=head_size,
+        vocab_size=_count(raw, "vocab_size"),
+        max_positions=_count(raw, "max_position_embeddings", 2048 if llama else 4096 * 32),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        attention_bias=llama and bool(raw.get("attention_bias", False)),
+        mlp_bias=llama and bool(raw.get("mlp_bias", False)),
+        sliding_window=0 if llama else int(raw.get("sliding_window") or 0),
+        rope=rope_parameters(raw),
+    )
+    _check(config, raw)
+    return config
+
+
+def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Rope settings in the new spelling: rope_type, rope_theta and what the type needs.
+
+    Reads ``rope_parameters`` (transformers 5) or ``rope_scaling`` + ``rope_theta`` (before), with
+    ``type`` for ``rope_type`` and ``original_max_position_embeddings`` beside the section.
+    """
+    section = dict(raw.get("rope_parameters") or {})
+    section = {**dict(raw.get("rope_scaling") or {}), **section}
+    kind = section.pop("type", None)
+    section.setdefault("rope_type", kind or "default")
+    if section.get("rope_theta") is None:
+        section["rope_theta"] = raw.get("rope_theta") or 10000.0
+    if section["rope_type"] in ("yarn", "llama3") and section.get("original_max_position_embeddings") is None:
+        fallback = raw.get("original_max_position_embeddings") or raw.get("max_position_embeddings")
+        section["original_max_position_embeddings"] = fallback
+    section.setdefault("max_position_embeddings", raw.get("max_position_embeddings"))
+    return section
+
+
+def _check(config: ModelConfig, raw: Mapping[str, Any]) -> None:
+    if config.num_heads % config.num_kv_heads:
+        raise _refuse(
+            f"{config.num_heads} heads do not divide over {config.num_kv_heads} kv heads",
+            numbers={"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads},
+            why="Each kv head serves the same number of heads.",
+            fix="Correct num_key_value_heads in config.json",
+        )
+    low, high = HEAD_SIZES
+    if not low <= config.head_size <= high or config.head_size % 2:
+        raise ForgeError(
+            "TF-GRF-009",
+            f"Heads of {config.head_size} values are outside what PagedAttention takes",
+            numbers={"head_size": config.head_size, "smallest": low, "largest": high},
+            why=f"PagedAttention v1 takes even head sizes from {low} to {high}.",
+            remedies=["Use a checkpoint with such heads"],
+        )
+    activation = raw.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise _refuse(
+            f"The MLP's activation is {activation!r}",
+            asked=activation,
+            why="The Llama family's graph writes SiLU-gated MLPs.",
+            fix="Use a checkpoint with hidden_act silu",
+        )
+    partial = config.rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise _refuse(
+            f"partial_rotary_factor is {partial}",
+            asked=partial,
+            why="The Llama family rotates whole heads.",
+            fix="Use a checkpoint without partial_rotary_factor",
+        )
+    odd_layers = sorted(set(raw.get("layer_types") or ()) - {"full_attention", "sliding_attention"})
+    mixed = len(set(raw.get("layer_types") or ())) > 1
+    if odd_layers or mixed:
+        raise _refuse(
+            f"layer_types mixes {sorted(set(raw['layer_types']))}",
+            why="The Llama family's graph gives every layer the same attention.",
+            fix="Use a checkpoint whose layers are alike",
+        )

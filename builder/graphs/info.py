@@ -1,0 +1,95 @@
+"""``graph.json``: what a graph directory holds, readable without ``onnx``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtforge.errors import ForgeError
+
+GRAPH_FILE = "model.onnx"
+INFO_FILE = "graph.json"
+PACKED_FILE = "packed.safetensors"
+#: raised when a reader of an older graph.json could misread a newer one
+INFO_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LinearInfo:
+    """One linear layer: module name, weight shape [N, K] (outputs, inputs), stored format and its block length."""
+
+    name: str
+    shape: tuple[int, int]
+    format: str
+    group_size: int | None = None
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """The contents of graph.json; ``kv_cache`` has format, block_size and scales (calibrated, unit or none)."""
+
+    architecture: str
+    hf_architecture: str
+    mode: str
+    dtype: str
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    max_position_embeddings: int
+    sliding_window: int
+    kv_cache: dict[str, Any]
+    quant_format: str
+    group_size: int | None
+    linears: tuple[LinearInfo, ...]
+    ops: dict[str, int]
+    hidden_states: tuple[int, ...] = ()
+    tree_mask: bool = False
+    accounted: dict[str, str] = field(default_factory=dict)
+    version: int = INFO_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that graph.json holds."""
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+    def write(self, directory: Path) -> None:
+        """Write graph.json into ``directory``."""
+        text = json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n"
+        (directory / INFO_FILE).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def read(cls, directory: Path) -> GraphInfo:
+        """Read graph.json of ``directory``.
+
+        Raises:
+            ForgeError: ``TF-GRF-015`` it is missing, malformed or of a newer version.
+        """
+        path = Path(directory) / INFO_FILE
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            if raw.get("version") != INFO_VERSION:
+                raise ValueError(f"its version is {raw.get('version')}, this program reads {INFO_VERSION}")
+            raw["linears"] = tuple(
+                LinearInfo(
+                    entry["name"],
+                    (int(entry["shape"][0]), int(entry["shape"][1])),
+                    entry["format"],
+                    entry["group_size"],
+                )
+                for entry in raw["linears"]
+            )
+            raw["hidden_states"] = tuple(raw.get("hidden_states", ()))
+            return cls(**raw)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ForgeError(
+                "TF-GRF-015",
+                f"{path} is no graph description: {error}",
+                asked=str(directory),
+                why="The directory was not written by the graph stage, or by another version of it.",
+                remedies=["Build the graph again: trtforge run RECIPE --until graph --force graph"],
+            ) from error

@@ -1,0 +1,275 @@
+"""The checkpoint's tensors while a graph is written: what is there, what was used, what a linear is stored as.
+
+Policy: a tensor of the checkpoint is either used by the graph or accounted for with a reason; anything
+left over means that the graph is not the model, and the build stops with the names (``TF-GRF-006``).
+Weights are never read here; scales are (a few bytes each), where equal values let nodes be shared.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtforge.errors import ForgeError
+from trtforge.safetensors_header import TensorInfo, read_headers
+
+#: tensors that carry nothing the graph needs, with the reason that graph.json records
+DERIVED = ((re.compile(r"(^|\.)rotary_emb\.inv_freq$"), "computed from config.json"),)
+FLOAT_TYPES = ("BF16", "F16", "F32")
+NVFP4_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class QuantConfig:
+    """``hf_quant_config.json`` in short; ``algorithm`` and ``kv_cache`` are None when absent."""
+
+    algorithm: str | None = None
+    kv_cache: str | None = None
+    group_size: int | None = None
+
+
+@dataclass(frozen=True)
+class LinearTensors:
+    """The tensors of one linear [N, K]; ``group`` is the block length of the block formats."""
+
+    name: str
+    shape: tuple[int, int]
+    format: str
+    weight: str
+    group: int | None = None
+    weight_scale: str | None = None
+    weight_scale_2: str | None = None
+    input_scale: str | None = None
+    pre_quant_scale: str | None = None
+    bias: str | None = None
+
+
+def read_quant_config(directory: Path) -> QuantConfig:
+    """What ``hf_quant_config.json`` (or config.json's ``quantization_config``) of ModelOpt says."""
+    section: Mapping[str, Any] = {}
+    path = directory / "hf_quant_config.json"
+    if path.is_file():
+        section = json.loads(path.read_text(encoding="utf-8")).get("quantization") or {}
+    return QuantConfig(
+        algorithm=section.get("quant_algo") or None,
+        kv_cache=section.get("kv_cache_quant_algo") or None,
+        group_size=section.get("group_size") or None,
+    )
+
+
+class CheckpointTensors:
+    """Headers of a checkpoint with a ledger of what the graph used."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.headers = read_headers(directory)
+        self.accounted: dict[str, str] = {}
+        self._used: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.headers
+
+    def take(self, name: str, shape: tuple[int, ...] | None = None) -> TensorInfo:
+        """The tensor ``name``, marked as used.
+
+        Raises:
+            ForgeError: ``TF-GRF-004`` it is missing, ``TF-GRF-005`` it has another shape.
+        """
+        info = self.headers.get(name)
+        if info is None:
+            raise ForgeError(
+                "TF-GRF-004",
+                f"The checkpoint has no tensor {name}",
+                asked=name,
+                numbers={"tensors": len(self.headers)},
+                why="config.json describes a model with this tensor.",
+                remedies=[
+                    "Fetch all shards of the checkpoint",
+                    "Compare config.json with the weights: one is of another model",
+                ],
+            )
+        if shape is not None and info.shape != shape:
+            raise ForgeError(
+                "TF-GRF-005",
+                f"{name} has shape {list(info.shape)}, config.json asks for {list(shape)}",
+                asked=name,
+                numbers={"stored": list(info.shape), "expected": list(shape)},
+                why="config.json and the weights describe different models.",
+                remedies=["Use config.json and weights of one revision"],
+            )
+        self._used.add(name)
+        return info
+
+    def account(self, name: str, reason: str) -> None:
+        """Record why a tensor of the checkpoint is not part of the graph."""
+        self.accounted[name] = reason
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a small tensor (scales)."""
+        info = self.headers[name]
+        with (self.directory / info.file).open("rb") as file:
+            file.seek(info.offset)
+            return file.read(info.nbytes)
+
+    def finish(self) -> None:
+        """Check that nothing is left over.
+
+        Raises:
+            ForgeError: ``TF-GRF-006`` with the names of the tensors that the graph did not use.
+        """
+        for name in self.headers:
+            for pattern, reason in DERIVED:
+                if name not in self._used and pattern.search(name):
+                    self.account(name, reason)
+        left = sorted(set(self.headers) - self._used - set(self.accounted))
+        if left:
+            raise ForgeError(
+                "TF-GRF-006",
+                f"{len(left)} of {len(self.headers)} tensors have no place in the graph: {', '.join(left[:4])}"
+                + (", …" if len(left) > 4 else ""),
+                numbers={"unused": left[:64], "count": len(left)},
+                why="A graph that leaves weights out computes another model than the checkpoint's.",
+                remedies=[
+                    "Check config.json (num_hidden_layers, attention_bias, mlp_bias, tie_word_embeddings) against the weights",
+                    "Remove tensors that belong to another model (adapters, draft heads) from the checkpoint",
+                ],
+            )
+
+    def linear(
+        self, name: str, shape: tuple[int, int], *, bias: bool = False, weight: str | None = None
+    ) -> LinearTensors:
+        """Find out how the linear ``name`` [N, K] is stored, and mark its tensors as used.
+
+        Args:
+            weight: name of the weight when it is not ``name.weight`` (tied embeddings).
+
+        Raises:
+            ForgeError: ``TF-GRF-007`` a representation the graph cannot express, ``TF-GRF-008`` blocks
+                that do not divide K, ``TF-GRF-013`` activation scales are missing; and as :meth:`take`.
+        """
+        weight = weight or f"{name}.weight"
+        stored = self.take(weight)
+        bias_name = f"{name}.bias" if bias else None
+        if bias_name:
+            self.take(bias_name, (shape[0],))
+        if stored.dtype in FLOAT_TYPES:
+            self.take(weight, shape)
+            return LinearTensors(name, shape, "none", weight, bias=bias_name)
+        if stored.dtype == "F8_E4M3" and f"{name}.weight_scale" in self:
+            return self._fp8(name, shape, weight, bias_name)
+        scale = self.headers.get(f"{name}.weight_scale")
+        if stored.dtype in ("U8", "F4") and scale is not None and scale.dtype == "F8_E4M3":
+            return self._nvfp4(name, shape, weight, bias_name)
+        two_level = f"{name}.weight_scale_2" in self or f"{name}.input_scale" in self
+        if stored.dtype == "U8" and scale is not None and scale.dtype in FLOAT_TYPES and not two_level:
+            return self._int4(name, shape, weight, bias_name)
+        raise self._unsupported(name, stored, scale)
+
+    def _unsupported(self, name: str, stored: TensorInfo, scale: TensorInfo | None) -> ForgeError:
+        return ForgeError(
+            "TF-GRF-007",
+            f"{name} is stored in a way that the graph cannot express",
+            asked=name,
+            numbers={
+                "weight": f"{stored.dtype} {list(stored.shape)}",
+                "weight_scale": None if scale is None else f"{scale.dtype} {list(scale.shape)}",
+                "beside it": sorted(n for n in self.headers if n.startswith(f"{name}."))[:8],
+            },
+            why="The graph writes bf16/fp16/fp32, FP8 per tensor, NVFP4 (block 16) and INT4 AWQ linears.",
+            remedies=["Quantize with format fp8, nvfp4 or int4_awq"],
+        )
+
+    def _scalar(self, name: str) -> str:
+        info = self.take(name)
+        if info.elements != 1 or info.dtype != "F32":
+            raise ForgeError(
+                "TF-GRF-007",
+                f"{name} is {info.dtype} {list(info.shape)}, not one float32 value",
+                asked=name,
+                numbers={"elements": info.elements},
+                why="FP8 and NVFP4 scales of the whole tensor are single float32 values; per-channel scales are another format.",
+                remedies=["Quantize with format fp8 (per tensor)"],
+            )
+        return name
+
+    def _fp8(self, name: str, shape: tuple[int, int], weight: str, bias: str | None) -> LinearTensors:
+        self.take(weight, shape)
+        if f"{name}.input_scale" not in self:
+            raise ForgeError(
+                "TF-GRF-013",
+                f"{name} has FP8 weights and no activation scale",
+                asked=name,
+                why="The checkpoint was exported without a calibration pass, or for dynamic activation scales.",
+                remedies=["Quantize again with calibration text", "Quantize with format fp8"],
+            )
+        return LinearTensors(
+            name,
+            shape,
+            "fp8",
+            weight,
+            weight_scale=self._scalar(f"{name}.weight_scale"),
+            input_scale=self._scalar(f"{name}.input_scale"),
+            bias=bias,
+        )
+
+    def _divides(self, name: str, columns: int, group: int) -> None:
+        if group < 1 or columns % group:
+            raise ForgeError(
+                "TF-GRF-008",
+                f"{name} has {columns} inputs, no multiple of the block length {group}",
+                asked=name,
+                numbers={"inputs": columns, "block": group},
+                why="Block scales cover whole blocks along the inputs.",
+                remedies=["Quantize with a group_size that divides every linear's inputs"],
+            )
+
+    def _nvfp4(self, name: str, shape: tuple[int, int], weight: str, bias: str | None) -> LinearTensors:
+        rows, columns = shape
+        self._divides(name, columns, NVFP4_BLOCK)
+        packed = (rows, columns // 2) if self.headers[weight].dtype == "U8" else shape
+        self.take(weight, packed)
+        self.take(f"{name}.weight_scale", (rows, columns // NVFP4_BLOCK))
+        dynamic = f"{name}.input_scale" in self
+        return LinearTensors(
+            name,
+            shape,
+            "nvfp4",
+            weight,
+            group=NVFP4_BLOCK,
+            weight_scale=f"{name}.weight_scale",
+            weight_scale_2=self._scalar(f"{name}.weight_scale_2"),
+            input_scale=self._scalar(f"{name}.input_scale") if dynamic else None,
+            pre_quant_scale=self._pre_quant_scale(name, columns),
+            bias=bias,
+        )
+
+    def _int4(self, name: str, shape: tuple[int, int], weight: str, bias: str | None) -> LinearTensors:
+        rows, columns = shape
+        if rows % 2:
+            self._divides(name, rows, 2)
+        self.take(weight, (rows // 2, columns))
+        scale = self.take(f"{name}.weight_scale")
+        groups = scale.shape[-1] if len(scale.shape) == 2 else 0
+        self._divides(name, columns, columns // groups if groups and columns % groups == 0 else 0)
+        self.take(f"{name}.weight_scale", (rows, groups))
+        return LinearTensors(
+            name,
+            shape,
+            "int4_awq",
+            weight,
+            group=columns // groups,
+            weight_scale=f"{name}.weight_scale",
+            pre_quant_scale=self._pre_quant_scale(name, columns),
+            bias=bias,
+        )
+
+    def _pre_quant_scale(self, name: str, columns: int) -> str | None:
+        scale = f"{name}.pre_quant_scale"
+        if scale not in self:
+            return None
+        self.take(scale, (columns,))
+        return scale

@@ -1,0 +1,175 @@
+"""The memory plan of an engine: weights as executed, activations of the largest step, KV pool.
+
+Policy: the plan is arithmetic over figures that the engine records, so anyone can check it. A pool
+that cannot hold one request of ``max_seq_len`` is refused when the engine is built, with what would
+fit, instead of failing under load. Sizes are bytes; GiB are 2^30.
+
+How many blocks: from ``memory``; else from ``free_fraction`` (share of the machine's free memory that
+weights, activations and pool may take together, so the result depends on the machine); else enough
+for a full batch of longest requests, at most 1 GiB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trtforge.errors import ForgeError
+from trtforge.recipe.schema import KvCache, Limits
+from trtforge.recipe.units import format_size
+
+#: bytes of one stored key or value element
+KV_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
+#: size of the pool when the recipe names none
+DEFAULT_POOL_BYTES = 2**30
+#: free memory is rounded down to this, so that small fluctuations do not change the plan
+FREE_GRANULE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes that decide memory; see the keys of graph.json."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by purpose, and the pool: ``num_blocks`` blocks (N) of ``block_size`` slots (S) in every layer."""
+
+    weights_bytes: int
+    activation_bytes: int
+    kv_pool_bytes: int
+    block_size: int
+    num_blocks: int
+    bytes_per_block: int
+    bytes_per_token: int
+    tokens_in_pool: int
+    blocks_per_longest_request: int
+    longest_requests_in_pool: int
+    sized_by: str
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything that the engine allocates for one instance."""
+        return self.weights_bytes + self.activation_bytes + self.kv_pool_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as engine.json holds it."""
+        return {**asdict(self), "total_bytes": self.total_bytes}
+
+
+def kv_bytes_per_token(shape: ModelShape, kv_format: str) -> int:
+    """2 x layers x kv heads x head size x element bytes."""
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * KV_ELEMENT_BYTES[kv_format]
+
+
+def activation_bytes(shape: ModelShape, limits: Limits) -> int:
+    """Upper bound of a step's float32 intermediates: max_num_tokens rows, max_batch_size rows of logits.
+
+    Alive at once: the residual stream and its norm, and the larger of attention (q, k, v and the
+    result) and MLP (gate, up and their product).
+    """
+    heads = 2 * shape.num_heads * shape.head_size + 2 * shape.num_kv_heads * shape.head_size
+    row = 2 * shape.hidden_size + max(heads, 3 * shape.intermediate_size)
+    return 4 * (limits.max_num_tokens * row + limits.max_batch_size * shape.vocab_size)
+
+
+def plan_memory(
+    shape: ModelShape,
+    limits: Limits,
+    kv_cache: KvCache,
+    kv_format: str,
+    *,
+    weights_bytes: int,
+    free_bytes: int | None = None,
+) -> MemoryPlan:
+    """Divide memory among weights, activations and the KV pool.
+
+    Args:
+        kv_format: a key of :data:`KV_ELEMENT_BYTES`.
+        weights_bytes: bytes of the weights in the representation that is executed.
+        free_bytes: free memory of the machine; needed (and used) for ``free_fraction`` only.
+
+    Raises:
+        ForgeError: ``TF-BLD-010`` the pool cannot hold one request of ``max_seq_len``; ``TF-BLD-011``
+            weights and activations alone exceed the share of the free memory.
+    """
+    per_token = kv_bytes_per_token(shape, kv_format)
+    per_block = per_token * kv_cache.block_size
+    activations = activation_bytes(shape, limits)
+    longest = -(-limits.max_seq_len // kv_cache.block_size)
+    if kv_cache.memory is not None:
+        pool, sized_by = kv_cache.memory, "memory"
+    elif kv_cache.free_fraction is not None:
+        if free_bytes is None:
+            raise ValueError("free_fraction needs free_bytes")
+        usable = int(free_bytes // FREE_GRANULE * FREE_GRANULE * kv_cache.free_fraction)
+        pool, sized_by = usable - weights_bytes - activations, "free_fraction"
+        if pool <= 0:
+            raise _nothing_left(usable, weights_bytes, activations, kv_cache.free_fraction)
+    else:
+        wanted = longest * limits.max_batch_size * per_block
+        pool, sized_by = max(min(wanted, DEFAULT_POOL_BYTES), longest * per_block), "default"
+    blocks = pool // per_block
+    if blocks < longest:
+        raise _too_small(limits, kv_cache, pool, per_block, longest, blocks)
+    return MemoryPlan(
+        weights_bytes=weights_bytes,
+        activation_bytes=activations,
+        kv_pool_bytes=blocks * per_block,
+        block_size=kv_cache.block_size,
+        num_blocks=blocks,
+        bytes_per_block=per_block,
+        bytes_per_token=per_token,
+        tokens_in_pool=blocks * kv_cache.block_size,
+        blocks_per_longest_request=longest,
+        longest_requests_in_pool=blocks // longest,
+        sized_by=sized_by,
+    )
+
+
+def _too_small(limits: Limits, kv_cache: KvCache, pool: int, per_block: int, longest: int, blocks: int) -> ForgeError:
+    fits = blocks * kv_cache.block_size
+    needed = longest * per_block
+    remedies = [f"Set build.kv_cache.memory to at least {-(-needed // 2**20)}MiB"]
+    if fits:
+        remedies.append(f"Set build.limits.max_seq_len to at most {fits}")
+    remedies.append("Quantize the KV cache: quantize.kv_cache: fp8")
+    return ForgeError(
+        "TF-BLD-010",
+        f"A KV pool of {format_size(pool)} holds {fits} tokens; one request may have {limits.max_seq_len}",
+        asked=f"build.kv_cache of {format_size(pool)} with build.limits.max_seq_len {limits.max_seq_len}",
+        numbers={
+            "pool_bytes": pool,
+            "bytes_per_block": per_block,
+            "block_size": kv_cache.block_size,
+            "blocks": blocks,
+            "blocks_needed": longest,
+            "bytes_needed": needed,
+            "max_seq_len_that_fits": fits,
+        },
+        why="A request that cannot hold its own context in the pool could never finish.",
+        remedies=remedies,
+    )
+
+
+def _nothing_left(usable: int, weights: int, activations: int, fraction: float) -> ForgeError:
+    return ForgeError(
+        "TF-BLD-011",
+        f"Weights and activations need {format_size(weights + activations)} of the {format_size(usable)} allowed",
+        asked=f"build.kv_cache.free_fraction {fraction:g}",
+        numbers={"usable_bytes": usable, "weights_bytes": weights, "activation_bytes": activations},
+        why="Nothing of the share of free memory is left for the KV pool.",
+        remedies=[
+            "Free memory on this machine or raise build.kv_cache.free_fraction",
+            "Lower build.limits.max_num_tokens",
+            "Quantize the weights: quantize.format",
+        ],
+    )

@@ -1,0 +1,97 @@
+"""The torch target's kernel table: stored representation x processor → kernel.
+
+Policy: which kernel runs is data (``torch_kernels.yaml``), never an ``if``. The plan made at build
+time is for the machine that builds; the serving machine picks again from the rows that the engine
+carries, so an engine moves between processors without a rebuild.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from builder.machine import CPU_CAPABILITIES
+
+CAPABILITIES = (*(name for name, _ in CPU_CAPABILITIES), "cuda")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: memory for a weight, and the torch operators that it calls."""
+
+    name: str
+    bytes_per_weight: float
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row of the table; see the head of torch_kernels.yaml for the fields."""
+
+    stored: str
+    capability: tuple[str, ...]
+    kernel: str
+    native: bool
+    executed: str
+    max_rows: int | None = None
+    above: str | None = None
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    measured: str | None = None
+
+    def fits(self, stored: str, capability: str, shape: tuple[int, int], group: int | None) -> bool:
+        """Whether the row serves a linear [N, K] stored like that on that processor."""
+        machine = capability in self.capability or ("any" in self.capability and capability != "cuda")
+        multiple = int(self.requires.get("outputs_multiple_of", 1))
+        groups = self.requires.get("group")
+        return self.stored == stored and machine and shape[0] % multiple == 0 and (groups is None or group in groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as engine.json carries it, without empty fields."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, {}, ())}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Choice:
+        """A row of the YAML file or of engine.json."""
+        return cls(**{**row, "capability": tuple(row["capability"])})
+
+
+@functools.cache
+def table() -> tuple[dict[str, Kernel], tuple[Choice, ...]]:
+    """Kernels by name, and the rows in order."""
+    raw = yaml.safe_load(Path(__file__).with_name("torch_kernels.yaml").read_text(encoding="utf-8"))
+    kernels = {
+        name: Kernel(name, float(row["bytes_per_weight"]), tuple(row["operators"]))
+        for name, row in raw["kernels"].items()
+    }
+    return kernels, tuple(Choice.from_json(row) for row in raw["choices"])
+
+
+def choose(
+    stored: str,
+    capability: str,
+    shape: tuple[int, int],
+    group: int | None,
+    rows: tuple[Choice, ...] | None = None,
+) -> Choice:
+    """The first row that fits; ``rows`` default to the table (an engine brings its own)."""
+    for row in table()[1] if rows is None else rows:
+        if row.fits(stored, capability, shape, group):
+            return row
+    raise LookupError(f"no kernel for {stored} on {capability}")
+
+
+def weight_bytes(choice: Choice, shape: tuple[int, int], group: int | None) -> int:
+    """Bytes that a linear [N, K] occupies as executed: kernel, its fallback, and block scales kept beside it."""
+    kernels = table()[0]
+    elements = shape[0] * shape[1]
+    total = kernels[choice.kernel].bytes_per_weight * elements
+    if choice.above is not None:
+        total += kernels[choice.above].bytes_per_weight * elements
+    if choice.kernel == "int4pack" and group:
+        total += 4 * elements // group  # scale and zero point, bf16 each
+    return int(total)
