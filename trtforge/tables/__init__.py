@@ -1,0 +1,137 @@
+"""Facts that change with versions, as data rows with a source each; code reads them, never repeats them.
+
+``stack``: which versions belong together, and what was added or removed. ``architectures``: which
+precision has a kernel on which GPU architecture.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_FOLDER = Path(__file__).parent
+_LINK = r"^https://\S+$"
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(_Row):
+    """Where a fact comes from."""
+
+    url: str = Field(pattern=_LINK)
+    says: str
+
+
+class Component(_Row):
+    """One piece of a stack: its version and what matters about it."""
+
+    name: str
+    version: str
+    note: str = ""
+
+
+class Removed(_Row):
+    """What a stack no longer has, and what replaces it."""
+
+    target: str
+    since: str
+    replacement: str
+    url: str = Field(pattern=_LINK)
+
+
+class StackRow(_Row):
+    """Versions that belong together. Rows of a target stand newest first."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    title: str
+    targets: tuple[str, ...] = Field(description="Engine targets that this stack builds or runs")
+    triton: str | None = Field(description="The Triton release that serves it; null where no one release is tied to it")
+    layouts: tuple[str, ...] = Field(description="Triton layouts that this stack serves")
+    numpy: str | None = Field(None, description="numpy versions that its Triton Python stub works with (PEP 440)")
+    components: tuple[Component, ...]
+    removed: tuple[Removed, ...] = ()
+    notes: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = Field(min_length=1)
+
+
+class StackTable(_Row):
+    as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    implemented_targets: tuple[str, ...] = Field(description="Targets that this version of trtforge builds")
+    implemented_layouts: tuple[str, ...]
+    rows: tuple[StackRow, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _unique(self) -> StackTable:
+        names = [row.name for row in self.rows]
+        if len(set(names)) != len(names):
+            raise ValueError("stack names repeat")
+        return self
+
+    def row(self, name: str) -> StackRow | None:
+        """The row called ``name``, or None."""
+        return next((row for row in self.rows if row.name == name), None)
+
+    def newest(self, target: str) -> StackRow | None:
+        """The newest row that has ``target``, or None."""
+        return next((row for row in self.rows if target in row.targets), None)
+
+
+Support = Literal["yes", "no", "weight-only", "disputed"]
+
+
+class Architecture(_Row):
+    """One GPU architecture and the precisions that have a kernel on it; a format that is not named is unknown."""
+
+    name: str = Field(pattern=r"^sm_\d{2,3}$")
+    title: str
+    formats: dict[str, Support]
+    kv_cache: dict[str, Support]
+    note: str = ""
+
+
+class ArchitectureTable(_Row):
+    as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    sources: tuple[Source, ...] = Field(min_length=1)
+    rows: tuple[Architecture, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _unique(self) -> ArchitectureTable:
+        names = [row.name for row in self.rows]
+        if len(set(names)) != len(names):
+            raise ValueError("architectures repeat")
+        return self
+
+    def row(self, name: str) -> Architecture | None:
+        """The row called ``name`` (``sm_90``), or None."""
+        return next((row for row in self.rows if row.name == name), None)
+
+
+_MODELS: dict[str, type[BaseModel]] = {"stack": StackTable, "architectures": ArchitectureTable}
+
+
+@cache
+def load_table(name: str) -> Any:
+    """The validated table ``stack`` or ``architectures`` (cached)."""
+    import yaml
+
+    path = _FOLDER / f"{name}.yaml"
+    return _MODELS[name].model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def stack_table() -> StackTable:
+    """Versions that belong together."""
+    table = load_table("stack")
+    assert isinstance(table, StackTable)
+    return table
+
+
+def architecture_table() -> ArchitectureTable:
+    """Precision by GPU architecture."""
+    table = load_table("architectures")
+    assert isinstance(table, ArchitectureTable)
+    return table

@@ -1,0 +1,277 @@
+"""The preflight engine: rules over a recipe, the model's headers, the tables and the machine.
+
+Policy: a rule is a pure function that yields violations; its code, severity, reason and source are declared
+beside it and never reused. A rule whose facts are missing is skipped and named as skipped, never passed
+in silence. A finding may be waived in the recipe by its code with a justification, unless what it
+refuses cannot happen at all (something that this version does not have).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trtforge.errors import ExitCode, ForgeError
+from trtforge.preflight.machine import Machine
+from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape
+from trtforge.recipe.keys import nearest
+from trtforge.recipe.load import LoadedRecipe
+from trtforge.recipe.schema import Recipe
+from trtforge.tables import ArchitectureTable, StackTable
+
+Severity = Literal["error", "warning"]
+Need = Literal["model", "format", "machine"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What rules may look at. ``model``, ``format``, ``kv_mode`` and ``machine`` may be unknown."""
+
+    recipe: Recipe
+    directory: Path
+    stacks: StackTable
+    architectures: ArchitectureTable
+    model: ModelShape | None = None
+    formats: Mapping[str, FormatFacts] = field(default_factory=dict)
+    kv_modes: Mapping[str, KvModeFacts] = field(default_factory=dict)
+    machine: Machine | None = None
+
+    @property
+    def format(self) -> FormatFacts | None:
+        """The format table's row for ``quantize.format``, or None."""
+        return self.formats.get(self.recipe.quantize.format)
+
+    def require_model(self) -> ModelShape:
+        """The model's shape, for rules that declared the need."""
+        assert self.model is not None
+        return self.model
+
+    def require_machine(self) -> Machine:
+        """The machine, for rules that declared the need."""
+        assert self.machine is not None
+        return self.machine
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One thing that is wrong: what was asked, the numbers, and what would work."""
+
+    message: str
+    asked: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    remedies: Sequence[str] = ()
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A violation with its rule's code, severity, reason and source; ``waived`` holds the justification."""
+
+    code: str
+    severity: Severity
+    title: str
+    message: str
+    asked: str
+    numbers: Mapping[str, Any]
+    why: str
+    remedies: tuple[str, ...]
+    source: str | None
+    waived: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """``K4`` of ``TF-K4-001``."""
+        return self.code.split("-")[1]
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the recipe must not run."""
+        return self.severity == "error" and self.waived is None
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as one JSON-able object."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "title": self.title,
+            "message": self.message,
+            "asked": self.asked,
+            "numbers": dict(self.numbers),
+            "why": self.why,
+            "remedies": list(self.remedies),
+            "source": self.source,
+            "waived": self.waived,
+        }
+
+
+Check = Callable[[Facts], Iterable[Violation]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check with its public identity."""
+
+    code: str
+    severity: Severity
+    title: str
+    why: str
+    source: str | None
+    needs: tuple[Need, ...]
+    waivable: bool
+    check: Check
+
+
+@dataclass(frozen=True)
+class Report:
+    """What preflight found, and which rules it could not apply."""
+
+    findings: tuple[Finding, ...]
+    skipped: Mapping[str, str]
+    rules: int
+
+    @property
+    def blocked(self) -> bool:
+        """Whether any finding stops the recipe."""
+        return any(finding.blocks for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as one JSON-able object."""
+        return {
+            "passed": not self.blocked,
+            "rules": self.rules,
+            "findings": [finding.to_json() for finding in self.findings],
+            "skipped": dict(self.skipped),
+        }
+
+
+_RULES: dict[str, Rule] = {}
+_MODULES = ("precision", "shapes", "limits", "memory", "corpora", "stack")
+
+
+def rule(
+    code: str,
+    title: str,
+    *,
+    why: str,
+    severity: Severity = "error",
+    source: str | None = None,
+    needs: tuple[Need, ...] = (),
+    waivable: bool = True,
+) -> Callable[[Check], Check]:
+    """Register a check under its code."""
+
+    def register(check: Check) -> Check:
+        if code in _RULES and _RULES[code].check.__qualname__ != check.__qualname__:
+            raise ValueError(f"preflight code {code} is taken by {_RULES[code].title}")
+        _RULES[code] = Rule(code, severity, title, why, source, needs, waivable, check)
+        return check
+
+    return register
+
+
+def all_rules() -> dict[str, Rule]:
+    """Every rule by code."""
+    for name in _MODULES:
+        importlib.import_module(f"trtforge.preflight.rules.{name}")
+    return dict(sorted(_RULES.items(), key=lambda item: _order(item[0])))
+
+
+def _order(code: str) -> tuple[int, int]:
+    _, kind, number = code.split("-")
+    return int(kind[1:]), int(number)
+
+
+def run_rules(facts: Facts) -> Report:
+    """Apply every rule whose facts are known; raises TF-RCP-014 for waivers of unknown codes."""
+    rules = all_rules()
+    _check_waivers(facts.recipe.waive, rules)
+    present: dict[Need, bool] = {
+        "model": facts.model is not None,
+        "format": bool(facts.formats),
+        "machine": facts.machine is not None,
+    }
+    findings: list[Finding] = []
+    skipped: dict[str, str] = {}
+    for code, item in rules.items():
+        missing = [need for need in item.needs if not present[need]]
+        if missing:
+            skipped[code] = f"not known: {', '.join(missing)}"
+            continue
+        for violation in item.check(facts):
+            findings.append(
+                Finding(
+                    code,
+                    item.severity,
+                    item.title,
+                    violation.message,
+                    violation.asked,
+                    violation.numbers,
+                    violation.why or item.why,
+                    tuple(violation.remedies),
+                    item.source,
+                    facts.recipe.waive.get(code) if item.waivable else None,
+                )
+            )
+    findings.sort(key=lambda finding: (not finding.blocks, finding.severity != "error"))
+    return Report(tuple(findings), skipped, len(rules))
+
+
+def _check_waivers(waivers: Mapping[str, str], rules: Mapping[str, Rule]) -> None:
+    for code, reason in waivers.items():
+        if code not in rules:
+            near = nearest(code, list(rules))
+            raise ForgeError(
+                "TF-RCP-014",
+                f"waive: {code} is no preflight code",
+                asked=f"waive: {{{code}: {reason}}}",
+                why="A waiver of a rule that does not exist would only look like one.",
+                remedies=[f"waive {near}"] if near else ["trtforge check RECIPE prints the codes of its findings"],
+            )
+        if not reason.strip():
+            raise ForgeError(
+                "TF-RCP-014",
+                f"waive: {code} has no justification",
+                asked=f"waive: {{{code}: ''}}",
+                why="Whoever reads the bundle's report must see why the rule was set aside.",
+                remedies=[f"waive: {{{code}: why this is fine here}}"],
+            )
+
+
+def refusal(report: Report, recipe_name: str) -> ForgeError:
+    """The blocking findings as one error (exit code 1)."""
+    blocking = [finding for finding in report.findings if finding.blocks]
+    first = blocking[0]
+    if len(blocking) == 1:
+        message, asked, numbers = first.message, first.asked, dict(first.numbers)
+    else:
+        message = f"preflight refuses {recipe_name} for {len(blocking)} reasons; the first: {first.message}"
+        asked = "; ".join(finding.asked for finding in blocking)
+        numbers = {finding.code: {"message": finding.message, **finding.numbers} for finding in blocking}
+    return ForgeError(
+        first.code,
+        message,
+        asked=asked,
+        numbers=numbers,
+        why=" ".join(dict.fromkeys(finding.why for finding in blocking)),
+        remedies=[remedy for finding in blocking for remedy in finding.remedies],
+        exit_code=ExitCode.GATE_FAILED,
+    )
+
+
+def make_facts(
+    loaded: LoadedRecipe,
+    *,
+    model: ModelShape | None,
+    formats: Mapping[str, FormatFacts],
+    kv_modes: Mapping[str, KvModeFacts],
+    machine: Machine | None,
+) -> Facts:
+    """Facts of a loaded recipe with the shipped tables."""
+    from trtforge.tables import architecture_table, stack_table
+
+    return Facts(
+        loaded.recipe, loaded.directory, stack_table(), architecture_table(), model, formats, kv_modes, machine
+    )

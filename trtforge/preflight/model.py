@@ -1,0 +1,138 @@
+"""What preflight reads of a model and of the format table: shapes only, no tensor data.
+
+The protocols describe the records that intake and the format table hand in; preflight imports neither.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+
+
+class ModelShape(Protocol):
+    """The fields of a checkpoint record that rules use."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def parameters(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def ffn(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
+    @property
+    def rope(self) -> Mapping[str, Any]: ...
+    @property
+    def prequantized(self) -> str | None: ...
+
+
+class WeightFacts(Protocol):
+    """How a format stores weights."""
+
+    @property
+    def bits(self) -> int: ...
+
+
+class FormatFacts(Protocol):
+    """The fields of a format row that rules use."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def weight(self) -> WeightFacts | None: ...
+    @property
+    def group_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def default_group_size(self) -> int | None: ...
+    @property
+    def native(self) -> tuple[str, ...]: ...
+
+
+class KvModeFacts(Protocol):
+    """The fields of a KV-cache mode that rules use."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str | None: ...
+    @property
+    def supported(self) -> bool: ...
+    @property
+    def why(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A kind of linear layer: module names, [N, K], and along which side tensor parallelism cuts it."""
+
+    kind: str
+    names: tuple[str, ...]
+    rows: int
+    columns: int
+    split: str  # "rows" or "columns"
+
+
+def linears(model: ModelShape) -> list[Linear]:
+    """The linears of a decoder of the Llama kind, one entry a kind.
+
+    q, k, v, gate and up are cut along their rows, o and down along their columns; the head along the vocabulary.
+    """
+    attention, kv = model.heads * model.head_size, model.kv_heads * model.head_size
+    table = [
+        ("q_proj", "self_attn.q_proj", attention, model.hidden, "rows"),
+        ("k_proj", "self_attn.k_proj", kv, model.hidden, "rows"),
+        ("v_proj", "self_attn.v_proj", kv, model.hidden, "rows"),
+        ("o_proj", "self_attn.o_proj", model.hidden, attention, "columns"),
+        ("gate_proj", "mlp.gate_proj", model.ffn, model.hidden, "rows"),
+        ("up_proj", "mlp.up_proj", model.ffn, model.hidden, "rows"),
+        ("down_proj", "mlp.down_proj", model.hidden, model.ffn, "columns"),
+    ]
+    result = [
+        Linear(kind, tuple(f"model.layers.{i}.{path}" for i in range(model.layers)), rows, columns, split)
+        for kind, path, rows, columns, split in table
+    ]
+    result.append(Linear("lm_head", ("lm_head",), model.vocab, model.hidden, "rows"))
+    return result
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether an exclude pattern (a module name, a part of it, or a glob) takes in module ``name``."""
+    return any(fnmatch.fnmatchcase(name, form) for form in (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"))
+
+
+def quantized_linears(model: ModelShape, exclude: Iterable[str]) -> list[Linear]:
+    """The kinds of linears that the exclude list leaves (a kind stays while any of its layers does)."""
+    patterns = tuple(exclude)
+    return [
+        linear
+        for linear in linears(model)
+        if not all(any(matches(name, pattern) for pattern in patterns) for name in linear.names)
+    ]
+
+
+def linear_parameters(model: ModelShape, exclude: Iterable[str]) -> int:
+    """How many weights the quantized linears hold together."""
+    return sum(linear.rows * linear.columns * len(linear.names) for linear in quantized_linears(model, exclude))
+
+
+def kv_bytes_per_token(model: ModelShape, dtype: str) -> int:
+    """Bytes of KV cache a token: 2 x layers x kv heads x head size x bytes of ``dtype``."""
+    return 2 * model.layers * model.kv_heads * model.head_size * DTYPE_BYTES[dtype]

@@ -1,0 +1,133 @@
+"""K19: texts for calibration, evaluation and load must be there before hours are spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.recipe.keys import nearest
+
+BUILTIN_TEXTS = ("builtin:python-topics",)
+BUILTIN_PROMPTS = ("builtin:mixed", "builtin:short")
+
+
+def _texts(facts: Facts) -> dict[str, tuple[str, int]]:
+    """The corpora in use, by key: the text and the tokens that are taken from it."""
+    quantize, perplexity = facts.recipe.quantize, facts.recipe.evals.perplexity
+    result = {"evals.perplexity.corpus": (perplexity.corpus, perplexity.tokens)}
+    if quantize.format != "none" or quantize.kv_cache != "none":
+        calibration = quantize.calibration
+        result["quantize.calibration.corpus"] = (calibration.corpus, calibration.samples * calibration.sequence_length)
+    return result
+
+
+def _unknown(key: str, spec: str, known: tuple[str, ...]) -> Violation | None:
+    scheme, colon, rest = spec.partition(":")
+    if colon and rest and (scheme in ("file", "hf") or spec in known):
+        return None
+    near = nearest(spec if colon else f"builtin:{spec}", list(known))
+    remedies = [f"{key}: {near}"] if near else [f"{key}: {name}" for name in known]
+    remedies.append(f"{key}: file:PATH")
+    if not colon:
+        remedies.append(f"{key}: hf:{spec}")
+    return Violation(f"{key}: {spec} names no text", f"{key}: {spec}", {"builtin": list(known)}, remedies)
+
+
+@rule(
+    "TF-K19-001",
+    "a corpus that does not say what it is",
+    why="A bare name would be looked up on a hub at run time, and fail there.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/5247",
+    waivable=False,
+)
+def known_corpus(facts: Facts) -> Iterator[Violation]:
+    for key, (spec, _) in _texts(facts).items():
+        found = _unknown(key, spec, BUILTIN_TEXTS)
+        if found:
+            yield found
+    spec = facts.recipe.bench.prompts
+    if not (spec.startswith("file:") and len(spec) > 5) and spec not in BUILTIN_PROMPTS:
+        near = nearest(spec, list(BUILTIN_PROMPTS))
+        yield Violation(
+            f"bench.prompts: {spec} names no prompts",
+            f"bench.prompts: {spec}",
+            {"builtin": list(BUILTIN_PROMPTS)},
+            [f"bench.prompts: {near or BUILTIN_PROMPTS[0]}", "bench.prompts: file:PATH (one prompt a line)"],
+        )
+
+
+@rule(
+    "TF-K19-002",
+    "a text file that is missing, empty or too short",
+    why="A token is at least one byte, so the file's size bounds the tokens that it can give.",
+    waivable=False,
+)
+def files_suffice(facts: Facts) -> Iterator[Violation]:
+    wanted = {key: item for key, item in _texts(facts).items() if item[0].startswith("file:")}
+    if facts.recipe.bench.prompts.startswith("file:"):
+        wanted["bench.prompts"] = (facts.recipe.bench.prompts, 1)
+    shared: dict[Path, int] = {}
+    for spec, tokens in wanted.values():
+        path = facts.directory / spec.removeprefix("file:")
+        shared[path] = shared.get(path, 0) + tokens
+    for key, (spec, tokens) in wanted.items():
+        path = facts.directory / spec.removeprefix("file:")
+        if not path.is_file():
+            yield Violation(
+                f"{key}: {path} is no file",
+                f"{key}: {spec}",
+                {"looked_at": str(path)},
+                ["paths are relative to the recipe: correct it", f"{key}: a builtin text"],
+            )
+        elif path.stat().st_size < shared[path]:
+            yield Violation(
+                f"{key}: {path.name} has {path.stat().st_size} bytes for {shared[path]} tokens",
+                f"{key}: {spec}",
+                {"bytes": path.stat().st_size, "tokens_here": tokens, "tokens_of_all_roles": shared[path]},
+                ["a longer text", "fewer tokens, samples or a shorter sequence_length"],
+            )
+
+
+@rule(
+    "TF-K19-003",
+    "a data set of the hub while the machine is set offline",
+    why="HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids the download.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2537",
+    needs=("machine",),
+)
+def hub_reachable(facts: Facts) -> Iterator[Violation]:
+    if not facts.require_machine().offline:
+        return
+    for key, (spec, _) in _texts(facts).items():
+        if spec.startswith("hf:"):
+            yield Violation(
+                f"{key}: {spec} must be downloaded, but the machine is set offline",
+                f"{key}: {spec}",
+                {"HF_HUB_OFFLINE or HF_DATASETS_OFFLINE": 1},
+                [f"{key}: {BUILTIN_TEXTS[0]}", f"{key}: file:PATH", "unset the offline variables", "waive this when it is cached"],
+            )
+
+
+@rule(
+    "TF-K19-004",
+    "more tokens than the built-in text has",
+    why="The built-in text is CPython's own documentation, shared without overlap between calibration and evaluation.",
+    waivable=False,
+)
+def builtin_suffices(facts: Facts) -> Iterator[Violation]:
+    import importlib.util
+
+    spec = importlib.util.find_spec("pydoc_data.topics")
+    if spec is None or spec.origin is None:
+        return
+    size = Path(spec.origin).stat().st_size
+    texts = {key: item for key, item in _texts(facts).items() if item[0] in BUILTIN_TEXTS}
+    needed = sum(tokens for _, tokens in texts.values())
+    if needed > size:
+        yield Violation(
+            f"{needed} tokens are asked of a built-in text of {size} bytes",
+            ", ".join(f"{key}: {tokens} tokens" for key, (_, tokens) in texts.items()),
+            {"needed_tokens": needed, "bytes": size},
+            ["fewer tokens or samples", *(f"{key}: file:PATH" for key in texts)],
+        )

@@ -1,0 +1,184 @@
+"""K9: one limits object feeds engine, repository and load test, so it must agree with all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+
+#: the longest prompt of the built-in load, in tokens (a generous bound over tokenizers)
+BUILTIN_PROMPT_TOKENS = {"builtin:mixed": 700, "builtin:short": 64}
+
+
+@rule(
+    "TF-K9-001",
+    "max_seq_len over the model's context",
+    why="Past its trained positions the model writes garbage without an error.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1830",
+    needs=("model",),
+)
+def sequence_in_context(facts: Facts) -> Iterator[Violation]:
+    limit, context = facts.recipe.build.limits.max_seq_len, facts.require_model().max_positions
+    if limit > context:
+        yield Violation(
+            f"max_seq_len {limit} is over the model's context of {context}",
+            f"build.limits.max_seq_len: {limit}",
+            {"max_seq_len": limit, "max_positions": context},
+            [f"build.limits.max_seq_len: {context}", "a checkpoint whose rope scaling reaches further"],
+        )
+
+
+@rule(
+    "TF-K9-002",
+    "max_input_len leaves no room for an answer",
+    why="Prompt and answer share max_seq_len; an answer has at least one token.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/402",
+    waivable=False,
+)
+def input_below_sequence(facts: Facts) -> Iterator[Violation]:
+    limits = facts.recipe.build.limits
+    if limits.max_input_len is not None and limits.max_input_len >= limits.max_seq_len:
+        yield Violation(
+            f"max_input_len {limits.max_input_len} is not below max_seq_len {limits.max_seq_len}",
+            f"build.limits.max_input_len: {limits.max_input_len}",
+            {"max_input_len": limits.max_input_len, "max_seq_len": limits.max_seq_len},
+            [f"build.limits.max_input_len: {limits.max_seq_len - 1} or less", "raise build.limits.max_seq_len"],
+        )
+
+
+@rule(
+    "TF-K9-003",
+    "max_num_tokens below max_batch_size",
+    why="A decode step of a full batch takes one token of every request.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/9277",
+    waivable=False,
+)
+def tokens_cover_batch(facts: Facts) -> Iterator[Violation]:
+    limits = facts.recipe.build.limits
+    if limits.max_num_tokens < limits.max_batch_size:
+        yield Violation(
+            f"max_num_tokens {limits.max_num_tokens} cannot hold one token each of {limits.max_batch_size} requests",
+            f"build.limits: {{max_num_tokens: {limits.max_num_tokens}, max_batch_size: {limits.max_batch_size}}}",
+            {"max_num_tokens": limits.max_num_tokens, "max_batch_size": limits.max_batch_size},
+            [f"build.limits.max_num_tokens: {limits.max_batch_size}", f"build.limits.max_batch_size: {limits.max_num_tokens}"],
+        )
+
+
+@rule(
+    "TF-K9-004",
+    "calibration sequences over the model's context",
+    why="Activations past the trained positions would set the scales.",
+    needs=("model",),
+)
+def calibration_in_context(facts: Facts) -> Iterator[Violation]:
+    quantize, context = facts.recipe.quantize, facts.require_model().max_positions
+    length = quantize.calibration.sequence_length
+    if (quantize.format != "none" or quantize.kv_cache != "none") and length > context:
+        yield Violation(
+            f"calibration sequences of {length} tokens are over the model's context of {context}",
+            f"quantize.calibration.sequence_length: {length}",
+            {"sequence_length": length, "max_positions": context},
+            [f"quantize.calibration.sequence_length: {min(512, context)}"],
+        )
+
+
+@rule(
+    "TF-K9-005",
+    "perplexity windows over the model's context",
+    why="Scores past the trained positions measure the position encoding, not the quantization.",
+    needs=("model",),
+)
+def windows_in_context(facts: Facts) -> Iterator[Violation]:
+    window, context = facts.recipe.evals.perplexity.window, facts.require_model().max_positions
+    if window > context:
+        yield Violation(
+            f"perplexity windows of {window} tokens are over the model's context of {context}",
+            f"evals.perplexity.window: {window}",
+            {"window": window, "max_positions": context},
+            [f"evals.perplexity: {{window: {context}, stride: {max(1, context // 2)}}}"],
+        )
+
+
+@rule(
+    "TF-K9-006",
+    "the load test's prompts do not fit the limits",
+    why="The engine would refuse them and the load test measure refusals.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/565",
+    severity="warning",
+)
+def bench_fits(facts: Facts) -> Iterator[Violation]:
+    limits, bench = facts.recipe.build.limits, facts.recipe.bench
+    room = limits.max_seq_len - bench.max_tokens
+    if room < 1:
+        yield Violation(
+            f"answers of {bench.max_tokens} tokens leave no room for a prompt in max_seq_len {limits.max_seq_len}",
+            f"bench.max_tokens: {bench.max_tokens}",
+            {"max_tokens": bench.max_tokens, "max_seq_len": limits.max_seq_len},
+            [f"bench.max_tokens: {max(1, limits.max_seq_len // 2)}", "raise build.limits.max_seq_len"],
+        )
+        return
+    longest = BUILTIN_PROMPT_TOKENS.get(bench.prompts)
+    room = min(room, limits.max_input_len or room)
+    if longest is not None and longest > room:
+        yield Violation(
+            f"prompts of {bench.prompts} reach {longest} tokens, the limits leave {room}",
+            f"bench.prompts: {bench.prompts}, bench.max_tokens: {bench.max_tokens}",
+            {"longest_prompt": longest, "room": room, "max_seq_len": limits.max_seq_len},
+            [
+                f"build.limits.max_seq_len: {longest + bench.max_tokens} or more",
+                "bench.prompts: builtin:short",
+                "bench.prompts: file:prompts.txt with shorter prompts",
+            ],
+        )
+
+
+@rule(
+    "TF-K9-007",
+    "the load test runs more requests than the engine takes at once",
+    why="The surplus waits in the queue and its waiting is measured as latency.",
+    severity="warning",
+)
+def concurrency_in_batch(facts: Facts) -> Iterator[Violation]:
+    limit = facts.recipe.build.limits.max_batch_size
+    over = [level for level in facts.recipe.bench.concurrency if level > limit]
+    if over:
+        yield Violation(
+            f"bench.concurrency {over} is over max_batch_size {limit}",
+            f"bench.concurrency: {list(facts.recipe.bench.concurrency)}",
+            {"over": over, "max_batch_size": limit},
+            [f"build.limits.max_batch_size: {max(over)}", f"bench.concurrency up to {limit}"],
+        )
+
+
+@rule(
+    "TF-K9-008",
+    "the generation check does not fit the limits",
+    why="Its answers would be cut by the engine.",
+    severity="warning",
+)
+def generation_fits(facts: Facts) -> Iterator[Violation]:
+    limits, generation = facts.recipe.build.limits, facts.recipe.evals.generation
+    if generation.max_tokens >= limits.max_seq_len:
+        yield Violation(
+            f"answers of {generation.max_tokens} tokens do not fit max_seq_len {limits.max_seq_len}",
+            f"evals.generation.max_tokens: {generation.max_tokens}",
+            {"max_tokens": generation.max_tokens, "max_seq_len": limits.max_seq_len},
+            [f"evals.generation.max_tokens: {max(1, limits.max_seq_len // 2)}", "raise build.limits.max_seq_len"],
+        )
+
+
+@rule(
+    "TF-K9-009",
+    "fewer scored tokens than one window",
+    why="One window is one sample: no interval can be given.",
+    severity="warning",
+)
+def enough_tokens(facts: Facts) -> Iterator[Violation]:
+    perplexity = facts.recipe.evals.perplexity
+    if perplexity.tokens < 4 * perplexity.stride:
+        yield Violation(
+            f"{perplexity.tokens} tokens make {perplexity.tokens / perplexity.stride:.1f} blocks of {perplexity.stride}",
+            f"evals.perplexity.tokens: {perplexity.tokens}",
+            {"tokens": perplexity.tokens, "stride": perplexity.stride},
+            [f"evals.perplexity.tokens: {4 * perplexity.stride} or more", "a smaller evals.perplexity.stride"],
+        )

@@ -1,0 +1,198 @@
+"""K2, K12, K13, K23: versions, targets and layouts that exist together, and what this version has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.recipe.keys import nearest
+from trtforge.tables import StackRow
+
+#: which layout serves which target's artifact
+LAYOUT_TARGETS = {
+    "native": ("torch", "tensorrt"),
+    "inflight_batcher_llm": ("trtllm-engine",),
+    "llmapi": ("trtllm-llmapi",),
+}
+
+
+def stack_of(facts: Facts) -> StackRow | None:
+    """The recipe's stack row: the one named, or the newest of the target."""
+    recipe = facts.recipe
+    return facts.stacks.row(recipe.stack) if recipe.stack else facts.stacks.newest(recipe.build.target)
+
+
+@rule("TF-K2-001", "unknown stack", why="A stack is a row of the stack table: versions that belong together.", waivable=False)
+def known_stack(facts: Facts) -> Iterator[Violation]:
+    name = facts.recipe.stack
+    if name and facts.stacks.row(name) is None:
+        known = [row.name for row in facts.stacks.rows]
+        near = nearest(name, known)
+        yield Violation(
+            f"stack: {name} is no row of the stack table",
+            f"stack: {name}",
+            {"known": known},
+            [f"stack: {near}" if near else "remove stack: the target's newest is the default", "trtforge stack lists the rows"],
+        )
+
+
+@rule(
+    "TF-K2-002",
+    "the stack does not have the target",
+    why="An engine is built and run by one stack.",
+    waivable=False,
+)
+def stack_has_target(facts: Facts) -> Iterator[Violation]:
+    row, target = stack_of(facts), facts.recipe.build.target
+    if row is None or target in row.targets or any(item.target == target for item in row.removed):
+        return
+    works = [other.name for other in facts.stacks.rows if target in other.targets]
+    yield Violation(
+        f"stack {row.name} has no target {target}",
+        f"stack: {row.name}, build.target: {target}",
+        {"targets": list(row.targets), "stacks_of_target": works},
+        [*(f"stack: {name}" for name in works), *(f"build.target: {name}" for name in row.targets)],
+    )
+
+
+@rule(
+    "TF-K2-003",
+    "a Triton release that the stack does not serve with",
+    why="Backends, Python stubs and their numpy are tied to the release.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/246",
+)
+def triton_of_stack(facts: Facts) -> Iterator[Violation]:
+    row, version = stack_of(facts), facts.recipe.triton.version
+    if row is not None and version and row.triton and version != row.triton:
+        yield Violation(
+            f"triton.version {version} is not the release of stack {row.name} ({row.triton})",
+            f"triton.version: {version}",
+            {"stack": row.name, "triton": row.triton},
+            ["remove triton.version", f'triton.version: "{row.triton}"'],
+        )
+
+
+@rule(
+    "TF-K12-001",
+    "speculative decoding is not in this version",
+    why="This version of trtforge serves without speculation.",
+    waivable=False,
+)
+def speculation_implemented(facts: Facts) -> Iterator[Violation]:
+    method = facts.recipe.speculation.method
+    if method != "none":
+        yield Violation(
+            f"speculation.method: {method} is not implemented in this version",
+            f"speculation.method: {method}",
+            {"implemented": ["none"]},
+            ["speculation.method: none"],
+        )
+
+
+@rule(
+    "TF-K13-001",
+    "a Triton layout that does not serve the target",
+    why="A layout's backend loads one kind of artifact.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/393",
+    waivable=False,
+)
+def layout_serves_target(facts: Facts) -> Iterator[Violation]:
+    layout, target = facts.recipe.triton.layout, facts.recipe.build.target
+    if target not in LAYOUT_TARGETS[layout]:
+        works = [name for name, targets in LAYOUT_TARGETS.items() if target in targets]
+        yield Violation(
+            f"triton.layout: {layout} does not serve target {target}",
+            f"triton.layout: {layout}, build.target: {target}",
+            {"layout_serves": list(LAYOUT_TARGETS[layout]), "layouts_of_target": works},
+            [f"triton.layout: {name}" for name in works] + [f"build.target: {name}" for name in LAYOUT_TARGETS[layout]],
+        )
+
+
+@rule(
+    "TF-K13-002",
+    "evaluation tasks are not in this version",
+    why="This version measures perplexity, generation and engine parity.",
+    waivable=False,
+)
+def tasks_implemented(facts: Facts) -> Iterator[Violation]:
+    tasks = facts.recipe.evals.tasks
+    if tasks:
+        yield Violation(
+            f"evals.tasks: {', '.join(tasks)}: tasks are not implemented in this version",
+            f"evals.tasks: {list(tasks)}",
+            {},
+            ["evals.tasks: []"],
+        )
+
+
+@rule(
+    "TF-K13-003",
+    "a calibrated KV cache without quantization",
+    why="The scales of an fp8 KV cache are calibrated while the model is quantized; with format none that step does not run.",
+    severity="warning",
+    needs=("format",),
+)
+def kv_needs_calibration(facts: Facts) -> Iterator[Violation]:
+    quantize = facts.recipe.quantize
+    if quantize.format == "none" and quantize.kv_cache != "none":
+        yield Violation(
+            f"quantize.kv_cache: {quantize.kv_cache} with quantize.format: none",
+            f"quantize: {{format: none, kv_cache: {quantize.kv_cache}}}",
+            {},
+            ["quantize.kv_cache: none", "quantize.format: fp8"],
+        )
+
+
+@rule(
+    "TF-K23-001",
+    "an engine backend that the version no longer has",
+    why="TensorRT-LLM stopped building TensorRT engines after 1.2.1 and Triton's engine backend went with it.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/pull/15763",
+    waivable=False,
+)
+def backend_exists(facts: Facts) -> Iterator[Violation]:
+    row, target = stack_of(facts), facts.recipe.build.target
+    for item in row.removed if row is not None else ():
+        if item.target == target:
+            assert row is not None
+            older = [other.name for other in facts.stacks.rows if target in other.targets]
+            yield Violation(
+                f"{target} was removed in {item.since}; stack {row.name} does not have it",
+                f"stack: {row.name}, build.target: {target}",
+                {"removed_since": item.since, "last_stacks": older, "source": item.url},
+                [f"build.target: {item.replacement}", *(f"stack: {name}" for name in older)],
+            )
+
+
+@rule(
+    "TF-K23-002",
+    "a target that this version does not build",
+    why="The recipe's key is known, but this version of trtforge has no builder for it yet.",
+    waivable=False,
+)
+def target_implemented(facts: Facts) -> Iterator[Violation]:
+    target = facts.recipe.build.target
+    if target not in facts.stacks.implemented_targets:
+        yield Violation(
+            f"build.target: {target} is not implemented in this version",
+            f"build.target: {target}",
+            {"implemented": list(facts.stacks.implemented_targets)},
+            [f"build.target: {name}" for name in facts.stacks.implemented_targets],
+        )
+
+
+@rule(
+    "TF-K23-003",
+    "a Triton layout that this version does not write",
+    why="The recipe's key is known, but this version of trtforge has no emitter for it yet.",
+    waivable=False,
+)
+def layout_implemented(facts: Facts) -> Iterator[Violation]:
+    layout = facts.recipe.triton.layout
+    if layout not in facts.stacks.implemented_layouts:
+        yield Violation(
+            f"triton.layout: {layout} is not implemented in this version",
+            f"triton.layout: {layout}",
+            {"implemented": list(facts.stacks.implemented_layouts)},
+            [f"triton.layout: {name}" for name in facts.stacks.implemented_layouts],
+        )
