@@ -1,0 +1,1 @@
+"""Start, probe, drain and stop servers."""

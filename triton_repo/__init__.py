@@ -1,0 +1,1 @@
+"""Triton model repositories: emitted as protobuf messages, checked as a unit."""

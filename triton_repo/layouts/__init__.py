@@ -1,0 +1,1 @@
+"""Repository layouts, one module each."""

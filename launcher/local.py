@@ -1,0 +1,225 @@
+"""A Triton server as a local process: start, wait until ready, drain, stop.
+
+Policy: binds to loopback unless told otherwise; a start that fails leaves no process, no shared memory
+and an error that carries the server's own reason; stopping drains first (Triton answers the requests in
+flight, up to ``exit_timeout``), then terminates the whole process group, then removes the shared-memory
+regions that carry this server's prefix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+from launcher.installation import Installation, find_installation
+from launcher.ports import pick_free, require_free
+from trtforge.errors import ForgeError
+
+_PR_SET_PDEATHSIG = 1
+_ERROR_LINE = re.compile(r"^E\d{4} |error:|failed to|ModuleNotFoundError|Exception|Error:", re.IGNORECASE)
+#: what the CPU build of the server always says about GPUs that are not there
+_HARMLESS = re.compile(r"cuda|nvml|dcgm|gpu memory|pinned", re.IGNORECASE)
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: be told to stop when the parent dies, even by SIGKILL."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class TritonServer:
+    """One server over one model repository.
+
+    Args:
+        repository: the model repository.
+        host: address to bind.
+        http_port, grpc_port, metrics_port: 0 picks a free one.
+        log_path: where the server's output goes.
+        exit_timeout: seconds that draining may take.
+        extra_arguments: further command-line arguments of tritonserver.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        *,
+        log_path: Path,
+        host: str = "127.0.0.1",
+        http_port: int = 0,
+        grpc_port: int = 0,
+        metrics_port: int = 0,
+        exit_timeout: int = 20,
+        installation: Installation | None = None,
+        extra_arguments: tuple[str, ...] = (),
+    ) -> None:
+        self.repository = repository.resolve()
+        self.host = host
+        asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+        require_free(host, {name: port for name, port in asked.items() if port})
+        free = iter(pick_free(host, sum(port == 0 for port in asked.values())))
+        ports = {name: port or next(free) for name, port in asked.items()}
+        self.http_port, self.grpc_port, self.metrics_port = ports["http"], ports["grpc"], ports["metrics"]
+        self.log_path = log_path
+        self.exit_timeout = exit_timeout
+        self.installation = installation or find_installation()
+        self.extra_arguments = extra_arguments
+        self.process: subprocess.Popen[bytes] | None = None
+        self._shm_prefix = f"trtforge_{os.getpid()}_{self.http_port}_"
+
+    @property
+    def http_url(self) -> str:
+        """``host:port`` of the HTTP endpoint."""
+        return f"{self.host}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """``host:port`` of the gRPC endpoint."""
+        return f"{self.host}:{self.grpc_port}"
+
+    def command(self) -> list[str]:
+        """The server's command line."""
+        install = self.installation
+        arguments = [
+            str(install.binary),
+            f"--model-repository={self.repository}",
+            f"--http-address={self.host}",
+            f"--grpc-address={self.host}",
+            f"--metrics-address={self.host}",
+            f"--http-port={self.http_port}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-port={self.metrics_port}",
+            f"--exit-timeout-secs={self.exit_timeout}",
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            "--disable-auto-complete-config",
+            "--exit-on-error=true",
+            "--strict-readiness=true",
+        ]
+        if install.backend_directory is not None:
+            arguments.append(f"--backend-directory={install.backend_directory}")
+        if install.cache_directory is not None:
+            arguments.append(f"--cache-directory={install.cache_directory}")
+        return [*arguments, *self.extra_arguments]
+
+    def start(self) -> None:
+        """Start the process; :meth:`wait_ready` says when it serves."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, **self.installation.environment}
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def wait_ready(self, timeout: float = 120.0) -> float:
+        """Seconds until every model was ready.
+
+        Raises:
+            ForgeError: TF-LCH-002 when the server ended, TF-LCH-003 when it was not ready in time. The
+                process is gone in both cases.
+        """
+        begin = time.monotonic()
+        while time.monotonic() - begin < timeout:
+            if self.process is None or self.process.poll() is not None:
+                code = None if self.process is None else self.process.returncode
+                reason = self.log_reason()
+                self.stop()
+                raise ForgeError(
+                    "TF-LCH-002",
+                    "the Triton server ended before it was ready",
+                    numbers={"exit": code},
+                    why=reason,
+                    remedies=[f"read {self.log_path}", "trtforge triton lint REPOSITORY"],
+                )
+            if self.is_ready():
+                return time.monotonic() - begin
+            time.sleep(0.1)
+        reason = self.log_reason()
+        self.stop()
+        raise ForgeError(
+            "TF-LCH-003",
+            "the Triton server was not ready in time",
+            numbers={"timeout_s": timeout},
+            why=reason,
+            remedies=[f"read {self.log_path}", "a longer --ready-timeout"],
+        )
+
+    def is_ready(self) -> bool:
+        """Whether the server answers that all models are ready."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http_url}/v2/health/ready", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def log_reason(self, lines: int = 6) -> str:
+        """The server's last error lines, for an error's ``why``."""
+        try:
+            text = self.log_path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return "the server left no log"
+        telling = [line.strip() for line in text.splitlines() if _ERROR_LINE.search(line) and not _HARMLESS.search(line)]
+        return " / ".join(telling[-lines:]) or " / ".join(text.splitlines()[-lines:]) or "the log is empty"
+
+    def stop(self) -> int | None:
+        """Drain and end the server; safe to call twice. Returns the exit code."""
+        process = self.process
+        if process is None:
+            return None
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=self.exit_timeout + 10)
+            except subprocess.TimeoutExpired:
+                pass
+        self._kill_group(process.pid)
+        code = process.wait()
+        self._remove_shared_memory()
+        self.process = None
+        return code
+
+    def kill(self) -> None:
+        """End the server without draining (what a crash looks like)."""
+        if self.process is not None:
+            self._kill_group(self.process.pid)
+            self.process.wait()
+            self._remove_shared_memory()
+            self.process = None
+
+    @staticmethod
+    def _kill_group(group: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+    def _remove_shared_memory(self) -> None:
+        for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
+            with contextlib.suppress(OSError):
+                region.unlink()
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,51 @@
+"""TCP ports on the loopback interface."""
+
+from __future__ import annotations
+
+import socket
+
+from trtforge.errors import ForgeError
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether ``port`` can be bound on ``host`` now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def pick_free(host: str, count: int) -> list[int]:
+    """``count`` different ports that were free a moment ago."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sockets = [socket.socket(family, socket.SOCK_STREAM) for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((host, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def require_free(host: str, ports: dict[str, int]) -> None:
+    """Refuse ports that are taken, all of them in one error.
+
+    Raises:
+        ForgeError: TF-LCH-001.
+    """
+    taken = {name: port for name, port in ports.items() if not is_free(host, port)}
+    if taken:
+        suggestion = pick_free(host, len(taken))
+        raise ForgeError(
+            "TF-LCH-001",
+            "a port is taken: " + ", ".join(f"{name} {port}" for name, port in taken.items()),
+            asked=f"{host}: " + ", ".join(f"{name} {port}" for name, port in ports.items()),
+            numbers=dict(taken),
+            why="another process listens there",
+            remedies=[f"--{name}-port {port}" for name, port in zip(taken, suggestion, strict=True)],
+        )

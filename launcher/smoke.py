@@ -1,0 +1,251 @@
+"""Smoke test of a live server: does it answer as the engine does, and does it survive its clients?
+
+Each check is one fact; a failed one names what was expected and what came. The checks are run against
+a real server through tritonclient.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher.client import Answer, StreamClient
+from trtforge.errors import ForgeError, GateFailed
+from trtforge.progress import Progress, SilentProgress
+
+ANSWER_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One fact about the server."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class SmokeTarget:
+    """The server under test and what is expected of it.
+
+    Attributes:
+        expected: greedy answers of the offline engine by prompt, ``max_tokens`` tokens each.
+        max_input_len: tokens of the longest prompt that the engine takes.
+    """
+
+    grpc_url: str
+    http_url: str
+    metrics_url: str
+    model: str
+    expected: dict[str, str]
+    max_tokens: int
+    max_input_len: int
+    clients: int = 32
+
+
+def run_smoke(target: SmokeTarget, progress: Progress | None = None) -> list[Check]:
+    """All checks in order; an unexpected error of one is that check's failure."""
+    report = progress or SilentProgress()
+    steps: Sequence[tuple[str, Callable[[SmokeTarget], str]]] = (
+        ("joined stream, whole answer and offline engine agree", _same_answers),
+        ("HTTP generate and generate_stream agree with gRPC", _http_agrees),
+        (f"{target.clients} concurrent clients get the answers that one gets", _concurrent_clients),
+        ("a cancelled client's request ends and its blocks are freed", _cancelled_client),
+        ("a client that disappears does no harm", _vanishing_client),
+        ("faulty requests get errors, not hangs", _faulty_requests),
+        ("stop words end the answer and stay out of it", _stop_words),
+    )
+    report.start("smoke test of the live server", total=len(steps))
+    checks = []
+    for name, step in steps:
+        try:
+            checks.append(Check(name, True, step(target)))
+        except (AssertionError, ForgeError, OSError, ValueError) as error:
+            detail = f"{error} {error.why or ''}" if isinstance(error, ForgeError) else str(error)
+            checks.append(Check(name, False, detail.strip()))
+        report.advance()
+    return checks
+
+
+def require(checks: Sequence[Check]) -> None:
+    """Raise :class:`GateFailed` (TF-LCH-020) naming every failed check."""
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        raise GateFailed(
+            "TF-LCH-020",
+            f"{len(failed)} of {len(checks)} smoke checks failed",
+            numbers={"failed": len(failed), "checks": len(checks)},
+            why="; ".join(f"{check.name}: {check.detail}" for check in failed),
+            remedies=["read the server's log", "trtforge run RECIPE --force smoke"],
+        )
+
+
+def checks_to_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    return [asdict(check) for check in checks]
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def _greedy(prompt: str, target: SmokeTarget, **more: Any) -> dict[str, Any]:
+    return {"text_input": prompt, "max_tokens": target.max_tokens, **more}
+
+
+def _same_answers(target: SmokeTarget) -> str:
+    pieces = 0
+    with StreamClient(target.grpc_url, target.model) as client:
+        for prompt, expected in target.expected.items():
+            streamed = client.ask(_greedy(prompt, target, stream=True), ANSWER_SECONDS)
+            whole = client.ask(_greedy(prompt, target), ANSWER_SECONDS)
+            _expect(streamed.error is None and whole.error is None, f"refused: {streamed.error or whole.error}")
+            _expect(len(whole.pieces) == 1, f"a request without stream got {len(whole.pieces)} responses")
+            _expect(streamed.text == whole.text, f"stream {streamed.text!r} differs from whole {whole.text!r}")
+            _expect(whole.text == expected, f"server {whole.text!r} differs from offline {expected!r}")
+            pieces += len(streamed.pieces)
+    return f"{len(target.expected)} prompts, {pieces} streamed pieces"
+
+
+def _http_agrees(target: SmokeTarget) -> str:
+    prompt, expected = next(iter(target.expected.items()))
+    url = f"http://{target.http_url}/v2/models/{target.model}"
+    body = json.dumps({"text_input": prompt, "max_tokens": target.max_tokens}).encode()
+    with urllib.request.urlopen(f"{url}/generate", data=body, timeout=ANSWER_SECONDS) as answer:
+        whole = json.loads(answer.read())["text_output"]
+    body = json.dumps({"text_input": prompt, "max_tokens": target.max_tokens, "stream": True}).encode()
+    with urllib.request.urlopen(f"{url}/generate_stream", data=body, timeout=ANSWER_SECONDS) as answer:
+        events = [line[len("data:") :] for line in answer.read().decode().splitlines() if line.startswith("data:")]
+    streamed = "".join(json.loads(event)["text_output"] for event in events)
+    _expect(whole == expected, f"generate returned {whole!r}, expected {expected!r}")
+    _expect(streamed == expected, f"generate_stream joined to {streamed!r}, expected {expected!r}")
+    return f"{len(events)} server-sent events"
+
+
+def _concurrent_clients(target: SmokeTarget) -> str:
+    prompts = list(target.expected)
+    answers: dict[int, Answer | str] = {}
+
+    def one(index: int) -> None:
+        try:
+            with StreamClient(target.grpc_url, target.model) as client:
+                values = _greedy(prompts[index % len(prompts)], target, stream=index % 2 == 0)
+                answers[index] = client.ask(values, ANSWER_SECONDS)
+        except Exception as error:  # a client's thread must not die in silence
+            answers[index] = f"{type(error).__name__}: {error}"
+
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(target.clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=2 * ANSWER_SECONDS)
+    for index in range(target.clients):
+        answer = answers.get(index, "no answer")
+        expected = target.expected[prompts[index % len(prompts)]]
+        _expect(isinstance(answer, Answer), f"client {index}: {answer}")
+        assert isinstance(answer, Answer)
+        _expect(answer.error is None, f"client {index}: {answer.error}")
+        _expect(answer.text == expected, f"client {index} got {answer.text!r}, expected {expected!r}")
+    return f"{target.clients} clients, {len(prompts)} prompts"
+
+
+def _busy(target: SmokeTarget) -> dict[str, float]:
+    """Gauges of requests in flight and blocks in use, from the server's metrics page."""
+    with urllib.request.urlopen(f"http://{target.metrics_url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    gauges = {}
+    for line in text.splitlines():
+        for name in ("trtforge_num_requests_running", "trtforge_kv_blocks_in_use"):
+            if line.startswith(name):
+                gauges[name] = float(line.rsplit(" ", 1)[1])
+    return gauges
+
+
+def _wait_idle(target: SmokeTarget, seconds: float = 20.0) -> dict[str, float]:
+    end = time.monotonic() + seconds
+    gauges = _busy(target)
+    _expect(len(gauges) == 2, f"the metrics page lacks the engine's gauges, it has {sorted(gauges)}")
+    while any(gauges.values()) and time.monotonic() < end:
+        time.sleep(0.1)
+        gauges = _busy(target)
+    return gauges
+
+
+def _cancelled_client(target: SmokeTarget) -> str:
+    prompt = next(iter(target.expected))
+    client = StreamClient(target.grpc_url, target.model)
+    client.send({"text_input": prompt, "max_tokens": 4096 if target.max_input_len > 8192 else 512, "stream": True,
+                 "min_tokens": 512})  # fmt: skip
+    next(iter(client.receive(ANSWER_SECONDS)))
+    running = _busy(target)
+    _expect(running.get("trtforge_num_requests_running", 0) >= 1, f"nothing ran while a client streamed: {running}")
+    client.close(cancel=True)
+    gauges = _wait_idle(target)
+    _expect(not any(gauges.values()), f"after the cancellation the engine still holds {gauges}")
+    return f"in use before {running}, after {gauges}"
+
+
+def _vanishing_client(target: SmokeTarget) -> str:
+    prompt, expected = next(iter(target.expected.items()))
+    host, port = target.http_url.rsplit(":", 1)
+    body = json.dumps({"text_input": prompt, "max_tokens": 512, "min_tokens": 512, "stream": True})
+    request = (
+        f"POST /v2/models/{target.model}/generate_stream HTTP/1.1\r\nHost: {target.http_url}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+    with socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS) as raw:
+        raw.sendall(request.encode())
+        raw.recv(256)  # the answer has begun; now the client is gone
+    with StreamClient(target.grpc_url, target.model) as client:
+        answer = client.ask(_greedy(prompt, target), ANSWER_SECONDS)
+    _expect(answer.text == expected, f"the next client got {answer.text!r} ({answer.error})")
+    gauges = _wait_idle(target, seconds=ANSWER_SECONDS)
+    _expect(not any(gauges.values()), f"the engine still holds {gauges}")
+    return "the next client was answered and the engine came to rest"
+
+
+def _faulty_requests(target: SmokeTarget) -> str:
+    prompt, expected = next(iter(target.expected.items()))
+    cases: list[tuple[str, dict[str, Any], dict[str, str] | None]] = [
+        ("over-long prompt", {"text_input": "word " * (target.max_input_len + 8), "max_tokens": 4}, None),
+        ("max_tokens 0", {"text_input": prompt, "max_tokens": 0}, None),
+        ("negative temperature", _greedy(prompt, target, temperature=-1.0), None),
+        ("top_p 1.5", _greedy(prompt, target, top_p=1.5), None),
+        ("NaN temperature", _greedy(prompt, target, temperature=float("nan")), None),
+        ("beam_width 4", _greedy(prompt, target, beam_width=4), None),
+        ("text that is not UTF-8", _greedy(prompt, target) | {"text_input": b"\xff\xfe"}, None),
+        ("two prompts in one tensor", _greedy(prompt, target) | {"text_input": [prompt, prompt]}, None),
+        ("max_tokens as INT64", _greedy(prompt, target), {"max_tokens": "INT64"}),
+        ("missing max_tokens", {"text_input": prompt}, None),
+    ]
+    for name, values, dtypes in cases:
+        with StreamClient(target.grpc_url, target.model) as client:
+            answer = client.ask(values, 30.0, dtypes)
+        _expect(answer.error is not None, f"{name}: accepted and answered {answer.text!r}")
+    with StreamClient(target.grpc_url, target.model) as client:
+        answer = client.ask(_greedy(prompt, target), ANSWER_SECONDS)
+    _expect(answer.text == expected, f"after the faulty requests a good one got {answer.text!r} ({answer.error})")
+    return f"{len(cases)} faulty requests refused"
+
+
+def _stop_words(target: SmokeTarget) -> str:
+    prompt, expected = max(target.expected.items(), key=lambda item: len(item[1]))
+    _expect(len(expected) >= 8, f"no answer is long enough to stop inside: {expected!r}")
+    middle = len(expected) // 2
+    stop = expected[middle : middle + 3]
+    cut = expected[: expected.index(stop)]
+    with StreamClient(target.grpc_url, target.model) as client:
+        whole = client.ask(_greedy(prompt, target, stop_words=[stop]), ANSWER_SECONDS)
+        streamed = client.ask(_greedy(prompt, target, stop_words=[stop], stream=True), ANSWER_SECONDS)
+    _expect(whole.text == cut, f"stop word {stop!r}: got {whole.text!r}, expected {cut!r}")
+    _expect(streamed.text == cut, f"stop word {stop!r} in a stream: got {streamed.text!r}, expected {cut!r}")
+    _expect(whole.finish_reason == "stop", f"finish_reason is {whole.finish_reason!r}")
+    return f"stopped at {stop!r}"

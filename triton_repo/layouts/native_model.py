@@ -1,0 +1,121 @@
+"""Triton Python-backend model of the ``native`` layout; copied into the repository as ``1/model.py``.
+
+Decoupled: ``execute`` hands each request to the runtime's stepping thread and returns at once, so
+requests join and leave the batch token by token. A watcher thread asks Triton every
+``POLL_SECONDS`` which clients have gone and cancels their requests, which frees their blocks.
+"""
+
+import json
+import threading
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils  # provided by Triton
+
+from runtime.serving import AsyncEngine
+from runtime.triton_frontend import request_from_tensors, tensors_from_output
+from trtforge.errors import ForgeError
+
+POLL_SECONDS = 0.05
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    """The engine behind one Triton model."""
+
+    def initialize(self, args):
+        """Load the engine that the configuration names and hold its limits against the configuration's."""
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self._inputs = [tensor["name"] for tensor in config["input"]]
+        self._exclude_default = parameters["exclude_input_in_output"] == "true"
+        engine_dir = (Path(args["model_repository"]) / parameters["engine_dir"]).resolve()
+        self._engine = AsyncEngine.load(engine_dir)
+        self._eos = tuple(self._engine.eos_token_ids)
+        self._check_limits(parameters)
+        self._live = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch_clients, name="client-watcher", daemon=True)
+        self._watcher.start()
+        pb_utils.Logger.log_info(f"engine ready: {engine_dir}")
+
+    def _check_limits(self, parameters):
+        limits = self._engine.limits
+        for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len"):
+            if int(parameters[name]) != getattr(limits, name):
+                raise pb_utils.TritonModelException(
+                    f"TF-TRI-010: {name} is {parameters[name]} in the configuration and {getattr(limits, name)} in "
+                    "the engine; emit the repository again from this engine"
+                )
+
+    def execute(self, requests):
+        """Submit every request; answers go through each request's own response sender."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._submit(request, sender)
+            except ForgeError as error:
+                self._fail(sender, error.to_json())
+            except Exception as error:  # whatever it is, the client must get an answer
+                self._fail(sender, {"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"})
+
+    def _submit(self, request, sender):
+        tensors = {}
+        for name in self._inputs:
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is not None:
+                tensors[name] = tensor.as_numpy()
+        exclude = tensors.pop("exclude_input_in_output", None)
+        exclude = self._exclude_default if exclude is None else bool(exclude.reshape(-1)[0])
+        log_probs = "return_log_probs" in tensors and bool(tensors["return_log_probs"].reshape(-1)[0])
+        parsed = request_from_tensors(tensors, eos_token_ids=self._eos)
+        prefix = "" if exclude or parsed.prompt is None else parsed.prompt
+        state = {"prefix": prefix}
+        wanted = set(request.requested_output_names())
+        handle = {}
+
+        def deliver(output):
+            if output.error is not None:
+                self._forget(handle)
+                self._fail(sender, output.error)
+                return
+            text_prefix, state["prefix"] = state["prefix"], ""
+            arrays = tensors_from_output(output, prefix=text_prefix, log_probs=log_probs)
+            response = pb_utils.InferenceResponse(
+                output_tensors=[pb_utils.Tensor(name, array) for name, array in arrays.items() if name in wanted]
+            )
+            if output.finished:
+                self._forget(handle)
+                sender.send(response, flags=FINAL)
+            else:
+                sender.send(response)
+
+        handle["id"] = self._engine.submit(parsed, deliver)
+        with self._lock:
+            if not handle.get("gone"):
+                self._live[handle["id"]] = sender
+
+    def _forget(self, handle):
+        with self._lock:
+            handle["gone"] = True
+            self._live.pop(handle.get("id"), None)
+
+    @staticmethod
+    def _fail(sender, error):
+        text = f"{error['code']}: {error['message']}"
+        details = [error.get("why"), *(error.get("remedies") or [])[:2]]
+        text = "; ".join([text, *(detail for detail in details if detail)])
+        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)), flags=FINAL)
+
+    def _watch_clients(self):
+        while not self._closing.wait(POLL_SECONDS):
+            with self._lock:
+                gone = [key for key, sender in self._live.items() if sender.is_cancelled()]
+            for key in gone:
+                self._engine.cancel(key)
+
+    def finalize(self):
+        """Stop the stepping thread once Triton has drained."""
+        self._closing.set()
+        self._watcher.join(timeout=5)
+        self._engine.shutdown()
