@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -124,8 +125,8 @@ class TritonServer:
                 preexec_fn=_die_with_parent,
             )
 
-    def wait_ready(self, timeout: float = 120.0) -> float:
-        """Seconds until every model was ready.
+    def wait_ready(self, timeout: float = 120.0, give_up: threading.Event | None = None) -> float:
+        """Seconds until every model was ready; returns early, the server not ready, when ``give_up`` is set.
 
         Raises:
             ForgeError: TF-LCH-002 when the server ended, TF-LCH-003 when it was not ready in time. The
@@ -133,6 +134,8 @@ class TritonServer:
         """
         begin = time.monotonic()
         while time.monotonic() - begin < timeout:
+            if give_up is not None and give_up.is_set():
+                return time.monotonic() - begin
             if self.process is None or self.process.poll() is not None:
                 code = None if self.process is None else self.process.returncode
                 reason = self.log_reason()
@@ -171,8 +174,10 @@ class TritonServer:
             text = self.log_path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return "the server left no log"
-        telling = [line.strip() for line in text.splitlines() if _ERROR_LINE.search(line) and not _HARMLESS.search(line)]
-        return " / ".join(telling[-lines:]) or " / ".join(text.splitlines()[-lines:]) or "the log is empty"
+        telling = [
+            line.strip() for line in text.splitlines() if _ERROR_LINE.search(line) and not _HARMLESS.search(line)
+        ]
+        return " / ".join(telling[-lines:]) or " / ".join(lines_of_log[-lines:]) or "the log is empty"
 
     def stop(self) -> int | None:
         """Drain and end the server; safe to call twice. Returns the exit code."""
@@ -182,10 +187,8 @@ class TritonServer:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=self.exit_timeout + 10)
-            except subprocess.TimeoutExpired:
-                pass
         self._kill_group(process.pid)
         code = process.wait()
         self._remove_shared_memory()

@@ -163,7 +163,7 @@ def _busy(target: SmokeTarget) -> dict[str, float]:
         text = answer.read().decode()
     gauges = {}
     for line in text.splitlines():
-        for name in ("trtforge_num_requests_running", "trtforge_kv_blocks_in_use"):
+        for name in ("trtforge_num_requests_running", "trtforge_kv_blocks_used"):
             if line.startswith(name):
                 gauges[name] = float(line.rsplit(" ", 1)[1])
     return gauges

@@ -44,9 +44,7 @@ def validate_repository(repository: Path, engine_dir: Path | None = None) -> lis
     """
     models = sorted(p for p in repository.iterdir() if p.is_dir()) if repository.is_dir() else []
     if not models:
-        return [
-            Finding("TF-TRI-020", "error", "", str(repository), "the repository holds no model", "emit it again")
-        ]
+        return [Finding("TF-TRI-020", "error", "", str(repository), "the repository holds no model", "emit it again")]
     findings: list[Finding] = []
     for model in models:
         findings += _check_model(model, engine_dir)
@@ -143,4 +141,6 @@ def _check_engine(config: Any, model: Path, engine_dir: Path | None, error: Any)
                 f"{name}: {engine['limits'][name]}",
             )
     if not config.model_transaction_policy.decoupled:
-        yield error("TF-TRI-029", "the model streams and is not decoupled", "model_transaction_policy { decoupled: true }")
+        yield error(
+            "TF-TRI-029", "the model streams and is not decoupled", "model_transaction_policy { decoupled: true }"
+        )

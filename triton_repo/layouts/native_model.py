@@ -2,16 +2,19 @@
 
 Decoupled: ``execute`` hands each request to the runtime's stepping thread and returns at once, so
 requests join and leave the batch token by token. A watcher thread asks Triton every
-``POLL_SECONDS`` which clients have gone and cancels their requests, which frees their blocks.
+``POLL_SECONDS`` which clients have gone and cancels their requests, which frees their blocks; it also
+copies the engine's figures to Triton's metrics page.
 """
 
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import triton_python_backend_utils as pb_utils  # provided by Triton
-
+from runtime.request import RequestOutput
 from runtime.serving import AsyncEngine
+
 from runtime.triton_frontend import request_from_tensors, tensors_from_output
 from trtforge.errors import ForgeError
 
@@ -22,7 +25,7 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class TritonPythonModel:
     """The engine behind one Triton model."""
 
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         """Load the engine that the configuration names and hold its limits against the configuration's."""
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
@@ -32,14 +35,16 @@ class TritonPythonModel:
         self._engine = AsyncEngine.load(engine_dir)
         self._eos = tuple(self._engine.eos_token_ids)
         self._check_limits(parameters)
-        self._live = {}
+        self._live: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._gauges = _Gauges(args["model_name"], args["model_version"])
+        self._gauges.update(self._engine.stats())
         self._watcher = threading.Thread(target=self._watch_clients, name="client-watcher", daemon=True)
         self._watcher.start()
         pb_utils.Logger.log_info(f"engine ready: {engine_dir}")
 
-    def _check_limits(self, parameters):
+    def _check_limits(self, parameters: dict[str, str]) -> None:
         limits = self._engine.limits
         for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len"):
             if int(parameters[name]) != getattr(limits, name):
@@ -48,7 +53,7 @@ class TritonPythonModel:
                     "the engine; emit the repository again from this engine"
                 )
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> None:
         """Submit every request; answers go through each request's own response sender."""
         for request in requests:
             sender = request.get_response_sender()
@@ -59,7 +64,7 @@ class TritonPythonModel:
             except Exception as error:  # whatever it is, the client must get an answer
                 self._fail(sender, {"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"})
 
-    def _submit(self, request, sender):
+    def _submit(self, request: Any, sender: Any) -> None:
         tensors = {}
         for name in self._inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
@@ -72,9 +77,9 @@ class TritonPythonModel:
         prefix = "" if exclude or parsed.prompt is None else parsed.prompt
         state = {"prefix": prefix}
         wanted = set(request.requested_output_names())
-        handle = {}
+        handle: dict[str, Any] = {}
 
-        def deliver(output):
+        def deliver(output: RequestOutput) -> None:
             if output.error is not None:
                 self._forget(handle)
                 self._fail(sender, output.error)
@@ -95,27 +100,47 @@ class TritonPythonModel:
             if not handle.get("gone"):
                 self._live[handle["id"]] = sender
 
-    def _forget(self, handle):
+    def _forget(self, handle: dict[str, Any]) -> None:
         with self._lock:
             handle["gone"] = True
             self._live.pop(handle.get("id"), None)
 
     @staticmethod
-    def _fail(sender, error):
+    def _fail(sender: Any, error: dict[str, Any]) -> None:
         text = f"{error['code']}: {error['message']}"
         details = [error.get("why"), *(error.get("remedies") or [])[:2]]
         text = "; ".join([text, *(detail for detail in details if detail)])
         sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)), flags=FINAL)
 
-    def _watch_clients(self):
+    def _watch_clients(self) -> None:
         while not self._closing.wait(POLL_SECONDS):
             with self._lock:
                 gone = [key for key, sender in self._live.items() if sender.is_cancelled()]
             for key in gone:
                 self._engine.cancel(key)
+            self._gauges.update(self._engine.stats())
 
-    def finalize(self):
+    def finalize(self) -> None:
         """Stop the stepping thread once Triton has drained."""
         self._closing.set()
         self._watcher.join(timeout=5)
         self._engine.shutdown()
+
+
+class _Gauges:
+    """The engine's counters and gauges on Triton's own metrics page, under their ``trtforge_`` names."""
+
+    def __init__(self, model: str, version: str) -> None:
+        self._labels = {"model": model, "version": version}
+        self._metrics: dict[str, tuple[Any, Any]] = {}
+
+    def update(self, stats: dict[str, Any]) -> None:
+        for name, value in stats.items():
+            if isinstance(value, (int, float)):
+                if name not in self._metrics:
+                    family = pb_utils.MetricFamily(
+                        name=f"trtforge_{name}", description=name.replace("_", " "), kind=pb_utils.MetricFamily.GAUGE
+                    )
+                    # the family must outlive its metric
+                    self._metrics[name] = (family, family.Metric(labels=self._labels))
+                self._metrics[name][1].set(float(value))

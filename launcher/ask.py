@@ -1,0 +1,34 @@
+"""Ask a running server one question over gRPC and print the answer as it streams.
+
+``python -m launcher.ask HOST:PORT MODEL 'question'``
+"""
+
+from __future__ import annotations
+
+import sys
+
+from launcher.client import StreamClient
+from trtforge.errors import ForgeError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when answered, 2 on wrong usage or a refusal."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if len(given) != 3:
+        print(__doc__, file=sys.stderr)
+        return 2
+    url, model, question = given
+    try:
+        with StreamClient(url, model) as client:
+            client.send({"text_input": question, "max_tokens": 64, "chat": True, "stream": True})
+            for text, _ in client.receive(timeout=120.0):
+                print(text, end="", flush=True)
+    except ForgeError as error:
+        print(f"{error} {error.why or ''}", file=sys.stderr)
+        return 2
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,135 @@
+"""Serve a bundle: start Triton on it, say how to talk to it, drain when told to stop.
+
+A bundle holds ``engine/`` and ``repository/``; the server reads it where it lies. SIGTERM and SIGINT
+drain: no new requests, those in flight are answered (up to the exit timeout), then everything ends. A
+server that dies by itself ends the command with an error; nothing is restarted behind the user's back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from launcher.local import TritonServer
+from triton_repo.configs import read_config
+from triton_repo.validate import require_valid
+from trtforge.errors import ForgeError
+
+DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where a running server listens, and ready-made requests."""
+
+    model: str
+    http: str
+    grpc: str
+    metrics: str
+
+    def curl(self, prompt: str = "What is the capital of France?", max_tokens: int = 32) -> str:
+        """A curl command that asks one question through the chat template."""
+        body = f'{{"text_input": "{prompt}", "max_tokens": {max_tokens}, "chat": true}}'
+        return f"curl -s http://{self.http}/v2/models/{self.model}/generate -d '{body}'"
+
+    def curl_stream(self, prompt: str = "What is the capital of France?", max_tokens: int = 32) -> str:
+        """The same as a stream of server-sent events."""
+        body = f'{{"text_input": "{prompt}", "max_tokens": {max_tokens}, "chat": true, "stream": true}}'
+        return f"curl -sN http://{self.http}/v2/models/{self.model}/generate_stream -d '{body}'"
+
+    def tritonclient(self) -> str:
+        """A command that streams an answer over gRPC through tritonclient."""
+        return f"python -m launcher.ask {self.grpc} {self.model} 'What is the capital of France?'"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "http": f"http://{self.http}",
+            "grpc": self.grpc,
+            "metrics": f"http://{self.metrics}/metrics",
+            "curl": self.curl(),
+            "curl_stream": self.curl_stream(),
+            "tritonclient": self.tritonclient(),
+        }
+
+
+def find_repository(bundle: Path) -> tuple[Path, str]:
+    """The bundle's repository and its model's name.
+
+    Raises:
+        ForgeError: TF-LCH-030 when this is no bundle; TF-TRI-021 when the repository is faulty.
+    """
+    repository = bundle / "repository"
+    if not (bundle / "engine" / "engine.json").is_file() or not repository.is_dir():
+        raise ForgeError(
+            "TF-LCH-030",
+            "this is no bundle",
+            asked=str(bundle),
+            why="a bundle holds engine/engine.json and repository/",
+            remedies=["trtforge run RECIPE prints the bundle's path", "trtforge artifacts list"],
+        )
+    require_valid(repository)
+    models = sorted(p.name for p in repository.iterdir() if (p / "config.pbtxt").is_file())
+    return repository, read_config(repository / models[0] / "config.pbtxt").name
+
+
+def serve(
+    bundle: Path,
+    *,
+    host: str = "127.0.0.1",
+    http_port: int = DEFAULT_PORTS["http"],
+    grpc_port: int = DEFAULT_PORTS["grpc"],
+    metrics_port: int = DEFAULT_PORTS["metrics"],
+    log_path: Path | None = None,
+    ready_timeout: float = 120.0,
+    exit_timeout: int = 30,
+    on_ready: Callable[[Endpoints], None] = lambda endpoints: None,
+) -> int:
+    """Run until told to stop; returns the server's exit code.
+
+    Raises:
+        ForgeError: TF-LCH-001 (port taken), TF-LCH-002/003 (start), TF-LCH-030 (no bundle), TF-LCH-031
+            (the server died while serving).
+    """
+    repository, model = find_repository(bundle)
+    server = TritonServer(
+        repository,
+        log_path=log_path or Path(f"tritonserver-{os.getpid()}.log"),
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        exit_timeout=exit_timeout,
+    )
+    stop = threading.Event()
+
+    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    previous = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.start()
+        server.wait_ready(ready_timeout, give_up=stop)
+        if not stop.is_set():
+            on_ready(Endpoints(model, server.http_url, server.grpc_url, f"{host}:{server.metrics_port}"))
+        while not stop.wait(0.5):
+            if server.process is not None and server.process.poll() is not None:
+                code = server.process.returncode
+                raise ForgeError(
+                    "TF-LCH-031",
+                    "the Triton server died while serving",
+                    numbers={"exit": code},
+                    why=server.log_reason(),
+                    remedies=["start it again", f"read {server.log_path}"],
+                )
+        return server.stop() or 0
+    finally:
+        server.stop()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
