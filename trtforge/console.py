@@ -207,6 +207,11 @@ class StageProgress:
         if self._console.debug and self._console.mode == "human":
             self._line(f"[{self.stage}] {text}")
 
+    def say(self, text: str) -> None:
+        """A sentence that the user should see while the stage goes on."""
+        if self._console.mode == "human":
+            self._line(f"[{self.stage}] {text}")
+
     def close(self, outcome: str = "done") -> None:
         """End the stage; ``outcome`` is what stays on the screen (``done``, ``cached``, ``failed`` …)."""
         self._closed(outcome)

@@ -1,0 +1,161 @@
+"""What every command shares: the three output options, errors to exit codes, and late access to the rest.
+
+Commands are thin: they call a library function and print what it returns. This module must stay cheap to
+import, because ``trtforge --help`` imports it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtforge.errors import ExitCode, ForgeError
+
+if TYPE_CHECKING:
+    from trtforge.console import Console
+    from trtforge.preflight import Report
+    from trtforge.preflight.model import ModelShape
+    from trtforge.recipe.load import LoadedRecipe
+    from trtforge.store.store import Store
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the result's one line only.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Print tracebacks and the stages' notes.")]
+RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file.", show_default=False)]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, for example quantize.format=nvfp4; repeatable."),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="The artifact store; default $TRTFORGE_HOME or .trtforge.", show_default=False),
+]
+
+_OUTPUT = {"json_output": JsonOption, "quiet": QuietOption, "debug": DebugOption}
+
+
+class Failed(Exception):
+    """Ends a command with an exit code after it has printed its result itself."""
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(str(int(code)))
+        self.code = code
+
+
+def forge_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a function its console, ``--json``, ``--quiet`` and ``--debug``, and turn errors into exit codes.
+
+    The function's first parameter is the console; the rest are typer parameters.
+    """
+    signature = inspect.signature(function, eval_str=True, globals=_resolving(function))
+    parameters = [item for name, item in signature.parameters.items() if name != "console"]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind) for name, kind in _OUTPUT.items()
+    ]
+    parameters = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
+
+    @functools.wraps(function)
+    def wrapper(**arguments: Any) -> None:
+        from trtforge.console import Console
+        from trtforge.console_guard import quiet_libraries, stdout_guard
+
+        as_json, quiet, debug = (bool(arguments.pop(name)) for name in _OUTPUT)
+        console = Console("json" if as_json else "quiet" if quiet else "human", debug)
+        quiet_libraries()
+        with stdout_guard(console):
+            code = _run(lambda: function(console, **arguments), console)
+        raise typer.Exit(int(code))
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
+    del wrapper.__wrapped__  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _resolving(function: Callable[..., None]) -> dict[str, Any]:
+    """The function's globals, with the console's type known without importing it."""
+    return {"Console": object, **function.__globals__}
+
+
+def _run(body: Callable[[], None], console: Console) -> ExitCode:
+    try:
+        body()
+    except Failed as failed:
+        return failed.code
+    except ForgeError as error:
+        console.error(error, log=getattr(error, "log", None))
+        return error.exit_code
+    except KeyboardInterrupt as error:
+        console.error(interrupted(), log=getattr(error, "log", None))
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return ExitCode.OK
+    except Exception as error:
+        console.error(error, log=getattr(error, "log", None))
+        return ExitCode.INTERNAL
+    return ExitCode.OK
+
+
+def interrupted() -> ForgeError:
+    """What is said when the user stops a command."""
+    return ForgeError(
+        "TF-INTERRUPTED",
+        "stopped",
+        why="The process was interrupted; what was finished is kept.",
+        remedies=["run the same command again: it goes on where it stopped"],
+        exit_code=ExitCode.INTERRUPTED,
+    )
+
+
+def open_store(option: Path | None, *, read_only: bool = False) -> Store:
+    """The artifact store that ``--store``, ``TRTFORGE_HOME`` or the working directory says."""
+    from trtforge.store.store import Store, default_root
+
+    return Store(default_root(option), read_only=read_only)
+
+
+def preflight(
+    loaded: LoadedRecipe, *, model: ModelShape | None, store: Path | None = None, machine: bool = True
+) -> Report:
+    """Preflight of a loaded recipe with the shipped format table."""
+    from quantize.formats import load_formats
+    from trtforge.preflight import check_report
+
+    table = load_formats()
+    return check_report(
+        loaded,
+        model=model,
+        formats={row.name: row for row in table.formats},
+        kv_modes={row.name: row for row in table.kv_modes},
+        machine=machine,
+        store=store,
+    )
+
+
+def inspect_model(loaded: LoadedRecipe) -> Any:
+    """The checkpoint's record, from headers only; raises what intake refuses."""
+    from quantize.intake import inspect_source
+
+    model = loaded.recipe.model
+    return inspect_source(model.source, loaded.directory, allow_remote_code=model.allow_remote_code)
+
+
+def one_of(value: str, known: Sequence[str], *, option: str, code: str) -> str:
+    """``value`` when it is known; else a refusal that names the nearest."""
+    if value in known:
+        return value
+    from trtforge.recipe.keys import nearest
+
+    near = nearest(value, list(known))
+    raise ForgeError(
+        code,
+        f"{option} {value} is not known",
+        asked=f"{option} {value}",
+        numbers={"known": list(known)},
+        remedies=[f"{option} {near}"] if near else [f"{option} {name}" for name in known],
+    )

@@ -1,0 +1,48 @@
+"""A run's events on the console."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtforge.console import Console, StageProgress
+from trtforge.progress import Progress
+
+if TYPE_CHECKING:
+    from trtforge.pipeline.result import StageOutcome
+
+
+class ConsoleObserver:
+    """Shows each stage's progress and how it ended."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._current: StageProgress | None = None
+        self._position = ""
+
+    def stage_started(self, stage: str, position: int, total: int) -> None:
+        """Remember where the run is; the bar appears when the stage really runs."""
+        self._position = f"{position}/{total}"
+
+    def stage_finished(self, outcome: StageOutcome) -> None:
+        """Close the stage's bar, or say that nothing had to run."""
+        progress = self._current or self._console.progress(outcome.stage)
+        self._current = None
+        progress.close({"cached": "cached", "ran": "done"}.get(outcome.status, outcome.status))
+
+    def progress(self, stage: str) -> Progress:
+        """The bar of a stage that runs."""
+        self._current = self._console.progress(stage)
+        return self._current
+
+    def message(self, text: str) -> None:
+        """A sentence beside the bar."""
+        if self._current is not None:
+            self._current.say(text)
+        else:
+            self._console.warning(text)
+
+    def close(self) -> None:
+        """Take down a bar that an error left behind."""
+        if self._current is not None:
+            self._current.close("failed")
+            self._current = None
