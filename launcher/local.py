@@ -174,9 +174,8 @@ class TritonServer:
             text = self.log_path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return "the server left no log"
-        telling = [
-            line.strip() for line in text.splitlines() if _ERROR_LINE.search(line) and not _HARMLESS.search(line)
-        ]
+        lines_of_log = text.splitlines()
+        telling = [line.strip() for line in lines_of_log if _ERROR_LINE.search(line) and not _HARMLESS.search(line)]
         return " / ".join(telling[-lines:]) or " / ".join(lines_of_log[-lines:]) or "the log is empty"
 
     def stop(self) -> int | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils  # provided by Triton
+
 from runtime.request import RequestOutput
 from runtime.serving import AsyncEngine
-
 from runtime.triton_frontend import request_from_tensors, tensors_from_output
 from trtforge.errors import ForgeError
 
@@ -103,7 +103,7 @@ class TritonPythonModel:
     def _forget(self, handle: dict[str, Any]) -> None:
         with self._lock:
             handle["gone"] = True
-            self._live.pop(handle.get("id"), None)
+            self._live.pop(handle.get("id", ""), None)
 
     @staticmethod
     def _fail(sender: Any, error: dict[str, Any]) -> None:
