@@ -335,7 +335,7 @@ def carries_current_measurements(stage: Stage, artifact: Artifact, inputs: dict[
     if not getattr(stage, "carries_measurements", False):
         return True
     recorded = artifact.manifest["inputs"]
-    return all(recorded[name]["manifest_sha256"] == inputs[name].manifest["manifest_sha256"] for name in inputs)
+    return all(recorded[name]["measured_hash"] == inputs[name].manifest["measured_hash"] for name in inputs)
 
 
 def _check_gates(artifact: Artifact) -> None:

@@ -104,6 +104,12 @@ def content_hash(content: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     )
 
 
+def measured_hash(content: Mapping[str, Any], measurements: Mapping[str, Any]) -> str:
+    """SHA-256 over the measured part of an artifact; says whether a copy of its measurements is up to date."""
+    files = [[f["path"], f["sha256"]] for f in content["files"] if f.get("measured")]
+    return hash_json({"files": files, "measurements": measurements})
+
+
 def gates_to_json(gates: Iterable[GateResult]) -> list[dict[str, Any]]:
     """Gates as JSON-able objects."""
     return [asdict(gate) for gate in gates]

@@ -40,6 +40,7 @@ from trtforge.store.manifest import (
     content_hash,
     gates_to_json,
     list_content,
+    measured_hash,
     now,
     read_sealed,
     seal,
@@ -256,12 +257,14 @@ class Store:
             "stage": stage,
             "key": key,
             "content_hash": content_hash(content, result.summary),
+            "measured_hash": measured_hash(content, result.measurements),
             "ingredients": dict(ingredients),
             "inputs": {
                 name: {
                     "stage": artifact.stage,
                     "key": artifact.key,
                     "content_hash": artifact.manifest["content_hash"],
+                    "measured_hash": artifact.manifest["measured_hash"],
                     "manifest_sha256": artifact.manifest["manifest_sha256"],
                 }
                 for name, artifact in inputs.items()
@@ -308,7 +311,10 @@ class Store:
         remove_tree(self.scratch_path(stage, key))
 
     def sweep(self) -> list[Path]:
-        """Remove what killed runs left in ``tmp`` and ``active``; what a living run holds the lock of stays."""
+        """Remove what killed runs left behind; what a living run holds the lock of stays.
+
+        That is: unfinished directories, scratch folders of stages that were published, records of runs.
+        """
         removed: list[Path] = []
         for leftover in sorted((self.root / "tmp").iterdir()):
             stage, _, rest = leftover.name.partition("-")
@@ -319,6 +325,13 @@ class Store:
                 if held and leftover.exists():
                     remove_tree(leftover)
                     removed.append(leftover)
+        for leftover in sorted((self.root / "scratch").glob("*/*")):
+            stage, key = leftover.parent.name, leftover.name
+            if (self.artifact_path(stage, key) / "COMPLETE").exists():
+                with locks.try_hold(self.lock_path(stage, key)) as held:
+                    if held:
+                        remove_tree(leftover)
+                        removed.append(leftover)
         for lock in sorted((self.root / "active").glob("*.lock")):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - lock.stat().st_mtime < 60:
@@ -363,9 +376,9 @@ class Store:
 
 def _same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """Whether two manifests of one key publish the same files, figures and verdicts (run facts aside)."""
-    names: Sequence[str] = ("content_hash", "files", "links", "directories", "gates", "measurements", "stamps")
+    names: Sequence[str] = ("content_hash", "measured_hash", "files", "links", "directories", "gates", "stamps")
     return all(left.get(name) == right.get(name) for name in names) and _input_hashes(left) == _input_hashes(right)
 
 
-def _input_hashes(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return sorted((name, entry["manifest_sha256"]) for name, entry in manifest["inputs"].items())
+def _input_hashes(manifest: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    return sorted((name, e["content_hash"], e["measured_hash"]) for name, e in manifest["inputs"].items())

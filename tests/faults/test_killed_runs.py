@@ -1,0 +1,139 @@
+"""SIGKILL and SIGINT at random moments: a rerun ends with the hashes of an undisturbed run and leaves nothing over."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.synthetic import content_hashes
+from trtforge.store.integrity import verify_directory
+from trtforge.store.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(store: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "tests.support.synthetic", "--store", str(store), *options]
+
+
+def run(store: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(store, *options), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@functools.cache
+def steps(folder: Path) -> tuple[str, ...]:
+    """The names of all steps of an undisturbed run, in order; the run also leaves the hashes to compare with."""
+    return tuple(run(folder / ".trtforge", "--steps").stdout.split())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert len(steps(folder)) > 40
+    return folder
+
+
+def assert_recovers(store: Path, undisturbed: Path) -> None:
+    """A rerun succeeds, publishes the same content, and leaves no temporary or scratch directory."""
+    after = run(store)
+    assert after.returncode == 0, after.stderr
+    opened = Store(store)
+    assert content_hashes(opened) == content_hashes(Store(undisturbed / ".trtforge"))
+    for artifact in opened.artifacts():
+        assert verify_directory(artifact.path).ok
+    assert not list((store / "tmp").iterdir())
+    assert not list((store / "scratch").glob("*/*"))
+    assert {status for status, _ in json.loads(run(store).stdout).values()} == {"cached"}
+
+
+def test_steps_cover_every_phase_of_every_stage(undisturbed: Path) -> None:
+    names = steps(undisturbed)
+    for stage in ("intake", "quantize", "evaluate", "bench", "bundle"):
+        assert f"{stage}.begin" in names
+        assert f"{stage}.written" in names
+    for phase in ("publish.hashed", "seal.manifest_written", "seal.complete_written", "publish.renamed"):
+        assert names.count(phase) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["SIGKILL", "SIGINT", "SIGTERM"])
+def test_killed_at_every_few_steps(undisturbed: Path, tmp_path: Path, kind: str) -> None:
+    """One store is killed again and again, each time some steps further; a fresh one at a random step."""
+    total = len(steps(undisturbed))
+    rng = random.Random(kind)
+    expected = {"SIGKILL": -signal.SIGKILL, "SIGINT": 130, "SIGTERM": 130}[kind]
+    for index in sorted(rng.sample(range(total), 8)):
+        store = tmp_path / f"at{index}" / ".trtforge"
+        killed = run(store, "--die-at", str(index), "--signal", kind)
+        assert killed.returncode == expected, (steps(undisturbed)[index], killed.stderr)
+        if kind != "SIGKILL":
+            assert not list((store / "tmp").iterdir()), "an interrupted run cleans up itself"
+        assert_recovers(store, undisturbed)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_on_one_store(undisturbed: Path, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    store = tmp_path / ".trtforge"
+    for _ in range(12):
+        run(store, "--die-at", str(rng.randrange(0, 14)))
+    assert_recovers(store, undisturbed)
+
+
+@pytest.mark.slow
+def test_killed_at_random_times(undisturbed: Path, tmp_path: Path) -> None:
+    rng = random.Random(2)
+    for index in range(8):
+        store = tmp_path / f"t{index}" / ".trtforge"
+        process = subprocess.Popen(command(store, "--pause", "0.03"), cwd=ROOT, stdout=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.25, 0.9))
+        process.send_signal(rng.choice([signal.SIGKILL, signal.SIGINT]))
+        process.wait(30)
+        assert_recovers(store, undisturbed)
+
+
+def test_two_runs_at_once_do_the_work_once(undisturbed: Path, tmp_path: Path) -> None:
+    store = tmp_path / ".trtforge"
+    both = [
+        subprocess.Popen(command(store, "--pause", "0.05"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    for stage in outputs[0]:
+        assert sorted([outputs[0][stage][0], outputs[1][stage][0]]) == ["cached", "ran"], stage
+        assert outputs[0][stage][1] == outputs[1][stage][1]
+    assert_recovers(store, undisturbed)
+
+
+def test_a_waiting_run_takes_over_when_the_other_is_killed(undisturbed: Path, tmp_path: Path) -> None:
+    store = tmp_path / ".trtforge"
+
+    def until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def logs() -> str:
+        return "".join(log.read_text() for log in (store / "logs").iterdir())
+
+    first = subprocess.Popen(command(store, "--pause", "100"), cwd=ROOT)
+    until(lambda: bool(list(store.glob("locks/intake-*.holder"))))
+    second = subprocess.Popen(command(store), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    until(lambda: "waiting for process" in logs())
+    assert second.poll() is None, "the second run waits"
+    first.kill()
+    first.wait()
+    output = json.loads(second.communicate(timeout=30)[0])
+    assert {status for status, _ in output.values()} == {"ran"}
+    assert_recovers(store, undisturbed)
