@@ -1,0 +1,65 @@
+import socket
+
+import pytest
+
+from launcher import installation
+from launcher.ports import is_free, pick_free, require_free
+from trtforge.errors import EnvironmentLacks, ForgeError
+
+
+def test_a_taken_port_is_refused_with_one_that_is_free():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+        with pytest.raises(ForgeError) as caught:
+            require_free("127.0.0.1", {"http": port})
+    assert caught.value.code == "TF-LCH-001"
+    assert caught.value.numbers == {"http": port}
+    suggested = int(caught.value.remedies[0].split()[-1])
+    assert suggested != port
+
+
+def test_picked_ports_are_different():
+    ports = pick_free("127.0.0.1", 5)
+    assert len(set(ports)) == 5
+
+
+def test_numpy_2_is_refused_for_servers_built_against_numpy_1(monkeypatch):
+    monkeypatch.setattr(installation.metadata, "version", lambda name: "2.1.0")
+    with pytest.raises(EnvironmentLacks) as caught:
+        installation.check_numpy("2.51.0")
+    assert caught.value.code == "TF-ENV-023"
+    assert caught.value.exit_code == 3
+    installation.check_numpy("2.73.0")
+    monkeypatch.setattr(installation.metadata, "version", lambda name: "1.26.4")
+    installation.check_numpy("2.51.0")
+
+
+def test_a_machine_without_a_server_says_what_to_install(monkeypatch):
+    def missing(name):
+        raise installation.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(installation.shutil, "which", lambda name: None)
+    monkeypatch.setattr(installation.metadata, "version", missing)
+    with pytest.raises(EnvironmentLacks) as caught:
+        installation.find_installation()
+    assert caught.value.code == "TF-ENV-021"
+    assert "nvidia-pytriton" in caught.value.remedies[0]
+
+
+def test_a_server_on_path_comes_first(monkeypatch):
+    monkeypatch.setattr(installation.shutil, "which", lambda name: "/opt/tritonserver/bin/tritonserver")
+    found = installation.find_installation()
+    assert found.kind == "path"
+    assert found.backend_directory is None
+
+
+def test_a_missing_libpython_names_its_package(monkeypatch):
+    monkeypatch.setattr(installation.sysconfig, "get_config_var", lambda name: "/nonexistent")
+    monkeypatch.setattr(installation.sys, "base_prefix", "/nonexistent")
+    with pytest.raises(EnvironmentLacks) as caught:
+        installation.find_libpython("3.99")
+    assert caught.value.code == "TF-ENV-022"
+    assert "libpython3.99" in caught.value.remedies[0]
