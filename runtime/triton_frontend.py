@@ -116,9 +116,7 @@ def _text(name: str, value: Any) -> str:
         ) from None
 
 
-def tensors_from_output(
-    output: RequestOutput, *, prefix: str = "", log_probs: bool = False
-) -> dict[str, np.ndarray]:
+def tensors_from_output(output: RequestOutput, *, prefix: str = "", log_probs: bool = False) -> dict[str, np.ndarray]:
     """The response tensors of one output, with the batch axis first.
 
     ``prefix`` is text put before the answer (the prompt, when the client asked to have it back).

@@ -1,0 +1,512 @@
+"""The engine core: a plain synchronous class that adds requests, steps, and aborts.
+
+Policy: whatever is wrong with a request is refused by :meth:`EngineCore.prepare`, before it costs a step;
+whatever goes wrong in a step ends the live requests with an error output and leaves the engine usable.
+Every accepted request yields exactly one output with ``finished`` set, from ``step`` or from ``abort``.
+Servers are thin around this class and serialize calls to it; only ``prepare`` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime import errors
+from runtime.blocks import BlockPool, PrefixHasher
+from runtime.executors.base import Executor, ExecutorLimits, StepBatch
+from runtime.metrics import Metrics
+from runtime.request import FinishReason, Request, RequestOutput, RequestTimes, SampleOutput
+from runtime.sample import Sample
+from runtime.sampling.state import SamplingState
+from runtime.sampling.words import BadWordFilter, StopMatcher
+from runtime.scheduler import Scheduler, SchedulerConfig, Sequence, StepPlan
+from runtime.tracing import trace
+from trtforge.errors import ForgeError
+
+if TYPE_CHECKING:
+    from runtime.sampling.guided import GuidedState
+    from runtime.tokenizer import EngineTokenizer
+
+log = logging.getLogger("trtforge.runtime")
+
+#: Rows of logits that one teacher-forced step asks for: bounds the [L, V] buffer.
+LOGIT_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Choices of the runtime that the engine directory does not fix.
+
+    Attributes:
+        max_waiting: requests that may wait; more are refused with ``TF-RUN-056``.
+        prefix_cache: reuse the blocks of equal prefixes.
+        aging_seconds: waiting time worth one level of priority.
+        max_prefill_tokens: see :class:`~runtime.scheduler.SchedulerConfig`.
+        salt: mixed into every prefix digest.
+    """
+
+    max_waiting: int = 4096
+    prefix_cache: bool = True
+    aging_seconds: float = 10.0
+    max_prefill_tokens: int | None = None
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A validated request with its tokens; made by :meth:`EngineCore.prepare`."""
+
+    request: Request
+    prompt: npt.NDArray[np.int64]
+    capacity: int
+    end_ids: frozenset[int]
+    seed: int
+    guided: GuidedState | None
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request between ``add`` and its final output."""
+
+    id: str
+    prepared: PreparedRequest
+    arrival: float
+    deadline: float | None
+    samples: list[Sample] = field(default_factory=list)
+    ended: list[SampleOutput] = field(default_factory=list)
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    error: dict[str, Any] | None = None
+    forked: bool = False
+
+
+class EngineCore:
+    """Scheduler, sampler and text pipeline around one executor.
+
+    Args:
+        executor: computes logits; owns weights and pools.
+        tokenizer: None for an engine that takes and gives tokens only.
+        limits: default: the executor's.
+        config: runtime choices.
+        clock: seconds, monotonic; tests pass their own.
+
+    Raises:
+        ForgeError: ``TF-RUN-061`` when the limits contradict each other.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: EngineTokenizer | None = None,
+        *,
+        limits: ExecutorLimits | None = None,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self.limits = limits or executor.limits
+        self.config = config or EngineConfig()
+        self.clock = clock
+        _check_limits(self.limits, executor)
+        self.pool = BlockPool(executor.num_blocks, prefix_cache=self.config.prefix_cache)
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_batch_size=self.limits.max_batch_size,
+                max_num_tokens=self.limits.max_num_tokens,
+                max_seq_len=self.limits.max_seq_len,
+                block_size=executor.block_size,
+                aging_seconds=self.config.aging_seconds,
+                max_prefill_tokens=self.config.max_prefill_tokens,
+            ),
+            self.pool,
+        )
+        self.metrics = Metrics()
+        self.metrics.sources.append(self._gauges)
+        self.consecutive_failures = 0
+        self._live: dict[str, _Live] = {}
+        self._by_sequence: dict[Sequence, tuple[_Live, Sample]] = {}
+        self._deadlines: dict[str, float] = {}
+        self._order = itertools.count()
+        self._ids = itertools.count()
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def prepare(self, request: Request) -> PreparedRequest:
+        """Tokenize and validate; changes nothing in the engine, so any thread may call it.
+
+        Raises:
+            ForgeError: ``TF-RUN-050`` … ``TF-RUN-064`` for a request that this engine cannot serve.
+        """
+        params, limits = request.params, self.limits
+        prompt = self._prompt_tokens(request)
+        length = len(prompt)
+        if length > limits.max_input_len:
+            raise errors.prompt_too_long(length, limits.max_input_len, "max_input_len")
+        if length >= limits.max_seq_len:
+            raise errors.prompt_too_long(length, limits.max_seq_len - 1, "max_seq_len")
+        capacity = min(length + params.max_tokens, limits.max_seq_len)
+        if params.min_tokens > capacity - length:
+            raise errors.min_tokens_impossible(params.min_tokens, capacity - length)
+        # The last token is never fed back, so it needs no slot.
+        needed = self.scheduler.blocks_for(capacity - 1)
+        if needed > self.pool.num_blocks:
+            raise errors.too_few_blocks(capacity, needed, self.pool.num_blocks, self.executor.block_size)
+        if params.n > self.scheduler.config.max_running:
+            raise errors.too_many_samples(params.n, self.scheduler.config.max_running)
+        for token in itertools.chain(params.stop_token_ids, *params.bad_token_sequences):
+            if token >= self.executor.vocab_size:
+                raise errors.token_out_of_range(token, self.executor.vocab_size)
+        if self.tokenizer is None and (params.stop or params.bad_words or params.guided):
+            raise errors.needs_tokenizer("stop, bad_words or guided")
+        if not isinstance(request.priority, int) or isinstance(request.priority, bool) or abs(request.priority) > 2**31:
+            raise errors.bad_schedule_value("priority", request.priority, "a whole number of at most 31 bits")
+        timeout = request.timeout
+        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < float("inf")):
+            raise errors.bad_schedule_value("timeout", timeout, "a number of seconds over 0")
+        guided = None
+        if params.guided is not None and self.tokenizer is not None:
+            guided = self.tokenizer.guided(params.guided, self.executor.vocab_size, self.executor.eos_token_ids)
+        ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= frozenset(self.executor.eos_token_ids)
+        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
+        return PreparedRequest(request, prompt, capacity, ends, seed, guided)
+
+    def add_request(self, request: Request | PreparedRequest) -> str:
+        """Queue a request; returns its id.
+
+        Raises:
+            ForgeError: what :meth:`prepare` raises; ``TF-RUN-053`` for an id in use; ``TF-RUN-056`` when the
+                queue is full.
+        """
+        prepared = request if isinstance(request, PreparedRequest) else self.prepare(request)
+        request = prepared.request
+        request_id = request.request_id
+        while request_id is None or (request.request_id is None and request_id in self._live):
+            request_id = f"request-{next(self._ids)}"
+        if request_id in self._live:
+            raise errors.duplicate_id(request_id)
+        if len(self.scheduler.waiting) >= self.config.max_waiting:
+            raise errors.queue_full(len(self.scheduler.waiting), self.config.max_waiting)
+        now = self.clock()
+        live = _Live(request_id, prepared, now, None if request.timeout is None else now + request.timeout)
+        sequence = Sequence(
+            request_id,
+            prepared.prompt,
+            capacity=prepared.capacity,
+            hasher=PrefixHasher(self.executor.block_size, self.config.salt + b"\0" + request.cache_salt.encode()),
+            priority=request.priority,
+            order=next(self._order),
+            slots=request.params.n,
+            now=now,
+        )
+        self._live[request_id] = live
+        if live.deadline is not None:
+            self._deadlines[request_id] = live.deadline
+        self._attach(live, sequence)
+        self.scheduler.add(sequence)
+        return request_id
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> RequestOutput | None:
+        """End a request now and free its blocks; its final output, or None when it is not live."""
+        live = self._live.get(request_id)
+        if live is None:
+            return None
+        for sample in live.samples:
+            sample.end(reason)
+        return self._emit(live, list(live.samples), self.clock())
+
+    def has_unfinished(self) -> bool:
+        """Whether a step would have something to do."""
+        return bool(self._live)
+
+    def live_ids(self) -> list[str]:
+        """Ids of live requests in order of arrival."""
+        return list(self._live)
+
+    # -- stepping ------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; the news of every request that has some.
+
+        Never raises for a fault of the executor or the sampler: every live request then ends with
+        ``error``, :attr:`consecutive_failures` counts up, and the engine can go on.
+        """
+        started = time.perf_counter()
+        outputs = self._expire(self.clock())
+        if not self._live:
+            return outputs
+        try:
+            plan = self.scheduler.schedule(self.clock())
+            if plan.num_tokens == 0:
+                return outputs
+            batch = self.scheduler.assemble(plan)
+            with trace("execute"):
+                before = time.perf_counter()
+                logits = self.executor.execute(batch)
+                in_executor = time.perf_counter() - before
+            self._finish_step(plan, logits, outputs)
+        except Exception as error:
+            log.exception("engine step failed")
+            self.consecutive_failures += 1
+            self.metrics.counters["step_failures_total"] += 1
+            return outputs + self.fail_all(errors.step_failed(error))
+        self.consecutive_failures = 0
+        self.metrics.counters["iterations_total"] += 1
+        self.metrics.iteration_tokens.observe(plan.num_tokens)
+        self.metrics.iteration_host_seconds.observe(time.perf_counter() - started - in_executor)
+        return outputs
+
+    def fail_all(self, error: ForgeError) -> list[RequestOutput]:
+        """End every live request with ``error``; cached prefixes are dropped, their contents are in doubt."""
+        outputs = []
+        now = self.clock()
+        for live in list(self._live.values()):
+            live.error = error.to_json()
+            for sample in live.samples:
+                sample.end(FinishReason.ERROR)
+            outputs.append(self._emit(live, list(live.samples), now))
+        self.pool.forget_cache()
+        return outputs
+
+    def stats(self) -> dict[str, Any]:
+        """Every metric as a JSON-able dict (see :mod:`runtime.metrics`)."""
+        return self.metrics.snapshot()
+
+    # -- teacher forcing -----------------------------------------------------------------------------
+
+    def logits(self, token_ids: Iterable[int]) -> npt.NDArray[np.float32]:
+        """Logits of every position of ``token_ids``, float32 [S, V], through the same executor.
+
+        Runs in chunks over a fresh set of blocks (no prefix cache), between the steps of live requests.
+
+        Raises:
+            ForgeError: ``TF-RUN-050``, ``051``, ``052`` or ``054``.
+        """
+        tokens = self._check_tokens(token_ids)
+        length = len(tokens)
+        if length > self.limits.max_seq_len:
+            raise errors.prompt_too_long(length, self.limits.max_seq_len, "max_seq_len")
+        count = self.scheduler.blocks_for(length)
+        if count > self.pool.num_free:
+            raise errors.too_few_blocks(length, count, self.pool.num_free, self.executor.block_size)
+        blocks = self.pool.allocate(count)
+        result = np.empty((length, self.executor.vocab_size), dtype=np.float32)
+        chunk = min(self.limits.max_num_tokens, LOGIT_ROWS)
+        try:
+            for start in range(0, length, chunk):
+                end = min(start + chunk, length)
+                batch = StepBatch(
+                    input_ids=tokens[start:end],
+                    positions=np.arange(start, end, dtype=np.int64),
+                    query_start=np.array([0, end - start], dtype=np.int32),
+                    sequence_lengths=np.array([end], dtype=np.int32),
+                    block_table=np.array([blocks[: self.scheduler.blocks_for(end)]], dtype=np.int32),
+                    logit_indices=np.arange(end - start, dtype=np.int64),
+                )
+                rows: Any = self.executor.execute(batch)
+                result[start:end] = rows.cpu().numpy() if hasattr(rows, "cpu") else rows
+        finally:
+            self.pool.release(blocks)
+        return result
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _prompt_tokens(self, request: Request) -> npt.NDArray[np.int64]:
+        given = [n for n in ("prompt", "prompt_token_ids", "messages") if getattr(request, n) is not None]
+        if len(given) != 1:
+            raise errors.bad_request(", ".join(given) or "nothing", f"{len(given)} prompts were given, not one")
+        if request.prompt_token_ids is not None:
+            return self._check_tokens(request.prompt_token_ids)
+        if self.tokenizer is None:
+            raise errors.needs_tokenizer(given[0])
+        if request.prompt is not None:
+            if not isinstance(request.prompt, str):
+                raise errors.bad_request(repr(request.prompt)[:80], "a prompt is text")
+            return self._check_tokens(self.tokenizer.encode(request.prompt))
+        return self._check_tokens(self.tokenizer.encode_chat(request.messages or ()))
+
+    def _check_tokens(self, token_ids: Iterable[int]) -> npt.NDArray[np.int64]:
+        try:
+            tokens = np.asarray(token_ids if isinstance(token_ids, np.ndarray) else list(token_ids))
+        except (TypeError, ValueError) as error:
+            raise errors.bad_request(repr(token_ids)[:80], f"token ids are whole numbers ({error})") from None
+        if tokens.ndim != 1 or len(tokens) == 0:
+            raise errors.bad_request(f"shape {tokens.shape}", "the prompt has no tokens")
+        if tokens.dtype.kind not in "iu":
+            raise errors.bad_request(repr(token_ids)[:80], "token ids are whole numbers")
+        outside = tokens[(tokens < 0) | (tokens >= self.executor.vocab_size)]
+        if len(outside):
+            raise errors.token_out_of_range(int(outside[0]), self.executor.vocab_size)
+        return tokens.astype(np.int64)
+
+    def _attach(self, live: _Live, sequence: Sequence) -> Sample:
+        """Build the sampling and text pipeline of one sample."""
+        prepared, params = live.prepared, live.prepared.request.params
+        detokenizer = bad_words = None
+        if self.tokenizer is not None:
+            detokenizer = self.tokenizer.detokenizer(
+                skip_special_tokens=params.skip_special_tokens, context=prepared.prompt[-8:].tolist()
+            )
+            if params.bad_words:
+                bad_words = BadWordFilter(params.bad_words, detokenizer.peek)
+        sampling = SamplingState(
+            params,
+            seed=prepared.seed,
+            sample=sequence.sample,
+            prompt=prepared.prompt,
+            end_ids=prepared.end_ids,
+            completes_bad_word=bad_words.completes if bad_words else None,
+            guided=prepared.guided.fork() if prepared.guided is not None else None,
+        )
+        stops = StopMatcher(params.stop, include=params.include_stop) if params.stop else None
+        sample = Sample(sequence, sampling, detokenizer=detokenizer, stops=stops, bad_words=bad_words)
+        live.samples.append(sample)
+        self._by_sequence[sequence] = (live, sample)
+        return sample
+
+    def _finish_step(self, plan: StepPlan, logits: Any, outputs: list[RequestOutput]) -> None:
+        """Sample and emit; appends to ``outputs`` one by one, so that none is lost if a later one raises."""
+        from runtime.sampling import sampler  # torch: only once something is really sampled
+
+        self.scheduler.commit(plan)
+        now = self.clock()
+        for sequence in plan.admitted:
+            live = self._by_sequence[sequence][0]
+            if live.first_scheduled is None:
+                live.first_scheduled = now
+                self.metrics.request_queue_time_seconds.observe(now - live.arrival)
+                self.metrics.counters["prompt_tokens_total"] += len(live.prepared.prompt)
+        sequences = plan.sampled()
+        if not sequences:
+            return
+        sequences, logits = self._fork(sequences, logits)
+        pairs = [self._by_sequence[s] for s in sequences]
+        with trace("sample"):
+            sampled = sampler.sample(logits, [sample.sampling for _, sample in pairs])
+        changed: dict[_Live, list[Sample]] = {}
+        latency = self.metrics.inter_token_latency_seconds
+        for row, ((live, sample), token) in enumerate(zip(pairs, sampled.tokens, strict=True)):
+            if token < 0:
+                live.error = errors.not_finite().to_json()
+                sample.end(FinishReason.ERROR)
+            else:
+                self.scheduler.append(sample.sequence, token)
+                sample.accept(token, sampled.logprobs.get(row))
+                if live.first_token is None:
+                    live.first_token = now
+                    self.metrics.time_to_first_token_seconds.observe(now - live.arrival)
+                if sample.last_token_at is not None:
+                    latency.observe(now - sample.last_token_at)
+                sample.last_token_at = now
+            if live.prepared.request.stream or sample.finish_reason is not None:
+                changed.setdefault(live, []).append(sample)
+        self.metrics.counters["generation_tokens_total"] += len(pairs)
+        for live, samples in changed.items():
+            output = self._emit(live, samples, now)
+            # A request that does not stream is told once, when its last sample ended.
+            if output.finished or output.samples:
+                outputs.append(output)
+
+    def _fork(self, sequences: list[Sequence], logits: Any) -> tuple[list[Sequence], Any]:
+        """Split prompts that just finished into their n samples; every sample draws from the same row."""
+        if all(s.slots == 1 for s in sequences):
+            return sequences, logits
+        forked: list[Sequence] = []
+        rows: list[int] = []
+        for row, sequence in enumerate(sequences):
+            forked.append(sequence)
+            rows.append(row)
+            if sequence.slots > 1:
+                live = self._by_sequence[sequence][0]
+                for child in self.scheduler.fork(sequence, range(1, sequence.slots)):
+                    self._attach(live, child)
+                    forked.append(child)
+                    rows.append(row)
+        return forked, logits[rows]
+
+    def _emit(self, live: _Live, samples: list[Sample], now: float) -> RequestOutput:
+        """Take the samples' news; drop the ended ones, and the request with its last one."""
+        news = []
+        for sample in samples:
+            output = sample.take_output()
+            if sample.finish_reason is not None:
+                live.samples.remove(sample)
+                del self._by_sequence[sample.sequence]
+                self.scheduler.remove(sample.sequence)
+            news.append(output)
+        if not live.prepared.request.stream:
+            live.ended.extend(news)
+            news = [] if live.samples else sorted(live.ended, key=lambda o: o.index)
+        finished = not live.samples
+        if finished:
+            del self._live[live.id]
+            self._deadlines.pop(live.id, None)
+            self._record_end(live, news, now)
+        return RequestOutput(
+            request_id=live.id,
+            samples=news,
+            finished=finished,
+            num_prompt_tokens=len(live.prepared.prompt),
+            num_cached_tokens=samples[0].sequence.cached_tokens or 0 if samples else 0,
+            times=RequestTimes(live.arrival, live.first_scheduled, live.first_token, now if finished else None),
+            error=live.error,
+        )
+
+    def _record_end(self, live: _Live, news: list[SampleOutput], now: float) -> None:
+        reason = news[-1].finish_reason if news else None
+        if reason is not None:
+            self.metrics.finished[reason.value] += 1
+        self.metrics.e2e_request_latency_seconds.observe(now - live.arrival)
+        self.metrics.request_prompt_tokens.observe(len(live.prepared.prompt))
+        self.metrics.request_generation_tokens.observe(sum(o.num_tokens for o in news))
+
+    def _expire(self, now: float) -> list[RequestOutput]:
+        if not self._deadlines:
+            return []
+        late = [request_id for request_id, deadline in self._deadlines.items() if deadline <= now]
+        return [o for o in (self.abort(request_id, FinishReason.TIMEOUT) for request_id in late) if o is not None]
+
+    def _gauges(self) -> dict[str, float]:
+        pool, scheduler = self.pool, self.scheduler
+        return {
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": len(scheduler.waiting),
+            "kv_blocks_total": pool.num_blocks,
+            "kv_blocks_used": pool.num_used,
+            "kv_blocks_free": pool.num_free,
+            "kv_blocks_cached": pool.num_cached,
+            "kv_cache_usage_perc": pool.num_used / pool.num_blocks,
+            "prefix_cache_queries_total": scheduler.prefix_queries,
+            "prefix_cache_hits_total": scheduler.prefix_hits,
+            "num_preemptions_total": scheduler.preemptions,
+        }
+
+
+def _check_limits(limits: ExecutorLimits, executor: Executor) -> None:
+    numbers = {
+        "max_batch_size": limits.max_batch_size,
+        "max_num_tokens": limits.max_num_tokens,
+        "max_seq_len": limits.max_seq_len,
+        "max_input_len": limits.max_input_len,
+        "num_blocks": executor.num_blocks,
+        "block_size": executor.block_size,
+    }
+    for name in ("max_batch_size", "max_num_tokens", "max_input_len", "num_blocks", "block_size"):
+        if numbers[name] < 1:
+            raise errors.bad_limits(f"{name} is {numbers[name]}; at least 1 is needed", numbers)
+    if limits.max_seq_len < 2:
+        raise errors.bad_limits("max_seq_len must leave room for a prompt token and an output token", numbers)
+    own = executor.limits
+    for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len"):
+        if getattr(limits, name) > getattr(own, name):
+            raise errors.bad_limits(f"{name} {numbers[name]} is over the executor's {getattr(own, name)}", numbers)

@@ -1,0 +1,185 @@
+"""Refusals of the runtime (``TF-RUN-050`` … ``TF-RUN-069``), worded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtforge.errors import ExitCode, ForgeError
+
+
+def bad_request(asked: str, why: str) -> ForgeError:
+    """A request that is no request: no prompt, two prompts, a wrong type."""
+    return ForgeError(
+        "TF-RUN-050",
+        "the request has no usable prompt",
+        asked=asked,
+        why=why,
+        remedies=["give exactly one of prompt (text), prompt_token_ids, messages"],
+    )
+
+
+def prompt_too_long(tokens: int, limit: int, name: str) -> ForgeError:
+    """A prompt over the engine's limit."""
+    return ForgeError(
+        "TF-RUN-051",
+        f"the prompt has {tokens} tokens; this engine takes at most {limit}",
+        asked=f"a prompt of {tokens} tokens",
+        numbers={"prompt_tokens": tokens, name: limit},
+        why=f"{name} is fixed when the engine is built; a longer prompt could never be scheduled",
+        remedies=[
+            f"shorten the prompt by at least {tokens - limit} tokens",
+            f"rebuild the engine with build.limits.{name} raised",
+        ],
+    )
+
+
+def too_few_blocks(tokens: int, needed: int, available: int, block_size: int) -> ForgeError:
+    """A request that the whole KV pool could not hold."""
+    return ForgeError(
+        "TF-RUN-052",
+        f"the request can grow to {tokens} tokens, which need {needed} KV blocks; the pool has {available}",
+        asked=f"{tokens} tokens of context",
+        numbers={"tokens": tokens, "blocks_needed": needed, "num_blocks": available, "block_size": block_size},
+        why="even alone in the engine the request would run out of KV blocks",
+        remedies=[
+            f"ask for at most {available * block_size} tokens of prompt and max_tokens together",
+            "rebuild the engine with a larger build.kv_cache.memory",
+        ],
+    )
+
+
+def duplicate_id(request_id: str) -> ForgeError:
+    """A request id that is still live."""
+    return ForgeError(
+        "TF-RUN-053",
+        f"request id {request_id!r} is in use",
+        asked=request_id,
+        why="outputs and cancellations are addressed by id; two live requests must not share one",
+        remedies=["give every live request its own id", "leave request_id out: the engine numbers requests"],
+    )
+
+
+def token_out_of_range(token: int, vocab_size: int) -> ForgeError:
+    """A token id that the model does not have."""
+    return ForgeError(
+        "TF-RUN-054",
+        f"token id {token} is outside the vocabulary of {vocab_size}",
+        asked=str(token),
+        numbers={"token": token, "vocab_size": vocab_size},
+        why="the model has no embedding for it; it often means that another model's tokenizer was used",
+        remedies=[f"give ids from 0 to {vocab_size - 1}", "tokenize with the engine's own tokenizer"],
+    )
+
+
+def too_many_samples(n: int, limit: int) -> ForgeError:
+    """More parallel samples than rows in a step."""
+    return ForgeError(
+        "TF-RUN-055",
+        f"n is {n}; this engine runs at most {limit} sequences at once",
+        asked=f"n={n}",
+        numbers={"n": n, "max_running": limit},
+        why="the samples of a request run side by side",
+        remedies=[f"ask for at most {limit} samples", "send several requests"],
+    )
+
+
+def queue_full(waiting: int, limit: int) -> ForgeError:
+    """Back pressure: the waiting line is full."""
+    return ForgeError(
+        "TF-RUN-056",
+        f"{waiting} requests are waiting; the queue holds {limit}",
+        numbers={"waiting": waiting, "max_waiting": limit},
+        why="accepting more would only lengthen everybody's wait",
+        remedies=["retry later, with a growing delay", "raise max_waiting", "add a replica"],
+        exit_code=ExitCode.GATE_FAILED,
+    )
+
+
+def shutting_down() -> ForgeError:
+    """Submitted while draining or after shutdown."""
+    return ForgeError(
+        "TF-RUN-057",
+        "the engine is shutting down and takes no more requests",
+        why="a drain lets running requests end and refuses new ones",
+        remedies=["send the request to another replica", "start the engine again"],
+        exit_code=ExitCode.GATE_FAILED,
+    )
+
+
+def engine_dead(cause: str, failures: int) -> ForgeError:
+    """The engine gave up after repeated failures."""
+    return ForgeError(
+        "TF-RUN-058",
+        f"the engine is dead: {cause}",
+        numbers={"consecutive_failures": failures},
+        why="several steps in a row failed; the next one would too",
+        remedies=["restart the process", "see the log for the first failure"],
+        exit_code=ExitCode.INTERNAL,
+    )
+
+
+def step_failed(cause: BaseException) -> ForgeError:
+    """A step raised: every live request ends with this."""
+    return ForgeError(
+        "TF-RUN-059",
+        f"the engine step failed: {type(cause).__name__}: {cause}",
+        why="the keys and values of the step's requests can no longer be trusted, so all live requests were ended",
+        remedies=["send the request again", "see the log for the traceback; report it if it repeats"],
+        exit_code=ExitCode.INTERNAL,
+    )
+
+
+def not_finite() -> ForgeError:
+    """A row of logits with NaN or infinity, or with every token banned."""
+    return ForgeError(
+        "TF-RUN-060",
+        "no token could be chosen: the logits are not finite, or bans leave no token",
+        why="NaN logits mean broken weights, scales or a kernel; bans (bad words, grammar) can exclude every token",
+        remedies=["check the engine against its checkpoint (parity)", "loosen bad_words or the grammar"],
+        exit_code=ExitCode.INTERNAL,
+    )
+
+
+def bad_limits(message: str, numbers: dict[str, Any]) -> ForgeError:
+    """Engine limits that contradict each other."""
+    return ForgeError(
+        "TF-RUN-061",
+        message,
+        numbers=numbers,
+        why="the scheduler could not run a single request under these limits",
+        remedies=["rebuild the engine with consistent build.limits and build.kv_cache"],
+    )
+
+
+def min_tokens_impossible(min_tokens: int, room: int) -> ForgeError:
+    """min_tokens over what the context limit leaves."""
+    return ForgeError(
+        "TF-RUN-062",
+        f"min_tokens is {min_tokens}; after this prompt the context has room for {room}",
+        asked=f"min_tokens={min_tokens}",
+        numbers={"min_tokens": min_tokens, "room": room},
+        why="the request would hit the context limit before it may end",
+        remedies=[f"ask for min_tokens up to {room}", "shorten the prompt"],
+    )
+
+
+def needs_tokenizer(what: str) -> ForgeError:
+    """Text asked of an engine that only knows tokens."""
+    return ForgeError(
+        "TF-RUN-063",
+        f"{what} needs a tokenizer, and this engine was made without one",
+        asked=what,
+        why="texts are compared with decoded output",
+        remedies=["load the engine with its tokenizer", "use token ids instead of texts"],
+    )
+
+
+def bad_schedule_value(name: str, value: object, allowed: str) -> ForgeError:
+    """A priority or timeout that means nothing."""
+    return ForgeError(
+        "TF-RUN-064",
+        f"{name} is {value!r}; it must be {allowed}",
+        asked=f"{name}={value!r}",
+        why="the scheduler cannot order or time a request by it",
+        remedies=[f"give {name} {allowed}", f"leave {name} out"],
+    )

@@ -1,0 +1,203 @@
+"""Counters, gauges and histograms of an engine, with the names that vLLM's users know (prefix ``trtforge_``).
+
+Policy: recording costs a few additions and no lock on the stepping thread; readers get a snapshot that is
+right to within one step. The Prometheus text is written here; where ``prometheus_client`` is installed,
+:func:`register_prometheus` adds the same figures to its registry.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PREFIX = "trtforge_"
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_ITL = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+_E2E = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+_STEP = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_TOKENS = tuple(float(2**k) for k in range(18))
+
+
+class Histogram:
+    """Cumulative-bucket histogram as Prometheus defines it."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Record one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """Values recorded."""
+        return sum(self.counts)
+
+    def quantile(self, q: float) -> float:
+        """Estimate of the q-quantile by linear interpolation inside its bucket; 0.0 when empty."""
+        wanted, below, low = q * self.count, 0, 0.0
+        for bound, count in zip((*self.bounds, self.bounds[-1]), self.counts, strict=True):
+            if count and below + count >= wanted:
+                return low + (bound - low) * max(0.0, wanted - below) / count
+            below, low = below + count, bound
+        return 0.0
+
+    def snapshot(self) -> dict[str, Any]:
+        """count, sum, mean and three quantiles."""
+        count = self.count
+        return {
+            "count": count,
+            "sum": self.total,
+            "mean": self.total / count if count else 0.0,
+            "p50": self.quantile(0.5),
+            "p95": self.quantile(0.95),
+            "p99": self.quantile(0.99),
+        }
+
+
+_HELP = {
+    "num_requests_running": "Sequences in the running batch",
+    "num_requests_waiting": "Sequences waiting to be scheduled",
+    "kv_blocks_total": "KV blocks in the pool",
+    "kv_blocks_used": "KV blocks held by running sequences",
+    "kv_blocks_free": "KV blocks that can be allocated (cached prefixes included)",
+    "kv_blocks_cached": "Free KV blocks that hold a reusable prefix",
+    "kv_cache_usage_perc": "Share of KV blocks in use, 0 to 1",
+    "prefix_cache_queries_total": "Prompt tokens looked up in the prefix cache",
+    "prefix_cache_hits_total": "Prompt tokens found in the prefix cache",
+    "num_preemptions_total": "Sequences preempted for lack of KV blocks",
+    "prompt_tokens_total": "Prompt tokens of admitted requests",
+    "generation_tokens_total": "Tokens generated",
+    "iterations_total": "Engine steps",
+    "step_failures_total": "Engine steps that raised",
+    "request_success_total": "Finished requests by reason",
+    "time_to_first_token_seconds": "Arrival to first token",
+    "inter_token_latency_seconds": "Time between tokens of a sample",
+    "e2e_request_latency_seconds": "Arrival to end",
+    "request_queue_time_seconds": "Arrival to first scheduling",
+    "request_prompt_tokens": "Prompt length",
+    "request_generation_tokens": "Generated tokens of a request",
+    "iteration_tokens": "Tokens computed in a step",
+    "iteration_host_seconds": "Time of a step outside the executor",
+}
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Figures of one engine; the engine writes, anybody reads :meth:`snapshot`."""
+
+    counters: dict[str, int] = field(
+        default_factory=lambda: {
+            "prompt_tokens_total": 0,
+            "generation_tokens_total": 0,
+            "iterations_total": 0,
+            "step_failures_total": 0,
+        }
+    )
+    finished: dict[str, int] = field(
+        default_factory=lambda: {"stop": 0, "length": 0, "timeout": 0, "cancelled": 0, "error": 0}
+    )
+    time_to_first_token_seconds: Histogram = field(default_factory=lambda: Histogram(_TTFT))
+    inter_token_latency_seconds: Histogram = field(default_factory=lambda: Histogram(_ITL))
+    e2e_request_latency_seconds: Histogram = field(default_factory=lambda: Histogram(_E2E))
+    request_queue_time_seconds: Histogram = field(default_factory=lambda: Histogram(_E2E))
+    request_prompt_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
+    request_generation_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
+    iteration_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
+    iteration_host_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP))
+    #: figures read at snapshot time from whoever keeps them (the scheduler, the pool)
+    sources: list[Callable[[], dict[str, float]]] = field(default_factory=list)
+
+    def histograms(self) -> Iterator[tuple[str, Histogram]]:
+        """Name and histogram, in a fixed order."""
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, Histogram):
+                yield name, value
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every figure as a JSON-able dict; names without the prefix."""
+        figures: dict[str, Any] = dict(self.counters)
+        for source in self.sources:
+            figures.update(source())
+        figures["request_success_total"] = dict(self.finished)
+        for name, histogram in self.histograms():
+            figures[name] = histogram.snapshot()
+        return figures
+
+    def prometheus_text(self) -> str:
+        """The exposition format, version 0.0.4."""
+        lines: list[str] = []
+
+        def header(name: str, kind: str) -> str:
+            lines.append(f"# HELP {PREFIX}{name} {_HELP[name]}")
+            lines.append(f"# TYPE {PREFIX}{name} {kind}")
+            return PREFIX + name
+
+        scalars: dict[str, float] = dict(self.counters)
+        for source in self.sources:
+            scalars.update(source())
+        for name, value in scalars.items():
+            lines.append(
+                f"{header(name, 'counter' if name.endswith('_total') and name in _COUNTERS else 'gauge')} {value}"
+            )
+        full = header("request_success_total", "counter")
+        lines.extend(f'{full}{{finished_reason="{reason}"}} {count}' for reason, count in self.finished.items())
+        for name, histogram in self.histograms():
+            full, below = header(name, "histogram"), 0
+            for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
+                below += count
+                lines.append(f'{full}_bucket{{le="{bound}"}} {below}')
+            lines.append(f"{full}_sum {histogram.total}")
+            lines.append(f"{full}_count {below}")
+        return "\n".join(lines) + "\n"
+
+
+_COUNTERS = {
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "iterations_total",
+    "step_failures_total",
+    "num_preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+}
+
+
+def register_prometheus(metrics: Metrics, registry: Any = None) -> Any:
+    """Add ``metrics`` to a ``prometheus_client`` registry (default: the global one); returns the collector."""
+    import prometheus_client.core as core
+    from prometheus_client import REGISTRY
+
+    class _Collector:
+        def collect(self) -> Iterator[Any]:
+            scalars: dict[str, float] = dict(metrics.counters)
+            for source in metrics.sources:
+                scalars.update(source())
+            for name, value in scalars.items():
+                family = core.CounterMetricFamily if name in _COUNTERS else core.GaugeMetricFamily
+                yield family(PREFIX + name, _HELP[name], value=value)
+            finished = core.CounterMetricFamily(
+                PREFIX + "request_success_total", _HELP["request_success_total"], labels=["finished_reason"]
+            )
+            for reason, count in metrics.finished.items():
+                finished.add_metric([reason], count)
+            yield finished
+            for name, histogram in metrics.histograms():
+                below, buckets = 0, []
+                for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
+                    below += count
+                    buckets.append((str(bound), below))
+                yield core.HistogramMetricFamily(PREFIX + name, _HELP[name], buckets=buckets, sum_value=histogram.total)
+
+    collector = _Collector()
+    (registry or REGISTRY).register(collector)
+    return collector

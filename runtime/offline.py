@@ -1,0 +1,189 @@
+"""Generation in this process, without a server: what evaluations, benchmarks and scripts use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.engine import EngineConfig, EngineCore
+from runtime.executors.base import Executor
+from runtime.request import GenerationResult, Request, RequestOutput
+from runtime.sampling.params import SamplingParams
+from runtime.tokenizer import EngineTokenizer
+from trtforge.errors import ForgeError
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+class Engine:
+    """An engine directory, ready to generate. Not thread-safe; servers use :class:`~runtime.serving.AsyncEngine`.
+
+    Example:
+        >>> engine = Engine.load(Path("bundle/engine"))
+        >>> engine.generate(["The capital of France is"], SamplingParams(max_tokens=8))[0].text
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._calls = itertools.count()
+
+    @classmethod
+    def load(
+        cls,
+        engine_dir: Path | str,
+        threads: int | None = None,
+        *,
+        device: str = "cpu",
+        num_blocks: int | None = None,
+        config: EngineConfig | None = None,
+    ) -> Engine:
+        """Load an engine of target ``torch``.
+
+        Args:
+            engine_dir: directory with ``engine.json``.
+            threads: CPU threads; None: all physical ones.
+            device: ``cpu`` or ``cuda``.
+            num_blocks: KV blocks; None: what the engine was planned with.
+            config: runtime choices.
+
+        Raises:
+            ForgeError: what the executor and the tokenizer raise for a directory that cannot be loaded.
+        """
+        from runtime.executors.torch_executor import TorchExecutor
+
+        directory = Path(engine_dir)
+        executor = TorchExecutor(directory, device=device, threads=threads, num_blocks=num_blocks)
+        return cls(EngineCore(executor, EngineTokenizer.load(directory), config=config))
+
+    @property
+    def executor(self) -> Executor:
+        """What computes the logits."""
+        return self.core.executor
+
+    @property
+    def tokenizer(self) -> EngineTokenizer | None:
+        """The engine's tokenizer, if it has one."""
+        return self.core.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[GenerationResult]:
+        """Run all prompts to their end, batched in flight; results in the order of the prompts.
+
+        Args:
+            prompts: texts, token id lists, or chats (lists of messages); a single one is taken as a list of one.
+            params: for all prompts, or one each.
+
+        Raises:
+            ForgeError: a prompt that the engine cannot serve (nothing is generated then), or a failed step.
+        """
+        results: dict[str, GenerationResult] = {}
+        for output in self.stream(prompts, params, _deltas=False):
+            if output.error is not None:
+                raise _from_json(output.error)
+            results.setdefault(output.request_id, GenerationResult()).add(output)
+        return [results[name] for name in sorted(results, key=prompt_index)]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        _deltas: bool = True,
+    ) -> Iterator[RequestOutput]:
+        """Outputs as they come; :func:`prompt_index` of an output's id says which prompt it belongs to.
+
+        Closing the iterator early cancels what still runs.
+
+        Raises:
+            ForgeError: a prompt that the engine cannot serve; raised before the first output.
+        """
+        many = _as_list(prompts)
+        each = _params_for(many, params)
+        call = next(self._calls)
+        prepared = [
+            self.core.prepare(_request(f"generate-{call}-{i}", prompt, p, _deltas))
+            for i, (prompt, p) in enumerate(zip(many, each, strict=True))
+        ]
+        return self._run(prepared)
+
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Teacher-forced logits of every position, float32 [S, V]; see :meth:`EngineCore.logits`."""
+        return self.core.logits(token_ids)
+
+    def stats(self) -> dict[str, Any]:
+        """Metrics of everything generated so far."""
+        return self.core.stats()
+
+    def _run(self, prepared: list[Any]) -> Iterator[RequestOutput]:
+        waiting = list(reversed(prepared))
+        mine: set[str] = set()
+        try:
+            while waiting or mine:
+                # The queue's bound is for servers; offline, a long list of prompts is fed as it drains.
+                while waiting and len(self.core.scheduler.waiting) < self.core.config.max_waiting:
+                    mine.add(self.core.add_request(waiting.pop()))
+                for output in self.core.step():
+                    if output.request_id in mine:
+                        if output.finished:
+                            mine.discard(output.request_id)
+                        yield output
+        finally:
+            for request_id in mine:
+                self.core.abort(request_id)
+
+
+def prompt_index(request_id: str) -> int:
+    """The place of a prompt in the list given to :meth:`Engine.generate` or :meth:`Engine.stream`."""
+    return int(request_id.rsplit("-", 1)[1])
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = prompts.tolist() if isinstance(prompts, np.ndarray) else list(prompts)
+    if items and isinstance(items[0], (int, np.integer, Mapping)):
+        return [items]
+    return items
+
+
+def _params_for(prompts: list[Any], params: Any) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        raise ForgeError(
+            "TF-RUN-065",
+            f"{len(params)} parameter sets for {len(prompts)} prompts",
+            numbers={"params": len(params), "prompts": len(prompts)},
+            why="each prompt needs its own parameters, or all share one set",
+            remedies=["give one SamplingParams for all", "give exactly one per prompt"],
+        )
+    return list(params)
+
+
+def _request(request_id: str, prompt: Any, params: SamplingParams, stream: bool) -> Request:
+    if isinstance(prompt, str):
+        return Request(request_id, prompt=prompt, params=params, stream=stream)
+    items = list(prompt)
+    if items and isinstance(items[0], Mapping):
+        return Request(request_id, messages=items, params=params, stream=stream)
+    return Request(request_id, prompt_token_ids=items, params=params, stream=stream)
+
+
+def _from_json(error: dict[str, Any]) -> ForgeError:
+    return ForgeError(
+        error["code"],
+        error["message"],
+        asked=error["asked"],
+        numbers=error["numbers"],
+        why=error["why"],
+        remedies=error["remedies"],
+        exit_code=error["exit_code"],
+    )

@@ -1,0 +1,106 @@
+"""Guided decoding through llguidance (the ``guided`` extra): JSON Schema, regular expression, choice.
+
+Policy: grammars are compiled when the request is made, on the client's thread, and refused there
+(``TF-RUN-087``). In a step a grammar costs one token mask (tens of microseconds) for its own row only. llguidance
+is a single compiled library without dependencies of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.sampling.params import GuidedDecoding
+from trtforge.errors import EnvironmentLacks, ForgeError
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary.
+
+    Args:
+        tokenizer_json: contents of ``tokenizer.json``.
+        vocab_size: V, columns of the logits (may exceed the tokenizer's entries).
+        eos_token_ids: the tokens that may follow a complete output.
+    """
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        try:
+            import llguidance
+        except ImportError as error:
+            raise EnvironmentLacks(
+                "TF-RUN-088",
+                "guided decoding needs the llguidance package",
+                asked="a guided request",
+                why="grammars are matched against the vocabulary by that library",
+                remedies=["pip install 'trtforge[guided]'", "leave the grammar out"],
+            ) from error
+        self._library: Any = llguidance
+        eos = eos_token_ids[0] if eos_token_ids else None
+        self._tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos)
+        self._eos = tuple(eos_token_ids)
+
+    def compile(self, guide: GuidedDecoding) -> GuidedState:
+        """A fresh state at the grammar's start.
+
+        Raises:
+            ForgeError: ``TF-RUN-087`` when the grammar is invalid or not supported.
+        """
+        matcher_class = self._library.LLMatcher
+        try:
+            if guide.json_schema is not None:
+                schema = guide.json_schema if isinstance(guide.json_schema, str) else json.dumps(guide.json_schema)
+                grammar = matcher_class.grammar_from_json_schema(schema)
+            elif guide.regex is not None:
+                grammar = matcher_class.grammar_from_regex(guide.regex)
+            else:
+                choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in guide.choice or ())
+                grammar = matcher_class.grammar_from_lark(f"start: {choices}")
+            matcher = matcher_class(self._tokenizer, grammar)
+        except ValueError as error:
+            raise _bad_grammar(guide, str(error)) from error
+        if matcher.is_error():
+            raise _bad_grammar(guide, matcher.get_error())
+        return GuidedState(matcher, self._eos)
+
+
+class GuidedState:
+    """Where one sample stands in its grammar."""
+
+    __slots__ = ("_eos", "_matcher")
+
+    def __init__(self, matcher: Any, eos_token_ids: tuple[int, ...]) -> None:
+        self._matcher = matcher
+        self._eos = eos_token_ids
+
+    def fork(self) -> GuidedState:
+        """An independent copy."""
+        return GuidedState(self._matcher.deep_copy(), self._eos)
+
+    def allowed(self, width: int) -> npt.NDArray[np.bool_]:
+        """Tokens that may come next, bool [width]; end-of-sequence tokens where the output may end."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        mask = np.unpackbits(bits, bitorder="little")[:width].astype(bool)
+        if len(mask) < width:
+            mask = np.pad(mask, (0, width - len(mask)))
+        if self._matcher.is_accepting():
+            mask[[token for token in self._eos if token < width]] = True
+        return mask
+
+    def accept(self, token: int) -> bool:
+        """Advance by a chosen token; True when nothing can follow any more."""
+        self._matcher.consume_token(token)
+        return bool(self._matcher.is_stopped())
+
+
+def _bad_grammar(guide: GuidedDecoding, detail: str) -> ForgeError:
+    return ForgeError(
+        "TF-RUN-087",
+        f"the grammar does not compile: {detail.strip()}",
+        asked=str(guide)[:200],
+        why="the output could not be held to it",
+        remedies=["check the schema or expression", "see llguidance's documentation for the supported keywords"],
+    )

@@ -1,0 +1,147 @@
+"""What sampling must remember of one sequence between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.sampling.params import SamplingParams
+from runtime.sampling.random import uniform
+
+if TYPE_CHECKING:
+    from runtime.sampling.guided import GuidedState
+
+
+class SamplingState:
+    """Counts, bans and random stream of one sequence. Survives preemption: it depends on tokens only.
+
+    Args:
+        params: validated parameters.
+        seed: the seed in force (``params.seed`` or the engine's draw).
+        sample: index among the request's parallel samples.
+        prompt: prompt tokens, int64 [n].
+        end_ids: tokens that end the request (end of sequence unless ignored, and stop tokens).
+        completes_bad_word: whether a token would complete a forbidden text, or None.
+        guided: grammar state, or None.
+    """
+
+    __slots__ = (
+        "_seen",
+        "_seen_counts",
+        "_seen_index",
+        "_single_bans",
+        "bad_sequences",
+        "completes_bad_word",
+        "end_ids",
+        "generated",
+        "greedy",
+        "guided",
+        "params",
+        "penalized",
+        "prompt",
+        "sample",
+        "seed",
+        "simple",
+        "temperature",
+        "truncated",
+    )
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        sample: int,
+        prompt: npt.NDArray[np.int64],
+        end_ids: frozenset[int],
+        completes_bad_word: Callable[[int], bool] | None = None,
+        guided: GuidedState | None = None,
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self.sample = sample
+        self.prompt = prompt
+        self.end_ids = end_ids
+        self.generated: list[int] = []
+        self.completes_bad_word = completes_bad_word
+        self.guided = guided
+        self.greedy = params.greedy
+        self.temperature = 1.0 if self.greedy else params.effective_temperature
+        self.truncated = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        self._single_bans = [s[0] for s in params.bad_token_sequences if len(s) == 1]
+        self.bad_sequences = [s for s in params.bad_token_sequences if len(s) > 1]
+        self.penalized = (
+            params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        )
+        self._seen: list[int] = []
+        self._seen_counts: list[int] = []
+        self._seen_index: dict[int, int] = {}
+        if params.repetition_penalty != 1.0:
+            for token in np.unique(prompt).tolist():
+                self._count(token, 0)
+        self.simple = (
+            self.greedy
+            and not self.penalized
+            and not params.bad_token_sequences
+            and completes_bad_word is None
+            and guided is None
+            and params.logprobs is None
+        )
+
+    def fork(
+        self, sample: int, *, completes_bad_word: Callable[[int], bool] | None, guided: GuidedState | None
+    ) -> SamplingState:
+        """The state of another sample of the same prompt; only valid before anything was generated."""
+        if self.generated:
+            raise RuntimeError("samples fork before their first token")
+        return SamplingState(
+            self.params,
+            seed=self.seed,
+            sample=sample,
+            prompt=self.prompt,
+            end_ids=self.end_ids,
+            completes_bad_word=completes_bad_word,
+            guided=guided,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next token is the plain argmax of the logits."""
+        return self.simple and len(self.generated) >= self.params.min_tokens
+
+    def uniform(self) -> float:
+        """The number in [0, 1) that decides the next token."""
+        return uniform(self.seed, self.sample, len(self.generated))
+
+    def observe(self, token: int) -> None:
+        """Record ``token`` as generated."""
+        self.generated.append(token)
+        if self.penalized:
+            self._count(token, 1)
+
+    def seen(self) -> tuple[list[int], list[int]]:
+        """Tokens under a penalty and how often each occurs in the output (0: prompt only)."""
+        return self._seen, self._seen_counts
+
+    def banned(self) -> Sequence[int]:
+        """Tokens that must not come next, by min_tokens and by token sequences."""
+        bans = list(self._single_bans)
+        if len(self.generated) < self.params.min_tokens:
+            bans.extend(self.end_ids)
+        for sequence in self.bad_sequences:
+            head = len(sequence) - 1
+            if len(self.generated) >= head and tuple(self.generated[-head:]) == sequence[:-1]:
+                bans.append(sequence[-1])
+        return bans
+
+    def _count(self, token: int, amount: int) -> None:
+        at = self._seen_index.get(token)
+        if at is None:
+            self._seen_index[token] = len(self._seen)
+            self._seen.append(token)
+            self._seen_counts.append(amount)
+        else:
+            self._seen_counts[at] += amount

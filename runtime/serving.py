@@ -1,0 +1,247 @@
+"""The engine core behind a thread: many clients submit, one thread steps.
+
+Policy: only the stepping thread touches the core. Clients leave requests and cancellations in an inbox and
+are told through callbacks, on the stepping thread, so a callback must be quick and must not block on the
+engine. A callback that raises means that its client is gone: the request is cancelled and its blocks are free
+before the next step. Every submitted request gets exactly one finished output (or its callback raised):
+from the core, or, when the engine dies, from here. Nothing ever waits on an engine that is dead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from runtime import errors
+from runtime.engine import EngineCore, PreparedRequest
+from runtime.request import FinishReason, Request, RequestOutput, SampleOutput
+from trtforge.errors import ForgeError
+
+log = logging.getLogger("trtforge.runtime")
+
+Callback = Callable[[RequestOutput], None]
+
+#: Steps that may fail in a row before the engine calls itself dead.
+MAX_FAILURES = 3
+
+
+class AsyncEngine:
+    """Thread-safe front of an :class:`EngineCore`; starts its thread at once.
+
+    Args:
+        core: owned by this object from now on.
+        max_failures: consecutive failed steps after which the engine is dead.
+        name: of the thread.
+    """
+
+    def __init__(self, core: EngineCore, *, max_failures: int = MAX_FAILURES, name: str = "trtforge-engine") -> None:
+        self.core = core
+        self._max_failures = max_failures
+        self._changed = threading.Condition()
+        self._inbox: deque[PreparedRequest | str] = deque()
+        self._arriving = 0  # requests in the inbox
+        self._callbacks: dict[str, Callback] = {}
+        self._ids = itertools.count()
+        self._draining = False
+        self._stopping = False
+        self._death: ForgeError | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # -- any thread ----------------------------------------------------------------------------------
+
+    def submit(self, request: Request, callback: Callback) -> str:
+        """Queue a request; ``callback`` gets its outputs. Returns the request's id.
+
+        Raises:
+            ForgeError: what ``EngineCore.prepare`` raises; ``TF-RUN-053`` id in use, ``TF-RUN-056`` queue full,
+                ``TF-RUN-057`` shutting down, ``TF-RUN-058`` dead.
+        """
+        self._refuse_if_closed()
+        # Tokenizing and grammar compilation happen here, on the client's time.
+        prepared = self.core.prepare(request)
+        with self._changed:
+            self._refuse_if_closed()
+            request_id = request.request_id
+            while request_id is None or (request.request_id is None and request_id in self._callbacks):
+                request_id = f"async-{next(self._ids)}"
+            if request_id in self._callbacks:
+                raise errors.duplicate_id(request_id)
+            waiting = self._arriving + len(self.core.scheduler.waiting)
+            if waiting >= self.core.config.max_waiting:
+                raise errors.queue_full(waiting, self.core.config.max_waiting)
+            self._callbacks[request_id] = callback
+            self._inbox.append(replace(prepared, request=replace(request, request_id=request_id)))
+            self._arriving += 1
+            self._changed.notify_all()
+        return request_id
+
+    def cancel(self, request_id: str) -> bool:
+        """Ask for a request to end; its callback gets a final output ``cancelled``. False: it is not live."""
+        with self._changed:
+            if request_id not in self._callbacks or self._death is not None:
+                return False
+            self._inbox.append(request_id)
+            self._changed.notify_all()
+        return True
+
+    def stream(self, request: Request) -> Iterator[RequestOutput]:
+        """Submit and iterate over the outputs in the calling thread; closing the iterator cancels.
+
+        Raises:
+            ForgeError: what :meth:`submit` raises, at the call.
+        """
+        outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+        request_id = self.submit(request, outputs.put)
+
+        def iterate() -> Iterator[RequestOutput]:
+            finished = False
+            try:
+                while not finished:
+                    output = outputs.get()
+                    finished = output.finished
+                    yield output
+            finally:
+                if not finished:
+                    self.cancel(request_id)
+
+        return iterate()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Refuse new requests and wait for the live ones; False when ``timeout`` seconds were not enough."""
+        with self._changed:
+            self._draining = True
+            return self._changed.wait_for(lambda: not self._callbacks or self._death is not None, timeout)
+
+    def shutdown(self, timeout: float | None = 30.0) -> bool:
+        """Drain for up to ``timeout`` seconds, cancel what is left, stop the thread.
+
+        Returns whether the thread ended; False only if a step hangs past ``timeout`` again.
+        """
+        if threading.current_thread() is self._thread:
+            # From a callback: the thread cannot wait for itself.
+            with self._changed:
+                self._draining = self._stopping = True
+            return False
+        self.drain(timeout)
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine steps."""
+        return self._death is None and self._thread.is_alive()
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self.alive and not self._draining
+
+    @property
+    def death(self) -> ForgeError | None:
+        """Why the engine is dead, if it is."""
+        return self._death
+
+    def stats(self) -> dict[str, Any]:
+        """The core's metrics, right to within a step."""
+        return self.core.stats()
+
+    # -- the stepping thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._work():
+                pass
+        except BaseException as error:
+            log.exception("the engine thread failed")
+            self._die(errors.step_failed(error))
+
+    def _work(self) -> bool:
+        """One turn: inbox, step, callbacks. False ends the thread."""
+        with self._changed:
+            while not self._inbox and not self.core.has_unfinished():
+                if self._stopping:
+                    return False
+                self._changed.wait()
+            commands = list(self._inbox)
+            self._inbox.clear()
+            stopping = self._stopping
+        for command in commands:
+            self._obey(command)
+        if stopping:
+            for request_id in self.core.live_ids():
+                self._deliver(self.core.abort(request_id))
+            return True
+        for output in self.core.step():
+            self._deliver(output)
+        if self.core.consecutive_failures >= self._max_failures:
+            self._die(errors.engine_dead("steps fail in a row", self.core.consecutive_failures))
+            return False
+        return True
+
+    def _obey(self, command: PreparedRequest | str) -> None:
+        if isinstance(command, str):
+            self._deliver(self.core.abort(command))
+            return
+        request_id = command.request.request_id
+        assert request_id is not None
+        try:
+            self.core.add_request(command)
+        except ForgeError as error:
+            self._deliver(_failed(request_id, error, len(command.prompt)))
+        finally:
+            with self._changed:
+                self._arriving -= 1
+
+    def _deliver(self, output: RequestOutput | None) -> None:
+        if output is None:
+            return
+        callback = self._callbacks.get(output.request_id)
+        if callback is None:
+            return
+        gone = False
+        try:
+            callback(output)
+        except Exception:
+            log.warning("client of %s is gone; cancelling", output.request_id, exc_info=True)
+            gone = True
+            self.core.abort(output.request_id)
+        if output.finished or gone:
+            with self._changed:
+                self._callbacks.pop(output.request_id, None)
+                self._changed.notify_all()
+
+    def _die(self, error: ForgeError) -> None:
+        with self._changed:
+            self._death = error
+            orphans = list(self._callbacks.items())
+            self._callbacks.clear()
+            self._inbox.clear()
+            self._arriving = 0
+            self._changed.notify_all()
+        for request_id, callback in orphans:
+            try:
+                callback(_failed(request_id, error, 0))
+            except Exception:
+                log.warning("client of %s is gone", request_id, exc_info=True)
+        log.error("engine dead: %s", error)
+
+    def _refuse_if_closed(self) -> None:
+        if self._death is not None:
+            raise errors.engine_dead(self._death.message, self.core.consecutive_failures)
+        if self._draining or self._stopping:
+            raise errors.shutting_down()
+
+
+def _failed(request_id: str, error: ForgeError, prompt_tokens: int) -> RequestOutput:
+    sample = SampleOutput(0, finish_reason=FinishReason.ERROR)
+    return RequestOutput(request_id, [sample], True, prompt_tokens, error=error.to_json())

@@ -1,0 +1,163 @@
+"""The engine's tokenizer: ``tokenizers`` and the checkpoint's own files, no transformers.
+
+Policy: texts become the same tokens as Hugging Face's ``AutoTokenizer`` gives. Its rule for special tokens:
+the post-processor of ``tokenizer.json`` decides, unless ``tokenizer_config.json`` sets ``add_bos_token`` or
+``add_eos_token``, which then replace it. A rendered chat gets no further special tokens (the template
+wrote them). transformers costs seconds at server start; this costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.chat_template import render_chat
+from runtime.detokenizer import Detokenizer, DetokenizerFactory
+from trtforge.errors import ForgeError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from runtime.sampling.guided import GuidedState
+    from runtime.sampling.params import GuidedDecoding
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class EngineTokenizer:
+    """Text to tokens and back for one engine. Thread-safe.
+
+    Args:
+        tokenizer: the fast tokenizer.
+        config: contents of ``tokenizer_config.json``.
+        chat_template: Jinja source, or None.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None
+    ) -> None:
+        self.backend = tokenizer
+        self.config = dict(config or {})
+        self.chat_template = chat_template
+        self.special_tokens = {name: _text(self.config[name]) for name in _NAMED_TOKENS if self.config.get(name)}
+        # Truncation or padding left in tokenizer.json by a training run would cut prompts in silence.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._apply_bos_eos()
+        self._detokenizers = DetokenizerFactory(tokenizer)
+        self._guided: Any = None
+
+    @classmethod
+    def load(cls, directory: Path) -> EngineTokenizer:
+        """The tokenizer of a checkpoint or engine directory.
+
+        Raises:
+            ForgeError: ``TF-RUN-090`` when a file is missing or unreadable.
+        """
+        from tokenizers import Tokenizer
+
+        path = directory / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
+            config_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
+            config = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
+            map_path = directory / "special_tokens_map.json"
+            if map_path.exists():
+                for name, value in json.loads(map_path.read_text("utf-8")).items():
+                    config.setdefault(name, value)
+            template = template_path.read_text("utf-8") if template_path.exists() else config.get("chat_template")
+        # tokenizers raises plain Exception for a file that it cannot parse
+        except Exception as error:
+            raise ForgeError(
+                "TF-RUN-090",
+                f"the tokenizer in {directory} cannot be loaded: {error}",
+                asked=str(path),
+                why="the engine directory carries its tokenizer; without it no text can go in or out",
+                remedies=["rebuild the engine from its checkpoint", "verify the directory: trtforge verify"],
+            ) from error
+        if isinstance(template, list):
+            # Several named templates: "default" is the one for plain chats.
+            named = {entry["name"]: entry["template"] for entry in template}
+            template = named.get("default") or next(iter(named.values()), None)
+        return cls(tokenizer, config, template)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the vocabulary, added tokens included."""
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokens of ``text``."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ``token_ids``."""
+        return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """Text of a chat by the model's template.
+
+        Raises:
+            ForgeError: ``TF-RUN-091`` when the model has no template; ``TF-RUN-092``/``093`` see
+                :func:`~runtime.chat_template.render_chat`.
+        """
+        if self.chat_template is None:
+            raise ForgeError(
+                "TF-RUN-091",
+                "this model has no chat template",
+                asked="a chat",
+                why="a base model knows no roles; any template would be a guess",
+                remedies=["send a plain text prompt", "add chat_template.jinja to the checkpoint and rebuild"],
+            )
+        return render_chat(
+            self.chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            **{**self.special_tokens, **variables},
+        )
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Tokens of a chat, ready for the assistant's answer."""
+        return self.encode(self.render_chat(messages, **variables), add_special_tokens=False)
+
+    def detokenizer(self, *, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> Detokenizer:
+        """An incremental detokenizer for one output that follows ``context``."""
+        return self._detokenizers.make(skip_special_tokens=skip_special_tokens, context=context)
+
+    def guided(self, guide: GuidedDecoding, vocab_size: int, eos_token_ids: Sequence[int]) -> GuidedState:
+        """A grammar compiled for this vocabulary; fork it for every sample.
+
+        Raises:
+            ForgeError: ``TF-RUN-087`` for a grammar that does not compile, ``TF-RUN-088`` when the library is missing.
+        """
+        from runtime.sampling.guided import GrammarCompiler
+
+        if self._guided is None:
+            self._guided = GrammarCompiler(self.backend.to_str(), vocab_size, eos_token_ids)
+        state: GuidedState = self._guided.compile(guide)
+        return state
+
+    def _apply_bos_eos(self) -> None:
+        if "add_bos_token" not in self.config and "add_eos_token" not in self.config:
+            return
+        from tokenizers import processors
+
+        pieces = []
+        special = []
+        for flag, name in (("add_bos_token", "bos_token"), (None, None), ("add_eos_token", "eos_token")):
+            if flag is None or name is None:
+                pieces.append("$A:0")
+            elif self.config.get(flag) and name in self.special_tokens:
+                token = self.special_tokens[name]
+                pieces.append(f"{token}:0")
+                special.append((token, self.backend.token_to_id(token)))
+        self.backend.post_processor = processors.TemplateProcessing(single=" ".join(pieces), special_tokens=special)
+
+
+def _text(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, Mapping) else str(token)
