@@ -150,6 +150,7 @@ class Pipeline:
                         log.line(f"bundle {result.bundle}, linked from {result.link}")
                 except BaseException as error:
                     log.exception(error)
+                    error.log = str(log.path)  # type: ignore[attr-defined]  # the console names it
                     raise
         except Exception as error:
             if not isinstance(error, ForgeError) and is_disk_full(error):

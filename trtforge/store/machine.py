@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -56,7 +57,13 @@ def host_isa() -> tuple[str, ...]:
 
 
 def host_library_path() -> Path | None:
-    """Where the plugins' host library lies in this installation; ``None`` when it is not built."""
+    """Where the plugins' host library lies in this installation; ``None`` when it is not built.
+
+    ``TRTFORGE_HOST_LIBRARY`` names another file, as it does for the loader.
+    """
+    named = os.environ.get("TRTFORGE_HOST_LIBRARY")
+    if named:
+        return Path(named) if Path(named).is_file() else None
     spec = importlib.util.find_spec("plugins")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -88,23 +88,39 @@ class Store:
     Args:
         root: made when missing.
         durable: flush files to the disk before they count as published (tests switch it off).
-        read_only: take write permission from published files.
+        read_only: only look; nothing is made, not even the root.
+        protect: take write permission from published files.
 
     Raises:
         EnvironmentLacks: TF-STO-001 when the root cannot be written.
         ForgeError: TF-STO-008 when a newer version of the store's layout is found.
     """
 
-    def __init__(self, root: Path, *, durable: bool = True, read_only: bool = False) -> None:
+    def __init__(self, root: Path, *, durable: bool = True, read_only: bool = False, protect: bool = False) -> None:
         self.root = root.absolute()
         self.durable = durable
-        self.read_only = read_only
+        self.protect = protect
+        if not read_only:
+            self._make()
+        record = read_json(self.root / "store.json")
+        version = record.get("version") if isinstance(record, dict) else None
+        if version != LAYOUT_VERSION and (self.root / "store.json").exists():
+            raise ForgeError(
+                "TF-STO-008",
+                f"the store {self.root} has layout {version!r}, this version works with {LAYOUT_VERSION}",
+                asked=str(self.root),
+                numbers={"found": version, "supported": LAYOUT_VERSION},
+                why="another version of trtforge made the store",
+                remedies=["name another folder with --store", "use the version that made the store"],
+            )
+
+    def _make(self) -> None:
         try:
             for name in ("artifacts", "tmp", "scratch", "locks", "runs", "active", "logs"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             version_file = self.root / "store.json"
             if not version_file.exists():
-                write_json_atomic(version_file, {"version": LAYOUT_VERSION}, durable=durable)
+                write_json_atomic(version_file, {"version": LAYOUT_VERSION}, durable=self.durable)
         except OSError as error:
             raise EnvironmentLacks(
                 "TF-STO-001",
@@ -114,17 +130,6 @@ class Store:
                 why="artifacts are kept in the store",
                 remedies=["name a writable folder with --store or TRTFORGE_HOME", "free disk space or fix permissions"],
             ) from error
-        record = read_json(self.root / "store.json")
-        version = record.get("version") if isinstance(record, dict) else None
-        if version != LAYOUT_VERSION:
-            raise ForgeError(
-                "TF-STO-008",
-                f"the store {self.root} has layout {version!r}, this version works with {LAYOUT_VERSION}",
-                asked=str(self.root),
-                numbers={"found": version, "supported": LAYOUT_VERSION},
-                why="another version of trtforge made the store",
-                remedies=["name another folder with --store", "use the version that made the store"],
-            )
 
     # -- places ---------------------------------------------------------------------------------
 
@@ -192,6 +197,8 @@ class Store:
         """Every directory under ``artifacts``, oldest first by stage."""
         found: list[Artifact | Damage] = []
         base = self.root / "artifacts"
+        if not base.is_dir():
+            return found
         for stage in sorted(p for p in base.iterdir() if p.is_dir()):
             paths = [p for p in stage.iterdir() if p.is_dir()]
             found.extend(self.load(p) for p in sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p.name)))
@@ -287,7 +294,7 @@ class Store:
             self._drop_scratch(stage, key)
             return existing
         digest = seal(temporary, manifest, durable=self.durable)
-        if self.read_only:
+        if self.protect:
             for entry in content["files"]:
                 (temporary / entry["path"]).chmod(0o444)
         final.parent.mkdir(parents=True, exist_ok=True)

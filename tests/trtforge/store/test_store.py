@@ -48,7 +48,7 @@ def test_published_artifact_is_found_and_verifies(store: Store) -> None:
 
 
 def test_durable_store_publishes_too(tmp_path: Path) -> None:
-    artifact = publish(Store(tmp_path, durable=True, read_only=True))
+    artifact = publish(Store(tmp_path, durable=True, protect=True))
     assert (artifact.path / "file.txt").stat().st_mode & 0o222 == 0
     assert verify_directory(artifact.path).ok
 
@@ -236,3 +236,10 @@ def test_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRTFORGE_HOME", str(tmp_path / "home"))
     assert default_root() == tmp_path / "home"
     assert default_root(tmp_path / "option") == tmp_path / "option"
+
+
+def test_looking_makes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "nowhere", read_only=True)
+    assert store.artifacts() == []
+    assert store.find("one", "a" * 64) is None
+    assert not (tmp_path / "nowhere").exists()

@@ -1,0 +1,253 @@
+"""Compatibility stamps: what a bundle needs of a machine, held against the machine at hand.
+
+Policy: an ``error`` is what would fail or silently serve wrong answers (another ABI, an op version that
+the runtime does not know, a numpy that breaks the server's stub, a tokenizer that is not the one the
+evidence was made with); a ``warning`` is what makes the bundle's figures say less about this machine
+(another processor, another build of the plugin library). Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from trtforge.store.hashing import hash_file
+from trtforge.store.integrity import VerifyFinding
+from trtforge.store.machine import (
+    gpu_architectures,
+    host_isa,
+    host_library_hash,
+    host_library_path,
+    python_version,
+)
+
+#: versions of the op contracts (domain trtforge) that this version's executors run
+OPS_VERSIONS = (1,)
+#: targets whose engines hold machine code for one GPU architecture
+COMPILED_TARGETS = ("tensorrt", "tensorrt-rtx", "trtllm-engine")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts that stamps are held against."""
+
+    arch: str
+    python: str
+    isa: tuple[str, ...]
+    gpu_architectures: tuple[str, ...]
+    numpy: str | None
+    host_abi: int | None
+    plugin_library_sha256: str | None
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _host_abi() -> int | None:
+    path = host_library_path()
+    if path is None:
+        return None
+    try:
+        return int(ctypes.CDLL(str(path)).trtforge_host_abi())
+    except (OSError, AttributeError):
+        return None
+
+
+def this_machine() -> Machine:
+    """The facts of this machine and environment; the plugin library is asked for its ABI, not believed."""
+    return Machine(
+        arch=platform.machine(),
+        python=python_version(),
+        isa=host_isa(),
+        gpu_architectures=gpu_architectures(),
+        numpy=_installed("numpy"),
+        host_abi=_host_abi(),
+        plugin_library_sha256=host_library_hash(),
+    )
+
+
+def check_stamps(root: Path, manifest: Mapping[str, Any], machine: Machine | None = None) -> list[VerifyFinding]:
+    """Findings TF-BND-020 … TF-BND-029 for a bundle whose content was verified."""
+    stamps = manifest.get("stamps")
+    if not isinstance(stamps, Mapping) or not stamps:
+        return []
+    here = machine or this_machine()
+    made_on = manifest.get("machine")
+    made_on = made_on if isinstance(made_on, Mapping) else {}
+    found: list[VerifyFinding] = []
+    for check in _CHECKS:
+        found.extend(check(root, stamps, made_on, here))
+    return found
+
+
+def _finding(code: str, severity: Literal["error", "warning"], path: str, message: str, remedy: str) -> VerifyFinding:
+    return VerifyFinding(code, severity, path, message, remedy)
+
+
+_ENGINE = "engine/engine.json"
+_REBUILD = "build the bundle again on this machine: trtforge run RECIPE"
+
+
+def _architecture(
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+) -> Iterator[VerifyFinding]:
+    wanted = made_on.get("arch")
+    if wanted and wanted != here.arch:
+        compiled = stamps.get("target") in COMPILED_TARGETS
+        yield _finding(
+            "TF-BND-020",
+            "error" if compiled else "warning",
+            _ENGINE,
+            f"the engine was made on {wanted}, this machine is {here.arch}"
+            + ("" if compiled else "; its kernels and the bundle's figures were chosen and measured there"),
+            _REBUILD,
+        )
+    lacking = [flag for flag in stamps.get("isa", made_on.get("isa", ())) if flag not in here.isa]
+    if lacking and wanted == here.arch:
+        yield _finding(
+            "TF-BND-021",
+            "warning",
+            _ENGINE,
+            f"the engine was planned for a processor with {', '.join(lacking)}, which this one lacks: other kernels "
+            "run, more slowly, and results may differ in the last bits",
+            _REBUILD,
+        )
+
+
+def _python(
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+) -> Iterator[VerifyFinding]:
+    rule = stamps.get("python")
+    if rule and not _satisfies(here.python, str(rule)):
+        yield _finding(
+            "TF-BND-022",
+            "error",
+            "repository",
+            f"the repository's Python code needs Python {rule}, this is {here.python}",
+            "use an environment with that Python",
+        )
+
+
+def _host_abi_matches(
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+) -> Iterator[VerifyFinding]:
+    wanted = stamps.get("host_abi")
+    if wanted is None or stamps.get("target") != "torch":
+        return
+    if here.host_abi is None:
+        yield _finding(
+            "TF-BND-029",
+            "warning",
+            _ENGINE,
+            "the plugins' host library is not installed here: attention runs in plain torch, several times slower",
+            "install trtforge with a C++ compiler present (g++), or run `trtforge plugins build`",
+        )
+    elif here.host_abi != wanted:
+        yield _finding(
+            "TF-BND-023",
+            "error",
+            _ENGINE,
+            f"the engine needs ABI {wanted} of the plugins' host library, the one here has {here.host_abi}",
+            "install the version of trtforge that made the bundle, or build the bundle again",
+        )
+
+
+def _ops_version(
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+) -> Iterator[VerifyFinding]:
+    wanted = stamps.get("ops_version")
+    if wanted is not None and wanted not in OPS_VERSIONS:
+        yield _finding(
+            "TF-BND-024",
+            "error",
+            _ENGINE,
+            f"the graph uses version {wanted} of the trtforge ops, this version runs {', '.join(map(str, OPS_VERSIONS))}",
+            "install the version of trtforge that made the bundle, or build the bundle again",
+        )
+
+
+def _numpy(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine) -> Iterator[VerifyFinding]:
+    rule = stamps.get("numpy")
+    if rule and (here.numpy is None or not _satisfies(here.numpy, str(rule))):
+        yield _finding(
+            "TF-BND-025",
+            "error",
+            "repository",
+            f"Triton {stamps.get('triton') or ''} needs numpy {rule}, here is {here.numpy or 'none'}: its Python stub "
+            "would read zeros, partly in silence",
+            f"pip install 'numpy{rule}'",
+        )
+
+
+def _tokenizer(
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+) -> Iterator[VerifyFinding]:
+    wanted = stamps.get("tokenizer_sha256")
+    path = root / "engine" / "tokenizer.json"
+    if wanted and (not path.is_file() or hash_file(path) != wanted):
+        yield _finding(
+            "TF-BND-026",
+            "error",
+            "engine/tokenizer.json",
+            "the engine's tokenizer is not the one that the checkpoint came with",
+            "build the bundle again: trtforge run RECIPE --force build",
+        )
+
+
+def _gpu(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine) -> Iterator[VerifyFinding]:
+    wanted = [str(name) for name in stamps.get("gpu_architectures", ())]
+    if wanted and stamps.get("target") in COMPILED_TARGETS and not set(wanted) & set(here.gpu_architectures):
+        yield _finding(
+            "TF-BND-027",
+            "error",
+            _ENGINE,
+            f"the engine holds code for {', '.join(wanted)}, this machine has "
+            f"{', '.join(here.gpu_architectures) or 'no GPU'}",
+            "add the architecture to build.architectures and build again, or serve on a machine that has one of those",
+        )
+
+
+def _plugin_library(
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+) -> Iterator[VerifyFinding]:
+    wanted = made_on.get("plugin_library_sha256")
+    if wanted and here.plugin_library_sha256 and wanted != here.plugin_library_sha256:
+        yield _finding(
+            "TF-BND-028",
+            "warning",
+            _ENGINE,
+            "another build of the plugins' host library is installed than the one the evidence was made with",
+            "run `trtforge plugins test`, or build the bundle again to have its evidence for this library",
+        )
+
+
+def _satisfies(version: str, rule: str) -> bool:
+    try:
+        return SpecifierSet(rule).contains(Version(version), prereleases=True)
+    except (InvalidSpecifier, ValueError):
+        return False
+
+
+_Check = Callable[[Path, Mapping[str, Any], Mapping[str, Any], Machine], Iterator[VerifyFinding]]
+_CHECKS: tuple[_Check, ...] = (
+    _architecture,
+    _python,
+    _host_abi_matches,
+    _ops_version,
+    _numpy,
+    _tokenizer,
+    _gpu,
+    _plugin_library,
+)
