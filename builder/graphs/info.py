@@ -55,7 +55,8 @@ class GraphInfo:
 
     def to_json(self) -> dict[str, Any]:
         """The object that graph.json holds."""
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
 
     def write(self, directory: Path) -> None:
         """Write graph.json into ``directory``."""

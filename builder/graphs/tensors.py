@@ -134,7 +134,7 @@ class CheckpointTensors:
                 numbers={"unused": left[:64], "count": len(left)},
                 why="A graph that leaves weights out computes another model than the checkpoint's.",
                 remedies=[
-                    "Check config.json (num_hidden_layers, attention_bias, mlp_bias, tie_word_embeddings) against the weights",
+                    "Check num_hidden_layers, attention_bias, mlp_bias and tie_word_embeddings in config.json",
                     "Remove tensors that belong to another model (adapters, draft heads) from the checkpoint",
                 ],
             )
@@ -191,7 +191,7 @@ class CheckpointTensors:
                 f"{name} is {info.dtype} {list(info.shape)}, not one float32 value",
                 asked=name,
                 numbers={"elements": info.elements},
-                why="FP8 and NVFP4 scales of the whole tensor are single float32 values; per-channel scales are another format.",
+                why="A scale of the whole tensor is one float32 value; per-channel scales are another format.",
                 remedies=["Quantize with format fp8 (per tensor)"],
             )
         return name

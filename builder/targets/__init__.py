@@ -47,7 +47,7 @@ def get_target(name: str) -> Target:
             why="Only the torch target is implemented; it runs the same graph and op contracts on any machine.",
             remedies=["Set build.target: torch"],
         )
-    module: Target = importlib.import_module(TARGETS[name])  # type: ignore[assignment]
+    module: Target = importlib.import_module(TARGETS[name])
     return module
 
 
@@ -95,7 +95,8 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
     engine = read_engine(engine_dir)
     capability = capability or cpu_capability()
     rows = tuple(Choice.from_json(row) for row in engine["kernel_choices"])
-    linears, groups = [], {}
+    linears: list[dict[str, Any]] = []
+    groups: dict[tuple[str, str, str, bool], tuple[int, int]] = {}
     for linear in engine["linears"]:
         shape = (int(linear["shape"][0]), int(linear["shape"][1]))
         row = choose(linear["stored"], capability, shape, linear["group_size"], rows)

@@ -162,7 +162,7 @@ def _checked_limits(graph: GraphInfo, build: Build) -> Limits:
     if build.kv_cache.block_size != graph.kv_cache["block_size"]:
         raise ForgeError(
             "TF-BLD-015",
-            f"The graph has KV blocks of {graph.kv_cache['block_size']} slots, the recipe asks for {build.kv_cache.block_size}",
+            f"The graph has KV blocks of {graph.kv_cache['block_size']} slots, not {build.kv_cache.block_size}",
             asked=f"build.kv_cache.block_size: {build.kv_cache.block_size}",
             numbers={"graph": graph.kv_cache["block_size"], "recipe": build.kv_cache.block_size},
             why="The block size is part of the graph's pool shapes.",
