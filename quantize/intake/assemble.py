@@ -1,0 +1,288 @@
+"""Writes the checkpoint directory: weights in the recipe's type, normal configuration, tokenizer, template.
+
+Policy: the same source and type give the same bytes. A shard whose tensors all stay as they are is copied byte for
+byte; any other is rewritten. A quantized checkpoint is never converted (its scales must stay what they are). A tied
+output projection is stored once: when the file stores it a second time and it differs from the embedding, the
+configuration lies and the checkpoint is refused (``TF-SRC-025``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.intake.disk import require_space
+from quantize.intake.folder import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Folder,
+    common_dtype,
+    count_parameters,
+    folder_info,
+    shape_fields,
+)
+from quantize.intake.gguf_header import read_gguf
+from quantize.intake.gguf_model import common_type, gguf_shape, read_rope_factors, tensor_plans
+from quantize.intake.gguf_tokenizer import tokenizer_files
+from quantize.intake.hashing import CHUNK, sha256_file
+from quantize.intake.info import CHECKPOINT_FILE, CheckpointInfo, FileRecord
+from quantize.intake.model_config import ModelShape, normalized_config, read_json
+from quantize.intake.tokenizer import check_tokenizer
+from quantize.intake.writer import (
+    FLOATS,
+    TARGETS,
+    TensorPlan,
+    converted_pieces,
+    index_text,
+    plan_shards,
+    write_safetensors,
+)
+from quantize.safetensors_header import INDEX_NAME, WEIGHTS_NAME, TensorInfo
+from trtforge.errors import ForgeError
+from trtforge.progress import Progress
+
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON in the one form that intake writes: sorted keys, two spaces, a line end."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def assemble_gguf(path: Path, out: Path, *, dtype: str, info: dict[str, Any], progress: Progress) -> CheckpointInfo:
+    """Convert the GGUF file ``path`` into ``out``. ``info``: source, sha256 and origin for the record."""
+    header = read_gguf(path)
+    config, shape = gguf_shape(header, read_rope_factors(path, header))
+    tokenizer, tokenizer_config, template = tokenizer_files(header, shape.max_positions)
+    plans = tensor_plans(path, header, shape, dtype)
+    total = sum(plan.nbytes for plan in plans)
+    require_space(out, total, f"writing the checkpoint in {dtype}")
+    out.mkdir(parents=True, exist_ok=True)
+    records: list[FileRecord] = []
+    progress.start(f"De-quantizing {path.name} to {dtype}", total)
+    shards = plan_shards(plans)
+    for name, group in shards.items():
+        size, digest = write_safetensors(out / name, group, progress.advance)
+        records.append(FileRecord(name=name, size=size, sha256=digest))
+    if len(shards) > 1:
+        (out / INDEX_NAME).write_text(index_text(shards), encoding="utf-8")
+    write_json(out / CONFIG, normalized_config(config, shape, dtype=dtype, keep_remote_code=False))
+    write_json(out / GENERATION, _generation(shape, config.get("pad_token_id")))
+    (out / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+    write_json(out / TOKENIZER_CONFIG, tokenizer_config)
+    if template is not None:
+        (out / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    result = CheckpointInfo(
+        **info,
+        architecture=shape.architecture,
+        family=shape.family,
+        dtype=dtype,
+        source_dtype=common_type(header),
+        parameters=count_parameters(shape),
+        bytes=total,
+        notes=[
+            f"de-quantized from {common_type(header).removeprefix('gguf:')}: compare with runs of the same source only"
+        ],
+        **shape_fields(shape),
+    )
+    return _finish(out, result, records)
+
+
+def assemble_folder(
+    folder: Folder, out: Path, *, dtype: str, info: dict[str, Any], progress: Progress
+) -> CheckpointInfo:
+    """Copy or convert the checked ``folder`` into ``out``. ``info``: source, sha256 and origin for the record."""
+    _refuse_untied(folder)
+    target = None if folder.prequantized else TARGETS[dtype]
+    kept = folder.kept
+    total = sum(_nbytes(tensor, target) for tensor in kept.values())
+    require_space(out, total, f"writing the checkpoint in {dtype}")
+    out.mkdir(parents=True, exist_ok=True)
+    records: list[FileRecord] = []
+    progress.start(f"Writing the checkpoint in {dtype if target else 'its own format'}", total)
+    written: dict[str, list[TensorPlan]] = {}
+    for file in sorted({tensor.file for tensor in folder.tensors.values()}):
+        plans = [_plan(folder.path, name, tensor, target) for name, tensor in kept.items() if tensor.file == file]
+        if not plans:
+            continue  # a shard of nothing but left-out tensors
+        written[file] = plans
+    single = len(written) == 1
+    for file, plans in written.items():
+        name = WEIGHTS_NAME if single else file
+        if _stays(folder, file, plans):
+            size, digest = _copy(folder.path / file, out / name, progress.advance)
+        else:
+            size, digest = write_safetensors(out / name, plans, progress.advance)
+        records.append(FileRecord(name=name, size=size, sha256=digest))
+    if not single:
+        (out / INDEX_NAME).write_text(index_text(written), encoding="utf-8")
+    _companions(
+        folder, out, dtype if target else folder.config.get("dtype") or folder.config.get("torch_dtype") or dtype
+    )
+    base = folder_info(folder, info["source"])
+    result = base.model_copy(
+        update={**info, "bytes": total, "dtype": dtype if target else _plain_dtype(kept, base.dtype)}
+    )
+    return _finish(out, result, records)
+
+
+def _companions(folder: Folder, out: Path, dtype: str) -> None:
+    keep_code = bool(folder.code_files)
+    write_json(out / CONFIG, normalized_config(folder.config, folder.shape, dtype=dtype, keep_remote_code=keep_code))
+    if folder.generation is not None:
+        write_json(out / GENERATION, {k: v for k, v in folder.generation.items() if k != "transformers_version"})
+    else:
+        write_json(out / GENERATION, _generation(folder.shape, folder.config.get("pad_token_id")))
+    _copy(folder.path / TOKENIZER, out / TOKENIZER, None)
+    if TOKENIZER_CONFIG in folder.companions:
+        tokenizer_config = read_json(folder.path / TOKENIZER_CONFIG)
+    else:
+        tokenizer_config = _tokenizer_config(folder)
+    if not keep_code:
+        tokenizer_config.pop("auto_map", None)
+    template = _chat_template(folder, tokenizer_config)
+    if template is not None:
+        # In both places: older readers look into tokenizer_config.json only, newer ones prefer the file.
+        tokenizer_config["chat_template"] = template
+        (out / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    write_json(out / TOKENIZER_CONFIG, tokenizer_config)
+    for name in ("special_tokens_map.json", "hf_quant_config.json"):
+        if name in folder.companions:
+            write_json(out / name, read_json(folder.path / name))
+    for name in folder.code_files:
+        _copy(folder.path / name, out / name, None)
+
+
+def _chat_template(folder: Folder, tokenizer_config: dict[str, Any]) -> str | None:
+    """The default chat template, from any of the places where transformers has kept it."""
+    if CHAT_TEMPLATE in folder.companions:
+        return (folder.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    value = tokenizer_config.get("chat_template")
+    if value is None and "chat_template.json" in folder.companions:
+        value = read_json(folder.path / "chat_template.json").get("chat_template")
+    if isinstance(value, list):  # named templates
+        value = next(
+            (row.get("template") for row in value if isinstance(row, dict) and row.get("name") == "default"), None
+        )
+    return value if isinstance(value, str) else None
+
+
+def _tokenizer_config(folder: Folder) -> dict[str, Any]:
+    """What tokenizer_config.json must say when the source has none: the special tokens by name."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(folder.path / TOKENIZER))
+    except Exception:
+        return {}  # the tokenizer check that follows says what is wrong with it
+    config: dict[str, Any] = {
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": folder.shape.max_positions,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    named = {"bos_token": [folder.shape.bos_token_id], "eos_token": folder.shape.eos_token_ids[:1]}
+    for key, ids in named.items():
+        token = tokenizer.id_to_token(ids[0]) if ids and ids[0] is not None else None
+        if token is not None:
+            config[key] = token
+    return config
+
+
+def _generation(shape: ModelShape, pad: int | None) -> dict[str, Any]:
+    """generation_config.json when the source has none: the special tokens only, so that nothing is invented."""
+    eos: Any = shape.eos_token_ids if len(shape.eos_token_ids) > 1 else next(iter(shape.eos_token_ids), None)
+    values = {"bos_token_id": shape.bos_token_id, "eos_token_id": eos, "pad_token_id": pad}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _plain_dtype(tensors: dict[str, TensorInfo], fallback: str) -> str:
+    """The type of a quantized checkpoint's embedding and norms, which is the type that it computes in."""
+    plain = {name: tensor for name, tensor in tensors.items() if name in (EMBEDDING, "model.norm.weight")}
+    return common_dtype(plain) if plain else fallback
+
+
+def _nbytes(tensor: TensorInfo, target: str | None) -> int:
+    return tensor.nbytes if target is None else tensor.elements * (4 if target == "F32" else 2)
+
+
+def _values(path: Path, tensor: TensorInfo) -> npt.NDArray[Any]:
+    """The flat values of ``tensor``, mapped, not read (raw bytes for types that numpy lacks)."""
+    if tensor.nbytes == 0:
+        return np.empty(0, dtype=np.uint8)
+    raw = np.memmap(path / tensor.file, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.nbytes,))
+    return raw.view(FLOATS[tensor.dtype]) if tensor.dtype in FLOATS else raw
+
+
+def _plan(path: Path, name: str, tensor: TensorInfo, target: str | None) -> TensorPlan:
+    dtype = tensor.dtype if target is None else target
+
+    def pieces() -> Iterator[npt.NDArray[Any]]:
+        return converted_pieces(_values(path, tensor), tensor.dtype, dtype, name)
+
+    return TensorPlan(name, dtype, tensor.shape, pieces)
+
+
+def _stays(folder: Folder, file: str, plans: list[TensorPlan]) -> bool:
+    """Whether every tensor of ``file`` travels unchanged, so that the file can be copied."""
+    stored = {name: tensor.dtype for name, tensor in folder.tensors.items() if tensor.file == file}
+    return stored == {plan.name: plan.dtype for plan in plans}
+
+
+def _copy(source: Path, target: Path, on_bytes: Callable[[int], None] | None) -> tuple[int, str]:
+    """Copy with the hash taken on the way: (size, SHA-256). Links become files."""
+    digest, size = hashlib.sha256(), 0
+    with source.open("rb", buffering=0) as reader, target.open("wb") as writer:
+        while piece := reader.read(CHUNK):
+            digest.update(piece)
+            writer.write(piece)
+            size += len(piece)
+            if on_bytes is not None:
+                on_bytes(len(piece))
+    return size, digest.hexdigest()
+
+
+def _refuse_untied(folder: Folder) -> None:
+    """``TF-SRC-025`` when a tied checkpoint stores an output projection of its own."""
+    if not folder.shape.tied or OUTPUT not in folder.tensors:
+        return
+    output, embedding = folder.tensors[OUTPUT], folder.tensors[EMBEDDING]
+    same = output.dtype == embedding.dtype and output.shape == embedding.shape
+    if same:
+        left, right = _values(folder.path, output), _values(folder.path, embedding)
+        step = 1 << 24
+        same = all(
+            np.array_equal(left[start : start + step].view(np.uint8), right[start : start + step].view(np.uint8))
+            for start in range(0, left.size, step)
+        )
+    if not same:
+        raise ForgeError(
+            "TF-SRC-025",
+            f"config.json ties the output to the embedding, but {OUTPUT} is stored and differs from it",
+            asked="tie_word_embeddings: true",
+            why="Which of the two the model was trained with decides every answer; the file does not say.",
+            remedies=[
+                "set tie_word_embeddings: false in config.json, if lm_head.weight is the trained projection",
+                "remove lm_head.weight, if the embedding is",
+            ],
+        )
+
+
+def _finish(out: Path, info: CheckpointInfo, records: list[FileRecord]) -> CheckpointInfo:
+    """Check the tokenizer, hash what is not hashed yet and write ``checkpoint.json``."""
+    check_tokenizer(out / TOKENIZER, vocab=info.vocab, eos_token_ids=info.eos_token_ids)
+    known = {record.name for record in records}
+    for path in sorted(out.iterdir()):
+        if path.is_file() and path.name not in known and path.name != CHECKPOINT_FILE:
+            records.append(FileRecord(name=path.name, size=path.stat().st_size, sha256=sha256_file(path)))
+    info = info.model_copy(update={"files": sorted(records, key=lambda record: record.name)})
+    write_json(out / CHECKPOINT_FILE, info.model_dump(mode="json"))
+    return info

@@ -1,0 +1,58 @@
+"""Room on the disk, asked before the work instead of found out in its middle."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trtforge.errors import ForgeError
+from trtforge.recipe.units import format_size
+
+#: room that must stay beyond what is written: manifests, logs, other programs
+RESERVE_BYTES = 64 << 20
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that an ordinary user may still write on the disk of ``path`` (or its nearest existing parent)."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _full(path: Path, what: str, needed: int | None, free: int) -> ForgeError:
+    numbers: dict[str, object] = {"free_bytes": free, "folder": str(path)}
+    message = f"too little disk space for {what}: {format_size(free)} free"
+    if needed is not None:
+        numbers["needed_bytes"] = needed
+        message = f"too little disk space for {what}: {format_size(needed)} needed, {format_size(free)} free"
+    return ForgeError(
+        "TF-SRC-012",
+        message,
+        asked=what,
+        numbers=numbers,
+        remedies=[
+            "free space: `trtforge artifacts gc` removes artifacts that no recipe needs",
+            "put the store on a larger disk with --store or TRTFORGE_HOME (downloads: TRTFORGE_CACHE)",
+        ],
+    )
+
+
+def require_space(path: Path, nbytes: int, what: str) -> None:
+    """``TF-SRC-012`` when the disk of ``path`` has no room for ``nbytes`` and a reserve."""
+    needed, free = nbytes + RESERVE_BYTES, free_bytes(path)
+    if free < needed:
+        raise _full(path, what, needed, free)
+
+
+@contextmanager
+def full_disk_is_an_answer(path: Path, what: str) -> Iterator[None]:
+    """Turn the system's "no space left" into ``TF-SRC-012``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _full(path, what, None, free_bytes(path)) from None

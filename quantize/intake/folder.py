@@ -1,0 +1,320 @@
+"""A checkpoint directory, judged from its names, small files and headers: no tensor is read.
+
+Policy: only safetensors are ever read. Pickle weights beside safetensors are ignored and do not travel; pickle
+weights alone are refused, because loading them runs code. Python files and ``auto_map`` are refused unless the
+recipe allows remote code. Every file that will be read must lie inside the directory (links into the blob store
+of the same Hugging Face cache entry count as inside). The tensors must be exactly those that config.json
+promises; buffers that old exporters stored are left out with a note.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quantize.intake.info import CheckpointInfo
+from quantize.intake.model_config import ModelShape, check_config, expected_tensors, read_json, require_architecture
+from quantize.intake.prequantized import Prequantized, is_quantization_tensor, recognize
+from quantize.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
+from trtforge.errors import ForgeError
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+#: small files that travel with a checkpoint when they are there
+COMPANIONS = (
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    CHAT_TEMPLATE,
+    "chat_template.json",
+    "special_tokens_map.json",
+    "hf_quant_config.json",
+)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_SLOW_TOKENIZERS = ("tokenizer.model", "vocab.json", "spiece.model", "tokenizer_config.json")
+_STALE_BUFFERS = re.compile(r"(\.rotary_emb\.inv_freq|\.attention\.bias|\.masked_bias|\.rotary_emb\.(cos|sin)_cached)$")
+DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A checked directory: its configuration, tensors and the files that will be read."""
+
+    path: Path
+    config: dict[str, Any]
+    generation: dict[str, Any] | None
+    shape: ModelShape
+    tensors: dict[str, TensorInfo]
+    prequantized: Prequantized | None
+    companions: tuple[str, ...]
+    code_files: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def kept(self) -> dict[str, TensorInfo]:
+        """The tensors that travel."""
+        return {name: info for name, info in self.tensors.items() if name not in self.dropped}
+
+    def files(self) -> list[str]:
+        """Every file whose content decides the checkpoint, sorted."""
+        index = [INDEX_NAME] if (self.path / INDEX_NAME).exists() else []
+        return sorted({*self.companions, *self.code_files, *index, *(info.file for info in self.tensors.values())})
+
+
+def files_of(path: Path) -> list[str]:
+    """Names of the files whose content identifies the checkpoint in ``path``, without judging it further."""
+    _refuse_no_checkpoint(path)
+    names = [name for name in COMPANIONS if (path / name).exists()]
+    names += [INDEX_NAME] if (path / INDEX_NAME).exists() else []
+    names += weight_files(path)
+    names += [file.relative_to(path).as_posix() for file in _python_files(path)]
+    for name in names:
+        _require_inside(path, name)
+    return sorted(set(names))
+
+
+def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
+    """Judge the checkpoint in ``path``; every refusal is a coded :class:`~trtforge.errors.ForgeError`."""
+    _refuse_no_checkpoint(path)
+    companions = tuple(name for name in COMPANIONS if (path / name).exists())
+    for name in companions:
+        _require_inside(path, name)
+        refuse_pointer(path / name)
+    config = read_json(path / CONFIG)
+    generation = read_json(path / GENERATION) if GENERATION in companions else None
+    tokenizer_config = read_json(path / TOKENIZER_CONFIG) if TOKENIZER_CONFIG in companions else {}
+    code_files = _check_remote_code(path, config, tokenizer_config, allow_remote_code)
+    require_architecture(config)
+    quant_config = read_json(path / "hf_quant_config.json") if "hf_quant_config.json" in companions else None
+    prequantized = recognize(config, quant_config)
+    shape = check_config(config, generation)
+    for name in _require_weights(path):
+        _require_inside(path, name)
+    tensors = read_headers(path)
+    _require_tokenizer(path)
+    dropped, notes = _compare(tensors, shape, prequantized)
+    return Folder(
+        path, config, generation, shape, tensors, prequantized, companions, code_files, tuple(dropped), tuple(notes)
+    )
+
+
+def folder_info(folder: Folder, source: str) -> CheckpointInfo:
+    """The record of ``folder`` as it lies there, without hashes."""
+    shape, kept = folder.shape, folder.kept
+    stored = common_dtype(kept)
+    quantized = folder.prequantized
+    return CheckpointInfo(
+        source=source,
+        sha256=None,
+        architecture=shape.architecture,
+        family=shape.family,
+        dtype=stored,
+        source_dtype=stored,
+        parameters=count_parameters(shape),
+        bytes=sum(info.nbytes for info in kept.values()),
+        prequantized=quantized.format if quantized else None,
+        prequantized_kv_cache=quantized.kv_cache if quantized else None,
+        notes=list(folder.notes),
+        **shape_fields(shape),
+    )
+
+
+def shape_fields(shape: ModelShape) -> dict[str, Any]:
+    """The fields of :class:`CheckpointInfo` that come straight from the configuration."""
+    return {
+        "layers": shape.layers,
+        "hidden": shape.hidden,
+        "ffn": shape.ffn,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "head_size": shape.head_size,
+        "vocab": shape.vocab,
+        "max_positions": shape.max_positions,
+        "sliding_window": shape.sliding_window,
+        "tied": shape.tied,
+        "rope": shape.rope,
+        "bos_token_id": shape.bos_token_id,
+        "eos_token_ids": shape.eos_token_ids,
+    }
+
+
+def count_parameters(shape: ModelShape) -> int:
+    """Parameters that the configuration promises (a tied output projection counts once)."""
+    total = 0
+    for dimensions in expected_tensors(shape).values():
+        count = 1
+        for size in dimensions:
+            count *= size
+        total += count
+    return total
+
+
+def common_dtype(tensors: dict[str, TensorInfo]) -> str:
+    """The type that holds most bytes, in the recipe's spelling where it has one."""
+    sizes: dict[str, int] = {}
+    for info in tensors.values():
+        sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    most = max(sorted(sizes), key=lambda name: sizes[name])
+    return DTYPE_NAMES.get(most, most)
+
+
+def _refuse_no_checkpoint(path: Path) -> None:
+    if (path / CONFIG).is_file():
+        return
+    ggufs = sorted(file.name for file in path.glob("*.gguf"))
+    if (path / "adapter_config.json").exists():
+        remedy = "merge the adapter into its base model first (peft: merge_and_unload) and save the result"
+    elif ggufs:
+        remedy = f"name the GGUF file itself: {path / ggufs[0]}"
+    else:
+        remedy = "name the folder that holds config.json"
+    raise ForgeError(
+        "TF-SRC-028",
+        f"{path} holds no checkpoint: there is no {CONFIG}",
+        asked=str(path),
+        numbers={"files": ", ".join(sorted(file.name for file in path.iterdir())[:8])},
+        remedies=[remedy],
+    )
+
+
+def _require_inside(path: Path, name: str) -> None:
+    """``TF-SRC-003`` when ``name`` is a link that leads out of ``path`` (or out of its Hugging Face cache entry)."""
+    root = path.resolve()
+    target = (path / name).resolve()
+    if target.is_relative_to(root):
+        return
+    entry = root.parent.parent
+    if root.parent.name == "snapshots" and entry.name.startswith("models--") and target.is_relative_to(entry / "blobs"):
+        return
+    raise ForgeError(
+        "TF-SRC-003",
+        f"{name} is a link that leaves the checkpoint's folder",
+        asked=str(path / name),
+        numbers={"leads_to": str(target)},
+        why="A checkpoint may only bring its own files; a link could read or publish foreign data.",
+        remedies=["replace the link by a copy of the file, if it belongs to the model"],
+    )
+
+
+def _python_files(path: Path) -> list[Path]:
+    return sorted(file for file in path.glob("*.py") if file.is_file())
+
+
+def _check_remote_code(
+    path: Path, config: dict[str, Any], tokenizer_config: dict[str, Any], allowed: bool
+) -> tuple[str, ...]:
+    files = tuple(file.name for file in _python_files(path))
+    mapped = [name for name, value in ((CONFIG, config), (TOKENIZER_CONFIG, tokenizer_config)) if value.get("auto_map")]
+    if (files or mapped) and not allowed:
+        found = [*files[:8], *(f"auto_map in {name}" for name in mapped)]
+        raise ForgeError(
+            "TF-SRC-010",
+            f"the checkpoint brings its own code: {', '.join(found)}",
+            asked=str(path),
+            numbers={"files": len(files)},
+            why="Such code runs with your rights wherever the checkpoint is loaded.",
+            remedies=[
+                "use a checkpoint without code (the supported architectures need none)",
+                "read the code, then set model.allow_remote_code: true",
+            ],
+        )
+    for name in files:
+        _require_inside(path, name)
+    return files
+
+
+def _require_weights(path: Path) -> list[str]:
+    files = weight_files(path)
+    if files:
+        return files
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
+    if pickles:
+        raise ForgeError(
+            "TF-SRC-011",
+            f"the weights are pickle files: {', '.join(pickles[:8])}",
+            asked=str(path),
+            numbers={"files": len(pickles)},
+            why="Unpickling runs whatever code the file holds, so such weights are never loaded.",
+            remedies=[
+                "use the safetensors revision of the model (most publishers have one)",
+                "convert on a machine you can lose: AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)",
+            ],
+        )
+    raise ForgeError(
+        "TF-SRC-028",
+        f"{path} holds a configuration and no weights",
+        asked=str(path),
+        remedies=["download model.safetensors (or all shards and the index) into it"],
+    )
+
+
+def _require_tokenizer(path: Path) -> None:
+    if (path / TOKENIZER).is_file():
+        return
+    slow = [name for name in _SLOW_TOKENIZERS[:3] if (path / name).exists()]
+    raise ForgeError(
+        "TF-SRC-008",
+        f"the checkpoint has no {TOKENIZER}" + (f", only {', '.join(slow)}" if slow else ""),
+        asked=str(path),
+        why="Tokenizer and weights belong together: with another one the model reads and writes the wrong words.",
+        remedies=[
+            f"download {TOKENIZER} of the same revision into the folder",
+            "make it once: transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir)",
+        ],
+    )
+
+
+def _compare(
+    tensors: dict[str, TensorInfo], shape: ModelShape, prequantized: Prequantized | None
+) -> tuple[list[str], list[str]]:
+    """What to leave out, and notes; ``TF-SRC-022`` when the tensors are not what the configuration promises."""
+    expected = expected_tensors(shape)
+    dropped = [name for name in tensors if name not in expected and _STALE_BUFFERS.search(name)]
+    notes = [f"left out {len(dropped)} stored buffers that the model computes itself"] if dropped else []
+    if shape.tied and "lm_head.weight" in tensors:
+        dropped.append("lm_head.weight")
+        notes.append("left out lm_head.weight, which is tied to the embedding")
+    missing = [name for name in expected if name not in tensors]
+    unexpected = [
+        name
+        for name in tensors
+        if name not in expected and name not in dropped and not (prequantized and is_quantization_tensor(name))
+    ]
+    wrong = [
+        f"{name} is {list(tensors[name].shape)}, not {list(dimensions)}"
+        for name, dimensions in expected.items()
+        if name in tensors and tensors[name].shape != dimensions and not (prequantized and len(dimensions) == 2)
+    ]
+    foreign = [
+        f"{name} has the type {info.dtype}"
+        for name, info in tensors.items()
+        if prequantized is None and name not in dropped and info.dtype not in DTYPE_NAMES
+    ]
+    problems = {"missing": missing, "unexpected": unexpected, "wrong shape": wrong, "wrong type": foreign}
+    if any(problems.values()):
+        text = "; ".join(
+            f"{len(found)} {kind}: {', '.join(found[:4])}{' …' if len(found) > 4 else ''}"
+            for kind, found in problems.items()
+            if found
+        )
+        remedies = ["download config.json and weights of one revision again"]
+        if missing == ["lm_head.weight"]:
+            remedies.insert(
+                0, "set tie_word_embeddings: true in config.json, if the model ties its output to the embedding"
+            )
+        raise ForgeError(
+            "TF-SRC-022",
+            f"the tensors are not those of a {shape.architecture} with this config.json ({text})",
+            asked=CONFIG,
+            numbers={kind.replace(" ", "_"): len(found) for kind, found in problems.items()},
+            why="A model with tensors missing or left over loads in some tools and answers wrongly.",
+            remedies=remedies,
+        )
+    return dropped, notes

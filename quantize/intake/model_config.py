@@ -1,0 +1,280 @@
+"""config.json: what it must say, in one normal form.
+
+Policy: a configuration is normalised so that any reader finds the same thing: ``head_dim``,
+``num_key_value_heads`` and ``tie_word_embeddings`` explicit, ``dtype`` instead of ``torch_dtype``, ``type``
+renamed to ``rope_type``. Rope is written twice, as ``rope_parameters`` (transformers 5) and as
+``rope_theta`` with ``rope_scaling`` (transformers 4 and most other readers), because a reader that finds only
+the other form falls back to its defaults without a word. Features that the family's graph cannot express
+(partial rotary, other activations, dynamic rope) are refused here, not after quantizing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtforge.errors import ForgeError
+
+#: rope types that the graphs express, with the keys that each needs and may have
+ROPE_TYPES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "default": (frozenset(), frozenset()),
+    "linear": (frozenset({"factor"}), frozenset()),
+    "llama3": (
+        frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+        frozenset(),
+    ),
+    "yarn": (
+        frozenset({"factor"}),
+        frozenset(
+            {
+                "original_max_position_embeddings",
+                "attention_factor",
+                "beta_fast",
+                "beta_slow",
+                "mscale",
+                "mscale_all_dim",
+                "truncate",
+            }
+        ),
+    ),
+}
+#: keys that describe the writer or its moment, not the model
+_DROPPED = ("_name_or_path", "transformers_version", "torch_dtype", "_attn_implementation", "_commit_hash")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The figures of a checked configuration."""
+
+    architecture: str
+    family: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocab: int
+    max_positions: int
+    sliding_window: int | None
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    rope: dict[str, Any]
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+
+
+@functools.cache
+def architectures() -> dict[str, dict[str, Any]]:
+    """The table of accepted architectures, by class name."""
+    import yaml
+
+    text = Path(__file__).with_name("architectures.yaml").read_text(encoding="utf-8")
+    table: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return table
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from ``path``; ``TF-SRC-021`` when it is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        value = error
+    if not isinstance(value, dict):
+        raise _invalid(path.name, f"it is no JSON object{f' ({value})' if isinstance(value, Exception) else ''}")
+    return value
+
+
+def _invalid(name: str, reason: str, **numbers: Any) -> ForgeError:
+    return ForgeError(
+        "TF-SRC-021",
+        f"{name} cannot be used: {reason}",
+        asked=name,
+        numbers=numbers,
+        remedies=[f"download {name} again from the model's publisher", "correct the value in a copy of the checkpoint"],
+    )
+
+
+def require_architecture(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The checkpoint's class and its row of the table; ``TF-SRC-009`` when it is not supported."""
+    named = config.get("architectures")
+    if named is None and isinstance(config.get("model_type"), str):
+        named = [name for name, row in architectures().items() if row["model_type"] == config["model_type"]][:1]
+    name = named[0] if isinstance(named, list) and named else None
+    if not isinstance(name, str) or name not in architectures():
+        supported = ", ".join(f"{key} ({row['serves']})" for key, row in architectures().items())
+        shown = name or config.get("model_type") or "no architecture"
+        raise ForgeError(
+            "TF-SRC-009",
+            f"the architecture {shown} is not supported",
+            asked=str(shown),
+            numbers={"supported": list(architectures())},
+            why="Each architecture needs a graph that computes it exactly; a near one would load and answer wrongly.",
+            remedies=[f"use a model of a supported architecture: {supported}"],
+        )
+    return name, architectures()[name]
+
+
+def check_config(config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelShape:
+    """Check ``config`` and return its figures. ``generation`` (generation_config.json) decides the end tokens if given.
+
+    Raises:
+        ForgeError: ``TF-SRC-009`` architecture, ``TF-SRC-021`` a value, ``TF-SRC-026`` rope.
+    """
+    architecture, row = require_architecture(config)
+    layers = _positive(config, "num_hidden_layers")
+    hidden = _positive(config, "hidden_size")
+    heads = _positive(config, "num_attention_heads")
+    kv_heads = _positive(config, "num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise _invalid(
+            "config.json", "the heads do not divide into the key-value heads", heads=heads, kv_heads=kv_heads
+        )
+    if config.get("head_dim") is None and hidden % heads:
+        raise _invalid(
+            "config.json", "no head_dim, and the width does not divide by the heads", width=hidden, heads=heads
+        )
+    head_size = _positive(config, "head_dim", default=hidden // heads)
+    if head_size % 2:
+        raise _invalid("config.json", "rotary embedding needs an even head size", head_dim=head_size)
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise _invalid("config.json", f"hidden_act {config['hidden_act']!r} is not silu, which {architecture} has")
+    if config.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
+        raise _invalid("config.json", "partial rotary embedding is not part of this family")
+    window = config.get("sliding_window")
+    if window is not None:
+        window = _positive(config, "sliding_window")
+    max_positions = _positive(config, "max_position_embeddings")
+    tokens = {**config, **{key: value for key, value in (generation or {}).items() if value is not None}}
+    return ModelShape(
+        architecture=architecture,
+        family=row["family"],
+        layers=layers,
+        hidden=hidden,
+        ffn=_positive(config, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        vocab=_positive(config, "vocab_size"),
+        max_positions=max_positions,
+        sliding_window=window if row["model_type"] == "mistral" else None,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=bool(row["attention_bias"] and config.get(row["attention_bias"], False)),
+        mlp_bias=bool(row["mlp_bias"] and config.get(row["mlp_bias"], False)),
+        rope=_rope(config, max_positions),
+        bos_token_id=_token_ids(tokens, "bos_token_id")[0] if _token_ids(tokens, "bos_token_id") else None,
+        eos_token_ids=_token_ids(tokens, "eos_token_id"),
+    )
+
+
+def _positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise _invalid("config.json", f"{key} must be a positive integer, not {value!r}")
+    return value
+
+
+def _token_ids(config: dict[str, Any], key: str) -> list[int]:
+    value = config.get(key)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise _invalid("config.json", f"{key} must be a token id or a list of them, not {value!r}")
+    return list(ids)
+
+
+def _rope(config: dict[str, Any], max_positions: int) -> dict[str, Any]:
+    """Rope in one form: ``{"rope_type", "rope_theta", ...}`` from either spelling."""
+    given: dict[str, Any] = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        value = config.get(key)
+        if value is not None:
+            if not isinstance(value, dict):
+                raise _bad_rope(f"{key} must be a map, not {value!r}")
+            given = dict(value)
+    old_type = given.pop("type", None)
+    rope_type = given.pop("rope_type", old_type) or "default"
+    theta = given.pop("rope_theta", config.get("rope_theta", 10000.0))
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < float("inf"):
+        raise _bad_rope(f"rope_theta must be a positive number, not {theta!r}")
+    if given.pop("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
+        raise _bad_rope("partial rotary embedding is not part of this family")
+    if rope_type not in ROPE_TYPES:
+        raise _bad_rope(f"the rope type {rope_type!r} is not supported")
+    needed, optional = ROPE_TYPES[rope_type]
+    if rope_type == "yarn":
+        given.setdefault("original_max_position_embeddings", max_positions)
+    missing = sorted(key for key in needed if given.get(key) is None)
+    if missing:
+        raise _bad_rope(f"rope type {rope_type} lacks {', '.join(missing)}")
+    kept = {key: value for key, value in given.items() if key in needed | optional and value is not None}
+    if any(key != "truncate" and (isinstance(v, bool) or not isinstance(v, (int, float))) for key, v in kept.items()):
+        raise _bad_rope(f"the values of rope type {rope_type} must be numbers: {kept}")
+    return {"rope_type": rope_type, "rope_theta": float(theta), **dict(sorted(kept.items()))}
+
+
+def _bad_rope(reason: str) -> ForgeError:
+    return ForgeError(
+        "TF-SRC-026",
+        f"the rotary embedding cannot be used: {reason}",
+        asked="config.json: rope_parameters / rope_scaling",
+        numbers={"supported": list(ROPE_TYPES)},
+        why="A rope that is read wrongly still loads and answers short prompts; long ones turn to garbage.",
+        remedies=[f"use a checkpoint whose rope type is one of {', '.join(ROPE_TYPES)}"],
+    )
+
+
+def normalized_config(
+    config: dict[str, Any], shape: ModelShape, *, dtype: str, keep_remote_code: bool
+) -> dict[str, Any]:
+    """``config`` in the normal form; ``dtype`` becomes what the written tensors have."""
+    result = {key: value for key, value in config.items() if key not in _DROPPED}
+    if not keep_remote_code:
+        result.pop("auto_map", None)
+    scaling = {key: value for key, value in shape.rope.items() if key != "rope_theta"}
+    result.update(
+        architectures=[shape.architecture],
+        model_type=architectures()[shape.architecture]["model_type"],
+        dtype=dtype,
+        head_dim=shape.head_size,
+        num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=shape.tied,
+        rope_parameters=dict(shape.rope),
+        rope_theta=shape.rope["rope_theta"],
+        rope_scaling=scaling if shape.rope["rope_type"] != "default" else None,
+    )
+    return result
+
+
+def expected_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes [rows, columns] that the configuration promises; linears are stored [out, in]."""
+    query, key_value = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    tensors: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape.vocab, shape.hidden),
+        "model.norm.weight": (shape.hidden,),
+    }
+    if not shape.tied:
+        tensors["lm_head.weight"] = (shape.vocab, shape.hidden)
+    linears = {
+        "self_attn.q_proj": (query, shape.hidden, shape.attention_bias),
+        "self_attn.k_proj": (key_value, shape.hidden, shape.attention_bias),
+        "self_attn.v_proj": (key_value, shape.hidden, shape.attention_bias),
+        "self_attn.o_proj": (shape.hidden, query, shape.attention_bias),
+        "mlp.gate_proj": (shape.ffn, shape.hidden, shape.mlp_bias),
+        "mlp.up_proj": (shape.ffn, shape.hidden, shape.mlp_bias),
+        "mlp.down_proj": (shape.hidden, shape.ffn, shape.mlp_bias),
+    }
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}"
+        tensors[f"{prefix}.input_layernorm.weight"] = (shape.hidden,)
+        tensors[f"{prefix}.post_attention_layernorm.weight"] = (shape.hidden,)
+        for name, (rows, columns, bias) in linears.items():
+            tensors[f"{prefix}.{name}.weight"] = (rows, columns)
+            if bias:
+                tensors[f"{prefix}.{name}.bias"] = (rows,)
+    return tensors

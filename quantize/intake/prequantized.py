@@ -1,0 +1,88 @@
+"""Checkpoints that arrive quantized: which formats go on as they are, which are refused by name.
+
+Policy: a checkpoint that ModelOpt exported (``hf_quant_config.json``, or ``quantization_config`` with
+``quant_method: modelopt``) is taken as it is when its format is one that the graph builder writes. Anything
+else is refused with its name: loading it as if it were plain weights drops the scales without an error.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trtforge.errors import ForgeError
+
+#: ModelOpt's quant_algo → row of the format table. Source: modelopt/torch/export/model_config.py
+FORMATS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_awq", "INT4_AWQ": "int4_awq"}
+KV_FORMATS = {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}
+_QUANTIZATION_TENSOR = re.compile(
+    r"\.(weight_scale|weight_scale_2|input_scale|pre_quant_scale|k_scale|v_scale|output_scale|k_proj\.output_scale)$"
+)
+
+
+@dataclass(frozen=True)
+class Prequantized:
+    """A recognised quantized checkpoint: format rows of its weights and of its KV cache."""
+
+    format: str
+    kv_cache: str | None
+
+
+def is_quantization_tensor(name: str) -> bool:
+    """Whether ``name`` is a scale that ModelOpt stores beside a weight or for the KV cache."""
+    return _QUANTIZATION_TENSOR.search(name) is not None
+
+
+def recognize(config: dict[str, Any], quant_config: dict[str, Any] | None) -> Prequantized | None:
+    """The format of a quantized checkpoint, ``None`` for plain weights; ``TF-SRC-024`` for any other format.
+
+    Args:
+        config: config.json.
+        quant_config: hf_quant_config.json when there is one.
+    """
+    embedded = config.get("quantization_config")
+    section: Any = None
+    if quant_config is not None:
+        section = quant_config.get("quantization", quant_config)
+    elif embedded is not None:
+        method = embedded.get("quant_method") if isinstance(embedded, dict) else None
+        if method != "modelopt":
+            raise _refused(str(method or "an unnamed method"))
+        section = embedded.get("quantization", embedded)
+    if section is None:
+        return None
+    if not isinstance(section, dict):
+        raise _refused("an unreadable description")
+    algorithm = section.get("quant_algo")
+    cache = section.get("kv_cache_quant_algo") or _scheme_cache(section)
+    if algorithm is None and cache is None:
+        return None
+    if algorithm not in FORMATS:
+        raise _refused(f"ModelOpt {algorithm}")
+    if cache is not None and cache not in KV_FORMATS:
+        raise _refused(f"ModelOpt {algorithm} with a {cache} cache")
+    return Prequantized(FORMATS[algorithm], KV_FORMATS[cache] if cache else None)
+
+
+def _scheme_cache(section: dict[str, Any]) -> str | None:
+    """The cache format in ``quantization_config``, where it is a scheme (bits and type) instead of a name."""
+    scheme = section.get("kv_cache_scheme")
+    if not isinstance(scheme, dict):
+        return None
+    kind, bits = scheme.get("type"), scheme.get("num_bits")
+    return {"float8": "FP8", "float4": "NVFP4", "int8": "INT8"}.get(f"{kind}{bits}", f"{kind}{bits}")
+
+
+def _refused(name: str) -> ForgeError:
+    return ForgeError(
+        "TF-SRC-024",
+        f"the checkpoint is already quantized in a format that is not supported: {name}",
+        asked=name,
+        numbers={"supported": sorted(f"ModelOpt {key}" for key in FORMATS)},
+        why="Read as plain weights its scales would be dropped, and the model would load and answer nonsense.",
+        remedies=[
+            "start from the unquantized checkpoint and set quantize.format",
+            f"use a ModelOpt export in one of {', '.join(sorted(FORMATS))}",
+        ],
+    )
