@@ -1,0 +1,102 @@
+"""From ModelOpt's export to a finished checkpoint directory with the same bytes every time.
+
+Policy: ``config.json`` is the source's own plus ``quantization_config`` (transformers would rewrite
+dtype, version and defaults); weights that stay unquantized are stored in the source's dtype, scales in
+float32; tensors are written in name order without metadata that varies. The tokenizer, chat template
+and generation config are the source's files, byte for byte. A file of the source that is a weight, an
+index or a record of an earlier stage is not copied.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+SUMMARY_FILE = "quantize.json"
+#: what an unquantized checkpoint and its tokenizer may hold beside the weights; records of stages are not listed
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+)
+#: last parts of tensor names that stay float32
+SCALE_LEAVES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
+
+
+def copy_companions(checkpoint: Path, out: Path) -> None:
+    """Copy tokenizer, chat template, generation config and (for remote-code models) Python files."""
+    for name in COMPANIONS:
+        if (checkpoint / name).is_file():
+            shutil.copyfile(checkpoint / name, out / name)
+    for path in sorted(checkpoint.glob("*.py")):
+        shutil.copyfile(path, out / path.name)
+
+
+def copy_checkpoint(checkpoint: Path, out: Path) -> None:
+    """An unquantized checkpoint as it is: weights, index, configuration and companions."""
+    copy_companions(checkpoint, out)
+    patterns = ("config.json", "hf_quant_config.json", "*.safetensors", "model.safetensors.index.json")
+    for path in sorted({path for pattern in patterns for path in checkpoint.glob(pattern)}):
+        shutil.copyfile(path, out / path.name)
+
+
+def collect_export(staging: Path, checkpoint: Path, out: Path, config: dict[str, Any]) -> None:
+    """Normalize ModelOpt's export in ``staging`` and put the finished files into ``out``.
+
+    Args:
+        staging: what ``export_hf_checkpoint`` wrote; its files are rewritten in place, then moved.
+        checkpoint: the unquantized source.
+        out: the finished directory.
+        config: the source's ``config.json``.
+    """
+    import torch
+
+    exported = json.loads((staging / "config.json").read_text(encoding="utf-8"))
+    quantization = {key: exported[key] for key in ("quantization_config",) if key in exported}
+    write_json(staging / "config.json", {**config, **quantization})
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
+    sizes = sum(_rewrite_weights(path, dtype) for path in sorted(staging.glob("*.safetensors")))
+    index = staging / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        write_json(index, {"metadata": {"total_size": sizes}, "weight_map": dict(sorted(weight_map.items()))})
+    quant_config = staging / "hf_quant_config.json"
+    write_json(quant_config, json.loads(quant_config.read_text(encoding="utf-8")))
+    (staging / "generation_config.json").unlink(missing_ok=True)
+    copy_companions(checkpoint, staging)
+    for path in sorted(staging.iterdir()):
+        path.replace(out / path.name)
+
+
+def _rewrite_weights(path: Path, dtype: torch.dtype) -> int:
+    """Store float32 tensors that are no scales as ``dtype``; returns the bytes of all tensors of the file."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.float32 and not name.endswith(SCALE_LEAVES):
+            # scalars keep their shape; a contiguous copy keeps views of one storage apart
+            tensors[name] = tensor.to(dtype).contiguous()
+    partial = path.with_suffix(".partial")
+    save_file(dict(sorted(tensors.items())), partial, metadata={"format": "pt"})
+    partial.chmod(0o644)
+    partial.replace(path)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON with sorted keys and a final newline: the same value is the same bytes."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,276 @@
+"""The format table: which quantization formats and KV-cache modes exist, and what each one needs.
+
+Policy: facts are rows of ``formats.yaml`` (validated when loaded), never ``if`` chains over names. An
+unknown name is refused with the nearest known ones; a mode that no engine here can read is refused
+with the reason, before anything is loaded or calibrated. Importing this module costs no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trtforge.errors import EnvironmentLacks, ForgeError
+
+_TABLE = Path(__file__).with_name("formats.yaml")
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Representation(_Row):
+    """How one operand (weights or activations) is stored: element type, block length, kinds of scales."""
+
+    bits: int
+    dtype: str
+    block: int | Literal["group"] | None
+    scale: str
+
+
+class ModelOptConfig(_Row):
+    """Where a range of ModelOpt versions keeps the configuration: a constant or a preset file."""
+
+    versions: str
+    config: str | None = None
+    preset: str | None = None
+
+    @field_validator("versions")
+    @classmethod
+    def _is_specifier(cls, value: str) -> str:
+        SpecifierSet(value)
+        return value
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ModelOptConfig:
+        if (self.config is None) == (self.preset is None):
+            raise ValueError("name config or preset")
+        return self
+
+
+class TensorRule(_Row):
+    """One tensor of an exported linear: safetensors dtype (or ``any``) and shape over N, K and G."""
+
+    dtype: str
+    shape: tuple[str, ...]
+    optional: bool = False
+
+    def expected_shape(self, rows: int, columns: int, group: int | None) -> tuple[int, ...]:
+        """The shape for a linear of [rows, columns]; a size that does not divide is an error of the caller."""
+        sizes = {"N": rows, "K": columns, "G": group or 1}
+        shape = []
+        for term in self.shape:
+            numerator, _, denominator = term.partition("/")
+            divisor = sizes.get(denominator) or int(denominator or 1)
+            shape.append(sizes[numerator] // divisor)
+        return tuple(shape)
+
+
+class CpuSupport(_Row):
+    """``exact``: computed as defined. ``emulated``: computed in float32 by this package, and labelled so."""
+
+    quantize: Literal["exact", "emulated"]
+    evaluate: Literal["exact", "emulated"]
+
+
+class FormatRow(_Row):
+    """One quantization format; see the head of ``formats.yaml`` for the fields."""
+
+    name: str
+    title: str
+    summary: str
+    weight: Representation | None
+    activation: Representation | None
+    modelopt: tuple[ModelOptConfig, ...]
+    algorithm: str | None
+    group_sizes: tuple[int, ...]
+    default_group_size: int | None
+    needs_calibration: bool
+    tensors: dict[str, TensorRule]
+    cpu: CpuSupport
+    native: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FormatRow:
+        if self.weight is not None and not (self.modelopt and self.sources and self.algorithm and self.tensors):
+            raise ValueError(f"{self.name}: a quantizing format names its ModelOpt configuration, tensors and sources")
+        if (self.default_group_size is None) != (not self.group_sizes):
+            raise ValueError(f"{self.name}: group_sizes and default_group_size come together")
+        if self.default_group_size is not None and self.default_group_size not in self.group_sizes:
+            raise ValueError(f"{self.name}: the default group size is not among the allowed ones")
+        return self
+
+
+class KvMode(_Row):
+    """One KV-cache mode. ``scales``: none, calibrated (stored) or constant (pinned to one, nothing stored)."""
+
+    name: str
+    title: str
+    dtype: str | None
+    algorithm: str | None
+    scales: Literal["none", "calibrated", "constant"]
+    modelopt: tuple[ModelOptConfig, ...]
+    supported: bool
+    why: str | None
+    sources: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _refusals_have_reasons(self) -> KvMode:
+        if self.supported != (self.why is None):
+            raise ValueError(f"{self.name}: exactly the unsupported modes say why")
+        return self
+
+
+class FormatTable(_Row):
+    version: Literal[1]
+    formats: tuple[FormatRow, ...] = Field(min_length=1)
+    kv_modes: tuple[KvMode, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _unique(self) -> FormatTable:
+        for rows in (self.formats, self.kv_modes):
+            names = [row.name for row in rows]
+            if len(set(names)) != len(names):
+                raise ValueError(f"a name appears twice in {names}")
+        return self
+
+
+@functools.cache
+def load_formats() -> FormatTable:
+    """The validated table (cached)."""
+    return FormatTable.model_validate(yaml.safe_load(_TABLE.read_text(encoding="utf-8")))
+
+
+def format_row(name: str) -> FormatRow:
+    """The row of a format.
+
+    Raises:
+        ForgeError: ``TF-QNT-001`` with the nearest known names.
+    """
+    rows = {row.name: row for row in load_formats().formats}
+    if name not in rows:
+        raise _unknown("TF-QNT-001", "quantization format", "quantize.format", name, list(rows))
+    return rows[name]
+
+
+def kv_mode(name: str) -> KvMode:
+    """The row of a KV-cache mode that the chain can carry to an engine.
+
+    Raises:
+        ForgeError: ``TF-QNT-002`` unknown, ``TF-QNT-003`` known but unreadable downstream.
+    """
+    rows = {row.name: row for row in load_formats().kv_modes}
+    if name not in rows:
+        raise _unknown("TF-QNT-002", "KV-cache mode", "quantize.kv_cache", name, list(rows))
+    row = rows[name]
+    if not row.supported:
+        usable = [other.name for other in rows.values() if other.supported]
+        raise ForgeError(
+            "TF-QNT-003",
+            f"KV-cache mode {name} cannot be served",
+            asked=f"quantize.kv_cache: {name}",
+            numbers={"usable": usable},
+            why=row.why,
+            remedies=[f"quantize.kv_cache: {other}" for other in ("fp8", "none")],
+        )
+    return row
+
+
+def _unknown(code: str, what: str, key: str, name: str, known: Sequence[str]) -> ForgeError:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    return ForgeError(
+        code,
+        f"Unknown {what} {name!r}",
+        asked=f"{key}: {name}",
+        numbers={"known": list(known)},
+        why="The name is no row of the format table.",
+        remedies=[f"{key}: {other}" for other in (near or known)],
+    )
+
+
+def modelopt_config(row: FormatRow | KvMode, installed: str) -> ModelOptConfig:
+    """Where ModelOpt ``installed`` keeps this row's configuration.
+
+    Raises:
+        EnvironmentLacks: ``TF-QNT-010`` when no range holds the version.
+    """
+    for entry in row.modelopt:
+        if SpecifierSet(entry.versions, prereleases=True).contains(Version(installed)):
+            return entry
+    ranges = [entry.versions for entry in row.modelopt]
+    raise EnvironmentLacks(
+        "TF-QNT-010",
+        f"ModelOpt {installed} has no configuration for {row.name}",
+        asked=row.name,
+        numbers={"installed": installed, "needed": ranges},
+        why="The format table knows no configuration name for this version.",
+        remedies=[f"pip install 'nvidia-modelopt{ranges[-1]}'" if ranges else "choose another format"],
+    )
+
+
+def resolve_group_size(row: FormatRow, asked: int | None) -> int | None:
+    """The group size that a recipe gets: what it asked for, or the format's default; ``None`` without groups.
+
+    Raises:
+        ForgeError: ``TF-QNT-004`` when the format takes no group size, or not this one.
+    """
+    if asked is None:
+        return row.default_group_size
+    if asked in row.group_sizes:
+        return asked
+    choices = [f"quantize.group_size: {size}" for size in row.group_sizes]
+    raise ForgeError(
+        "TF-QNT-004",
+        f"Format {row.name} takes no group size of {asked}",
+        asked=f"quantize.group_size: {asked}",
+        numbers={"group_size": asked, "allowed": list(row.group_sizes)},
+        why="The format has one scale a tensor." if not row.group_sizes else "Kernels exist for the listed sizes only.",
+        remedies=[*choices, "quantize.group_size: null"],
+    )
+
+
+def check_group_size(row: FormatRow, group: int | None, columns: dict[str, int]) -> None:
+    """Refuse a group that leaves a partial block in any quantized linear.
+
+    Args:
+        row: the format.
+        group: the resolved group size.
+        columns: K (input width) of every linear that will be quantized, by module name.
+
+    Raises:
+        ForgeError: ``TF-K4-001`` with every offending width and the sizes that work.
+    """
+    if group is None:
+        return
+    offenders = {name: k for name, k in columns.items() if k % group}
+    if not offenders:
+        return
+    works = [size for size in row.group_sizes if all(k % size == 0 for k in columns.values())]
+    remedies = [f"quantize.group_size: {size}" for size in sorted(works, reverse=True)]
+    if not remedies:
+        remedies = ["quantize.format: fp8 (one scale a tensor, no groups)"]
+        remedies.append(f"quantize.exclude: add {sorted(offenders)[0]} and its like")
+    widths = sorted(set(offenders.values()))
+    raise ForgeError(
+        "TF-K4-001",
+        f"A group of {group} does not divide the input width of {len(offenders)} linears",
+        asked=f"quantize.format: {row.name}, quantize.group_size: {group}",
+        numbers={
+            "group_size": group,
+            "widths": widths,
+            "remainders": {str(k): k % group for k in widths},
+            "linears": sorted(offenders)[:8],
+            "works": works,
+        },
+        why="Every row of a weight is cut into whole groups; a partial group has no scale and fails at export.",
+        remedies=remedies,
+    )

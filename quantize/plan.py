@@ -1,0 +1,194 @@
+"""What will be quantized, decided from ``config.json`` and safetensors headers alone.
+
+Policy: every refusal that the headers can justify comes before a weight is loaded or a sample is run:
+a group that leaves partial blocks, an odd row count under INT4's packing, an exclude pattern that
+matches nothing, an output head that shares its weight with the embedding, a checkpoint that is
+quantized already. Routers of mixture-of-experts models and embeddings are never quantized. A linear
+is excluded when its name, its last parts or one of its parents matches a pattern.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantize.formats import FormatRow, KvMode, check_group_size, format_row, kv_mode, resolve_group_size
+from trtforge.errors import ForgeError
+from trtforge.recipe.schema import Quantize
+from trtforge.safetensors_header import TensorInfo
+
+LM_HEAD = "lm_head"
+#: modules that ModelOpt's configurations keep unquantized whatever a recipe says
+ALWAYS_EXCLUDED = ("*embed*", "wte", "*router*", "*mlp.gate", "*block_sparse_moe.gate", "*shared_expert_gate")
+
+
+@dataclass(frozen=True)
+class QuantPlan:
+    """Attributes:
+    row, kv: the table's rows.
+    group: resolved group size, or None.
+    linears: [N, K] of every linear, by module name, the tied head included.
+    quantized: names of those that get the format, sorted.
+    excluded: the others, sorted.
+    tied: whether the output head shares the embedding's weight.
+    """
+
+    row: FormatRow
+    kv: KvMode
+    group: int | None
+    linears: Mapping[str, tuple[int, int]]
+    quantized: tuple[str, ...]
+    excluded: tuple[str, ...]
+    tied: bool
+
+    @property
+    def does_nothing(self) -> bool:
+        """Neither weights nor the KV cache change."""
+        return self.row.weight is None and self.kv.dtype is None
+
+
+def linear_shapes(headers: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """[N, K] of the linears of an unquantized checkpoint; a tied head appears with the embedding's shape."""
+    shapes: dict[str, tuple[int, int]] = {}
+    embedding: tuple[int, int] | None = None
+    for name, info in headers.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf != "weight" or len(info.shape) != 2:
+            continue
+        shape = (info.shape[0], info.shape[1])
+        if _matches(module, ALWAYS_EXCLUDED[:2]):
+            embedding = shape
+        else:
+            shapes[module] = shape
+    if is_tied(config) and embedding is not None:
+        shapes[LM_HEAD] = embedding
+    return dict(sorted(shapes.items()))
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether the output head is the embedding (transformers' default is yes)."""
+    return bool(config.get("tie_word_embeddings", True))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    parts = name.split(".")
+    prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    suffixes = [".".join(parts[start:]) for start in range(1, len(parts))]
+    return any(fnmatch.fnmatchcase(text, pattern) for text in (*prefixes, *suffixes) for pattern in patterns)
+
+
+def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInfo], section: Quantize) -> QuantPlan:
+    """Decide which linears get which format.
+
+    Args:
+        config: the checkpoint's ``config.json``.
+        headers: its tensors.
+        section: the recipe's ``quantize`` section.
+
+    Raises:
+        ForgeError: ``TF-QNT-001`` … ``-004`` (format, KV mode, group size), ``TF-QNT-005`` already
+            quantized, ``TF-QNT-006`` an exclude pattern without a match, ``TF-QNT-007`` odd rows,
+            ``TF-K4-001`` partial groups, ``TF-K6-001`` a tied head that is not excluded.
+    """
+    row, kv = format_row(section.format), kv_mode(section.kv_cache)
+    group = resolve_group_size(row, section.group_size)
+    if (row.weight is not None or kv.dtype is not None) and config.get("quantization_config"):
+        raise _already_quantized(config["quantization_config"])
+    linears = linear_shapes(headers, config)
+    _check_patterns(section.exclude, linears)
+    excluded = {name for name in linears if _matches(name, (*section.exclude, *ALWAYS_EXCLUDED))}
+    if row.weight is None:
+        excluded = set(linears)
+    quantized = tuple(sorted(set(linears) - excluded))
+    if is_tied(config) and LM_HEAD in quantized:
+        raise _tied_head(row, section)
+    check_group_size(row, group, {name: linears[name][1] for name in quantized})
+    _check_rows(row, {name: linears[name][0] for name in quantized})
+    return QuantPlan(row, kv, group, linears, quantized, tuple(sorted(excluded)), is_tied(config))
+
+
+def _already_quantized(found: Any) -> ForgeError:
+    method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else str(found)
+    return ForgeError(
+        "TF-QNT-005",
+        "The checkpoint is quantized already",
+        numbers={"quant_method": method},
+        why="Quantizing again would round values that were rounded before; the original weights are gone.",
+        remedies=["Start from the unquantized checkpoint", "quantize: {format: none, kv_cache: none} keeps it"],
+    )
+
+
+def _check_patterns(patterns: Sequence[str], linears: Mapping[str, Any]) -> None:
+    for pattern in patterns:
+        # the default names the head whether or not a model has one of its own
+        if pattern == LM_HEAD or any(_matches(name, [pattern]) for name in linears):
+            continue
+        leaves = sorted({name.rsplit(".", 1)[-1] for name in linears} | set(linears))
+        near = difflib.get_close_matches(pattern.strip("*."), leaves, n=3, cutoff=0.4)
+        raise ForgeError(
+            "TF-QNT-006",
+            f"Exclude pattern {pattern!r} matches no linear",
+            asked=f"quantize.exclude: {pattern}",
+            numbers={"linears": len(linears)},
+            why="A pattern without a match is a typing error: what it meant to protect would be quantized.",
+            remedies=[f"quantize.exclude: {name}" for name in near] or [f"quantize.exclude: {leaves[0]}"],
+        )
+
+
+def _tied_head(row: FormatRow, section: Quantize) -> ForgeError:
+    return ForgeError(
+        "TF-K6-001",
+        "The output head cannot be quantized: it is the embedding",
+        asked=f"quantize.format: {row.name}, quantize.exclude: {list(section.exclude)}",
+        why=(
+            "tie_word_embeddings is true, so lm_head and the embedding are one tensor. Quantizing the head would store "
+            "it a second time and break the tie, or quantize the embedding table, which no kernel looks up."
+        ),
+        remedies=[f"quantize.exclude: {[*section.exclude, LM_HEAD]}"],
+    )
+
+
+def _check_rows(row: FormatRow, rows: Mapping[str, int]) -> None:
+    halves = any(term == "N/2" for rule in row.tensors.values() for term in rule.shape)
+    odd = {name: n for name, n in rows.items() if halves and n % 2}
+    if odd:
+        raise ForgeError(
+            "TF-QNT-007",
+            f"{len(odd)} linears have an odd number of rows",
+            asked=f"quantize.format: {row.name}",
+            numbers={"rows": dict(sorted(odd.items())[:8])},
+            why="The format packs two rows into a byte.",
+            remedies=[f"quantize.exclude: add {sorted(odd)[0]}", "quantize.format: fp8"],
+        )
+
+
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    """``config.json`` of a checkpoint directory.
+
+    Raises:
+        ForgeError: ``TF-QNT-008`` when it is missing or no JSON object.
+    """
+    path = Path(checkpoint) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _no_config(path, str(error)) from error
+    if not isinstance(config, dict):
+        raise _no_config(path, "it is no JSON object")
+    return config
+
+
+def _no_config(path: Path, error: str) -> ForgeError:
+    return ForgeError(
+        "TF-QNT-008",
+        "The checkpoint has no readable config.json",
+        asked=str(path),
+        numbers={"error": error[:200]},
+        why="The architecture and its sizes come from it.",
+        remedies=["Point at a checkpoint directory", "Run intake on the model again"],
+    )

@@ -1,0 +1,409 @@
+"""Post-training quantization with ModelOpt: checkpoint directory in, quantized checkpoint directory out.
+
+Policy: everything that headers can refuse is refused first (:mod:`quantize.plan`); then the calibration
+text; then memory; only then are torch, transformers and ModelOpt imported. On a CPU the model runs in
+float32, whatever the checkpoint's dtype: half-precision kernels are missing or slow on many CPUs, and
+scales come out as exact as they can. Weights that stay unquantized go back to the checkpoint's dtype.
+The same inputs give the same bytes: no time, path or host name is written, timings are returned only.
+Nothing appears in ``out`` until the whole export is finished, so an interrupt leaves it as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.metadata
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from quantize import corpora
+from quantize.export import SUMMARY_FILE, collect_export, copy_checkpoint, write_json
+from quantize.formats import FormatRow, KvMode, modelopt_config
+from quantize.plan import QuantPlan, plan_quantization, read_config
+from quantize.quiet import Audible, quiet
+from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.progress import Progress, SilentProgress
+from trtforge.recipe.schema import Quantize
+from trtforge.safetensors_header import read_headers
+
+#: tokens of one calibration forward pass; AWQ re-quantizes every weight once a pass, so it gets longer ones
+_TOKENS_A_PASS = 2048
+_TOKENS_A_PASS_AWQ = 8192
+#: headroom over the weights for activations, statistics and the export's copies
+_MEMORY_FACTOR = 1.6
+
+
+def quantize_checkpoint(
+    checkpoint: Path,
+    out: Path,
+    *,
+    section: Quantize,
+    base_dir: Path,
+    progress: Progress | None = None,
+    allow_remote_code: bool = False,
+) -> dict[str, Any]:
+    """Quantize ``checkpoint`` into the existing or new directory ``out``.
+
+    Args:
+        checkpoint: an unquantized Hugging Face checkpoint directory (safetensors, ``tokenizer.json``).
+        out: gets the exported weights, ``config.json``, ``hf_quant_config.json``, ``quantize.json`` and
+            the checkpoint's tokenizer, chat template and generation config.
+        section: the recipe's ``quantize`` section.
+        base_dir: the recipe's folder (``file:`` corpora).
+        progress: told once a calibration sample.
+        allow_remote_code: let transformers run Python files of the checkpoint.
+
+    Returns:
+        the content of ``quantize.json`` plus ``timings`` (seconds by step), which is stored nowhere.
+
+    Raises:
+        ForgeError: see :func:`quantize.plan.plan_quantization` and :mod:`quantize.corpora`;
+            ``TF-QNT-011`` calibration gave unusable scales, ``TF-QNT-012`` too little memory,
+            ``TF-QNT-013`` a quantization package is missing, ``TF-QNT-014`` the model does not load.
+    """
+    report = Audible(progress or SilentProgress())
+    checkpoint, out = Path(checkpoint), Path(out)
+    config, headers = read_config(checkpoint), read_headers(checkpoint)
+    plan = plan_quantization(config, headers, section)
+    out.mkdir(parents=True, exist_ok=True)
+    timings: dict[str, float] = {}
+    summary: dict[str, Any] = {
+        "format": plan.row.name,
+        "kv_cache": plan.kv.name,
+        "group_size": plan.group,
+        "exclude": list(section.exclude),
+        "quantized_linears": len(plan.quantized),
+        "excluded_linears": list(plan.excluded) if plan.row.weight is not None else [],
+        "tied_embeddings": plan.tied,
+        "emulated": [],
+        "calibration": None,
+    }
+    if plan.does_nothing:
+        copy_checkpoint(checkpoint, out)
+    else:
+        batch = _calibration(plan, section, config, checkpoint, base_dir, summary)
+        _check_memory(sum(info.elements for info in headers.values()))
+        staging = out / ".exporting"
+        try:
+            _run(plan, checkpoint, staging, batch, section, summary, timings, report, allow_remote_code)
+            report.start("finishing the export")
+            collect_export(staging, checkpoint, out, config)
+        finally:
+            # also on KeyboardInterrupt: a half-written export must not look like one
+            shutil.rmtree(staging, ignore_errors=True)
+    write_json(out / SUMMARY_FILE, summary)
+    return {**summary, "timings": timings}
+
+
+def _calibration(
+    plan: QuantPlan,
+    section: Quantize,
+    config: dict[str, Any],
+    checkpoint: Path,
+    base_dir: Path,
+    summary: dict[str, Any],
+) -> np.ndarray | None:
+    """Calibration prompts, int64 [samples, sequence], or None when the plan needs no statistics."""
+    if not plan.row.needs_calibration and plan.kv.scales != "calibrated":
+        return None
+    asked = section.calibration
+    corpus = corpora.load_corpus(asked.corpus, base_dir, "calibration")
+    batch = corpora.calibration_batch(
+        corpus,
+        corpora.load_tokenizer(checkpoint),
+        samples=asked.samples,
+        sequence_length=asked.sequence_length,
+        seed=asked.seed,
+        max_positions=config.get("max_position_embeddings"),
+    )
+    summary["calibration"] = {
+        "corpus": corpus.name,
+        "corpus_sha256": corpus.sha256,
+        "samples": asked.samples,
+        "sequence_length": asked.sequence_length,
+        "seed": asked.seed,
+    }
+    return batch
+
+
+def _check_memory(parameters: int) -> None:
+    need, have = int(parameters * 4 * _MEMORY_FACTOR), psutil.virtual_memory().available
+    if need > have:
+        raise EnvironmentLacks(
+            "TF-QNT-012",
+            "The machine has too little free memory to quantize this model",
+            numbers={"needed_bytes": need, "available_bytes": have, "parameters": parameters},
+            why="Calibration runs the unquantized model in float32; the export holds a second, smaller copy.",
+            remedies=[
+                f"A machine with {need / 2**30:.0f} GiB of free memory",
+                "Use a checkpoint that is quantized already",
+            ],
+        )
+
+
+def _run(
+    plan: QuantPlan,
+    checkpoint: Path,
+    staging: Path,
+    batch: np.ndarray | None,
+    section: Quantize,
+    summary: dict[str, Any],
+    timings: dict[str, float],
+    report: Progress,
+    allow_remote_code: bool,
+) -> None:
+    report.start("loading ModelOpt")
+    with _timed(timings, "import"), quiet():
+        torch = _import_stack()
+        import modelopt.torch.export as mte
+        import modelopt.torch.quantization as mtq
+
+        from quantize.emulation import emulated_block_quantization
+    summary["modelopt"] = importlib.metadata.version("nvidia-modelopt")
+    torch.manual_seed(section.calibration.seed)
+    report.start("loading the model")
+    with _timed(timings, "load"), quiet():
+        model = load_model(checkpoint, allow_remote_code)
+    settings = build_config(plan, summary["modelopt"])
+    with emulated_block_quantization() as emulated, torch.no_grad():
+        if emulated and plan.row.cpu.evaluate == "emulated":
+            summary["emulated"] = ["evaluation on this machine"]
+        with _timed(timings, "calibrate"), quiet():
+            loop = None if batch is None else _forward_loop(model, batch, plan, settings, report)
+            mtq.quantize(model, settings, forward_loop=loop)
+        check_quantizers(model, plan)
+        round_pre_quant_scales(model)
+        report.start("exporting")
+        with _timed(timings, "export"), quiet():
+            mte.export_hf_checkpoint(model, export_dir=staging)
+
+
+def _import_stack() -> Any:
+    try:
+        torch, *_ = map(importlib.import_module, ("torch", "transformers", "accelerate"))
+    except ImportError as error:
+        raise EnvironmentLacks(
+            "TF-QNT-013",
+            f"Quantization needs a package that does not load: {error.name}",
+            numbers={"error": str(error)[:200]},
+            why="PTQ runs ModelOpt over transformers and torch.",
+            remedies=["pip install 'trtforge[quantize]'"],
+        ) from error
+    return torch
+
+
+def load_model(checkpoint: Path, allow_remote_code: bool = False) -> Any:
+    """The checkpoint as a transformers model for inference: float32 on a CPU, its own dtype on a GPU.
+
+    Raises:
+        ForgeError: ``TF-QNT-014`` when transformers refuses it.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    on_gpu = torch.cuda.is_available()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            checkpoint,
+            dtype="auto" if on_gpu else torch.float32,
+            local_files_only=True,
+            trust_remote_code=allow_remote_code,
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ForgeError(
+            "TF-QNT-014",
+            "transformers does not load the checkpoint",
+            asked=str(checkpoint),
+            numbers={"error": str(error)[:300]},
+            why="Its architecture or files are not what this version of transformers knows.",
+            remedies=["Run intake on the model again", "Set model.allow_remote_code if it brings its own code"],
+        ) from error
+    return model.to("cuda" if on_gpu else "cpu").eval()
+
+
+# --- ModelOpt's configuration -------------------------------------------------------------------
+
+
+def build_config(plan: QuantPlan, modelopt_version: str) -> dict[str, Any]:
+    """ModelOpt's configuration for the plan: format, group size, excludes, head and KV cache merged into one.
+
+    A KV configuration alone would leave the linears with default INT8 quantizers that cannot be exported,
+    so it is always merged into the weight configuration (or into one that disables everything).
+    """
+    import modelopt.torch.quantization as mtq
+
+    if plan.row.weight is None:
+        config: dict[str, Any] = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
+    else:
+        config = _named_config(plan.row, modelopt_version)
+        _set_group(config, plan.group)
+        config["quant_cfg"] += _head_entries(config, plan)
+        config["quant_cfg"] += [
+            {"quantizer_name": f"{name}.{kind}_quantizer", "enable": False}
+            for name in plan.excluded
+            for kind in ("weight", "input")
+        ]
+    if plan.kv.dtype is not None:
+        kv_entries = _named_config(plan.kv, modelopt_version)["quant_cfg"]
+        with quiet():
+            config = mtq.update_quant_cfg_with_kv_cache_quant(config, kv_entries)
+    return config
+
+
+def _named_config(row: FormatRow | KvMode, modelopt_version: str) -> dict[str, Any]:
+    import modelopt.torch.quantization as mtq
+
+    entry = modelopt_config(row, modelopt_version)
+    if entry.config is not None:
+        return copy.deepcopy(getattr(mtq, entry.config))
+    from modelopt.torch.opt.config_loader import load_config
+    from modelopt.torch.quantization.config import QuantizeConfig
+
+    loaded: dict[str, Any] = load_config(entry.preset, schema_type=QuantizeConfig).model_dump(exclude_unset=True)
+    return loaded
+
+
+def _set_group(config: dict[str, Any], group: int | None) -> None:
+    for entry in config["quant_cfg"]:
+        blocks = (entry.get("cfg") or {}).get("block_sizes")
+        if group is not None and blocks and -1 in blocks:
+            blocks[-1] = group
+
+
+def _head_entries(config: dict[str, Any], plan: QuantPlan) -> list[dict[str, Any]]:
+    """ModelOpt's presets disable ``*lm_head*``; an untied head that the recipe does not exclude is enabled again."""
+    if "lm_head" not in plan.quantized:
+        return []
+    entries = []
+    for entry in config["quant_cfg"]:
+        name = entry["quantizer_name"]
+        if name in ("*weight_quantizer", "*input_quantizer") and entry.get("cfg"):
+            entries.append({**copy.deepcopy(entry), "quantizer_name": f"lm_head.{name[1:]}", "enable": True})
+    return entries
+
+
+# --- calibration --------------------------------------------------------------------------------
+
+
+def _forward_loop(
+    model: Any,
+    batch: np.ndarray,
+    plan: QuantPlan,
+    settings: dict[str, Any],
+    report: Progress,
+) -> Callable[[Any], None]:
+    """A loop over the prompts that reports every sample; an algorithm may run it several times."""
+    import torch
+
+    algorithm = settings.get("algorithm")
+    method = algorithm.get("method", "max") if isinstance(algorithm, dict) else str(algorithm)
+    tokens_a_pass = _TOKENS_A_PASS_AWQ if "awq" in method else _TOKENS_A_PASS
+    rows = max(1, tokens_a_pass // batch.shape[1])
+    ids = torch.from_numpy(batch)
+    # the head's logits are not needed, unless its own input is to be calibrated
+    keep = {} if "lm_head" in plan.quantized else {"logits_to_keep": 1}
+    passes = 0
+
+    def loop(calibrated: Any) -> None:
+        nonlocal passes
+        passes += 1
+        report.start(f"calibrating {plan.row.name}, pass {passes}: {len(ids)} x {ids.shape[1]} tokens", total=len(ids))
+        device = next(calibrated.parameters()).device
+        started, done = time.monotonic(), 0
+        for begin in range(0, len(ids), rows):
+            part = ids[begin : begin + rows].to(device)
+            with _advancing(calibrated, len(part), report):
+                calibrated(part, use_cache=False, **keep)
+            done += len(part)
+            remaining = (time.monotonic() - started) / done * (len(ids) - done)
+            report.note(f"calibration pass {passes}: {done} of {len(ids)} samples, about {remaining:.0f} s left")
+
+    return loop
+
+
+@contextlib.contextmanager
+def _advancing(model: Any, samples: int, report: Progress) -> Iterator[None]:
+    """Advance by ``samples`` in all while one forward pass runs, a share after each decoder layer."""
+    layers = next((m for name, m in model.named_modules() if name.endswith("layers") and hasattr(m, "__len__")), None)
+    if not layers:
+        yield
+        report.advance(samples)
+        return
+    share = samples / len(layers)
+    hooks = [layer.register_forward_hook(lambda *_: report.advance(share)) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_quantizers(model: Any, plan: QuantPlan) -> None:
+    """What ModelOpt enabled is what the plan says, and every calibrated maximum is usable.
+
+    Raises:
+        ForgeError: ``TF-QNT-011`` a maximum is missing, infinite, NaN or (of weights) zero.
+        RuntimeError: ModelOpt's enabled linears differ from the plan (a bug of this package).
+    """
+    import torch
+
+    enabled, broken = set(), {}
+    for name, module in model.named_modules():
+        quantizer = getattr(module, "weight_quantizer", None)
+        if quantizer is not None and quantizer.is_enabled:
+            enabled.add(name)
+        for kind in ("weight_quantizer", "input_quantizer", "k_bmm_quantizer", "v_bmm_quantizer"):
+            part = getattr(module, kind, None)
+            amax = getattr(part, "_amax", None)
+            if part is not None and part.is_enabled and amax is not None and not bool(torch.isfinite(amax).all()):
+                broken[f"{name}.{kind}"] = str(amax.flatten()[:2].tolist())
+    if enabled != set(plan.quantized):
+        difference = sorted(enabled ^ set(plan.quantized))
+        raise RuntimeError(f"ModelOpt's enabled linears differ from the plan: {difference[:8]}")
+    if broken:
+        raise ForgeError(
+            "TF-QNT-011",
+            f"Calibration gave {len(broken)} scales that are not finite",
+            numbers={"scales": dict(sorted(broken.items())[:8])},
+            why="The model's activations overflowed or its weights hold NaN; such scales destroy the output.",
+            remedies=["Check the checkpoint's weights", "Calibrate with other text or shorter prompts"],
+        )
+
+
+def round_pre_quant_scales(model: Any) -> None:
+    """Make AWQ's input factors representable in the checkpoint's dtype, and fold the difference into the weights.
+
+    The export stores them in that dtype; rounding them there alone would change every product.
+    """
+    import torch
+    from modelopt.torch.quantization.model_calib import max_calibrate
+
+    for module in model.modules():
+        quantizer = getattr(module, "input_quantizer", None)
+        exact = getattr(quantizer, "_pre_quant_scale", None)
+        if exact is None or exact.dtype != torch.float32:
+            continue
+        rounded = exact.to(torch.bfloat16).to(torch.float32)
+        module.weight.data.mul_((exact / rounded).view(1, -1))
+        exact.copy_(rounded)
+        module.weight_quantizer.reset_amax()
+        max_calibrate(module, lambda linear: linear.weight_quantizer(linear.weight), distributed_sync=False)
+
+
+# --- small helpers ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _timed(timings: dict[str, float], step: str) -> Iterator[None]:
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        timings[step] = timings.get(step, 0.0) + time.monotonic() - started
