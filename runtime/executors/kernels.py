@@ -46,13 +46,16 @@ class Kernels(Protocol):
 
     name: str
 
+    def embedding(self, table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
+        """out[t] = table[ids[t]]."""
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor, tokens: int) -> None:
         """out = x / rms(x) * weight, rows [tokens, D]."""
 
     def add_rms_norm(
         self,
         residual: torch.Tensor,
-        x: torch.Tensor,
+        x: Columns,
         weight: torch.Tensor,
         epsilon: float,
         out: torch.Tensor,
@@ -60,11 +63,11 @@ class Kernels(Protocol):
     ) -> None:
         """residual += x in place, then out = rms_norm(residual)."""
 
-    def add(self, residual: torch.Tensor, x: torch.Tensor, tokens: int) -> None:
+    def add(self, residual: torch.Tensor, x: Columns, tokens: int) -> None:
         """residual += x in place."""
 
-    def rope(self, x: Columns, heads: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
-        """Rotate ``heads`` heads in place by half-rotation; cos and sin are float32 [T, E/2], contiguous."""
+    def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
+        """Rotate queries and keys in place by half-rotation; cos and sin are float32 [T, E/2], contiguous."""
 
     def silu_mul(self, gate: Columns, up: Columns, out: torch.Tensor, tokens: int) -> None:
         """out = silu(gate) * up, [tokens, width]."""
@@ -83,7 +86,7 @@ class Kernels(Protocol):
         """PagedAttention v1 on packed rows; writes k and v into ``pool`` and the result into ``out`` [T, H*E]."""
 
     def fp8_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
-        """out = e4m3(x / scale) * out_scale; ``out`` may be ``x``."""
+        """out = e4m3(x / scale) * out_scale, contiguous rows; ``out`` may be ``x``."""
 
     def nvfp4_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
         """out = nvfp4(x; scale) * out_scale in blocks of 16; ``out`` may be ``x``."""
@@ -97,29 +100,33 @@ class TorchKernels:
 
     name = "torch"
 
+    def embedding(self, table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
+        out[:tokens] = table.index_select(0, ids)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor, tokens: int) -> None:
         out[:tokens] = F.rms_norm(x[:tokens].float(), (x.shape[1],), None, epsilon).to(out.dtype) * weight
 
     def add_rms_norm(
         self,
         residual: torch.Tensor,
-        x: torch.Tensor,
+        x: Columns,
         weight: torch.Tensor,
         epsilon: float,
         out: torch.Tensor,
         tokens: int,
     ) -> None:
-        residual[:tokens] += x[:tokens]
+        residual[:tokens] += x.view(tokens)
         self.rms_norm(residual, weight, epsilon, out, tokens)
 
-    def add(self, residual: torch.Tensor, x: torch.Tensor, tokens: int) -> None:
-        residual[:tokens] += x[:tokens]
+    def add(self, residual: torch.Tensor, x: Columns, tokens: int) -> None:
+        residual[:tokens] += x.view(tokens)
 
-    def rope(self, x: Columns, heads: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
-        view = x.view(tokens).unflatten(1, (heads, -1))
-        a, b = view.float().chunk(2, dim=-1)
+    def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
         c, s = cos[:tokens, None], sin[:tokens, None]
-        view.copy_(torch.cat((a * c - b * s, b * c + a * s), dim=-1))
+        for x in (q, k):
+            view = x.view(tokens).unflatten(1, (-1, head_size))
+            a, b = view.float().chunk(2, dim=-1)
+            view.copy_(torch.cat((a * c - b * s, b * c + a * s), dim=-1))
 
     def silu_mul(self, gate: Columns, up: Columns, out: torch.Tensor, tokens: int) -> None:
         torch.mul(F.silu(gate.view(tokens)), up.view(tokens), out=out[:tokens])

@@ -197,7 +197,12 @@ def _constant_node(name: str, attributes: dict[str, Any], reader: _ExternalData)
         constant = _constant(attributes["value"], reader)
         constant.name = name
         return constant
-    kinds = {"value_int": torch.int64, "value_ints": torch.int64, "value_float": torch.float32, "value_floats": torch.float32}
+    kinds = {
+        "value_int": torch.int64,
+        "value_ints": torch.int64,
+        "value_float": torch.float32,
+        "value_floats": torch.float32,
+    }
     for key, dtype in kinds.items():
         if key in attributes:
             data = torch.tensor(attributes[key], dtype=dtype)
@@ -242,7 +247,11 @@ def _constant(tensor: Any, reader: _ExternalData) -> Constant:
     elif tensor.HasField("raw_data"):
         if len(tensor.raw_data) != nbytes:
             raise _wrong_length(tensor.name, len(tensor.raw_data), nbytes, dtype, shape)
-        flat = torch.frombuffer(bytearray(tensor.raw_data), dtype=torch_dtype) if nbytes else torch.empty(0, dtype=torch_dtype)
+        flat = (
+            torch.frombuffer(bytearray(tensor.raw_data), dtype=torch_dtype)
+            if nbytes
+            else torch.empty(0, dtype=torch_dtype)
+        )
     else:
         import numpy as np
 

@@ -31,7 +31,9 @@ class OpContext:
         attention: replaces PagedAttention's torch implementation; same signature.
     """
 
-    def __init__(self, float_dtype: torch.dtype | None = None, attention: Callable[..., torch.Tensor] | None = None) -> None:
+    def __init__(
+        self, float_dtype: torch.dtype | None = None, attention: Callable[..., torch.Tensor] | None = None
+    ) -> None:
         self.float_dtype = float_dtype
         self.attention = attention or paged_attention
 
@@ -124,7 +126,11 @@ def _slice(ctx: OpContext, node: Node, v: list[Value]) -> Sequence[Value]:
         axis %= data.dim()
         chosen = range(data.shape[axis])[slice(start, None if step < 0 and end < -data.shape[axis] else end, step)]
         if step > 0:
-            data = data.narrow(axis, chosen.start, 0) if not chosen else data[(slice(None),) * axis + (slice(start, end, step),)]
+            data = (
+                data.narrow(axis, chosen.start, 0)
+                if not chosen
+                else data[(slice(None),) * axis + (slice(start, end, step),)]
+            )
         else:
             data = data.index_select(axis, torch.tensor(list(chosen), dtype=torch.int64, device=data.device))
     return (data,)

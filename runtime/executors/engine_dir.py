@@ -1,0 +1,134 @@
+"""Reads ``engine.json`` and refuses an engine that this runtime cannot run.
+
+Policy: versions are compared before anything else is believed; sizes come from the file and are
+checked for sense. Hashes are not recomputed here (``trtforge verify`` does), but every byte range that
+will be read is checked against the files when the graph is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.executors.base import ExecutorLimits
+from trtforge.errors import ForgeError
+
+ENGINE_FILE = "engine.json"
+GRAPH_FILE = "model.onnx"
+ENGINE_VERSION = 1
+OPS_VERSION = 1
+HOST_ABI = 1
+KV_FORMATS = ("float32", "float16", "bfloat16", "fp8")
+_REBUILD = ["build the engine again with this version of trtforge", "install the version that built it"]
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What an engine directory states about itself."""
+
+    directory: Path
+    name: str
+    dtype: str
+    quant_format: str
+    vocab_size: int
+    limits: ExecutorLimits
+    block_size: int
+    num_blocks: int
+    kv_format: str
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    raw: dict[str, Any]
+
+
+def read_engine(directory: Path) -> EngineInfo:
+    """Read and check ``engine.json``.
+
+    Raises:
+        ForgeError: TF-RUN-001 no engine, TF-RUN-002 version or target, TF-RUN-003 op or ABI version.
+    """
+    path = directory / ENGINE_FILE
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as error:
+        raise ForgeError(
+            "TF-RUN-001",
+            f"{directory} is not an engine directory: {error}",
+            asked=str(directory),
+            why=f"an engine directory holds {ENGINE_FILE}, {GRAPH_FILE} and the weights",
+            remedies=["give the engine/ folder of a bundle", "build an engine with `trtforge build`"],
+        ) from error
+    _check_versions(raw, directory)
+    try:
+        return _parse(raw, directory)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ForgeError(
+            "TF-RUN-001",
+            f"{path} lacks or garbles a field: {error}",
+            asked=str(path),
+            why="limits, KV cache and vocabulary of the engine are read from it",
+            remedies=["build the engine again", "run `trtforge verify` on the bundle"],
+        ) from error
+
+
+def _check_versions(raw: dict[str, Any], directory: Path) -> None:
+    if raw.get("version") != ENGINE_VERSION or raw.get("target") != "torch":
+        raise ForgeError(
+            "TF-RUN-002",
+            f"engine version {raw.get('version')} for target {raw.get('target')} cannot be run here",
+            asked=str(directory),
+            numbers={"version": raw.get("version"), "supported": ENGINE_VERSION, "target": raw.get("target")},
+            why="this executor runs engines of target torch, version 1",
+            remedies=_REBUILD,
+        )
+    wrong = {
+        name: {"engine": raw.get(key), "runtime": need}
+        for name, key, need in (("ops", "ops_version", OPS_VERSION), ("host ABI", "host_abi", HOST_ABI))
+        if raw.get(key, need) != need
+    }
+    if wrong:
+        raise ForgeError(
+            "TF-RUN-003",
+            f"the engine was built for other op contracts: {', '.join(wrong)}",
+            asked=str(directory),
+            numbers=wrong,
+            why="an op's contract changes its meaning or its arguments with its version",
+            remedies=_REBUILD,
+        )
+
+
+def _positive(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ValueError(f"{name} is {value!r}, not a positive integer")
+    return value
+
+
+def _parse(raw: dict[str, Any], directory: Path) -> EngineInfo:
+    limits, cache = raw["limits"], raw["kv_cache"]
+    max_seq_len = _positive(limits["max_seq_len"], "limits.max_seq_len")
+    kv_format = str(cache["format"])
+    if kv_format not in KV_FORMATS:
+        raise ValueError(f"kv_cache.format {kv_format!r} is none of {', '.join(KV_FORMATS)}")
+    eos = raw.get("eos_token_ids") or []
+    return EngineInfo(
+        directory=directory,
+        name=str(raw.get("name", directory.name)),
+        dtype=str(raw["dtype"]),
+        quant_format=str(raw.get("quant_format", "none")),
+        vocab_size=_positive(raw["vocab_size"], "vocab_size"),
+        limits=ExecutorLimits(
+            max_batch_size=_positive(limits["max_batch_size"], "limits.max_batch_size"),
+            max_num_tokens=_positive(limits["max_num_tokens"], "limits.max_num_tokens"),
+            max_seq_len=max_seq_len,
+            max_input_len=_positive(limits.get("max_input_len") or max(max_seq_len - 1, 1), "limits.max_input_len"),
+        ),
+        block_size=_positive(cache["block_size"], "kv_cache.block_size"),
+        num_blocks=_positive(cache["num_blocks"], "kv_cache.num_blocks"),
+        kv_format=kv_format,
+        eos_token_ids=tuple(int(t) for t in eos),
+        bos_token_id=raw.get("bos_token_id"),
+        raw=raw,
+    )

@@ -1,0 +1,280 @@
+"""The host op library behind the kernel interface: raw pointers, one ctypes call a kernel.
+
+Policy: this module knows the C ABI (``plugins/include/trtforge/host_abi.h``) and nothing of how the
+library computes. What the library cannot take (a dtype, gate and up in separate matrices) goes to the
+torch implementation, so callers see one complete interface. A refused call is a bug in the executor
+and raises ``RuntimeError`` with the library's message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.executors.kernels import Columns, StepIndex, TorchKernels
+from runtime.executors.torch_attention import AttentionParams
+from trtforge.errors import EnvironmentLacks
+
+HOST_ABI = 1
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}
+_P, _I64, _I32, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class _AttentionArgs(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_uint64),
+        *((name, _P) for name in ("query", "key", "value", "kv_pool", "output", "query_start", "sequence_lengths")),
+        *((name, _P) for name in ("block_table", "tree_mask", "sinks")),
+        *((f"{name}_stride", _I64) for name in ("query", "key", "value", "output", "block_table", "tree_mask")),
+        ("num_tokens", _I64),
+        *((name, _I32) for name in ("num_requests", "max_blocks", "num_blocks", "block_size", "num_heads")),
+        *((name, _I32) for name in ("num_kv_heads", "head_size", "activation_dtype", "pool_dtype")),
+        *((name, _I32) for name in ("sliding_window", "tree_mask_width")),
+        *((name, _F) for name in ("scale", "soft_cap", "k_scale", "v_scale")),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "trtforge_paged_attention": (_P,),
+    "trtforge_copy_blocks": (_P, _I64, _I32, _P, _I64),
+    "trtforge_rms_norm": (_P, _I64, _P, _P, _I64, _I64, _I64, _F, _F, _I32, _I32),
+    "trtforge_add_rms_norm": (_P, _I64, _P, _I64, _P, _P, _I64, _I64, _I64, _F, _F, _I32, _I32),
+    "trtforge_rope": (_P, _I64, _P, _I64, _P, _P, _I64, _I32, _I32, _I32, _I32, _I32),
+    "trtforge_silu_mul": (_P, _I64, _P, _I64, _I64, _I64, _I32),
+    "trtforge_fp8_fake_quant": (_P, _P, _I64, _F, _I32, _I32),
+    "trtforge_nvfp4_fake_quant": (_P, _I64, _P, _I64, _I64, _I64, _F, _I32),
+    "trtforge_embedding": (_P, _I64, _I64, _P, _I64, _P, _I64, _I32, _I32),
+}
+
+
+def library_path() -> Path | None:
+    """The host library: ``TRTFORGE_HOST_LIBRARY``, or the one that the plugins package finds."""
+    named = os.environ.get("TRTFORGE_HOST_LIBRARY")
+    if named:
+        return Path(named)
+    from plugins.host.library import find_library
+
+    try:
+        return Path(find_library())
+    except EnvironmentLacks:
+        return None
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Open the library and check its ABI.
+
+    Raises:
+        EnvironmentLacks: TF-RUN-012 it cannot be loaded, or speaks another ABI.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+        abi = int(library.trtforge_host_abi())
+    except (OSError, AttributeError) as error:
+        raise EnvironmentLacks(
+            "TF-RUN-012",
+            f"the host library {path} cannot be loaded: {error}",
+            asked=str(path),
+            why="attention and the fused kernels of the CPU executor live there",
+            remedies=["run `trtforge plugins build`", "unset TRTFORGE_HOST_LIBRARY to use the packaged library"],
+        ) from error
+    if abi != HOST_ABI:
+        raise EnvironmentLacks(
+            "TF-RUN-012",
+            f"the host library {path} speaks ABI {abi}; this runtime needs {HOST_ABI}",
+            asked=str(path),
+            numbers={"library": abi, "needed": HOST_ABI},
+            why="arguments would be read at the wrong places",
+            remedies=["run `trtforge plugins build`", "install matching versions of trtforge and its library"],
+        )
+    for name, types in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, ctypes.c_int
+    library.trtforge_last_error.restype = ctypes.c_char_p
+    library.trtforge_host_info.restype = ctypes.c_char_p
+    return library
+
+
+class HostKernels(TorchKernels):
+    """Kernels of the host library for one activation dtype on the CPU."""
+
+    name = "host"
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._library = library
+        self._dtype = _DTYPES[dtype]
+        self._item = torch.empty(0, dtype=dtype).element_size()
+        self._rms_norm = library.trtforge_rms_norm
+        self._add_rms_norm = library.trtforge_add_rms_norm
+        self._rope = library.trtforge_rope
+        self._silu_mul = library.trtforge_silu_mul
+        self._fp8 = library.trtforge_fp8_fake_quant
+        self._nvfp4 = library.trtforge_nvfp4_fake_quant
+        self._embedding = library.trtforge_embedding
+        self._attention = library.trtforge_paged_attention
+        #: one argument block a pool: what is fixed for a layer is written once
+        self._arguments: dict[int, tuple[_AttentionArgs, Any]] = {}
+
+    @property
+    def info(self) -> str:
+        """The library's own description (JSON)."""
+        text: bytes = self._library.trtforge_host_info()
+        return text.decode()
+
+    def _fail(self, function: str, status: int) -> RuntimeError:
+        text = self._library.trtforge_last_error() or b""
+        return RuntimeError(f"{function}: {text.decode()} (status {status})")
+
+    def embedding(self, table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
+        vocabulary, width = table.shape
+        status = self._embedding(
+            table.data_ptr(), vocabulary, width, ids.data_ptr(), tokens, out.data_ptr(), out.stride(0),
+            _DTYPES[table.dtype], self._dtype,
+        )  # fmt: skip
+        if status:
+            raise self._fail("embedding", status)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor, tokens: int) -> None:
+        width = x.shape[1]
+        status = self._rms_norm(
+            x.data_ptr(), width, weight.data_ptr(), out.data_ptr(), width, tokens, width, epsilon, 0.0, self._dtype, 0
+        )
+        if status:
+            raise self._fail("rms_norm", status)
+
+    def add_rms_norm(
+        self,
+        residual: torch.Tensor,
+        x: Columns,
+        weight: torch.Tensor,
+        epsilon: float,
+        out: torch.Tensor,
+        tokens: int,
+    ) -> None:
+        matrix, first, width = x
+        status = self._add_rms_norm(
+            matrix.data_ptr() + first * self._item, matrix.shape[1], residual.data_ptr(), width, weight.data_ptr(),
+            out.data_ptr(), width, tokens, width, epsilon, 0.0, self._dtype, 0,
+        )  # fmt: skip
+        if status:
+            raise self._fail("add_rms_norm", status)
+
+    def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
+        item = self._item
+        status = self._rope(
+            q.matrix.data_ptr() + q.first * item, q.matrix.shape[1], k.matrix.data_ptr() + k.first * item,
+            k.matrix.shape[1], cos.data_ptr(), sin.data_ptr(), tokens, q.width // head_size, k.width // head_size,
+            head_size, head_size, self._dtype,
+        )  # fmt: skip
+        if status:
+            raise self._fail("rope", status)
+
+    def silu_mul(self, gate: Columns, up: Columns, out: torch.Tensor, tokens: int) -> None:
+        matrix, first, width = gate
+        if up.matrix is not matrix or up.first != first + width:
+            return super().silu_mul(gate, up, out, tokens)
+        status = self._silu_mul(
+            matrix.data_ptr() + first * self._item, matrix.shape[1], out.data_ptr(), width, tokens, width, self._dtype
+        )
+        if status:
+            raise self._fail("silu_mul", status)
+        return None
+
+    def fp8_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
+        count = tokens * x.shape[1]
+        own = out_scale == scale
+        status = self._fp8(x.data_ptr(), out.data_ptr(), count, scale, 1 if own else 0, self._dtype)
+        if status:
+            raise self._fail("fp8_fake_quant", status)
+        if not own:
+            out[:tokens].mul_(out_scale)
+
+    def nvfp4_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
+        width = x.shape[1]
+        status = self._nvfp4(x.data_ptr(), width, out.data_ptr(), width, tokens, width, scale, self._dtype)
+        if status:
+            raise self._fail("nvfp4_fake_quant", status)
+        if out_scale != 1.0:
+            out[:tokens].mul_(out_scale)
+
+    def paged_attention(
+        self,
+        q: Columns,
+        k: Columns,
+        v: Columns,
+        pool: torch.Tensor,
+        index: StepIndex,
+        params: AttentionParams,
+        out: torch.Tensor,
+        tokens: int,
+    ) -> None:
+        args, pointer = self._arguments.get(pool.data_ptr()) or self._new_arguments(pool, params)
+        item, base = self._item, q.matrix.data_ptr()
+        args.query = base + q.first * item
+        args.key = (base if k.matrix is q.matrix else k.matrix.data_ptr()) + k.first * item
+        args.value = (base if v.matrix is q.matrix else v.matrix.data_ptr()) + v.first * item
+        args.query_stride, args.key_stride, args.value_stride = q.matrix.shape[1], k.matrix.shape[1], v.matrix.shape[1]
+        args.output, args.output_stride = out.data_ptr(), out.shape[1]
+        table, mask = index.block_table, index.tree_mask
+        args.query_start, args.sequence_lengths = index.query_start.data_ptr(), index.sequence_lengths.data_ptr()
+        args.block_table, args.block_table_stride = table.data_ptr(), table.shape[1]
+        args.num_tokens, args.num_requests, args.max_blocks = tokens, table.shape[0], table.shape[1]
+        if mask is None:
+            args.tree_mask, args.tree_mask_width = None, 0
+        else:
+            args.tree_mask, args.tree_mask_stride, args.tree_mask_width = mask.data_ptr(), mask.shape[1], mask.shape[1]
+        status = self._attention(pointer)
+        if status:
+            raise self._fail("paged_attention", status)
+
+    def _new_arguments(self, pool: torch.Tensor, params: AttentionParams) -> tuple[_AttentionArgs, Any]:
+        args = _AttentionArgs()
+        args.struct_size = ctypes.sizeof(_AttentionArgs)
+        args.kv_pool = pool.data_ptr()
+        args.num_blocks, args.block_size = pool.shape[0], pool.shape[3]
+        args.num_heads, args.num_kv_heads, args.head_size = params.num_heads, params.num_kv_heads, params.head_size
+        args.activation_dtype, args.pool_dtype = self._dtype, _DTYPES[pool.dtype]
+        args.sliding_window, args.soft_cap, args.scale = params.sliding_window, params.soft_cap, params.scale
+        args.k_scale, args.v_scale = params.k_scale, params.v_scale
+        found = args, ctypes.addressof(args)
+        self._arguments[pool.data_ptr()] = found
+        return found
+
+    def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        flat = torch.tensor(list(pairs), dtype=torch.int64)
+        block_bytes = pool.stride(0) * pool.element_size()
+        status = self._library.trtforge_copy_blocks(
+            pool.data_ptr(), block_bytes, pool.shape[0], flat.data_ptr(), len(pairs)
+        )
+        if status:
+            raise self._fail("copy_blocks", status)
+
+
+def attention_adapter(kernels: TorchKernels) -> Any:
+    """The interpreter's attention function over ``kernels`` (tensors [T, heads, E] instead of columns)."""
+
+    def run(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        pool: torch.Tensor,
+        query_start: torch.Tensor,
+        sequence_lengths: torch.Tensor,
+        block_table: torch.Tensor,
+        params: AttentionParams,
+        tree_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        tokens = q.shape[0]
+        flat = [t.reshape(tokens, -1).contiguous() for t in (q, k, v)]
+        columns = [Columns(t, 0, t.shape[1]) for t in flat]
+        out = torch.empty_like(flat[0])
+        mask = None if tree_mask is None else tree_mask.to(torch.uint8).contiguous()
+        index = StepIndex(query_start, sequence_lengths, block_table, mask)
+        kernels.paged_attention(*columns, pool, index, params, out, tokens)
+        return out.view_as(q)
+
+    return run

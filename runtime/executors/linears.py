@@ -1,0 +1,468 @@
+"""Linear kernels and which one a layer gets. All of them are libraries' kernels; none is our own.
+
+Policy: the choice is made once, at load, from what the weights are stored as and what the processor
+can do; ``describe()`` on the executor repeats it. What a format stores is kept exactly: an FP8 or
+NVFP4 weight is its integer-like codes (exact in float16 and bfloat16) and one scale applied outside
+the product; a bfloat16 weight is exact in float16 inside its normal range, and a tensor that is not is
+first multiplied by a power of two, or kept in float32 when even that is too narrow.
+
+========================  ==================================  =========================================
+kernel                    weights, activations                used
+========================  ==================================  =========================================
+``fbgemm_fp16``           float16, float32                    CPUs without bfloat16 units (AVX2, AVX-512F)
+``onednn_bf16``           bfloat16, bfloat16                  CPUs with AVX512-BF16 or AMX
+``onednn_f32``            float32, float32                    float32 engines; weights out of range
+``int4pack``              INT4 blocks, bfloat16               few rows; ``fbgemm_fp16`` beyond
+``torch_linear``          the engine's dtype                  CUDA, and the last resort
+``scaled_mm``             FP8, FP8                            CUDA, sm_89 and later
+========================  ==================================  =========================================
+
+Rows of a result must not depend on how many rows are computed with them, or a request's greedy output
+would depend on its neighbours. FBGEMM's float16 kernels sum in another order when a tile is one or two
+rows high; :func:`fbgemm_safe_rows` measures which row counts hit those tiles and the kernel pads to the
+next count that does not. ``int4pack`` is row-invariant in itself, but the switch to ``fbgemm_fp16``
+at :attr:`Capability.int4_rows` rows is not; a capability with ``int4_rows=0`` never switches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from runtime.executors.fake_quant import E4M3_MAX, unpack_e2m1, unpack_int4
+from runtime.executors.onnx_graph import Constant
+
+FP16_MAX = 65504.0
+#: error of a float16 weight, relative to the tensor's largest, from which it is not used as it is
+FP16_TOLERANCE = 2.0**-16
+#: FBGEMM works through the rows in panels of this many
+FBGEMM_PANEL = 120
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What the processor offers to linears.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        bf16: bfloat16 matrix units (AVX512-BF16, AMX) or a CUDA device.
+        fbgemm: FBGEMM's packed kernels are in this torch build.
+        fp8: ``torch._scaled_mm`` works (CUDA sm_89 and later).
+        int4_rows: most rows that the packed INT4 kernel takes; above it the float16 kernel is faster.
+            0: never, which makes INT4 rows independent of their number.
+    """
+
+    device: str = "cpu"
+    bf16: bool = False
+    fbgemm: bool = True
+    fp8: bool = False
+    int4_rows: int = 4
+    label: str = ""
+
+
+def detect(device: str = "cpu") -> Capability:
+    """The capability of this machine's CPU, or of a CUDA device."""
+    if device != "cpu":
+        major, minor = torch.cuda.get_device_capability(device)
+        return Capability("cuda", True, False, (major, minor) >= (8, 9), 0, f"cuda sm_{major}{minor}")
+    bf16 = bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
+    label = torch.backends.cpu.get_cpu_capability()
+    # measured on both classes of machine: where the 4-bit kernel stops being the fastest
+    return Capability("cpu", bf16, fbgemm, False, 16 if bf16 else 4, f"{label}{', bf16' if bf16 else ''}")
+
+
+@dataclass
+class LinearSource:
+    """One linear of the graph: y = x Wᵀ + bias, with W [N, K] = codes · scale.
+
+    Attributes:
+        name: the module path.
+        format: ``bfloat16``, ``float16``, ``float32``, ``fp8``, ``nvfp4`` or ``int4``.
+        weight: the stored initializer (or the evaluated dense weight).
+        scale: the per-tensor factor outside the product (1 for dense weights and INT4).
+        block_scales: [N, K/group] for int4, float32 [N, K/16] E4M3 values for nvfp4.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    format: str
+    weight: Constant | torch.Tensor
+    scale: float = 1.0
+    block_scales: torch.Tensor | None = None
+    group: int = 0
+    bias: torch.Tensor | None = None
+    transposed: bool = False
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the weight in the engine's files, scales included."""
+        bits = {"fp8": 8, "nvfp4": 4, "int4": 4, "float32": 32}.get(self.format, 16)
+        scales = 0 if self.block_scales is None else self.block_scales.numel() * (1 if self.format == "nvfp4" else 2)
+        return self.shape[0] * self.shape[1] * bits // 8 + scales
+
+    def integers(self) -> torch.Tensor:
+        """INT4 weights as int8 [N, K]."""
+        assert isinstance(self.weight, Constant)
+        return unpack_int4(self.weight.data, self.shape, signed=self.weight.dtype == "INT4")
+
+    def codes(self) -> torch.Tensor:
+        """float32 [N, K]: what the weights are before :attr:`scale`; exact in float16 for fp8 and nvfp4."""
+        if self.format == "int4":
+            assert self.block_scales is not None
+            scales = self.block_scales.float().repeat_interleave(self.group, dim=1)
+            return self.integers().float().mul_(scales)
+        if self.format == "nvfp4":
+            assert isinstance(self.weight, Constant) and self.block_scales is not None
+            values = unpack_e2m1(self.weight.data, self.shape)
+            return values.mul_(self.block_scales.float().repeat_interleave(self.group, dim=1))
+        data = self.weight.data if isinstance(self.weight, Constant) else self.weight
+        wide = _e4m3_to_float(data) if data.dtype == torch.float8_e4m3fn else data.float()
+        return wide.T.contiguous() if self.transposed else wide
+
+
+def _e4m3_to_float(data: torch.Tensor) -> torch.Tensor:
+    # torch's conversion is a scalar loop on a CPU; a table is several times faster
+    table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    return table[data.view(torch.uint8).int()]
+
+
+class LinearKernel(Protocol):
+    """y = kernel(x, tokens): x is [rows, K] with rows ≥ :meth:`rows`(tokens); y has at least ``tokens`` rows."""
+
+    name: str
+    #: what executes, in words
+    executed: str
+    nbytes: int
+    row_invariant: bool
+    #: the kernel applies activation quantization itself
+    quantizes_input: bool
+
+    def rows(self, tokens: int) -> int:
+        """Rows that the kernel computes for ``tokens``."""
+
+    def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor: ...
+
+
+@functools.cache
+def fbgemm_safe_rows() -> tuple[int, ...]:
+    """``table[r]`` for r in 0…120: the smallest row count ≥ r whose tiles all sum in the common order.
+
+    Measured rather than known: FBGEMM splits a panel of up to 120 rows by a table of its own, per
+    instruction set. A row count is safe when each of its rows equals, bit for bit, what the same row
+    gives in a product of six rows.
+    """
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(32, 512, generator=generator)
+    x = torch.randn(FBGEMM_PANEL, 512, generator=generator)
+    packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
+    product = torch.ops.quantized.linear_dynamic_fp16
+    reference = torch.cat([product(x[i : i + 6], packed) for i in range(0, FBGEMM_PANEL, 6)])
+    safe = [r for r in range(1, FBGEMM_PANEL + 1) if torch.equal(product(x[:r], packed), reference[:r])]
+    table, upper = [0] * (FBGEMM_PANEL + 1), FBGEMM_PANEL
+    for r in range(FBGEMM_PANEL, 0, -1):
+        upper = r if r in set(safe) else upper
+        table[r] = upper
+    return tuple(table)
+
+
+@functools.cache
+def fbgemm_rows(tokens: int) -> int:
+    """The padded row count for ``tokens`` rows (see :func:`fbgemm_safe_rows`)."""
+    full, rest = divmod(tokens, FBGEMM_PANEL)
+    return full * FBGEMM_PANEL + fbgemm_safe_rows()[rest]
+
+
+class FbgemmFp16:
+    """FBGEMM: float16 weights packed in panels, float32 activations and sums."""
+
+    name = "fbgemm_fp16"
+    executed = "float16 weights, float32 activations"
+    row_invariant = True
+    quantizes_input = False
+
+    def __init__(self, codes: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = torch.ops.quantized.linear_prepack_fp16(codes, bias)
+        self._call = torch.ops.quantized.linear_dynamic_fp16.default
+        self.nbytes = codes.numel() * 2
+        self._tokens = -1
+        self._rows = 0
+
+    def rows(self, tokens: int) -> int:
+        return fbgemm_rows(tokens)
+
+    def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        y: torch.Tensor = self._call(x[: fbgemm_rows(tokens)], self._packed)
+        return y
+
+
+class OnednnF32:
+    """oneDNN, float32 weights reordered for it."""
+
+    name = "onednn_f32"
+    executed = "float32 weights, float32 activations"
+    row_invariant = True
+    quantizes_input = False
+
+    def __init__(self, codes: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(codes.contiguous(), 16)
+        self._bias = bias
+        self._call = torch.ops.mkldnn._linear_pointwise.default
+        self.nbytes = codes.numel() * 4
+
+    def rows(self, tokens: int) -> int:
+        return tokens
+
+    def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        y: torch.Tensor = self._call(x[:tokens], self._packed, self._bias, "none", [], "")
+        return y
+
+
+class OnednnBf16:
+    """oneDNN, bfloat16 weights reordered for AVX512-BF16 or AMX; sums in float32."""
+
+    name = "onednn_bf16"
+    executed = "bfloat16 weights, bfloat16 activations"
+    #: oneDNN picks a kernel by shape and does not promise one order of summation
+    row_invariant = False
+    quantizes_input = False
+
+    def __init__(self, codes: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(codes.bfloat16().contiguous(), 16)
+        self._bias = None if bias is None else bias.bfloat16()
+        self._call = torch.ops.mkldnn._linear_pointwise.default
+        self.nbytes = codes.numel() * 2
+
+    def rows(self, tokens: int) -> int:
+        return tokens
+
+    def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        y: torch.Tensor = self._call(x[:tokens].bfloat16(), self._packed, self._bias, "none", [], "")
+        return y
+
+
+class Int4Pack:
+    """torch's packed INT4 kernel up to ``few`` rows, a dense kernel of the same weights beyond.
+
+    Scales are rounded to bfloat16 for both, so both compute with the same weights: a bfloat16 scale
+    times a 4-bit integer is exact in float16.
+    """
+
+    row_invariant = False
+    quantizes_input = False
+
+    def __init__(
+        self, sources: Sequence[LinearSource], few: int, bias: torch.Tensor | None, dense: LinearKernel
+    ) -> None:
+        codes = torch.cat([s.integers() for s in sources]).int() + 8
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        scales = torch.cat([s.block_scales for s in sources if s.block_scales is not None]).bfloat16()
+        self._scales = torch.stack((scales, torch.zeros_like(scales)), dim=-1).transpose(0, 1).contiguous()
+        self._group, self._few, self._bias, self._dense = sources[0].group, few, bias, dense
+        self._call = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+        self.name = f"int4pack (≤ {few} rows), {dense.name}"
+        self.executed = f"INT4 weights, bfloat16 activations up to {few} rows; {dense.executed} beyond"
+        self.nbytes = codes.numel() // 2 + self._scales.numel() * 2 + dense.nbytes
+
+    def rows(self, tokens: int) -> int:
+        return tokens if tokens <= self._few else self._dense.rows(tokens)
+
+    def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        if tokens > self._few:
+            return self._dense(x, tokens)
+        y: torch.Tensor = self._call(x[:tokens].bfloat16(), self._packed, self._group, self._scales).to(x.dtype)
+        if self._bias is not None:
+            y += self._bias
+        return y
+
+
+class TorchLinear:
+    """``torch.nn.functional.linear`` in one dtype: CUDA, and processors without the packed kernels."""
+
+    name = "torch_linear"
+    row_invariant = False
+    quantizes_input = False
+
+    def __init__(self, codes: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, device: str) -> None:
+        self._weight = codes.to(device=device, dtype=dtype)
+        self._bias = None if bias is None else bias.to(device=device, dtype=dtype)
+        self.executed = f"{str(dtype).removeprefix('torch.')} weights and activations"
+        self.nbytes = self._weight.numel() * self._weight.element_size()
+
+    def rows(self, tokens: int) -> int:
+        return tokens
+
+    def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        return F.linear(x[:tokens], self._weight, self._bias)
+
+
+class ScaledMm:
+    """cuBLASLt FP8: E4M3 weights and activations, one scale each, bfloat16 result."""
+
+    name = "scaled_mm"
+    executed = "fp8 weights, fp8 activations"
+    row_invariant = False
+    quantizes_input = True
+
+    def __init__(
+        self, codes: torch.Tensor, bias: torch.Tensor | None, scale: float, input_scale: float, device: str
+    ) -> None:
+        self._weight = codes.to(device=device).to(torch.float8_e4m3fn)
+        self._bias = None if bias is None else bias.to(device=device, dtype=torch.bfloat16)
+        self._input_scale = torch.tensor(input_scale, device=device)
+        self._scale = torch.tensor(scale, device=device)
+        self.nbytes = self._weight.numel()
+
+    def rows(self, tokens: int) -> int:
+        return tokens
+
+    def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        quantized = (x[:tokens].float() / self._input_scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        return torch._scaled_mm(
+            quantized, self._weight.t(), self._input_scale, self._scale, bias=self._bias, out_dtype=torch.bfloat16
+        )
+
+
+@dataclass
+class PackedLinear:
+    """The linears that share an input, as one kernel call.
+
+    Attributes:
+        out_scale: what the product has yet to be multiplied by: None, one factor, or one a column.
+        input_scale: an FP8 input scale that the kernel applies itself.
+    """
+
+    kernel: LinearKernel
+    sources: list[LinearSource]
+    out_scale: float | torch.Tensor | None
+    notes: list[str] = field(default_factory=list)
+    #: quantization of the input in front of the kernel: "", "fp8", "nvfp4" (set by the lowering)
+    input: str = ""
+
+    @property
+    def width(self) -> int:
+        """N of all sources together."""
+        return sum(s.shape[0] for s in self.sources)
+
+
+def _bias(sources: Sequence[LinearSource]) -> torch.Tensor | None:
+    if all(s.bias is None for s in sources):
+        return None
+    return torch.cat([torch.zeros(s.shape[0]) if s.bias is None else s.bias.float() for s in sources])
+
+
+def _fits_fp16(codes: torch.Tensor) -> tuple[float, float]:
+    """(largest magnitude, largest error of float16 relative to it)."""
+    largest = float(codes.abs().max()) if codes.numel() else 0.0
+    if largest == 0.0:
+        return 0.0, 0.0
+    if largest > FP16_MAX:
+        return largest, float("inf")
+    error = float((codes.half().float() - codes).abs_().max())
+    return largest, error / largest
+
+
+def pack(
+    sources: Sequence[LinearSource],
+    capability: Capability,
+    dtype: torch.dtype,
+    *,
+    input_scale: float | None = None,
+    allow_int4: bool = True,
+) -> PackedLinear:
+    """Choose and load a kernel for linears with one input.
+
+    Args:
+        sources: same K, format and group; concatenated along N in this order.
+        capability: see :func:`detect`.
+        dtype: dtype of the activations.
+        input_scale: the FP8 scale of the input when the graph quantizes it per tensor.
+        allow_int4: False keeps INT4 weights dense (one kernel for all row counts).
+    """
+    kind = sources[0].format
+    bias = _bias(sources)
+    scales = [s.scale for s in sources]
+    same = all(scale == scales[0] for scale in scales)
+    if kind == "int4" and capability.device == "cpu":
+        _round_block_scales(sources)
+    codes = torch.cat([s.codes() for s in sources]) if len(sources) > 1 else sources[0].codes()
+    if capability.device == "cuda":
+        if kind == "fp8" and capability.fp8 and same and input_scale is not None and _tiles(codes):
+            kernel: LinearKernel = ScaledMm(codes, bias, scales[0], input_scale, "cuda")
+            return PackedLinear(kernel, list(sources), None)
+        weight = codes * _column_scales(sources)[:, None] if not same else codes * scales[0]
+        return PackedLinear(
+            TorchLinear(weight, bias, dtype, "cuda"),
+            list(sources),
+            None,
+            ["weights de-quantized at load"] if kind in ("fp8", "nvfp4", "int4") else [],
+        )
+    out_scale: float | torch.Tensor | None = (
+        (None if scales[0] == 1.0 else scales[0]) if same else _column_scales(sources)
+    )
+    if out_scale is not None and bias is not None:
+        # the bias enters the kernel before the factor is applied: divide it out
+        bias = bias / out_scale
+    kernel, extra, notes = _dense(codes, bias, kind, capability, dtype)
+    if extra != 1.0:
+        out_scale = extra if out_scale is None else out_scale * extra
+    if kind == "int4" and allow_int4 and capability.int4_rows and _int4_packs(sources):
+        kernel = Int4Pack(sources, capability.int4_rows, bias, kernel)
+    return PackedLinear(kernel, list(sources), out_scale, notes)
+
+
+def _dense(
+    codes: torch.Tensor, bias: torch.Tensor | None, kind: str, capability: Capability, dtype: torch.dtype
+) -> tuple[LinearKernel, float, list[str]]:
+    """A CPU kernel for dense codes, the factor that its result lacks, and notes."""
+    if dtype == torch.bfloat16 and kind != "float32":
+        return OnednnBf16(codes, bias), 1.0, []
+    if kind == "float32" or not capability.fbgemm:
+        if torch.backends.mkldnn.is_available():
+            return OnednnF32(codes, bias), 1.0, []
+        return TorchLinear(codes, bias, torch.float32, "cpu"), 1.0, []
+    if kind in ("fp8", "nvfp4"):
+        return FbgemmFp16(codes, bias), 1.0, []
+    largest, error = _fits_fp16(codes)
+    if error <= FP16_TOLERANCE:
+        return FbgemmFp16(codes, bias), 1.0, []
+    power = torch.tensor(largest).log2().floor().item()
+    factor = 2.0 ** (14 - power)
+    _, error = _fits_fp16(codes * factor)
+    if error <= FP16_TOLERANCE:
+        note = f"weights times 2^{14 - power:.0f} to stay inside float16's normal range"
+        return FbgemmFp16(codes * factor, None if bias is None else bias * factor), 1.0 / factor, [note]
+    return OnednnF32(codes, bias), 1.0, [f"kept in float32: float16 would err by {error:.1e} of the largest weight"]
+
+
+def _tiles(codes: torch.Tensor) -> bool:
+    return codes.shape[0] % 16 == 0 and codes.shape[1] % 16 == 0
+
+
+def _int4_packs(sources: Sequence[LinearSource]) -> bool:
+    """The packed kernel's shape rules."""
+    total = sum(s.shape[0] for s in sources)
+    return sources[0].group in (32, 64, 128, 256) and total % 16 == 0 and sources[0].shape[1] % sources[0].group == 0
+
+
+def _round_block_scales(sources: Sequence[LinearSource]) -> None:
+    for source in sources:
+        if source.block_scales is not None:
+            source.block_scales = source.block_scales.bfloat16()
+
+
+def _column_scales(sources: Sequence[LinearSource]) -> torch.Tensor:
+    return torch.cat([torch.full((s.shape[0],), s.scale) for s in sources])
+
+
+#: what a caller outside may want to time: name -> constructor from float32 codes
+DENSE_KERNELS: dict[str, Callable[[torch.Tensor, torch.Tensor | None], Any]] = {
+    "fbgemm_fp16": FbgemmFp16,
+    "onednn_f32": OnednnF32,
+    "onednn_bf16": OnednnBf16,
+}

@@ -1,0 +1,321 @@
+"""Finds the shapes of computation that have fast kernels in a graph of plain ONNX operators.
+
+Policy: a match proves every condition it relies on (constant operands, axes, single consumers,
+default attributes); anything else is left to the interpreter, slower and still right. Nothing here
+runs a kernel or touches more than small constants; weights are only referred to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from runtime.executors.interpreter import constant_value, run_node
+from runtime.executors.linears import LinearSource
+from runtime.executors.onnx_graph import Constant, Graph, Node
+from runtime.executors.onnx_ops import OpContext
+
+_SHAPE_ONLY = ("Unsqueeze", "Squeeze", "Reshape", "Identity")
+_FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
+_FORMAT_OF = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class InputQuant:
+    """What happens to a linear's input first: ``fp8`` or ``nvfp4`` fake quantization, or a factor a column.
+
+    ``key`` tells equal treatments apart without comparing tensors.
+    """
+
+    kind: str
+    scale: float = 1.0
+    factors: str = ""
+
+
+@dataclass
+class LinearMatch:
+    """One linear: the value it reads, what is done to that value, the weight, and the value it makes."""
+
+    node: Node
+    source: str
+    output: str
+    quant: InputQuant | None
+    weight: LinearSource
+    covered: set[int] = field(default_factory=set)
+
+
+class GraphView:
+    """Lookups over a graph that matching needs: producers, consumers, constants, element types."""
+
+    def __init__(self, graph: Graph, context: OpContext) -> None:
+        self.graph, self.context = graph, context
+        self.producer = graph.producers()
+        self.consumers = graph.consumers()
+        self.index = {id(node): i for i, node in enumerate(graph.nodes)}
+        self._evaluated: dict[str, Any] = {}
+        self.constant: set[str] = set(graph.constants)
+        self.positional: set[str] = {"positions"}
+        for node in graph.nodes:
+            names = [n for n in node.inputs if n]
+            if all(n in self.constant for n in names):
+                self.constant.update(node.outputs)
+            elif all(n in self.constant or n in self.positional for n in names) and node.kind != "Shape":
+                self.positional.update(node.outputs)
+        self.dtype = self._infer_types()
+
+    def only_consumer(self, name: str) -> Node | None:
+        """The single node that reads ``name``, or None (also when it is an output of the graph)."""
+        users = self.consumers.get(name, [])
+        return users[0] if len(users) == 1 and name not in self.graph.outputs else None
+
+    def evaluate(self, name: str) -> Any:
+        """The value of a constant expression (memoized; small ones only are worth asking for)."""
+        if name not in self._evaluated:
+            if name in self.graph.constants:
+                self._evaluated[name] = constant_value(self.graph.constants[name], self.context)
+            else:
+                node = self.producer[name]
+                values = {n: self.evaluate(n) for n in node.inputs if n}
+                self._evaluated.update(run_node(node, values, self.context))
+        return self._evaluated[name]
+
+    def scalar(self, name: str) -> float | None:
+        """The value of a constant with one element."""
+        if name not in self.constant:
+            return None
+        value = self.evaluate(name)
+        return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else None
+
+    def raw(self, name: str) -> Constant | None:
+        """The initializer ``name``, when it is one."""
+        return self.graph.constants.get(name)
+
+    def is_alias(self, node: Node) -> bool:
+        """Whether a node hands its input on unchanged in the program's number format."""
+        if node.kind == "Identity":
+            return True
+        if node.kind != "Cast":
+            return False
+        have, want = self.dtype.get(node.inputs[0]), self.dtype.get(node.outputs[0])
+        return have is not None and have == want
+
+    def through_shapes(self, name: str) -> tuple[str, set[int]]:
+        """Walk up through operators that only change the shape; returns (value, covered nodes)."""
+        covered: set[int] = set()
+        while (node := self.producer.get(name)) and node.kind in _SHAPE_ONLY and self.only_consumer(name):
+            covered.add(self.index[id(node)])
+            name = node.inputs[0]
+        return name, covered
+
+    def _infer_types(self) -> dict[str, torch.dtype]:
+        """Element types in the program's number format, as far as they follow from the operators."""
+        types: dict[str, torch.dtype] = {}
+        for name, info in self.graph.inputs.items():
+            types[name] = self.context.dtype(info.dtype)
+        for name, constant in self.graph.constants.items():
+            if not constant.packed4:
+                types[name] = self.context.dtype(constant.dtype)
+        for node in self.graph.nodes:
+            first = next((types[n] for n in node.inputs if n in types), None)
+            if node.kind in ("Cast", "DequantizeLinear"):
+                import onnx
+
+                code = node.attribute("to") or node.attribute("output_dtype", 0)
+                name = onnx.TensorProto.DataType.Name(code) if code else ""
+                scale = types.get(node.inputs[1]) if len(node.inputs) > 1 else None
+                first = self.context.dtype(name) if name else scale
+            elif node.kind == "QuantizeLinear":
+                first = types.get(node.inputs[2]) if len(node.inputs) > 2 else None
+            elif node.kind in ("Shape",):
+                first = torch.int64
+            elif node.kind in ("Equal", "Less"):
+                first = torch.bool
+            if first is not None:
+                for output in node.outputs:
+                    types[output] = first
+            if node.kind == "trtforge::PagedAttention" and len(node.outputs) > 1:
+                types[node.outputs[1]] = types[node.inputs[3]]
+        return types
+
+
+def match_linear(view: GraphView, node: Node) -> LinearMatch | None:
+    """Recognize a MatMul or Gemm with a constant weight, with its quantization and bias."""
+    if node.kind == "MatMul":
+        weight_name, transposed = node.inputs[1], True
+    elif node.kind == "Gemm" and not node.attribute("transA", 0) and node.attribute("alpha", 1.0) == 1.0:
+        weight_name, transposed = node.inputs[1], not node.attribute("transB", 0)
+    else:
+        return None
+    if weight_name not in view.constant or node.inputs[0] in view.constant:
+        return None
+    covered = {view.index[id(node)]}
+    producer = view.producer.get(weight_name)
+    if producer is not None and producer.kind == "Transpose" and (producer.attribute("perm") or [1, 0]) == [1, 0]:
+        weight_name, transposed = producer.inputs[0], not transposed
+    weight = _weight(view, weight_name, transposed, _module(node))
+    if weight is None:
+        return None
+    output = node.outputs[0]
+    if node.kind == "Gemm" and len(node.inputs) > 2 and node.inputs[2]:
+        if node.inputs[2] not in view.constant or node.attribute("beta", 1.0) != 1.0:
+            return None
+        weight.bias = _vector(view, node.inputs[2], weight.shape[0])
+        if weight.bias is None:
+            return None
+    elif (user := view.only_consumer(output)) is not None and user.kind == "Add":
+        other = user.inputs[1] if user.inputs[0] == output else user.inputs[0]
+        bias = _vector(view, other, weight.shape[0]) if other in view.constant else None
+        if bias is not None:
+            weight.bias, output = bias, user.outputs[0]
+            covered.add(view.index[id(user)])
+    source, quant, quantizers = _input(view, node.inputs[0], weight.shape[1])
+    return LinearMatch(node, source, output, quant, weight, covered | quantizers)
+
+
+def _module(node: Node) -> str:
+    """The module path that the node's name carries, dotted."""
+    return node.name.rsplit("/", 1)[0].strip("/").replace("/", ".") or node.name
+
+
+def _vector(view: GraphView, name: str, width: int) -> torch.Tensor | None:
+    value = view.evaluate(name)
+    if isinstance(value, torch.Tensor) and value.numel() == width and value.shape[-1] == width:
+        return value.flatten()
+    return None
+
+
+def _weight(view: GraphView, name: str, transposed: bool, module: str) -> LinearSource | None:
+    constant = view.raw(name)
+    node = view.producer.get(name)
+    if constant is None and node is not None and node.kind == "Cast" and view.raw(node.inputs[0]) is not None:
+        constant = view.raw(node.inputs[0])  # a float weight stored in another type than the model's
+    if constant is not None:
+        if constant.dtype not in _FLOATS or len(constant.shape) != 2:
+            return None
+        shape = constant.shape[::-1] if transposed else constant.shape
+        return LinearSource(module, (shape[0], shape[1]), _FORMAT_OF[constant.dtype], constant, transposed=transposed)
+    if node is not None and node.kind == "DequantizeLinear" and not transposed:
+        quantized = _quantized_weight(view, node, module)
+        if quantized is not None:
+            return quantized
+    value = view.evaluate(name)  # any other constant expression: a dense weight
+    view._evaluated.pop(name, None)
+    if not isinstance(value, torch.Tensor) or value.dim() != 2 or not value.dtype.is_floating_point:
+        return None
+    shape = tuple(value.shape[::-1] if transposed else value.shape)
+    kind = str(value.dtype).removeprefix("torch.")
+    return LinearSource(module, (shape[0], shape[1]), kind, value, transposed=transposed)
+
+
+def _quantized_weight(view: GraphView, node: Node, module: str) -> LinearSource | None:
+    stored = view.raw(node.inputs[0])
+    if stored is None or len(stored.shape) != 2:
+        return None
+    shape = (stored.shape[0], stored.shape[1])
+    if stored.dtype == "FLOAT8E4M3FN":
+        scale = view.scalar(node.inputs[1])
+        return None if scale is None else LinearSource(module, shape, "fp8", stored, scale)
+    has_zero = len(node.inputs) > 2 and node.inputs[2]
+    if node.attribute("axis", 1) % 2 != 1 or has_zero or not node.attribute("block_size", 0):
+        return None
+    block = int(node.attribute("block_size"))
+    if stored.dtype == "INT4":
+        scales = view.evaluate(node.inputs[1])
+        return LinearSource(module, shape, "int4", stored, 1.0, scales, block)
+    scale_node = view.producer.get(node.inputs[1])
+    if stored.dtype == "FLOAT4E2M1" and scale_node is not None and scale_node.kind == "DequantizeLinear":
+        blocks = view.raw(scale_node.inputs[0])
+        scale = view.scalar(scale_node.inputs[1])
+        if blocks is not None and blocks.dtype == "FLOAT8E4M3FN" and scale is not None:
+            return LinearSource(module, shape, "nvfp4", stored, scale, blocks.data.float(), block)
+    return None
+
+
+def _input(view: GraphView, name: str, width: int) -> tuple[str, InputQuant | None, set[int]]:
+    """(the value before quantization, the quantization, covered nodes) of a linear's input."""
+    node = view.producer.get(name)
+    if node is None:
+        return name, None, set()
+    here = view.index[id(node)]
+    if node.kind == "DequantizeLinear":
+        inner = view.producer.get(node.inputs[0])
+        if (
+            inner is not None
+            and inner.kind == "QuantizeLinear"
+            and view.dtype.get(inner.outputs[0]) == torch.float8_e4m3fn
+        ):
+            scale, again = view.scalar(inner.inputs[1]), view.scalar(node.inputs[1])
+            if scale is not None and scale == again:
+                return inner.inputs[0], InputQuant("fp8", scale), {here, view.index[id(inner)]}
+    if node.kind == "trtforge::DynamicBlockQuantize" and int(node.attribute("block_size", 16)) == 16:
+        scale = view.scalar(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else 1.0
+        if scale is not None:
+            return node.inputs[0], InputQuant("nvfp4", scale), {here}
+    if node.kind == "Mul":
+        for source, factors in (node.inputs, node.inputs[::-1]):
+            if factors in view.constant and source not in view.constant and _vector(view, factors, width) is not None:
+                return source, InputQuant("scale", 1.0, factors), {here}
+    return name, None, set()
+
+
+@dataclass
+class AttentionMatch:
+    """PagedAttention whose queries and keys come straight from rotary embeddings with common caches."""
+
+    node: Node
+    q: str
+    k: str
+    v: str
+    cos: str
+    sin: str
+    covered: set[int]
+
+
+def match_attention(view: GraphView, node: Node) -> AttentionMatch | None:
+    """Recognize rotary embedding of q and k in front of a PagedAttention node."""
+    found = []
+    covered = {view.index[id(node)]}
+    heads = (int(node.attribute("num_heads")), int(node.attribute("num_kv_heads")))
+    for name, count in zip(node.inputs[:2], heads, strict=True):
+        inner, shapes = view.through_shapes(name)
+        rotary = view.producer.get(inner)
+        if rotary is None or rotary.kind != "RotaryEmbedding" or view.only_consumer(inner) is None:
+            return None
+        plain = not rotary.attribute("interleaved", 0) and rotary.attribute("num_heads", 0) == count
+        partial = rotary.attribute("rotary_embedding_dim", 0) not in (0, int(node.attribute("head_size")))
+        if not plain or partial or len([n for n in rotary.inputs if n]) != 3:
+            return None
+        base, before = view.through_shapes(rotary.inputs[0])
+        if view.only_consumer(base) is None:
+            return None
+        covered |= shapes | before | {view.index[id(rotary)]}
+        found.append((base, rotary.inputs[1], rotary.inputs[2]))
+    (q, cos, sin), (k, k_cos, k_sin) = found
+    if (cos, sin) != (k_cos, k_sin) or cos not in view.positional or sin not in view.positional:
+        return None
+    return AttentionMatch(node, q, k, node.inputs[2], cos, sin, covered)
+
+
+def match_gated(view: GraphView, node: Node) -> tuple[str, str, set[int]] | None:
+    """Recognize silu(gate) · up; returns (gate, up, covered nodes)."""
+    if node.kind != "Mul":
+        return None
+    for activated, up in (node.inputs, node.inputs[::-1]):
+        inner = view.producer.get(activated)
+        if inner is None or view.only_consumer(activated) is None or up in view.constant:
+            continue
+        if inner.kind == "Swish" and inner.attribute("alpha", 1.0) == 1.0:
+            return inner.inputs[0], up, {view.index[id(node)], view.index[id(inner)]}
+        if inner.kind == "Mul":
+            for gate, sigmoid_name in (inner.inputs, inner.inputs[::-1]):
+                sigmoid = view.producer.get(sigmoid_name)
+                if (
+                    sigmoid is not None
+                    and sigmoid.kind == "Sigmoid"
+                    and sigmoid.inputs[0] == gate
+                    and view.only_consumer(sigmoid_name) is not None
+                ):
+                    return gate, up, {view.index[id(n)] for n in (node, inner, sigmoid)}
+    return None

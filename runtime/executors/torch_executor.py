@@ -1,0 +1,403 @@
+"""Runs a ``torch`` engine: loads graph and weights, owns the KV pools, executes steps.
+
+Policy: the graph decides what is computed, the machine how. On a CPU without bfloat16 units
+activations are float32 (closer to the model's meaning than its own 16-bit type, and what the
+processor's kernels take); with them, and on CUDA, they are bfloat16. Pools always have the format that
+the engine states. Whatever pattern matching leaves over is interpreted, and ``describe()`` names it.
+
+Numbers that do not depend on the batch: with ``row_invariant`` in ``describe()`` true, a token's
+logits are bit for bit the same whatever else is in the step. INT4 engines switch kernels at a row
+count and are not, unless ``int4=False``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.executors import engine_dir, host_kernels
+from runtime.executors.base import ExecutorLimits, StepBatch, StepProfile
+from runtime.executors.engine_dir import EngineInfo, read_engine
+from runtime.executors.interpreter import Interpreter
+from runtime.executors.kernels import StepIndex, TorchKernels
+from runtime.executors.linears import Capability, PackedLinear, detect
+from runtime.executors.lowering import Lowered, Lowering
+from runtime.executors.onnx_graph import Graph, load_graph
+from runtime.executors.onnx_ops import OpContext
+from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.progress import Progress, SilentProgress
+
+POOL_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+}
+_INDEX_INPUTS = ("input_ids", "positions", "query_start", "sequence_lengths", "block_table", "logit_indices")
+
+
+class TorchExecutor:
+    """An :class:`~runtime.executors.base.Executor` over torch.
+
+    Args:
+        engine_dir: an engine directory of target ``torch``.
+        device: ``cpu`` or a CUDA device. The CUDA path is complete but has not been executed on the
+            machines this version was tested on.
+        threads: CPU threads of torch and the host library; None leaves torch's setting.
+        num_blocks: KV blocks to allocate instead of the engine's number.
+        lowered: False interprets the graph node by node in its own dtypes (slow, the reference).
+        int4: False keeps INT4 weights in one dense kernel for all row counts (row-invariant).
+        capability: overrides what the machine is detected to have (tests).
+        host_library: False does without the host op library.
+
+    Raises:
+        ForgeError: TF-RUN-001 … TF-RUN-011, TF-RUN-013 for an engine or arguments that cannot work.
+        EnvironmentLacks: TF-RUN-012 for a host library that is named but unusable.
+    """
+
+    def __init__(
+        self,
+        engine_dir: Path | str,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        num_blocks: int | None = None,
+        lowered: bool = True,
+        int4: bool = True,
+        capability: Capability | None = None,
+        host_library: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        _check_device(device)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.info: EngineInfo = read_engine(Path(engine_dir))
+        self.device = device
+        self.profile: StepProfile | None = None
+        self._num_blocks = self.info.num_blocks if num_blocks is None else num_blocks
+        graph = load_graph(self.info.directory / "model.onnx")
+        _check_interface(graph, self.info)
+        self._pools = self._allocate(graph)
+        self.capability = capability or detect(device)
+        self.activation_dtype = _activation_dtype(self.capability, self.info)
+        self._library = _open_library() if device == "cpu" and host_library else None
+        self._kernels = self._make_kernels()
+        self._tree = "tree_mask" in graph.inputs
+        self._interpreter: Interpreter | None = None
+        self._lowered: Lowered | None = None
+        if lowered:
+            self._lowered = self._lower(graph, int4, progress or SilentProgress())
+        else:
+            attention = host_kernels.attention_adapter(self._kernels) if self._plain_dtype() else None
+            self._interpreter = Interpreter(graph, OpContext(None, attention), device)
+
+    # -- what a scheduler reads ------------------------------------------------------------------------------
+
+    @property
+    def num_blocks(self) -> int:
+        """N, blocks of each pool."""
+        return self._num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """S, slots in a block."""
+        return self.info.block_size
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.info.vocab_size
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """The engine's limits."""
+        return self.info.limits
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a generation by default."""
+        return self.info.eos_token_ids
+
+    @property
+    def row_invariant(self) -> bool:
+        """Whether a token's logits are bit for bit independent of the rest of its step."""
+        if self._lowered is None or self.device != "cpu":
+            return False
+        return self._kernels.name == "host" and all(p.kernel.row_invariant for p in self._lowered.linears)
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> torch.Tensor:
+        """Run one step; logits float32 [L, V] on the CPU, valid until the next call.
+
+        Raises:
+            ValueError: the batch breaks a limit or its arrays disagree.
+        """
+        self._check(batch)
+        if batch.block_copies:
+            self.copy_blocks(batch.block_copies)
+        rows = len(batch.logit_indices)
+        if batch.num_tokens == 0:
+            return torch.empty(0, self.vocab_size)
+        feeds = self._feeds(batch)
+        if self._lowered is None:
+            assert self._interpreter is not None
+            outputs = self._interpreter.run({**feeds, **self._pools})
+            return outputs["logits"].float().cpu()
+        lowered = self._lowered
+        for name, tensor in feeds.items():
+            lowered.inputs[name].t = tensor
+        lowered.state.index = StepIndex(
+            feeds["query_start"], feeds["sequence_lengths"], feeds["block_table"], feeds.get("tree_mask")
+        )
+        if self.profile is None:
+            lowered.program.run(batch.num_tokens, rows)
+        else:
+            lowered.program.run_profiled(batch.num_tokens, rows, self.profile)
+        if rows == 0:
+            return torch.empty(0, self.vocab_size)
+        logits: torch.Tensor = lowered.outputs["logits"].value(rows)[:rows]
+        return logits if self.device == "cpu" and logits.dtype == torch.float32 else logits.float().cpu()
+
+    def hidden_states(self, name: str, rows: int) -> torch.Tensor:
+        """Rows of an extra output of the graph (``hidden_states_i``) after :meth:`execute`."""
+        if self._lowered is None or name not in self._lowered.outputs:
+            raise KeyError(name)
+        value: torch.Tensor = self._lowered.outputs[name].value(rows)
+        return value[:rows]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) in every layer, in order."""
+        if not pairs:
+            return
+        flat = [n for pair in pairs for n in pair]
+        if min(flat) < 0 or max(flat) >= self._num_blocks:
+            raise ValueError(f"block copies {list(pairs)} leave the pool of {self._num_blocks} blocks")
+        for pool in self._pools.values():
+            self._kernels.copy_blocks(pool, pairs)
+
+    def _check(self, batch: StepBatch) -> None:
+        limits, tokens, requests = self.info.limits, batch.num_tokens, batch.num_requests
+        if tokens > limits.max_num_tokens or requests > limits.max_batch_size:
+            raise ValueError(
+                f"a step of {tokens} tokens and {requests} requests is over the engine's limits "
+                f"({limits.max_num_tokens}, {limits.max_batch_size})"
+            )
+        starts = batch.query_start
+        if len(starts) != requests + 1 or len(batch.block_table) != requests or len(batch.positions) != tokens:
+            raise ValueError("the arrays of the batch disagree in length")
+        if tokens and (int(starts[0]) != 0 or int(starts[-1]) != tokens):
+            raise ValueError(f"query_start runs from {starts[0]} to {starts[-1]} over {tokens} tokens")
+        if tokens and (int(batch.input_ids.min()) < 0 or int(batch.input_ids.max()) >= self.info.vocab_size):
+            raise ValueError("input_ids leave the vocabulary")
+        if requests and int(batch.sequence_lengths.max()) > limits.max_seq_len:
+            raise ValueError(f"a context of {int(batch.sequence_lengths.max())} is over max_seq_len {limits.max_seq_len}")
+        if tokens and (int(batch.positions.max()) >= limits.max_seq_len or int(batch.positions.min()) < 0):
+            raise ValueError(f"positions leave 0 … {limits.max_seq_len - 1}")
+        rows = batch.logit_indices
+        if len(rows) and (len(rows) > limits.max_num_tokens or int(rows.min()) < 0 or int(rows.max()) >= tokens):
+            raise ValueError("logit_indices leave the step's tokens")
+        if batch.tree_mask is not None and not self._tree:
+            raise ValueError("the engine's graph takes no tree mask")
+
+    def _feeds(self, batch: StepBatch) -> dict[str, torch.Tensor]:
+        feeds = {}
+        for name in _INDEX_INPUTS:
+            dtype = np.int32 if name in ("query_start", "sequence_lengths", "block_table") else np.int64
+            array = np.ascontiguousarray(getattr(batch, name), dtype=dtype)
+            tensor = torch.from_numpy(array)
+            feeds[name] = tensor if self.device == "cpu" else tensor.to(self.device)
+        if self._tree:
+            mask = batch.tree_mask if batch.tree_mask is not None else _causal_mask(batch)
+            feeds["tree_mask"] = torch.from_numpy(np.ascontiguousarray(mask, dtype=np.uint8)).to(self.device)
+        return feeds
+
+    # -- loading ---------------------------------------------------------------------------------------------
+
+    def _allocate(self, graph: Graph) -> dict[str, torch.Tensor]:
+        if self._num_blocks <= 0:
+            raise _bad_pool(self._num_blocks, 0, "a pool has at least one block")
+        dtype = POOL_DTYPES[self.info.kv_format]
+        pools = {}
+        for name, value in graph.inputs.items():
+            if not name.startswith("kv_pool_"):
+                continue
+            shape = [self._num_blocks, *[int(n) for n in value.shape[1:]]]
+            try:
+                # zeros: blocks are touched, and cost memory, when they are first written
+                pools[name] = torch.zeros(shape, dtype=torch.uint8 if dtype == torch.float8_e4m3fn else dtype, device=self.device)
+            except (RuntimeError, MemoryError) as error:
+                size = int(np.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
+                raise _bad_pool(self._num_blocks, size, str(error).splitlines()[0]) from error
+            if dtype == torch.float8_e4m3fn:
+                pools[name] = pools[name].view(dtype)
+        return pools
+
+    def _plain_dtype(self) -> bool:
+        return self._kernels.name == "host"
+
+    def _make_kernels(self) -> TorchKernels:
+        if self._library is None:
+            return TorchKernels()
+        return host_kernels.HostKernels(self._library, self.activation_dtype)
+
+    def _lower(self, graph: Graph, int4: bool, progress: Progress) -> Lowered:
+        total = sum(c.nbytes for c in graph.constants.values())
+        progress.start("packing weights", float(total))
+        lowering = Lowering(
+            graph,
+            self._kernels,
+            self.capability,
+            self.activation_dtype,
+            max_rows=self.info.limits.max_num_tokens,
+            max_positions=self.info.limits.max_seq_len,
+            int4=int4,
+            progress=lambda nbytes: progress.advance(float(nbytes)),
+        )
+        with torch.inference_mode():
+            lowered = lowering.lower()
+        for name, pool in self._pools.items():
+            lowered.inputs[name].t = pool
+        return lowered
+
+    # -- reporting -------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Device, kernels, every linear's stored and executed representation, bytes; JSON-able."""
+        pool_bytes = sum(p.numel() * p.element_size() for p in self._pools.values())
+        linears = [] if self._lowered is None else [row for p in self._lowered.linears for row in _linear_rows(p)]
+        packed = 0 if self._lowered is None else sum(p.kernel.nbytes for p in self._lowered.linears)
+        return {
+            "engine": self.info.name,
+            "device": self.device,
+            "capability": self.capability.label,
+            "tested": self.device == "cpu",
+            "activations": str(self.activation_dtype).removeprefix("torch."),
+            "kernels": self._kernels.name,
+            "host_library": getattr(self._kernels, "info", None),
+            "threads": torch.get_num_threads(),
+            "row_invariant": self.row_invariant,
+            "kv_cache": {
+                "format": self.info.kv_format,
+                "num_blocks": self._num_blocks,
+                "block_size": self.info.block_size,
+                "bytes": pool_bytes,
+            },
+            "program": {"interpreted": "all"} if self._lowered is None else self._lowered.report,
+            "linears": linears,
+            "bytes": {
+                "packed_weights": packed,
+                "kv_pools": pool_bytes,
+                "buffers": 0 if self._lowered is None else self._lowered.report["buffer_bytes"],
+            },
+        }
+
+
+def _linear_rows(packed: PackedLinear) -> list[dict[str, Any]]:
+    """One row a linear of the graph, for linears that run as one kernel call."""
+    kernel = packed.kernel
+    rows = []
+    for source in packed.sources:
+        native = source.format in kernel.executed.lower() or (source.format == "int4" and "int4" in kernel.name)
+        rows.append(
+            {
+                "name": source.name,
+                "shape": list(source.shape),
+                "stored": source.format,
+                "executed": kernel.executed + (f", {packed.input} activations emulated" if packed.input and not kernel.quantizes_input else ""),
+                "native": native,
+                "kernel": kernel.name,
+                "fused_with": [s.name for s in packed.sources if s is not source],
+                "stored_bytes": source.stored_bytes,
+                "notes": packed.notes,
+            }
+        )
+    return rows
+
+
+def _activation_dtype(capability: Capability, info: EngineInfo) -> torch.dtype:
+    if info.dtype == "float32" or (capability.device == "cpu" and not capability.bf16):
+        return torch.float32
+    if capability.device == "cuda" and info.dtype == "float16":
+        return torch.float16
+    return torch.bfloat16
+
+
+def _causal_mask(batch: StepBatch) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    lengths = np.diff(batch.query_start)
+    width = int(lengths.max()) if len(lengths) else 1
+    rank = np.arange(batch.num_tokens) - np.repeat(batch.query_start[:-1], lengths)
+    return (np.arange(width)[None] <= rank[:, None]).astype(np.uint8)
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu" or (device.startswith("cuda") and torch.cuda.is_available()):
+        return
+    raise EnvironmentLacks(
+        "TF-RUN-011",
+        f"device {device} is not available",
+        asked=device,
+        numbers={"cuda_available": torch.cuda.is_available(), "torch": torch.__version__},
+        why="this torch build or machine has no such device",
+        remedies=["use device cpu", "install a CUDA build of torch on a machine with an NVIDIA GPU"],
+    )
+
+
+def _open_library() -> Any:
+    path = host_kernels.library_path()
+    if path is None:
+        return None
+    if not path.is_file() and not os.environ.get("TRTFORGE_HOST_LIBRARY"):
+        return None
+    return host_kernels.load_library(path)
+
+
+def _bad_pool(num_blocks: int, nbytes: int, why: str) -> ForgeError:
+    return ForgeError(
+        "TF-RUN-010",
+        f"KV pools of {num_blocks} blocks cannot be allocated",
+        asked=f"num_blocks={num_blocks}",
+        numbers={"num_blocks": num_blocks, "bytes_of_one_layer": nbytes},
+        why=why,
+        remedies=["give a smaller num_blocks", "build the engine with a smaller build.kv_cache.memory"],
+    )
+
+
+def _check_interface(graph: Graph, info: EngineInfo) -> None:
+    """The graph's inputs and outputs against the contract and ``engine.json``."""
+    problems = []
+    problems += [f"input {name} is missing" for name in _INDEX_INPUTS if name not in graph.inputs]
+    pools = [name for name in graph.inputs if name.startswith("kv_pool_")]
+    known = {*_INDEX_INPUTS, "tree_mask", *pools}
+    problems += [f"input {name} is unknown" for name in graph.inputs if name not in known]
+    problems += [f"output {name}_out is missing" for name in pools if f"{name}_out" not in graph.outputs]
+    if not pools:
+        problems.append("there is no kv_pool input")
+    if "logits" not in graph.outputs:
+        problems.append("output logits is missing")
+    elif graph.outputs["logits"].dtype != "FLOAT" or graph.outputs["logits"].shape[-1] != info.vocab_size:
+        problems.append(f"logits are {graph.outputs['logits']}, engine.json says vocabulary {info.vocab_size}")
+    stored = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "fp8"}
+    for name in pools:
+        value = graph.inputs[name]
+        if stored.get(value.dtype) != info.kv_format or len(value.shape) != 5 or value.shape[3] != info.block_size:
+            problems.append(f"{name} is {value.dtype}{list(value.shape)}, engine.json says {info.kv_format}, block size {info.block_size}")
+            break
+    if problems:
+        raise ForgeError(
+            "TF-RUN-013",
+            f"graph and engine.json do not fit together: {problems[0]}",
+            asked=str(info.directory),
+            numbers={"problems": problems},
+            why="the executor feeds the graph by these names, types and shapes",
+            remedies=["build the engine again", "run `trtforge verify` on the bundle"],
+        )
+
+
+__all__ = ["TorchExecutor", "engine_dir"]
