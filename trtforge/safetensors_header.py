@@ -85,7 +85,7 @@ def refuse_pointer(path: Path) -> None:
             f"{path.name} is a Git-LFS pointer, not the file itself",
             asked=str(path),
             numbers={"bytes": path.stat().st_size},
-            why="The repository was cloned without Git-LFS, so each large file is a text of about 130 bytes that names it.",
+            why="The repository was cloned without Git-LFS: each large file is a text of about 130 bytes that names it.",
             remedies=[
                 f"run `git lfs install && git lfs pull` in {path.parent}",
                 "download the checkpoint again, for example with source hf:org/name@revision",
@@ -99,7 +99,7 @@ def _damaged(path: Path, reason: str, **numbers: Any) -> ForgeError:
         f"{path.name} is truncated or damaged: {reason}",
         asked=str(path),
         numbers=numbers,
-        why="A safetensors header must account for every byte of its file; this one does not, so the weights cannot be trusted.",
+        why="A safetensors header must account for every byte of its file; with this one no weight can be trusted.",
         remedies=[f"copy or download {path.name} again and compare its SHA-256 with the publisher's"],
     )
 
@@ -128,7 +128,7 @@ def read_header(path: Path, name: str | None = None) -> tuple[dict[str, TensorIn
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
-        if head.startswith(b"version ") or head.startswith(b"# xet"):
+        if head.startswith((b"version ", b"# xet")):
             refuse_pointer(path)
         if len(head) < 8:
             raise _damaged(path, "shorter than the 8 bytes that give the header's length", bytes=size)
@@ -287,7 +287,9 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
             raise _index_differs(directory, f"the index names {len(absent)} tensors that are not in their file", absent)
         unnamed = tensors.keys() - index.keys()
         if unnamed:
-            raise _index_differs(directory, f"the shards hold {len(unnamed)} tensors that the index does not name", unnamed)
+            raise _index_differs(
+                directory, f"the shards hold {len(unnamed)} tensors that the index does not name", unnamed
+            )
     return tensors
 
 
