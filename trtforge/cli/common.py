@@ -112,11 +112,11 @@ def interrupted() -> ForgeError:
     )
 
 
-def open_store(option: Path | None, *, read_only: bool = False) -> Store:
+def open_store(option: Path | None) -> Store:
     """The artifact store that ``--store``, ``TRTFORGE_HOME`` or the working directory says."""
     from trtforge.store.store import Store, default_root
 
-    return Store(default_root(option), read_only=read_only)
+    return Store(default_root(option))
 
 
 def preflight(

@@ -1,0 +1,5 @@
+"""``python -m trtforge``."""
+
+from trtforge.cli.main import main
+
+main()

@@ -1,0 +1,116 @@
+"""``trtforge verify`` and ``trtforge serve``: bundles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtforge.cli import common
+
+if TYPE_CHECKING:
+    from launcher.serve import Endpoints
+    from trtforge.console import Console
+
+BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's directory.", show_default=False)]
+
+
+@common.forge_command
+def verify(
+    console: Console,
+    bundle: BundleArgument,
+    stamps: Annotated[bool, typer.Option("--stamps/--no-stamps", help="Hold its stamps against this machine.")] = True,
+) -> None:
+    """Check every hash of a bundle, and its stamps against this machine; exit 1 on a fault."""
+    from trtforge.errors import ExitCode
+    from trtforge.recipe.units import format_size
+    from trtforge.store.verify import verify_bundle
+
+    with console.progress("verify") as progress:
+        report = verify_bundle(bundle, progress=progress, stamps=stamps)
+    console.result(report.to_json())
+    if report.findings:
+        console.table(
+            "Findings",
+            ["code", "verdict", "file", "finding", "remedy"],
+            [[item.code, item.severity, item.path, item.message, item.remedy] for item in report.findings],
+        )
+    errors = sum(item.severity == "error" for item in report.findings)
+    verdict = "verified" if report.ok else f"refused ({errors} faults)"
+    console.value(f"{bundle}: {verdict}, {report.files} files, {format_size(report.bytes)}")
+    if not report.ok:
+        raise common.Failed(ExitCode.GATE_FAILED)
+
+
+@common.forge_command
+def serve(
+    console: Console,
+    bundle: BundleArgument,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="HTTP port; 0 picks a free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 picks a free one.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Metrics port; 0 picks a free one.")] = 8002,
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's log.", show_default=False)] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until it is ready.")] = 300.0,
+    verified: Annotated[bool, typer.Option("--verify/--no-verify", help="Check the bundle's hashes and stamps first.")] = True,
+) -> None:
+    """Serve a bundle with Triton until SIGINT or SIGTERM, then drain."""
+    from launcher.serve import serve as serve_bundle
+
+    if verified:
+        require_sound(console, bundle)
+    progress = console.progress("serve")
+    progress.start("loading the engine")
+
+    def ready(endpoints: Endpoints) -> None:
+        progress.close("ready")
+        console.result(endpoints.to_json())
+        console.print(f"  HTTP     http://{endpoints.http}")
+        console.print(f"  gRPC     {endpoints.grpc}")
+        console.print(f"  metrics  http://{endpoints.metrics}/metrics")
+        console.print(f"  {endpoints.curl()}")
+        console.print(f"  {endpoints.curl_stream()}")
+        console.print(f"  {endpoints.tritonclient()}")
+        console.print("Stop it with Ctrl-C or SIGTERM: running requests finish first.")
+        if console.mode == "quiet":
+            console.value(f"http://{endpoints.http}")
+
+    try:
+        serve_bundle(
+            bundle,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            log_path=log,
+            ready_timeout=timeout,
+            on_ready=ready,
+        )
+    except BaseException:
+        progress.close("failed")
+        raise
+
+
+def require_sound(console: Console, bundle: Path) -> None:
+    """Refuse a damaged bundle by its first fault; a bundle without a manifest is served with a warning."""
+    from trtforge.errors import ForgeError
+    from trtforge.store.verify import verify_bundle
+
+    if not (bundle / "manifest.json").is_file():
+        console.warning(f"{bundle} has no manifest.json; it is served unchecked")
+        return
+    with console.progress("verify") as progress:
+        report = verify_bundle(bundle, progress=progress)
+    faults = [item for item in report.findings if item.severity == "error"]
+    if faults:
+        raise ForgeError(
+            faults[0].code,
+            f"the bundle cannot be trusted: {faults[0].path}: {faults[0].message}",
+            asked=str(bundle),
+            numbers={"faults": len(faults)},
+            why="What is served must be what was measured.",
+            remedies=[faults[0].remedy, f"trtforge verify {bundle} lists every fault"],
+        )
+    for item in report.findings:
+        console.warning(f"{item.code}: {item.path}: {item.message}")

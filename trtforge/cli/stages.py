@@ -1,0 +1,168 @@
+"""``quantize``, ``eval`` and ``build``: the pipeline up to one stage, from a recipe or from options alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtforge.cli import common
+from trtforge.cli.common import SetOption, StoreOption
+
+if TYPE_CHECKING:
+    from trtforge.console import Console
+    from trtforge.recipe.load import LoadedRecipe
+
+InputArgument = Annotated[str, typer.Argument(metavar="RECIPE|SOURCE", help="A recipe, or a model source as in model.source.", show_default=False)]
+FormatOption = Annotated[str | None, typer.Option("--format", help="quantize.format", show_default=False)]
+KvOption = Annotated[str | None, typer.Option("--kv-cache", help="quantize.kv_cache", show_default=False)]
+GroupOption = Annotated[int | None, typer.Option("--group-size", help="quantize.group_size", show_default=False)]
+CorpusOption = Annotated[str | None, typer.Option("--corpus", help="The corpus of calibration or evaluation.", show_default=False)]
+OutOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy the result there too.", show_default=False)]
+ForceOption = Annotated[bool, typer.Option("--force", help="Run the stage even when it is cached.")]
+
+
+@common.forge_command
+def quantize(
+    console: Console,
+    source: InputArgument,
+    format_: FormatOption = None,
+    kv_cache: KvOption = None,
+    group_size: GroupOption = None,
+    corpus: CorpusOption = None,
+    samples: Annotated[int | None, typer.Option(help="quantize.calibration.samples", show_default=False)] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="quantize.calibration.sequence_length", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="quantize.calibration.seed", show_default=False)] = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Quantize a checkpoint and audit the result."""
+    options = {
+        "quantize.format": format_,
+        "quantize.kv_cache": kv_cache,
+        "quantize.group_size": group_size,
+        "quantize.calibration.corpus": corpus,
+        "quantize.calibration.samples": samples,
+        "quantize.calibration.sequence_length": sequence_length,
+        "quantize.calibration.seed": seed,
+    }
+    _stage(console, source, "quantize", options, overrides or [], store, output, force)
+
+
+@common.forge_command
+def evaluate(
+    console: Console,
+    source: InputArgument,
+    format_: FormatOption = None,
+    kv_cache: KvOption = None,
+    group_size: GroupOption = None,
+    corpus: CorpusOption = None,
+    tokens: Annotated[int | None, typer.Option(help="evals.perplexity.tokens", show_default=False)] = None,
+    max_increase: Annotated[str | None, typer.Option(help="evals.perplexity.gate.max_increase", show_default=False)] = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Measure baseline and candidate on the same tokens; exit 1 when a gate is missed."""
+    options = {
+        "quantize.format": format_,
+        "quantize.kv_cache": kv_cache,
+        "quantize.group_size": group_size,
+        "evals.perplexity.corpus": corpus,
+        "evals.perplexity.tokens": tokens,
+        "evals.perplexity.gate.max_increase": max_increase,
+    }
+    _stage(console, source, "evaluate", options, overrides or [], store, output, force)
+
+
+@common.forge_command
+def build(
+    console: Console,
+    source: InputArgument,
+    target: Annotated[str | None, typer.Option(help="build.target", show_default=False)] = None,
+    format_: FormatOption = None,
+    kv_cache: KvOption = None,
+    group_size: GroupOption = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="build.limits.max_batch_size", show_default=False)] = None,
+    max_num_tokens: Annotated[int | None, typer.Option(help="build.limits.max_num_tokens", show_default=False)] = None,
+    max_seq_len: Annotated[int | None, typer.Option(help="build.limits.max_seq_len", show_default=False)] = None,
+    max_input_len: Annotated[int | None, typer.Option(help="build.limits.max_input_len", show_default=False)] = None,
+    block_size: Annotated[int | None, typer.Option(help="build.kv_cache.block_size", show_default=False)] = None,
+    kv_memory: Annotated[str | None, typer.Option(help="build.kv_cache.memory, for example 256MiB", show_default=False)] = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Build the engine of a checkpoint."""
+    options = {
+        "build.target": target,
+        "quantize.format": format_,
+        "quantize.kv_cache": kv_cache,
+        "quantize.group_size": group_size,
+        "build.limits.max_batch_size": max_batch_size,
+        "build.limits.max_num_tokens": max_num_tokens,
+        "build.limits.max_seq_len": max_seq_len,
+        "build.limits.max_input_len": max_input_len,
+        "build.kv_cache.block_size": block_size,
+        "build.kv_cache.memory": kv_memory,
+    }
+    _stage(console, source, "build", options, overrides or [], store, output, force)
+
+
+def recipe_for(source: str, options: dict[str, Any], overrides: list[str]) -> LoadedRecipe:
+    """The recipe that a command works on: the file, or one made in memory, with the options laid upon it."""
+    import json
+
+    from trtforge.recipe.load import load_recipe, recipe_from_mapping
+    from trtforge.recipe.starter import recipe_name
+
+    # options first: --set is the more explicit of the two; JSON is YAML, so any text survives
+    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    if source.endswith((".yaml", ".yml")):
+        return load_recipe(source, [*given, *overrides])
+    name = recipe_name(source, str(options.get("quantize.format") or "none"))
+    return recipe_from_mapping({"name": name, "model": {"source": source}}, Path.cwd(), [*given, *overrides])
+
+
+def _stage(
+    console: Console,
+    source: str,
+    stage: str,
+    options: dict[str, Any],
+    overrides: list[str],
+    store: Path | None,
+    output: Path | None,
+    force: bool,
+) -> None:
+    from trtforge.cli.run import run_loaded
+
+    loaded = recipe_for(source, options, overrides)
+    if output is not None:
+        require_empty(output)
+    result = run_loaded(
+        console, loaded, common.open_store(store), until=stage, force=[stage] if force else [], only_needed=True
+    )
+    if output is not None:
+        from trtforge.store.files import copy_tree
+
+        copy_tree(result.artifact(stage).path, output)
+        console.value(str(output))
+
+
+def require_empty(output: Path) -> None:
+    """Refuse to mix a result with files that are there already; raises TF-CLI-007."""
+    from trtforge.errors import ForgeError
+
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ForgeError(
+            "TF-CLI-007",
+            f"{output} is not an empty folder",
+            asked=f"--output {output}",
+            why="The result would be mixed with what is there.",
+            remedies=["name a new folder"],
+        )

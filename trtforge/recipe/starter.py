@@ -1,0 +1,165 @@
+"""Writes a first recipe for a model that was inspected: values that fit it, with a comment each.
+
+Policy: what is written must pass preflight on this machine. Group sizes divide every linear, limits stay
+within the context, the KV pool holds at least one full request and fits the memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from trtforge.errors import ForgeError
+from trtforge.preflight.machine import Machine
+from trtforge.preflight.model import DTYPE_BYTES, FormatFacts, ModelShape, kv_bytes_per_token, quantized_linears
+from trtforge.recipe.units import format_size
+
+_BLOCK = 32
+_SERVED = 2048
+_BATCH = 32
+
+
+def recipe_name(source: str, quantization: str) -> str:
+    """A recipe's name from its source: ``smollm2-135m-instruct-fp8``."""
+    tail = source.rpartition("#")[2] if source.startswith("pypi:") else re.sub(r"@[^/]*$", "", source)
+    stem = tail.rstrip("/").rpartition("/")[2].removeprefix("hf:")
+    stem = re.sub(r"(\.[A-Za-z0-9_]+)?\.gguf$", "", stem)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem.lower()).strip("-._") or "model"
+    return f"{stem}-{'bf16' if quantization == 'none' else quantization.replace('_', '-')}"[:128]
+
+
+def source_in_recipe(source: str, folder: Path) -> str:
+    """The source as the recipe in ``folder`` must write it: local paths below it relative, others absolute."""
+    if source.startswith(("pypi:", "hf:")):
+        return source
+    target, base = Path(source).expanduser().resolve(), folder.resolve()
+    return os.fspath(target.relative_to(base)) if target.is_relative_to(base) else str(target)
+
+
+def group_size_for(model: ModelShape, row: FormatFacts, exclude: tuple[str, ...]) -> int | None:
+    """The largest group size of the format that divides every quantized linear; raises TF-K4-001 when none does."""
+    if not row.group_sizes:
+        return None
+    widths = {linear.columns for linear in quantized_linears(model, exclude)}
+    fitting = [size for size in row.group_sizes if all(width % size == 0 for width in widths)]
+    if not fitting:
+        raise ForgeError(
+            "TF-K4-001",
+            f"no group size of {row.name} divides every linear of this model",
+            asked=f"--format {row.name}",
+            numbers={"widths": sorted(widths), "group_sizes": list(row.group_sizes)},
+            why="Every row of a weight is cut into whole groups; a partial group has no scale and fails at export.",
+            remedies=["--format fp8 (one scale a tensor, no groups)"],
+        )
+    preferred = row.default_group_size
+    return preferred if preferred in fitting else max(fitting)
+
+
+def starter_text(
+    name: str, source: str, model: ModelShape, row: FormatFacts, machine: Machine, *, sha256: str | None = None
+) -> str:
+    """The recipe as YAML text."""
+    exclude = ("lm_head",)
+    quantizes = row.weight is not None
+    group = group_size_for(model, row, exclude) if quantizes else None
+    context = model.max_positions
+    sequence = min(_SERVED, context)
+    calibration = min(512, context)
+    token = kv_bytes_per_token(model, "float8_e4m3fn" if quantizes else "bfloat16")
+    pool = pool_bytes(token, sequence, machine, model.parameters * DTYPE_BYTES["bfloat16"])
+    kind = "tied to lm_head" if model.tied else "separate from lm_head"
+    lines = [
+        f"# {model.family}: {model.parameters / 1e6:.1f} M parameters, {model.layers} layers, width {model.hidden}, "
+        f"FFN {model.ffn},",
+        f"# {model.heads} heads over {model.kv_heads} KV heads of {model.head_size}, vocabulary {model.vocab} ({kind}), "
+        f"context {context}.",
+        f"name: {name}",
+        "",
+        "model:",
+        f"  source: {_quoted(source)}",
+        *([f"  sha256: {sha256}  # of the fetched file; a changed file is refused"] if sha256 else []),
+        "  dtype: bfloat16  # of everything that is not quantized",
+        "",
+        "quantize:",
+        f"  format: {row.name}  # `trtforge formats` lists the others",
+    ]
+    if group is not None:
+        widths = sorted({linear.columns for linear in quantized_linears(model, exclude)})
+        lines.append(f"  group_size: {group}  # divides the input widths {', '.join(map(str, widths))}")
+    if quantizes:
+        lines += [
+            "  kv_cache: fp8  # calibrated scales; halves the cache",
+            "  exclude: [lm_head]" + ("  # it is the embedding" if model.tied else "  # the logits are sensitive to it"),
+            f"  calibration: {{corpus: 'builtin:python-topics', samples: 16, sequence_length: {calibration}}}",
+        ]
+    lines += [
+        "",
+        "evals:",
+        "  perplexity:",
+        "    corpus: builtin:python-topics  # or file:PATH beside this recipe, or hf:DATASET",
+        "    tokens: 8192",
+        f"    window: {calibration}",
+        f"    stride: {max(1, calibration // 2)}",
+        "    gate: {max_increase: 5%}  # compared with the upper bound of the confidence interval",
+        "  engine_parity: {prompts: 16, gate: {min_top1_agreement: 99%}}",
+        "",
+        "build:",
+        "  target: torch  # runs on any machine",
+        "  limits:",
+        f"    max_batch_size: {_BATCH}  # requests in one step",
+        f"    max_num_tokens: {max(_BATCH, min(2048, sequence))}  # tokens in one step, prefill and decode together",
+        f"    max_seq_len: {sequence}  # prompt and answer of one request; the model's context is {context}",
+        f"  kv_cache: {{block_size: {_BLOCK}, memory: {pool // 2**20}MiB}}  "
+        f"# {token} bytes a token: {pool // token} tokens",
+        "",
+        "triton: {layout: native}",
+        "",
+        "bench:",
+        "  concurrency: [1, 4, 16]",
+        f"  prompts: {'builtin:mixed' if sequence >= 1024 else 'builtin:short'}",
+        f"  max_tokens: {min(32, max(1, sequence // 4))}",
+        "  slo: {ttft_p99: 2s, itl_p99: 200ms}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def pool_bytes(token: int, sequence: int, machine: Machine, weights: int) -> int:
+    """A KV pool in whole MiB: eight full requests, a quarter of the free memory at most, one request at least."""
+    one = token * (-(-sequence // _BLOCK) * _BLOCK)
+    room = max(0, machine.memory_total - weights - 2 * 2**30) // 4
+    wanted = max(one, min(8 * one, room))
+    return -(-wanted // 2**20) * 2**20
+
+
+def write_new(path: Path, text: str, *, overwrite: bool) -> None:
+    """Write a recipe that does not exist yet; raises TF-RCP-015."""
+    if path.exists() and not overwrite:
+        raise ForgeError(
+            "TF-RCP-015",
+            f"{path} exists",
+            asked=str(path),
+            numbers={"size": format_size(path.stat().st_size)},
+            why="It may hold changes that are worth keeping.",
+            remedies=["--overwrite replaces it", "-o FILE writes another file"],
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ForgeError(
+            "TF-RCP-015",
+            f"cannot write {path}: {error.strerror or error}",
+            asked=str(path),
+            remedies=["-o FILE in a folder that can be written"],
+        ) from error
+
+
+def _quoted(text: str) -> str:
+    """``text`` as a YAML scalar: plain where YAML reads it back as this text, else in quotes."""
+    if re.fullmatch(r"[A-Za-z0-9_./~+=#@-][A-Za-z0-9_./~:+=#@-]*", text) and not text.endswith(":"):
+        from trtforge.recipe.text import parse_scalar
+
+        if parse_scalar(text, "source") == text:
+            return text
+    return "'" + text.replace("'", "''") + "'"
