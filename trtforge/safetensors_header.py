@@ -85,7 +85,7 @@ def refuse_pointer(path: Path) -> None:
             f"{path.name} is a Git-LFS pointer, not the file itself",
             asked=str(path),
             numbers={"bytes": path.stat().st_size},
-            why="The repository was cloned without Git-LFS: each large file is a text of about 130 bytes that names it.",
+            why="The repository was cloned without Git-LFS: each large file is a text that names it.",
             remedies=[
                 f"run `git lfs install && git lfs pull` in {path.parent}",
                 "download the checkpoint again, for example with source hf:org/name@revision",

@@ -31,8 +31,9 @@ from quantize.intake.folder import (
     shape_fields,
 )
 from quantize.intake.gguf_header import read_gguf
-from quantize.intake.gguf_model import common_type, gguf_shape, read_rope_factors, tensor_plans
+from quantize.intake.gguf_model import common_type, gguf_shape
 from quantize.intake.gguf_tokenizer import tokenizer_files
+from quantize.intake.gguf_weights import read_llama3_rope, tensor_plans
 from quantize.intake.hashing import CHUNK, sha256_file
 from quantize.intake.info import CHECKPOINT_FILE, CheckpointInfo, FileRecord
 from quantize.intake.model_config import ModelShape, normalized_config, read_json
@@ -46,9 +47,9 @@ from quantize.intake.writer import (
     plan_shards,
     write_safetensors,
 )
-from quantize.safetensors_header import INDEX_NAME, WEIGHTS_NAME, TensorInfo
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress
+from trtforge.safetensors_header import INDEX_NAME, WEIGHTS_NAME, TensorInfo
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -61,7 +62,7 @@ def write_json(path: Path, value: Any) -> None:
 def assemble_gguf(path: Path, out: Path, *, dtype: str, info: dict[str, Any], progress: Progress) -> CheckpointInfo:
     """Convert the GGUF file ``path`` into ``out``. ``info``: source, sha256 and origin for the record."""
     header = read_gguf(path)
-    config, shape = gguf_shape(header, read_rope_factors(path, header))
+    config, shape = gguf_shape(header, read_llama3_rope(path, header))
     tokenizer, tokenizer_config, template = tokenizer_files(header, shape.max_positions)
     plans = tensor_plans(path, header, shape, dtype)
     total = sum(plan.nbytes for plan in plans)
@@ -189,9 +190,9 @@ def _tokenizer_config(folder: Folder) -> dict[str, Any]:
         "model_max_length": folder.shape.max_positions,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    named = {"bos_token": [folder.shape.bos_token_id], "eos_token": folder.shape.eos_token_ids[:1]}
-    for key, ids in named.items():
-        token = tokenizer.id_to_token(ids[0]) if ids and ids[0] is not None else None
+    eos = folder.shape.eos_token_ids[0] if folder.shape.eos_token_ids else None
+    for key, index in (("bos_token", folder.shape.bos_token_id), ("eos_token", eos)):
+        token = None if index is None else tokenizer.id_to_token(index)
         if token is not None:
             config[key] = token
     return config

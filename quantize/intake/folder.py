@@ -17,8 +17,8 @@ from typing import Any
 from quantize.intake.info import CheckpointInfo
 from quantize.intake.model_config import ModelShape, check_config, expected_tensors, read_json, require_architecture
 from quantize.intake.prequantized import Prequantized, is_quantization_tensor, recognize
-from quantize.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
 from trtforge.errors import ForgeError
+from trtforge.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"

@@ -141,7 +141,7 @@ class _Cursor:
 
 def read_gguf(path: Path) -> GgufHeader:
     """Header of a GGUF file; ``TF-SRC-014`` when it is damaged or truncated, ``TF-SRC-004`` when it is a pointer."""
-    from quantize.safetensors_header import refuse_pointer
+    from trtforge.safetensors_header import refuse_pointer
 
     refuse_pointer(path)
     with path.open("rb") as file:

@@ -1,30 +1,21 @@
-"""A GGUF file as a Hugging Face checkpoint: configuration, tensor names, de-quantized weights.
+"""A GGUF file as a Hugging Face checkpoint: its configuration and tensor names, from the header alone.
 
-Policy: the conversion is our own table over the ``gguf`` package's de-quantization because the general one loses
-what a build needs to keep: rope scaling (a field or the ``rope_freqs`` tensor), the tokenizer's splitting rules and
-its special tokens. It streams one tensor at a time and needs neither torch nor the whole model in memory. What
-cannot be carried over exactly is refused (``TF-SRC-015``), never approximated.
-
-llama.cpp stores the query and key rows of a Llama in its own rotary order (pairs interleaved); they are put back
-into the half-split order here, on the still quantized rows, since a row is quantized on its own.
+Policy: the conversion is our own table because the general ones lose what a build needs to keep: rope scaling (a
+field or the ``rope_freqs`` tensor), the tokenizer's splitting rules and its special tokens. What cannot be carried
+over exactly is refused (``TF-SRC-015``), never approximated.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
+import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from quantize.intake.gguf_header import GgufHeader, GgufTensor
+from quantize.intake.gguf_header import GgufHeader
 from quantize.intake.info import CheckpointInfo
 from quantize.intake.model_config import ModelShape, architectures, check_config, expected_tensors
-from quantize.intake.writer import TARGETS, TensorPlan, convert
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.errors import ForgeError
 
 #: general.architecture → the class that reads it (llama.cpp stores Mistral's models as llama, too)
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
@@ -40,12 +31,11 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS = "rope_freqs.weight"
 _NAME = re.compile(r"^(?:blk\.(?P<layer>\d+)\.)?(?P<part>[a-z_]+)\.(?P<kind>weight|bias)$")
-_PIECE_BYTES = 16 << 20
 
 
-def _unsupported(what: str, *remedies: str, **numbers: Any) -> ForgeError:
+def unsupported(what: str, *remedies: str, **numbers: Any) -> ForgeError:
     return ForgeError(
         "TF-SRC-015",
         f"the GGUF file cannot be converted: {what}",
@@ -88,29 +78,29 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
             ],
         )
     if header.get("split.count", 1) > 1:
-        raise _unsupported(
+        raise unsupported(
             "it is one part of several", "merge the parts: gguf-split --merge", parts=header.get("split.count")
         )
     if header.get(f"{name}.expert_count", 0):
-        raise _unsupported("it is a mixture of experts", experts=header.get(f"{name}.expert_count"))
+        raise unsupported("it is a mixture of experts", experts=header.get(f"{name}.expert_count"))
 
     def field(key: str, default: Any = None) -> Any:
         value = header.get(f"{name}.{key}", default)
         if isinstance(value, list):
-            raise _unsupported(f"{name}.{key} differs from layer to layer")
+            raise unsupported(f"{name}.{key} differs from layer to layer")
         if value is None:
-            raise _unsupported(f"its metadata lacks {name}.{key}")
+            raise unsupported(f"its metadata lacks {name}.{key}")
         return value
 
     heads, width = field("attention.head_count"), field("embedding_length")
     head_size = field("attention.key_length", field("rope.dimension_count", width // max(heads, 1)))
     if field("rope.dimension_count", head_size) != head_size:
-        raise _unsupported("its rotary embedding covers a part of the head", head=head_size)
+        raise unsupported("its rotary embedding covers a part of the head", head=head_size)
     if field("attention.value_length", head_size) != head_size:
-        raise _unsupported("keys and values have different head sizes")
+        raise unsupported("keys and values have different head sizes")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise _unsupported("it has no token_embd.weight: a vocabulary-only file, or an adapter")
+        raise unsupported("it has no token_embd.weight: a vocabulary-only file, or an adapter")
     tokens = {key: header.get(f"tokenizer.ggml.{key}") for key in ("bos_token_id", "eos_token_id", "padding_token_id")}
     return {
         "architectures": [ARCHITECTURES[name]],
@@ -130,7 +120,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_hidden_layers": field("block_count"),
         "num_key_value_heads": field("attention.head_count_kv", heads),
-        "rms_norm_eps": _shortest(field("attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": shortest(field("attention.layer_norm_rms_epsilon")),
         "rope_parameters": _rope(header, name, head_size),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "use_cache": True,
@@ -138,63 +128,44 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     }
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """The shortest decimal that is the same float32: 1e-05 instead of 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
+    for digits in range(1, 10):
+        candidate = float(f"{value:.{digits}g}")
+        if struct.pack("<f", candidate) == struct.pack("<f", value):
+            return candidate
+    return float(value)
 
 
 def _rope(header: GgufHeader, name: str, head_size: int) -> dict[str, Any]:
-    theta = _shortest(header.get(f"{name}.rope.freq_base", 10000.0))
+    theta = shortest(header.get(f"{name}.rope.freq_base", 10000.0))
     kind = header.get(f"{name}.rope.scaling.type")
     factor = header.get(f"{name}.rope.scaling.factor", header.get(f"{name}.rope.scale_linear", 1.0))
-    if _ROPE_FACTORS in header.tensors:
+    if ROPE_FACTORS in header.tensors:
         if kind not in (None, "none"):
-            raise _unsupported("it has rope factors and a rope scaling at once")
-        return {"rope_type": "llama3", "rope_theta": theta}  # its numbers need the tensor: see llama3_rope
+            raise unsupported("it has rope factors and a rope scaling at once")
+        return {"rope_type": "llama3", "rope_theta": theta}  # its numbers lie in the tensor
     if kind is None:
         kind = "linear" if factor != 1.0 else "none"
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
     if kind == "linear":
-        return {"rope_type": "linear", "rope_theta": theta, "factor": _shortest(factor)}
+        return {"rope_type": "linear", "rope_theta": theta, "factor": shortest(factor)}
     if kind == "yarn":
         extra = [key for key in header.metadata if key.startswith(f"{name}.rope.scaling.") and "yarn_" in key]
         if extra:
-            raise _unsupported(f"its yarn rope has settings of its own ({', '.join(extra)})")
-        rope = {"rope_type": "yarn", "rope_theta": theta, "factor": _shortest(factor)}
+            raise unsupported(f"its yarn rope has settings of its own ({', '.join(extra)})")
+        rope = {"rope_type": "yarn", "rope_theta": theta, "factor": shortest(factor)}
         original = header.get(f"{name}.rope.scaling.original_context_length")
         return rope if original is None else {**rope, "original_max_position_embeddings": original}
-    raise _unsupported(f"its rope scaling {kind!r} is not supported")
+    raise unsupported(f"its rope scaling {kind!r} is not supported")
 
 
-def llama3_rope(factors: npt.NDArray[Any], theta: float, head_size: int) -> dict[str, Any]:
-    """Llama 3's rope settings that give ``factors`` [E/2], the per-frequency divisors that llama.cpp stores.
-
-    Every published Llama 3.x has low 1, high 4 and original context 8192; the factor is the largest divisor.
-    Settings that do not reproduce the tensor are refused.
-    """
-    factor = float(str(np.float32(factors.max())))
-    low, high, original = 1.0, 4.0, 8192
-    wavelength = 2 * math.pi * theta ** (np.arange(0, head_size, 2, dtype=np.float64) / head_size)
-    smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
-    expected = 1.0 / ((1.0 - smooth) / factor + smooth)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
-        raise _unsupported("its rope factors are not those of a published Llama 3")
-    return {
-        "rope_type": "llama3",
-        "rope_theta": theta,
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }
-
-
-def gguf_shape(header: GgufHeader, factors: npt.NDArray[Any] | None) -> tuple[dict[str, Any], ModelShape]:
-    """Configuration and its figures; ``factors`` is the content of ``rope_freqs.weight`` when there is one."""
+def gguf_shape(header: GgufHeader, rope: dict[str, Any] | None) -> tuple[dict[str, Any], ModelShape]:
+    """Configuration and its figures; ``rope`` holds the settings behind the tensor ``rope_freqs.weight``, once read."""
     config = gguf_config(header)
-    if factors is not None:
-        config["rope_parameters"] = llama3_rope(factors, config["rope_parameters"]["rope_theta"], config["head_dim"])
+    if rope is not None:
+        config["rope_parameters"] = rope
     elif config["rope_parameters"]["rope_type"] == "llama3":
         # Headers alone: the settings of Llama 3.1, replaced by the true ones when the weights are read.
         config["rope_parameters"].update(
@@ -207,7 +178,7 @@ def gguf_shape(header: GgufHeader, factors: npt.NDArray[Any] | None) -> tuple[di
 
 def _require_tensors(header: GgufHeader, shape: ModelShape) -> None:
     expected = expected_tensors(shape)
-    found = {hf_name(name) or name: tensor for name, tensor in header.tensors.items() if name != _ROPE_FACTORS}
+    found = {hf_name(name) or name: tensor for name, tensor in header.tensors.items() if name != ROPE_FACTORS}
     missing = sorted(expected.keys() - found.keys())
     unexpected = sorted(found.keys() - expected.keys())
     wrong = sorted(name for name, size in expected.items() if name in found and found[name].shape != size)
@@ -227,7 +198,12 @@ def gguf_info(header: GgufHeader, source: str, origin: dict[str, Any], path: Pat
     """The record of a GGUF file as it lies there (``path``: where, when it is not inside an archive)."""
     from quantize.intake.folder import count_parameters, shape_fields
 
-    _, shape = gguf_shape(header, None if path is None else read_rope_factors(path, header))
+    rope = None
+    if path is not None and ROPE_FACTORS in header.tensors:
+        from quantize.intake.gguf_weights import read_llama3_rope
+
+        rope = read_llama3_rope(path, header)
+    _, shape = gguf_shape(header, rope)
     stored = common_type(header)
     return CheckpointInfo(
         source=source,
@@ -249,56 +225,3 @@ def common_type(header: GgufHeader) -> str:
     for tensor in header.tensors.values():
         sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
     return f"gguf:{max(sorted(sizes), key=lambda name: sizes[name])}"
-
-
-def read_rope_factors(path: Path, header: GgufHeader) -> npt.NDArray[Any] | None:
-    """The content of ``rope_freqs.weight`` [E/2] in float32, or ``None``."""
-    tensor = header.tensors.get(_ROPE_FACTORS)
-    if tensor is None:
-        return None
-    return np.concatenate(list(_dequantized(path, tensor, None)))
-
-
-def tensor_plans(path: Path, header: GgufHeader, shape: ModelShape, dtype: str) -> list[TensorPlan]:
-    """Every tensor to write, in name order, in ``dtype``; pieces are de-quantized when they are asked for."""
-    target = TARGETS[dtype]
-    plans = []
-    for name, tensor in header.tensors.items():
-        renamed = hf_name(name)
-        if renamed is None:
-            continue
-        heads = {"attn_q": shape.heads, "attn_k": shape.kv_heads}.get(name.split(".")[-2])
-
-        def pieces(tensor: GgufTensor = tensor, heads: int | None = heads) -> Iterator[npt.NDArray[Any]]:
-            for piece in _dequantized(path, tensor, heads):
-                yield convert(piece, "F32", target, tensor.name)
-
-        plans.append(TensorPlan(renamed, target, tensor.shape, pieces))
-    return sorted(plans, key=lambda plan: plan.name)
-
-
-def _dequantized(path: Path, tensor: GgufTensor, heads: int | None) -> Iterator[npt.NDArray[Any]]:
-    """float32 values of ``tensor``, rows at a time, flattened; rows of ``heads`` put back into half-split order."""
-    try:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ImportError:
-        raise EnvironmentLacks(
-            "TF-SRC-027",
-            "reading a GGUF file needs the package gguf",
-            remedies=["pip install 'trtforge[quantize]'", "pip install gguf"],
-        ) from None
-    kind = GGMLQuantizationType[tensor.type]
-    rows = tensor.shape[0]
-    raw = np.memmap(path, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.nbytes,)).reshape(rows, -1)
-    order = np.arange(rows)
-    if heads is not None:
-        order = order.reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
-    columns = tensor.shape[1] if len(tensor.shape) > 1 else 1
-    if len(tensor.shape) == 1 and heads is None:  # a vector may be quantized across its length
-        yield np.asarray(dequantize(raw.reshape(-1), kind), dtype=np.float32).reshape(-1)
-        return
-    step = max(1, _PIECE_BYTES // (4 * columns))
-    for start in range(0, rows, step):
-        block = np.ascontiguousarray(raw[order[start : start + step]])
-        yield np.asarray(dequantize(block, kind), dtype=np.float32).reshape(-1)
