@@ -16,10 +16,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from runtime import errors
 from runtime.engine import EngineCore, PreparedRequest
+from runtime.executors.base import ExecutorLimits
 from runtime.request import FinishReason, Request, RequestOutput, SampleOutput
 from trtforge.errors import ForgeError
 
@@ -54,7 +56,24 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @classmethod
+    def load(cls, engine_dir: Path | str, threads: int | None = None, *, device: str = "cpu") -> AsyncEngine:
+        """Load an engine directory and start its thread; see :meth:`runtime.offline.Engine.load`."""
+        from runtime.offline import Engine
+
+        return cls(Engine.load(engine_dir, threads, device=device).core)
+
     # -- any thread ----------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What one request and one step may ask for."""
+        return self.core.limits
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a generation unless the request says otherwise."""
+        return self.core.executor.eos_token_ids
 
     def submit(self, request: Request, callback: Callback) -> str:
         """Queue a request; ``callback`` gets its outputs. Returns the request's id.
