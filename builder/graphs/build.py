@@ -21,7 +21,7 @@ from builder.graphs.emitter import MODEL_TYPES, Emitter
 from builder.graphs.info import GRAPH_FILE, INFO_FILE, PACKED_FILE, GraphInfo, LinearInfo
 from builder.graphs.linears import LinearWriter
 from builder.graphs.packing import plan_packed, write_packed
-from builder.graphs.tensors import CheckpointTensors, read_quant_config
+from builder.graphs.tensors import CheckpointTensors
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.safetensors_header import TensorInfo
@@ -65,9 +65,10 @@ def build_graph(
     config = read_config(checkpoint)
     dtype = dtype or config.dtype
     tensors = CheckpointTensors(checkpoint)
-    quant = read_quant_config(checkpoint)
     if kv_cache_format is None:
-        calibrated = quant.kv_cache == "FP8" or kv_scale_name(tensors, "model.layers.0.self_attn", "k") is not None
+        calibrated = (
+            tensors.quant.kv_cache == "FP8" or kv_scale_name(tensors, "model.layers.0.self_attn", "k") is not None
+        )
         kv_cache_format = "fp8" if calibrated else dtype
     _check_request(config, dtype, kv_cache_format, block_size, mode, hidden_states)
 
@@ -89,7 +90,7 @@ def build_graph(
     FAMILIES[config.family](blocks)
     for index in hidden_states:
         emitter.output(f"hidden_states_{index}", MODEL_TYPES[dtype], ["T", config.hidden_size])
-    tensors.finish()
+    tensors.finish(frozenset(linear.format for linear in linears.written) - {"none"})
     model = checks.infer(_model(emitter))
 
     if out.resolve() == checkpoint.resolve():

@@ -20,6 +20,17 @@ from trtforge.safetensors_header import TensorInfo, read_headers
 #: tensors that carry nothing the graph needs, with the reason that graph.json records
 DERIVED = ((re.compile(r"(^|\.)rotary_emb\.inv_freq$"), "computed from config.json"),)
 FLOAT_TYPES = ("BF16", "F16", "F32")
+#: ModelOpt's name of an algorithm -> the format that its linears must turn out to have
+ALGORITHMS = {
+    "FP8": "fp8",
+    "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+    "W4A16_AWQ": "int4_awq",
+    "MIXED_PRECISION": None,
+}
+#: algorithms whose linears quantize weights only
+WEIGHT_ONLY = frozenset({"W4A16_NVFP4", "MIXED_PRECISION"})
 NVFP4_BLOCK = 16
 
 
@@ -49,13 +60,37 @@ class LinearTensors:
 
 
 def read_quant_config(directory: Path) -> QuantConfig:
-    """What ``hf_quant_config.json`` (or config.json's ``quantization_config``) of ModelOpt says."""
+    """What ModelOpt's ``hf_quant_config.json`` says; empty without the file.
+
+    Raises:
+        ForgeError: ``TF-GRF-016`` the file cannot be read, ``TF-GRF-007`` its algorithm has no graph.
+    """
     section: Mapping[str, Any] = {}
     path = directory / "hf_quant_config.json"
     if path.is_file():
-        section = json.loads(path.read_text(encoding="utf-8")).get("quantization") or {}
+        try:
+            section = json.loads(path.read_text(encoding="utf-8"))["quantization"] or {}
+            section.get("quant_algo")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ForgeError(
+                "TF-GRF-016",
+                f"{path.name} cannot be read: {error!r}",
+                asked=str(path),
+                why="It must be JSON with a section named quantization, as ModelOpt writes it.",
+                remedies=["Export the quantized checkpoint again"],
+            ) from error
+    algorithm = section.get("quant_algo") or None
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise ForgeError(
+            "TF-GRF-007",
+            f"The graph cannot express the quantization algorithm {algorithm}",
+            asked=str(algorithm),
+            numbers={"supported": sorted(ALGORITHMS)},
+            why="The graph writes FP8 per tensor, NVFP4 and INT4 AWQ linears.",
+            remedies=["Quantize with format fp8, nvfp4 or int4_awq"],
+        )
     return QuantConfig(
-        algorithm=section.get("quant_algo") or None,
+        algorithm=algorithm,
         kv_cache=section.get("kv_cache_quant_algo") or None,
         group_size=section.get("group_size") or None,
     )
@@ -67,6 +102,17 @@ class CheckpointTensors:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.headers = read_headers(directory)
+        self.quant = read_quant_config(directory)
+        nested = sorted({info.file for info in self.headers.values() if "/" in info.file})
+        if nested:
+            raise ForgeError(
+                "TF-GRF-018",
+                f"{nested[0]} lies in a subfolder of the checkpoint",
+                asked=str(directory),
+                numbers={"files": nested[:8]},
+                why="The graph and the files it points into lie side by side.",
+                remedies=["Move the weight files beside config.json and correct the index"],
+            )
         self.accounted: dict[str, str] = {}
         self._used: set[str] = set()
 
@@ -115,12 +161,29 @@ class CheckpointTensors:
             file.seek(info.offset)
             return file.read(info.nbytes)
 
-    def finish(self) -> None:
-        """Check that nothing is left over.
+    def finish(self, formats: frozenset[str]) -> None:
+        """Check that nothing is left over and that the linears have the format that the checkpoint declares.
+
+        Args:
+            formats: quantized formats among the linears written.
 
         Raises:
-            ForgeError: ``TF-GRF-006`` with the names of the tensors that the graph did not use.
+            ForgeError: ``TF-GRF-006`` with the names of the tensors that the graph did not use;
+                ``TF-GRF-017`` declared and stored format differ.
         """
+        declared = ALGORITHMS.get(self.quant.algorithm or "")
+        if declared is not None and formats != {declared}:
+            raise ForgeError(
+                "TF-GRF-017",
+                f"{self.quant.algorithm} is declared, the linears are {', '.join(sorted(formats)) or 'unquantized'}",
+                asked=self.quant.algorithm,
+                numbers={"declared": declared, "stored": sorted(formats)},
+                why="A build from it would silently serve another precision than the one asked for.",
+                remedies=[
+                    "Export the quantized checkpoint again",
+                    "Remove hf_quant_config.json if it is of another model",
+                ],
+            )
         for name in self.headers:
             for pattern, reason in DERIVED:
                 if name not in self._used and pattern.search(name):
@@ -199,13 +262,7 @@ class CheckpointTensors:
     def _fp8(self, name: str, shape: tuple[int, int], weight: str, bias: str | None) -> LinearTensors:
         self.take(weight, shape)
         if f"{name}.input_scale" not in self:
-            raise ForgeError(
-                "TF-GRF-013",
-                f"{name} has FP8 weights and no activation scale",
-                asked=name,
-                why="The checkpoint was exported without a calibration pass, or for dynamic activation scales.",
-                remedies=["Quantize again with calibration text", "Quantize with format fp8"],
-            )
+            raise self._uncalibrated(name, "FP8")
         return LinearTensors(
             name,
             shape,
@@ -214,6 +271,16 @@ class CheckpointTensors:
             weight_scale=self._scalar(f"{name}.weight_scale"),
             input_scale=self._scalar(f"{name}.input_scale"),
             bias=bias,
+        )
+
+    def _uncalibrated(self, name: str, what: str) -> ForgeError:
+        return ForgeError(
+            "TF-GRF-013",
+            f"{name} has {what} weights and no activation scale",
+            asked=name,
+            numbers={"quant_algo": self.quant.algorithm},
+            why="The checkpoint was exported without a calibration pass, or for dynamic activation scales.",
+            remedies=["Quantize again with calibration text"],
         )
 
     def _divides(self, name: str, columns: int, group: int) -> None:
@@ -234,6 +301,8 @@ class CheckpointTensors:
         self.take(weight, packed)
         self.take(f"{name}.weight_scale", (rows, columns // NVFP4_BLOCK))
         dynamic = f"{name}.input_scale" in self
+        if not dynamic and self.quant.algorithm is not None and self.quant.algorithm not in WEIGHT_ONLY:
+            raise self._uncalibrated(name, "NVFP4")
         return LinearTensors(
             name,
             shape,
