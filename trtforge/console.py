@@ -121,7 +121,9 @@ class Console:
             if is_live(self.err):
                 self._error_panel(document, lines)
             else:
-                self._write(self.err, redact("\n".join([f"error {document['code']}: {document['message']}", *lines]) + "\n"))
+                self._write(
+                    self.err, redact("\n".join([f"error {document['code']}: {document['message']}", *lines]) + "\n")
+                )
         if self.debug:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             self._write(self.err, redact(text))
@@ -219,7 +221,9 @@ class StageProgress:
     def __enter__(self) -> StageProgress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close("done" if kind is None else "interrupted" if kind is KeyboardInterrupt else "failed")
 
     def _changed(self, *, new_step: bool) -> None:
@@ -246,7 +250,9 @@ class PlainProgress(StageProgress):
         if now - self._last_line < (PLAIN_INTERVAL / 10 if new_step else PLAIN_INTERVAL):
             return
         self._last_line = now
-        share = f" {self.done:g}/{self.total:g} ({min(self.done / self.total, 1):.0%})" if self.total and self.done else ""
+        share = (
+            f" {self.done:g}/{self.total:g} ({min(self.done / self.total, 1):.0%})" if self.total and self.done else ""
+        )
         self._line(f"[{self.stage}] {self.description}{share}, {_clock(self.elapsed)}")
 
     def _closed(self, outcome: str) -> None:
@@ -297,7 +303,9 @@ class LiveProgress(StageProgress):
         from rich.text import Text
 
         mark, style = {"done": ("✓", "green"), "cached": ("=", "cyan")}.get(outcome.split(" ")[0], ("✗", "red"))
-        line = Text.assemble((f"{mark} ", style), (f"{self.stage:<10} ", "bold"), outcome, (f"  {_clock(self.elapsed)}", "dim"))
+        line = Text.assemble(
+            (f"{mark} ", style), (f"{self.stage:<10} ", "bold"), outcome, (f"  {_clock(self.elapsed)}", "dim")
+        )
         self._rich_console.print(line)
 
 
@@ -322,7 +330,11 @@ def _error_lines(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"  asked:   {document['asked']}")
     offenders = document["numbers"].get("offenders")
     if isinstance(offenders, list):
-        lines += [f"  {item.get('where')}: {item.get('key')}: {item.get('problem')}" for item in offenders if isinstance(item, Mapping)]
+        lines += [
+            f"  {item.get('where')}: {item.get('key')}: {item.get('problem')}"
+            for item in offenders
+            if isinstance(item, Mapping)
+        ]
     numbers = {key: value for key, value in document["numbers"].items() if key != "offenders"}
     if numbers:
         lines.append("  numbers: " + ", ".join(f"{key} = {_short(value)}" for key, value in numbers.items()))
@@ -357,7 +369,9 @@ def _plain(document: Any) -> Any:
 def _plain_table(title: str, columns: Sequence[str], cells: list[list[str]]) -> str:
     grid = [list(columns), *cells]
     widths = [max(len(row[index]) for row in grid) for index in range(len(columns))]
-    right = [bool(cells) and all(_is_number(row[index]) for row in cells if row[index]) for index in range(len(columns))]
+    right = [
+        bool(cells) and all(_is_number(row[index]) for row in cells if row[index]) for index in range(len(columns))
+    ]
 
     def line(row: list[str]) -> str:
         parts = [cell.rjust(widths[i]) if right[i] else cell.ljust(widths[i]) for i, cell in enumerate(row)]

@@ -150,7 +150,9 @@ def _python() -> Item:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] in ((3, 11), (3, 12)):
         return Item("python", "ok", f"{version} ({sys.executable})", ("torch",))
-    return Item("python", "missing", f"{version}; 3.11 or 3.12 is needed", ("torch",), "use Python 3.11 or 3.12", "python3.11")
+    return Item(
+        "python", "missing", f"{version}; 3.11 or 3.12 is needed", ("torch",), "use Python 3.11 or 3.12", "python3.11"
+    )
 
 
 def _host_library() -> Item:
@@ -198,7 +200,13 @@ def _packages(row: StackRow) -> list[Item]:
             items.append(Item(name, "missing", "not installed", ("torch",), f"pip install 'trtforge[{extra}]'"))
         elif expected is not None and not _fits(found, expected):
             items.append(
-                Item(name, "warning", f"{found}; stack {row.name} is tested with {expected}", ("torch",), f"pip install '{name}{_spec(expected)}'")
+                Item(
+                    name,
+                    "warning",
+                    f"{found}; stack {row.name} is tested with {expected}",
+                    ("torch",),
+                    f"pip install '{name}{_spec(expected)}'",
+                )
             )
         else:
             items.append(Item(name, "ok", found, ("torch",)))
@@ -252,7 +260,11 @@ def _shared_memory() -> Item:
     free = shutil.disk_usage(folder).free
     if free < _MIN_SHM:
         return Item(
-            "shared memory", "missing", f"{format_size(free)} free in /dev/shm", ("torch",), "docker run --shm-size=1g, or a larger tmpfs"
+            "shared memory",
+            "missing",
+            f"{format_size(free)} free in /dev/shm",
+            ("torch",),
+            "docker run --shm-size=1g, or a larger tmpfs",
         )
     return Item("shared memory", "ok", f"{format_size(free)} free in /dev/shm", ("torch",))
 
@@ -263,7 +275,13 @@ def _port(port: int) -> Item:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            return Item(f"port {port}", "warning", f"taken ({error.strerror})", (), "trtforge serve --http-port, --grpc-port, --metrics-port")
+            return Item(
+                f"port {port}",
+                "warning",
+                f"taken ({error.strerror})",
+                (),
+                "trtforge serve --http-port, --grpc-port, --metrics-port",
+            )
     return Item(f"port {port}", "ok", "free")
 
 
@@ -288,7 +306,11 @@ def _driver() -> Item:
         return Item("NVIDIA driver", "missing", "nvidia-smi is not on PATH", needed, "install the NVIDIA driver")
     try:
         answer = subprocess.run(
-            [program, "--query-gpu=driver_version,name", "--format=csv,noheader"], capture_output=True, text=True, timeout=10, check=True
+            [program, "--query-gpu=driver_version,name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         return Item("NVIDIA driver", "missing", f"nvidia-smi failed: {error}", needed, "check the NVIDIA driver")
@@ -302,4 +324,6 @@ def _library(distribution: str, module: str, needed_by: tuple[str, ...]) -> Item
     version = tool_versions([distribution])[distribution]
     if version != "absent" and importlib.util.find_spec(module) is not None:
         return Item(distribution, "ok", version, needed_by)
-    return Item(distribution, "missing", "not installed", needed_by, f"pip install {distribution}, or NVIDIA's container")
+    return Item(
+        distribution, "missing", "not installed", needed_by, f"pip install {distribution}, or NVIDIA's container"
+    )

@@ -13,14 +13,19 @@ from collections.abc import Mapping
 from typing import Any
 
 MASK = "***"
-_KEY = r"(?:(?:hf|hugging_?face(?:_hub)?|hf_hub|access|auth|refresh|github|gitlab|aws|ngc|client)[_-]?)?(?:token|password|passwd|secret|api[_-]?key)"
+_KEY = (
+    r"(?:(?:hf|hugging_?face(?:_hub)?|hf_hub|access|auth|refresh|github|gitlab|aws|ngc|client)[_-]?)?"
+    r"(?:token|password|passwd|secret|api[_-]?key)"
+)
 _KEY_ONLY = re.compile(_KEY, re.IGNORECASE)
 _ENVIRONMENT = re.compile(r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY)$", re.IGNORECASE)
 _HF_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
 _URL_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/@]+@", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 #: a credential is never a plain number: "per token: 12.5" stays
-_ASSIGNED = re.compile(rf"(?<![A-Za-z0-9_])({_KEY})([\"']?\s*[:=]\s*[\"']?)(?![0-9.]+\b)([^\s\"',;}}]{{4,}})", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"(?<![A-Za-z0-9_])({_KEY})([\"']?\s*[:=]\s*[\"']?)(?![0-9.]+\b)([^\s\"',;}}]{{4,}})", re.IGNORECASE
+)
 _MIN_LENGTH = 8
 
 
@@ -45,7 +50,9 @@ def redact_value(value: Any) -> Any:
         return redact(value)
     if isinstance(value, Mapping):
         return {
-            key: MASK if isinstance(key, str) and _KEY_ONLY.fullmatch(key) and isinstance(item, str) and item else redact_value(item)
+            key: MASK
+            if isinstance(key, str) and _KEY_ONLY.fullmatch(key) and isinstance(item, str) and item
+            else redact_value(item)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):

@@ -81,7 +81,7 @@ def show(
         ["file", "size", "sha256"],
         [[item["path"], format_size(int(item["size"])), item["sha256"][:16]] for item in files],
     )
-    console.table("Figures", ["figure", "value"], [row[1:] for row in figure_rows(found.stage, manifest)])
+    console.table("Figures", ["figure", "value"], figure_rows(manifest))
     if console.mode == "quiet":
         console.value(str(found.path))
 
@@ -91,10 +91,17 @@ def show(
 def gc(
     console: Console,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="TIME", help="Keep what was used since, for example 12h or 7d.", show_default=False)
+        str | None,
+        typer.Option(
+            "--older-than", metavar="TIME", help="Keep what was used since, for example 12h or 7d.", show_default=False
+        ),
     ] = None,
-    keep_last: Annotated[int | None, typer.Option("--keep-last", min=0, help="Keep this many of each stage.", show_default=False)] = None,
-    forget: Annotated[list[str] | None, typer.Option("--forget", metavar="RECIPE", help="Unprotect what this recipe used.")] = None,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", min=0, help="Keep this many of each stage.", show_default=False)
+    ] = None,
+    forget: Annotated[
+        list[str] | None, typer.Option("--forget", metavar="RECIPE", help="Unprotect what this recipe used.")
+    ] = None,
     scratch: Annotated[bool, typer.Option("--scratch", help="Remove resumable work of unfinished stages too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     store: StoreOption = None,

@@ -2,16 +2,189 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trtforge.cli import common
+from trtforge.cli.common import SetOption, StoreOption
 
 if TYPE_CHECKING:
     from trtforge.console import Console
+    from trtforge.recipe.schema import Bench
+
+TargetArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[BUNDLE|RECIPE]",
+        help="A bundle to load, or a recipe whose bench stage is run anew.",
+        show_default=False,
+    ),
+]
 
 
 @common.forge_command
-def bench(console: Console, target: Annotated[str, typer.Argument(metavar="BUNDLE|RECIPE")]) -> None:
-    """Measure an engine under load."""
+def bench(
+    console: Console,
+    target: TargetArgument = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="HOST:PORT", help="gRPC address of a server that runs already.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The model's name there (with --url).", show_default=False)
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="N,N…", help="Requests in flight, level by level.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="builtin:mixed, builtin:short or file:PATH.", show_default=False)
+    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests at each level.", show_default=False)] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens an answer.", show_default=False)] = None,
+    ttft_p99: Annotated[
+        str | None, typer.Option(metavar="TIME", help="SLO: time to the first token.", show_default=False)
+    ] = None,
+    itl_p99: Annotated[
+        str | None, typer.Option(metavar="TIME", help="SLO: time between tokens.", show_default=False)
+    ] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process/--no-in-process", help="Measure the engine in this process.")
+    ] = True,
+    server: Annotated[bool, typer.Option("--server/--no-server", help="Measure behind Triton.")] = True,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Write report.json, .md and .html there.", show_default=False
+        ),
+    ] = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Measure throughput and latency over a concurrency sweep; exit 1 when the SLO is missed."""
+    options: dict[str, Any] = {
+        "bench.concurrency": None if concurrency is None else parse_levels(concurrency),
+        "bench.prompts": prompts,
+        "bench.requests_per_level": requests,
+        "bench.max_tokens": max_tokens,
+        "bench.slo.ttft_p99": ttft_p99,
+        "bench.slo.itl_p99": itl_p99,
+    }
+    if target is not None and target.endswith((".yaml", ".yml")):
+        _bench_recipe(console, target, options, overrides or [], store)
+        return
+    _bench_bundle(console, target, url, model, options, overrides or [], in_process, server, output)
+
+
+def parse_levels(text: str) -> list[int]:
+    """``"1,4,16"`` as numbers; raises TF-BEN-020."""
+    from trtforge.errors import ForgeError
+
+    try:
+        levels = [int(part) for part in text.split(",")]
+    except ValueError:
+        levels = []
+    if not levels or min(levels) < 1:
+        raise ForgeError(
+            "TF-BEN-020",
+            f"--concurrency {text} is no list of whole numbers from 1",
+            asked=f"--concurrency {text}",
+            remedies=["--concurrency 1,4,16"],
+        )
+    return levels
+
+
+def _bench_recipe(
+    console: Console, recipe: str, options: dict[str, Any], overrides: list[str], store: Path | None
+) -> None:
+    from trtforge.cli.run import run_loaded
+    from trtforge.cli.stages import recipe_for
+
+    loaded = recipe_for(recipe, options, overrides)
+    run_loaded(console, loaded, common.open_store(store), until="bench", force=["bench"], only_needed=True)
+
+
+def settings(bundle: Path | None, options: dict[str, Any], overrides: list[str]) -> tuple[Bench, str]:
+    """The bench section and the deployment's name: the bundle's own recipe with the options laid upon it."""
+    import json
+
+    from trtforge.recipe.load import load_recipe, recipe_from_mapping
+
+    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    recipe = None if bundle is None else bundle / "recipe.yaml"
+    if recipe is not None and recipe.is_file():
+        loaded = load_recipe(recipe, [*given, *overrides])
+    else:
+        data = {"name": bundle.resolve().name if bundle else "server", "model": {"source": "unknown"}}
+        loaded = recipe_from_mapping(data, Path.cwd(), [*given, *overrides])
+    return loaded.recipe.bench, loaded.recipe.name
+
+
+def _bench_bundle(
+    console: Console,
+    target: str | None,
+    url: str | None,
+    model: str | None,
+    options: dict[str, Any],
+    overrides: list[str],
+    in_process: bool,
+    server: bool,
+    output: Path | None,
+) -> None:
+    from evals.report import write_report
+    from evals.speed.prompts import load_prompts
+    from evals.speed.sweep import slo_gates
+    from trtforge.cli.measuring import LiveServer, bench_report, measure_in_process, measure_server
+    from trtforge.cli.summary import show_gates, show_sweeps
+    from trtforge.errors import ExitCode, ForgeError
+
+    bundle = Path(target) if target is not None else None
+    if (url is None) != (model is None) or (bundle is None and url is None):
+        raise ForgeError(
+            "TF-BEN-021",
+            "there is nothing to measure",
+            asked=f"bundle {target}, --url {url}, --model {model}",
+            why="Either a bundle or recipe is given, or a running server by its address and model.",
+            remedies=["trtforge bench BUNDLE", "trtforge bench --url localhost:8001 --model NAME"],
+        )
+    asked, name = settings(bundle, options, overrides)
+    # a file: spec on the command line is relative to where the command is given
+    prompts = load_prompts(asked.prompts, Path.cwd() if options.get("bench.prompts") else bundle or Path.cwd())
+    sweeps = []
+    with console.progress("bench") as progress:
+        if in_process and bundle is not None and url is None:
+            sweeps.append(measure_in_process(engine_of(bundle), asked, prompts, progress))
+        if server or url is not None:
+            live = LiveServer(url, model) if url is not None and model is not None else None
+            log = Path(f"bench-{name}-triton.log") if output is None else output / "tritonserver.log"
+            sweeps.append(measure_server(bundle, live, asked, prompts, progress, log))
+    gates = [gate for sweep in sweeps[-1:] for gate in slo_gates(sweep, asked.slo)]
+    report = bench_report(name, sweeps, gates)
+    written = [] if output is None else [str(path) for path in write_report(report, output)]
+    console.result({"name": name, **report.data, "passed": report.passed, "written": written})
+    show_sweeps(console, [sweep.to_json() for sweep in sweeps])
+    show_gates(console, [("bench", gate.name, gate.passed, gate.detail) for gate in gates])
+    for path in written:
+        console.print(path)
+    console.value(report.verdict)
+    if not report.passed:
+        raise common.Failed(ExitCode.GATE_FAILED)
+
+
+def engine_of(bundle: Path) -> Path:
+    """The engine directory of a bundle, or the engine directory itself; raises TF-BEN-022."""
+    from trtforge.errors import ForgeError
+
+    for candidate in (bundle / "engine", bundle):
+        if (candidate / "engine.json").is_file():
+            return candidate
+    raise ForgeError(
+        "TF-BEN-022",
+        f"{bundle} holds no engine",
+        asked=str(bundle),
+        why="A bundle has engine/engine.json.",
+        remedies=["trtforge run RECIPE makes a bundle and prints its path"],
+    )

@@ -53,7 +53,9 @@ def serve(
     metrics_port: Annotated[int, typer.Option(help="Metrics port; 0 picks a free one.")] = 8002,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's log.", show_default=False)] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is ready.")] = 300.0,
-    verified: Annotated[bool, typer.Option("--verify/--no-verify", help="Check the bundle's hashes and stamps first.")] = True,
+    verified: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Check the bundle's hashes and stamps first.")
+    ] = True,
 ) -> None:
     """Serve a bundle with Triton until SIGINT or SIGTERM, then drain."""
     from launcher.serve import serve as serve_bundle

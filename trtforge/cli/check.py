@@ -24,6 +24,7 @@ def check(
     model: Annotated[bool, typer.Option(help="Read the model's headers; without, rules on shapes are skipped.")] = True,
 ) -> None:
     """Check a recipe against the model's headers, the tables and this machine; exit 1 on an error."""
+    from quantize.intake import not_here
     from trtforge.errors import ExitCode
     from trtforge.recipe.load import load_recipe
     from trtforge.store.store import default_root
@@ -31,8 +32,11 @@ def check(
     loaded = load_recipe(recipe, overrides or ())
     shape = common.inspect_model(loaded) if model else None
     report = common.preflight(loaded, model=shape, store=default_root(store))
-    console.result({"recipe": str(recipe), "name": loaded.recipe.name, **report.to_json()})
+    absent = not_here(loaded.recipe.model.source, loaded.directory) if model and shape is None else None
+    console.result({"recipe": str(recipe), "name": loaded.recipe.name, "model_absent": absent, **report.to_json()})
     show(console, report, recipe)
+    if absent:
+        console.print(f"{absent}: `trtforge run {recipe} --until intake` fetches it")
     if report.blocked:
         raise common.Failed(ExitCode.GATE_FAILED)
 
@@ -56,8 +60,10 @@ def show(console: Console, report: Report, recipe: Path) -> None:
         console.print(f"{len(codes)} rules skipped, {reason}: {', '.join(codes)}")
     blocking = sum(finding.blocks for finding in report.findings)
     verdict = "refused" if blocking else "ready"
-    console.value(f"{recipe}: {verdict} ({report.rules - len(report.skipped)} rules, {blocking} errors, "
-                  f"{len(report.findings) - blocking} others)")
+    console.value(
+        f"{recipe}: {verdict} ({report.rules - len(report.skipped)} rules, {blocking} errors, "
+        f"{len(report.findings) - blocking} others)"
+    )
 
 
 def _word(finding: Finding) -> str:

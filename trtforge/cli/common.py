@@ -33,7 +33,9 @@ SetOption = Annotated[
 ]
 StoreOption = Annotated[
     Path | None,
-    typer.Option("--store", metavar="DIR", help="The artifact store; default $TRTFORGE_HOME or .trtforge.", show_default=False),
+    typer.Option(
+        "--store", metavar="DIR", help="The artifact store; default $TRTFORGE_HOME or .trtforge.", show_default=False
+    ),
 ]
 
 _OUTPUT = {"json_output": JsonOption, "quiet": QuietOption, "debug": DebugOption}
@@ -55,7 +57,8 @@ def forge_command(function: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(function, eval_str=True, globals=_resolving(function))
     parameters = [item for name, item in signature.parameters.items() if name != "console"]
     parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind) for name, kind in _OUTPUT.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in _OUTPUT.items()
     ]
     parameters = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
 
@@ -73,7 +76,7 @@ def forge_command(function: Callable[..., None]) -> Callable[..., None]:
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
-    del wrapper.__wrapped__  # type: ignore[attr-defined]
+    del wrapper.__wrapped__
     return wrapper
 
 
@@ -137,8 +140,11 @@ def preflight(
     )
 
 
-def inspect_model(loaded: LoadedRecipe) -> Any:
-    """The checkpoint's record, from headers only; raises what intake refuses."""
+def inspect_model(loaded: LoadedRecipe) -> Any | None:
+    """The checkpoint's record, from headers only; None when it is not on this machine yet.
+
+    Raises whatever intake refuses of a source that is here.
+    """
     from quantize.intake import inspect_source
 
     model = loaded.recipe.model

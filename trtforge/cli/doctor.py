@@ -45,4 +45,5 @@ def _server() -> str:
     from launcher.installation import find_installation
 
     found = find_installation()
-    return f"{found.version or 'unknown version'} from {'the nvidia-pytriton wheel' if found.kind == 'wheel' else found.binary}"
+    place = "the nvidia-pytriton wheel" if found.kind == "wheel" else str(found.binary)
+    return f"{found.version or 'unknown version'} from {place}"

@@ -17,14 +17,16 @@ class ConsoleObserver:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._current: StageProgress | None = None
-        self._position = ""
+        #: stages that a first pass has shown; that they are cached now is no news
+        self.seen: set[str] = set()
 
     def stage_started(self, stage: str, position: int, total: int) -> None:
-        """Remember where the run is; the bar appears when the stage really runs."""
-        self._position = f"{position}/{total}"
+        """Nothing: the bar appears when the stage really runs."""
 
     def stage_finished(self, outcome: StageOutcome) -> None:
         """Close the stage's bar, or say that nothing had to run."""
+        if self._current is None and outcome.status == "cached" and outcome.stage in self.seen:
+            return
         progress = self._current or self._console.progress(outcome.stage)
         self._current = None
         progress.close({"cached": "cached", "ran": "done"}.get(outcome.status, outcome.status))

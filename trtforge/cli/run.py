@@ -16,13 +16,21 @@ if TYPE_CHECKING:
     from trtforge.recipe.load import LoadedRecipe
     from trtforge.store.store import Store
 
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="STAGE", help="Stop after this stage.", show_default=False)]
+#: the stage that brings the model here
+FETCH_STAGE = "intake"
+
+UntilOption = Annotated[
+    str | None, typer.Option("--until", metavar="STAGE", help="Stop after this stage.", show_default=False)
+]
 ForceOption = Annotated[
-    list[str] | None, typer.Option("--force", metavar="STAGE", help="Run this stage even when it is cached; repeatable.")
+    list[str] | None,
+    typer.Option("--force", metavar="STAGE", help="Run this stage even when it is cached; repeatable."),
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="DIR", help="Where the bundle is linked; default ./bundles.", show_default=False),
+    typer.Option(
+        "--output", "-o", metavar="DIR", help="Where the bundle is linked; default ./bundles.", show_default=False
+    ),
 ]
 
 
@@ -35,7 +43,9 @@ def run(
     overrides: SetOption = None,
     store: StoreOption = None,
     output: OutputOption = None,
-    full_check: Annotated[bool, typer.Option("--full-check", help="Hash every file of a cached artifact before use.")] = False,
+    full_check: Annotated[
+        bool, typer.Option("--full-check", help="Hash every file of a cached artifact before use.")
+    ] = False,
 ) -> None:
     """Run a recipe: checkpoint in, verified bundle out. Finished stages are not run again."""
     from trtforge.recipe.load import load_recipe
@@ -60,53 +70,65 @@ def run_loaded(
     """Preflight, then the pipeline, then the summary; errors carry the path of the run's log."""
     from trtforge.cli.observer import ConsoleObserver
     from trtforge.cli.summary import show_run
+    from trtforge.pipeline.catalogue import default_stages
     from trtforge.pipeline.pipeline import Pipeline
-    from trtforge.pipeline.stages import all_stages
 
-    pipeline = Pipeline(all_stages(), store)
+    pipeline = Pipeline(default_stages(), store)
     pipeline.check_names(force, "--force")
     pipeline.select(until)
-    check_before_run(console, loaded, store)
     observer = ConsoleObserver(console)
-    try:
-        result = pipeline.run(
+    forced = list(force)
+
+    def go(last: str | None, again: list[str], needed: bool) -> RunResult:
+        return pipeline.run(
             loaded,
-            until,
-            list(force),
+            last,
+            again,
             observer=observer,
             output=output,
             full_check=full_check,
-            only_needed=only_needed,
+            only_needed=needed,
             capture_output=True,
         )
+
+    try:
+        if not check_before_run(console, loaded, store):
+            # the model is fetched first, so that its shape is checked before anything expensive starts
+            result = go(FETCH_STAGE, [name for name in forced if name == FETCH_STAGE], False)
+            forced = [name for name in forced if name != FETCH_STAGE]
+            if until != FETCH_STAGE:
+                check_before_run(console, loaded, store, repeat=True)
+                observer.seen.add(FETCH_STAGE)
+                result = go(until, forced, only_needed)
+        else:
+            result = go(until, forced, only_needed)
     except BaseException as error:
         observer.close()
         if pipeline.last_result is not None and pipeline.last_result.log is not None:
             error.log = str(pipeline.last_result.log)  # type: ignore[attr-defined]
         raise
     console.result(result.to_json())
-    show_run(console, loaded, result)
+    show_run(console, loaded.recipe.name, result)
     return result
 
 
-def check_before_run(console: Console, loaded: LoadedRecipe, store: Store) -> None:
-    """Preflight; warnings are shown, errors end the command before anything is loaded."""
-    from trtforge.errors import EnvironmentLacks
+def check_before_run(console: Console, loaded: LoadedRecipe, store: Store, *, repeat: bool = False) -> bool:
+    """Preflight; warnings are shown, errors end the command before anything is loaded.
+
+    Returns:
+        Whether the model was here to be looked at; ``repeat`` leaves out what a first pass has said.
+    """
     from trtforge.preflight import refusal
 
-    try:
-        model = common.inspect_model(loaded)
-    except EnvironmentLacks as lacking:
-        # a registry out of reach: everything may be cached, and intake says it again if not
-        console.warning(f"the model's headers could not be read ({lacking.message}); rules on shapes are skipped")
-        model = None
+    model = common.inspect_model(loaded)
     report = common.preflight(loaded, model=model, store=store.root)
     for finding in report.findings:
-        if not finding.blocks:
+        if not finding.blocks and not (repeat and not finding.needs_model):
             note = f" (waived: {finding.waived})" if finding.waived else ""
             console.warning(f"{finding.code}: {finding.message}{note}")
     if report.blocked:
         raise refusal(report, loaded.recipe.name)
+    return model is not None
 
 
 @common.forge_command
@@ -118,14 +140,14 @@ def explain(
     store: StoreOption = None,
 ) -> None:
     """Say for every stage whether it is cached, and if not, what changed."""
+    from trtforge.pipeline.catalogue import default_stages
     from trtforge.pipeline.explain import explain as explain_stages
     from trtforge.pipeline.pipeline import Pipeline
-    from trtforge.pipeline.stages import all_stages
     from trtforge.recipe.load import load_recipe
     from trtforge.recipe.units import format_seconds
 
     loaded = load_recipe(recipe, overrides or ())
-    rows = explain_stages(Pipeline(all_stages(), common.open_store(store)), loaded, until)
+    rows = explain_stages(Pipeline(default_stages(), common.open_store(store)), loaded, until)
     console.result({"recipe": str(recipe), "name": loaded.recipe.name, "stages": [row.to_json() for row in rows]})
     console.table(
         f"{loaded.recipe.name}",

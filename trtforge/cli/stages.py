@@ -14,12 +14,19 @@ if TYPE_CHECKING:
     from trtforge.console import Console
     from trtforge.recipe.load import LoadedRecipe
 
-InputArgument = Annotated[str, typer.Argument(metavar="RECIPE|SOURCE", help="A recipe, or a model source as in model.source.", show_default=False)]
+InputArgument = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE|SOURCE", help="A recipe, or a model source as in model.source.", show_default=False),
+]
 FormatOption = Annotated[str | None, typer.Option("--format", help="quantize.format", show_default=False)]
 KvOption = Annotated[str | None, typer.Option("--kv-cache", help="quantize.kv_cache", show_default=False)]
 GroupOption = Annotated[int | None, typer.Option("--group-size", help="quantize.group_size", show_default=False)]
-CorpusOption = Annotated[str | None, typer.Option("--corpus", help="The corpus of calibration or evaluation.", show_default=False)]
-OutOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy the result there too.", show_default=False)]
+CorpusOption = Annotated[
+    str | None, typer.Option("--corpus", help="The corpus of calibration or evaluation.", show_default=False)
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy the result there too.", show_default=False)
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Run the stage even when it is cached.")]
 
 
@@ -32,7 +39,9 @@ def quantize(
     group_size: GroupOption = None,
     corpus: CorpusOption = None,
     samples: Annotated[int | None, typer.Option(help="quantize.calibration.samples", show_default=False)] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="quantize.calibration.sequence_length", show_default=False)] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(help="quantize.calibration.sequence_length", show_default=False)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="quantize.calibration.seed", show_default=False)] = None,
     overrides: SetOption = None,
     store: StoreOption = None,
@@ -61,7 +70,9 @@ def evaluate(
     group_size: GroupOption = None,
     corpus: CorpusOption = None,
     tokens: Annotated[int | None, typer.Option(help="evals.perplexity.tokens", show_default=False)] = None,
-    max_increase: Annotated[str | None, typer.Option(help="evals.perplexity.gate.max_increase", show_default=False)] = None,
+    max_increase: Annotated[
+        str | None, typer.Option(help="evals.perplexity.gate.max_increase", show_default=False)
+    ] = None,
     overrides: SetOption = None,
     store: StoreOption = None,
     output: OutOption = None,
@@ -92,7 +103,9 @@ def build(
     max_seq_len: Annotated[int | None, typer.Option(help="build.limits.max_seq_len", show_default=False)] = None,
     max_input_len: Annotated[int | None, typer.Option(help="build.limits.max_input_len", show_default=False)] = None,
     block_size: Annotated[int | None, typer.Option(help="build.kv_cache.block_size", show_default=False)] = None,
-    kv_memory: Annotated[str | None, typer.Option(help="build.kv_cache.memory, for example 256MiB", show_default=False)] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="build.kv_cache.memory, for example 256MiB", show_default=False)
+    ] = None,
     overrides: SetOption = None,
     store: StoreOption = None,
     output: OutOption = None,

@@ -1,8 +1,8 @@
-"""The end of a run: one table of figures, and the commands that use the bundle."""
+"""The end of a run: what was made, how good and how fast it is, and the commands that use it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtforge.recipe.units import format_seconds, format_size
@@ -10,76 +10,138 @@ from trtforge.recipe.units import format_seconds, format_size
 if TYPE_CHECKING:
     from trtforge.console import Console
     from trtforge.pipeline.result import RunResult
-    from trtforge.recipe.load import LoadedRecipe
 
 
-def show_run(console: Console, loaded: LoadedRecipe, result: RunResult) -> None:
-    """Print what a run made: stages and their times, the figures, and the next commands."""
-    for title, columns, rows in tables(result):
-        console.table(title, columns, rows)
+def show_run(console: Console, name: str, result: RunResult) -> None:
+    """Print a run's stages, figures, gates, and the next commands."""
+    _show_stages(console, result)
+    artifacts = {item.stage: item.artifact for item in result.outcomes if item.artifact is not None}
+    bundle = artifacts.get("bundle")
+    if bundle is not None:
+        console.table("Result", ["figure", "value"], bundle_rows(bundle.summary))
+        show_sweeps(console, bundle.manifest.get("measurements", {}).get("bench", {}).get("sweeps", ()))
+    elif artifacts:
+        last = list(artifacts)[-1]
+        console.table(f"Figures of {last}", ["figure", "value"], figure_rows(artifacts[last].manifest))
+    gates = [
+        (stage, gate["name"], gate["passed"], gate["detail"])
+        for stage, artifact in artifacts.items()
+        for gate in artifact.manifest.get("gates") or ()
+    ]
+    show_gates(console, gates)
     if result.bundle is None:
-        last = result.outcomes[-1] if result.outcomes else None
-        console.value(str(last.artifact.path) if last and last.artifact else "nothing ran")
+        console.value(str(artifacts[list(artifacts)[-1]].path) if artifacts else "nothing ran")
         return
-    bundle = result.link or result.bundle
-    console.print(f"Bundle   {bundle}")
-    console.print(f"Report   {result.bundle / 'report.html'}")
-    console.print(f"Log      {result.log}")
-    console.print()
-    for line in next_commands(loaded.recipe.name, str(bundle)):
+    place = str(result.link or result.bundle)
+    console.print(f"bundle  {place}")
+    console.print(f"report  {place}/report.html")
+    console.print(f"log     {result.log}")
+    for line in next_commands(name, place):
         console.print(line)
     if console.mode == "quiet":
-        console.value(str(bundle))
+        console.value(place)
 
 
-def tables(result: RunResult) -> list[tuple[str, list[str], list[list[Any]]]]:
-    """The run's tables: stages, then every figure that the stages reported, then the gates."""
-    stages = [
-        [item.stage, item.status, format_seconds(item.seconds), format_size(_bytes(item.artifact.manifest)) if item.artifact else ""]
+def _show_stages(console: Console, result: RunResult) -> None:
+    rows = [
+        [
+            item.stage,
+            item.status,
+            format_seconds(item.seconds),
+            format_size(_bytes(item.artifact.manifest)) if item.artifact else "",
+        ]
         for item in result.outcomes
     ]
-    found: list[tuple[str, list[str], list[list[Any]]]] = [
-        (f"{result.recipe}: {format_seconds(result.seconds)}", ["stage", "status", "time", "size"], stages)
-    ]
-    figures = [row for item in result.outcomes if item.artifact for row in figure_rows(item.stage, item.artifact.manifest)]
-    if figures:
-        found.append(("Figures", ["stage", "figure", "value"], figures))
-    gates = [
-        [item.stage, gate["name"], "passed" if gate["passed"] else "missed", gate["detail"]]
-        for item in result.outcomes
-        if item.artifact
-        for gate in item.artifact.manifest.get("gates") or ()
-    ]
-    if gates:
-        found.append(("Gates", ["stage", "gate", "verdict", "detail"], gates))
-    return found
+    console.table(f"{result.recipe}: {format_seconds(result.seconds)}", ["stage", "status", "time", "size"], rows)
 
 
-def figure_rows(stage: str, manifest: Mapping[str, Any]) -> list[list[Any]]:
-    """A stage's scalar figures as rows; nested figures by dotted name."""
-    rows: list[list[Any]] = []
-    for part in ("summary", "measurements"):
-        _flatten(stage, "", manifest.get(part) or {}, rows)
+def bundle_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """The bundle's deterministic figures as rows of text."""
+    sizes, perplexity, parity = summary["bytes"], summary["perplexity"], summary["parity"]
+    rows = [
+        ["model", f"{summary['model']} ({summary['architecture']})"],
+        ["format", f"{summary['format']}, KV cache {summary['kv_cache']}"],
+        ["weights before", format_size(sizes["checkpoint"])],
+        [
+            "weights after",
+            f"{format_size(sizes['quantized'])} ({sizes['quantized'] / max(sizes['checkpoint'], 1):.0%})",
+        ],
+        ["engine", format_size(sizes["engine"])],
+        ["perplexity, baseline", _interval(perplexity["baseline"], ".3f")],
+        ["perplexity, quantized", _interval(perplexity["quantized"], ".3f")],
+        ["perplexity increase (paired)", _interval(perplexity["increase"], "+.2%")],
+    ]
+    if "agreement" in parity:
+        rows.append(["engine agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")])
+    smoke = summary.get("smoke")
+    if smoke:
+        rows.append(["server checks", f"{smoke['passed']} of {smoke['of']} passed"])
+    rows.append(["limits", ", ".join(f"{key} {value}" for key, value in summary["limits"].items())])
+    if summary.get("emulated"):
+        rows.append(["emulated on this machine", ", ".join(map(str, summary["emulated"]))])
     return rows
 
 
-def _flatten(stage: str, prefix: str, value: Any, rows: list[list[Any]]) -> None:
+def _interval(figures: Mapping[str, float], style: str) -> str:
+    value, low, high = (format(figures[key], style) for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def show_sweeps(console: Console, sweeps: Sequence[Mapping[str, Any]]) -> None:
+    """Throughput and latency, a table a target, and where the curve bends."""
+    percentiles = ("p50", "p95", "p99")
+    for sweep in sweeps:
+        rows = [
+            [
+                level["concurrency"],
+                f"{level['tokens_per_second']:.1f}",
+                *(_ms(level["ttft"], name) for name in percentiles),
+                *(_ms(level["itl"], name) for name in percentiles),
+                level["errors"],
+                "-" if level.get("goodput") is None else f"{level['goodput']:.2f}",
+            ]
+            for level in sweep["levels"]
+        ]
+        columns = ["requests", "tokens/s"]
+        columns += [f"{kind} {name} ms" for kind in ("TTFT", "ITL") for name in percentiles]
+        knee = sweep.get("knee_concurrency")
+        title = f"Speed, {sweep['target']}" + (f" (the curve bends at {knee} requests)" if knee else "")
+        console.table(title, [*columns, "errors", "goodput/s"], rows)
+
+
+def _ms(figures: Mapping[str, float], name: str) -> str:
+    return f"{figures[name] * 1e3:.1f}" if name in figures else "-"
+
+
+def show_gates(console: Console, gates: Sequence[tuple[str, str, bool, str]]) -> None:
+    """Every gate with the figures that decided it."""
+    if gates:
+        rows = [[stage, name, "passed" if passed else "missed", detail] for stage, name, passed, detail in gates]
+        console.table("Gates", ["stage", "gate", "verdict", "detail"], rows)
+
+
+def figure_rows(manifest: Mapping[str, Any]) -> list[list[str]]:
+    """A stage's figures as rows, nested ones by dotted name; lists and long texts are left to ``--json``."""
+    rows: list[list[str]] = []
+    for part in ("summary", "measurements"):
+        _flatten("", manifest.get(part) or {}, rows)
+    return rows
+
+
+def _flatten(prefix: str, value: Any, rows: list[list[str]]) -> None:
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _flatten(stage, f"{prefix}.{key}" if prefix else str(key), item, rows)
-    elif isinstance(value, bool) or value is None:
-        return
-    elif isinstance(value, (int, float)):
-        rows.append([stage, prefix, _figure(prefix, value)])
+            _flatten(f"{prefix}.{key}" if prefix else str(key), item, rows)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        rows.append([prefix, _figure(prefix, value)])
+    elif isinstance(value, str) and value and len(value) <= 60:
+        rows.append([prefix, value])
 
 
 def _figure(name: str, value: float) -> str:
-    last = name.rpartition(".")[2]
-    if last.endswith("bytes") or last.endswith("bytes_per_block"):
-        return format_size(int(value))
     if isinstance(value, int):
-        return str(value)
-    return f"{value:.4g}"
+        return format_size(value) if name.rpartition(".")[2].endswith("bytes") else str(value)
+    return f"{value:.5g}"
 
 
 def _bytes(manifest: Mapping[str, Any]) -> int:
@@ -87,15 +149,18 @@ def _bytes(manifest: Mapping[str, Any]) -> int:
 
 
 def next_commands(name: str, bundle: str) -> list[str]:
-    """The commands that serve the bundle and ask it something."""
+    """The commands that serve a bundle and ask it something."""
+    from launcher.serve import DEFAULT_PORTS, Endpoints
+
+    http, grpc, metrics = (f"127.0.0.1:{DEFAULT_PORTS[kind]}" for kind in ("http", "grpc", "metrics"))
+    endpoints = Endpoints(name, http, grpc, metrics)
     return [
-        "Serve it:",
+        "\nserve it:",
         f"  trtforge serve {bundle}",
-        "Ask it:",
-        f"  curl -s localhost:8000/v2/models/{name}/generate -d "
-        "'{\"text_input\": \"What is a tensor?\", \"max_tokens\": 48, \"chat\": true}'",
-        f"  curl -sN localhost:8000/v2/models/{name}/generate_stream -d "
-        "'{\"text_input\": \"What is a tensor?\", \"max_tokens\": 48, \"chat\": true, \"stream\": true}'",
-        "Check it:",
+        "ask it:",
+        f"  {endpoints.curl()}",
+        f"  {endpoints.curl_stream()}",
+        f"  {endpoints.tritonclient()}",
+        "check it:",
         f"  trtforge verify {bundle}",
     ]

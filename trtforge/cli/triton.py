@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Write and check Triton model repositories.", no_args_is_help=True, rich_markup_mode=None)
 EngineOption = Annotated[
-    Path | None, typer.Option("--engine", metavar="DIR", help="The engine that it serves, when its own reference does not reach it.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--engine",
+        metavar="DIR",
+        help="The engine that it serves, when its own reference does not reach it.",
+        show_default=False,
+    ),
 ]
 
 
@@ -23,7 +29,9 @@ EngineOption = Annotated[
 def emit(
     console: Console,
     engine: Annotated[Path, typer.Argument(metavar="ENGINE_DIR", help="An engine directory.", show_default=False)],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The repository's folder: empty or new.", show_default=False)],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The repository's folder: empty or new.", show_default=False)
+    ],
     name: Annotated[str, typer.Option(help="The model's name, as clients say it.")] = "model",
     layout: Annotated[str, typer.Option(help="The repository's layout.")] = "native",
 ) -> None:
@@ -63,6 +71,8 @@ def lint(
             ["code", "verdict", "where", "finding", "remedy"],
             [[item.code, item.severity, item.path, item.message, item.remedy] for item in findings],
         )
-    console.value(f"{repository}: {'refused' if errors else 'ready'} ({errors} errors, {len(findings) - errors} warnings)")
+    console.value(
+        f"{repository}: {'refused' if errors else 'ready'} ({errors} errors, {len(findings) - errors} warnings)"
+    )
     if errors:
         raise common.Failed(ExitCode.GATE_FAILED)

@@ -35,9 +35,7 @@ def check_report(
         found: Machine | None = probe(store or Path.cwd())
     else:
         found = machine if isinstance(machine, Machine) else None
-    return run_rules(
-        make_facts(loaded, model=model, formats=formats or {}, kv_modes=kv_modes or {}, machine=found)
-    )
+    return run_rules(make_facts(loaded, model=model, formats=formats or {}, kv_modes=kv_modes or {}, machine=found))
 
 
 def check(

@@ -80,6 +80,7 @@ class Finding:
     remedies: tuple[str, ...]
     source: str | None
     waived: str | None = None
+    needs_model: bool = False
 
     @property
     def kind(self) -> str:
@@ -213,6 +214,7 @@ def run_rules(facts: Facts) -> Report:
                     tuple(violation.remedies),
                     item.source,
                     facts.recipe.waive.get(code) if item.waivable else None,
+                    "model" in item.needs,
                 )
             )
     findings.sort(key=lambda finding: (not finding.blocks, finding.severity != "error"))

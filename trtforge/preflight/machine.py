@@ -17,10 +17,6 @@ class Machine:
     offline: bool
     cores: int
 
-    @property
-    def described(self) -> str:
-        return f"{self.cores} cores, {self.memory_total / 2**30:.1f} GiB memory, {self.disk_free / 2**30:.1f} GiB free disk"
-
 
 def probe(store: Path) -> Machine:
     """The machine as it is now; the disk is the one that holds ``store`` (or would)."""

@@ -92,13 +92,22 @@ def _remedy(item: Any, names: tuple[str, ...]) -> str:
     key = find_key(names)
     default = None if key is None or key.field.is_required() else key.field.default
     if kind == "literal_error":
-        choices = [part.strip().strip("'") for part in str(context.get("expected", "")).replace(" or ", ", ").split(",")]
+        choices = [
+            part.strip().strip("'") for part in str(context.get("expected", "")).replace(" or ", ", ").split(",")
+        ]
         near = nearest(str(given), choices) if isinstance(given, str) else None
         return f"use {near}" if near else f"use one of {', '.join(choices)}"
     if kind in ("greater_than", "greater_than_equal", "less_than_equal", "less_than"):
         bound = next(iter(context.values()), None)
-        words = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below", "less_than_equal": "at most"}
-        return f"use a value {words[kind]} {bound}" + (f", for example {default}" if isinstance(default, (int, float)) else "")
+        words = {
+            "greater_than": "above",
+            "greater_than_equal": "at least",
+            "less_than": "below",
+            "less_than_equal": "at most",
+        }
+        return f"use a value {words[kind]} {bound}" + (
+            f", for example {default}" if isinstance(default, (int, float)) else ""
+        )
     if kind == "string_pattern_mismatch":
         return (key.field.description if key else None) or f"match {context.get('pattern')}"
     if kind in _EXAMPLES:

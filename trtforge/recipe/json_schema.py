@@ -17,7 +17,10 @@ def recipe_json_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema(mode="validation")
     required = schema.pop("required", [])
     schema["properties"] = {
-        "extends": {"type": "string", "description": "A base recipe in the same folder tree; deep-merged under this one"},
+        "extends": {
+            "type": "string",
+            "description": "A base recipe in the same folder tree; deep-merged under this one",
+        },
         **schema["properties"],
     }
     schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]

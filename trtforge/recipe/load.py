@@ -72,7 +72,7 @@ def resolve_inside(directory: Path, relative: str, *, code: str, asked: str) -> 
             f"{asked} leaves the recipe's folder",
             asked=asked,
             numbers={"folder": str(root), "resolves_to": str(target)},
-            why="A recipe and what it reads form one unit; a path out of its folder would read anything on the machine.",
+            why="A recipe and what it reads form one unit; a path out of its folder could read anything here.",
             remedies=[f"copy the file below {root} and name it relative to the recipe", "move the recipe up"],
         )
     return target
@@ -105,7 +105,10 @@ def _with_bases(
             asked=f"extends: {base_name}",
             numbers={"folder": str(root), "resolves_to": str(base_path.resolve())},
             why="A recipe and its bases form one unit that can be moved and reviewed together.",
-            remedies=[f"put the base below {root} and name it relative to {path.name}", "move the recipe to the base's folder"],
+            remedies=[
+                f"put the base below {root} and name it relative to {path.name}",
+                "move the recipe to the base's folder",
+            ],
         )
     names = [item.name for item in (*chain, here)]
     if base_path.resolve() in (*chain, here) or len(chain) >= MAX_BASES:

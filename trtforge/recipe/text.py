@@ -59,7 +59,7 @@ def read_document(path: Path) -> Document:
                 f"{path} is too large for a recipe",
                 asked=str(path),
                 numbers={"bytes": path.stat().st_size, "limit": MAX_BYTES},
-                why="A recipe is a page of settings; a file of this size is something else, often a checkpoint or a log.",
+                why="A recipe is a page of settings; a file of this size is something else.",
                 remedies=["give the recipe's own YAML file"],
             )
         raw = path.read_bytes()
@@ -183,7 +183,9 @@ class _Walker:
                     f"{self._at(key_node)}: a key must be text",
                     asked=str(key_node.value)[:80],
                     why="YAML reads words such as on, yes and bare numbers as something other than text.",
-                    remedies=[f'quote the key: "{key_node.value}"'] if isinstance(key_node, yaml.ScalarNode) else ["use a plain name"],
+                    remedies=[f'quote the key: "{key_node.value}"']
+                    if isinstance(key_node, yaml.ScalarNode)
+                    else ["use a plain name"],
                 )
             key = str(key_node.value)
             here = (*path, key)

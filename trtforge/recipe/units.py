@@ -83,7 +83,9 @@ def parse_fraction(value: Any) -> float:
     if not math.isfinite(share) or share < 0:
         raise ValueError(f"{value!r} is no share; write a percentage such as 5% or a number such as 0.05")
     if share > 1:
-        raise ValueError(f"{value!r} would be {share:.0%}; write {share:g}% or {share / 100:g}, or {share:.0%} to mean it")
+        raise ValueError(
+            f"{value!r} would be {share:.0%}; write {share:g}% or {share / 100:g}, or {share:.0%} to mean it"
+        )
     return share
 
 
@@ -128,19 +130,30 @@ Size = Annotated[
     int,
     BeforeValidator(_size_field),
     PlainSerializer(lambda v: f"{v}B", return_type=str, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(_SIZE_UNITS)})$", "examples": ["256MiB"]}),
+    WithJsonSchema(
+        {"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(_SIZE_UNITS)})$", "examples": ["256MiB"]}
+    ),
 ]
 Seconds = Annotated[
     float,
     BeforeValidator(_seconds_field),
-    PlainSerializer(lambda v: f"{v:.9g}s" if v >= 1e-4 or v == 0 else f"{v * 1e6:.9f}us", return_type=str, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(_TIME_UNITS)})$", "examples": ["200ms"]}),
+    PlainSerializer(
+        lambda v: f"{v:.9g}s" if v >= 1e-4 or v == 0 else f"{v * 1e6:.9f}us", return_type=str, when_used="json"
+    ),
+    WithJsonSchema(
+        {"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(_TIME_UNITS)})$", "examples": ["200ms"]}
+    ),
 ]
 Fraction = Annotated[
     float,
     BeforeValidator(parse_fraction),
     PlainSerializer(lambda v: v if v <= 1 else f"{v * 100:.9g}%", when_used="json"),
     WithJsonSchema(
-        {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?%$"}]}
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": 1},
+                {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?%$"},
+            ]
+        }
     ),
 ]

@@ -105,7 +105,12 @@ def hub_reachable(facts: Facts) -> Iterator[Violation]:
                 f"{key}: {spec} must be downloaded, but the machine is set offline",
                 f"{key}: {spec}",
                 {"HF_HUB_OFFLINE or HF_DATASETS_OFFLINE": 1},
-                [f"{key}: {BUILTIN_TEXTS[0]}", f"{key}: file:PATH", "unset the offline variables", "waive this when it is cached"],
+                [
+                    f"{key}: {BUILTIN_TEXTS[0]}",
+                    f"{key}: file:PATH",
+                    "unset the offline variables",
+                    "waive this when it is cached",
+                ],
             )
 
 

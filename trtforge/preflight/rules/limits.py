@@ -60,7 +60,10 @@ def tokens_cover_batch(facts: Facts) -> Iterator[Violation]:
             f"max_num_tokens {limits.max_num_tokens} cannot hold one token each of {limits.max_batch_size} requests",
             f"build.limits: {{max_num_tokens: {limits.max_num_tokens}, max_batch_size: {limits.max_batch_size}}}",
             {"max_num_tokens": limits.max_num_tokens, "max_batch_size": limits.max_batch_size},
-            [f"build.limits.max_num_tokens: {limits.max_batch_size}", f"build.limits.max_batch_size: {limits.max_num_tokens}"],
+            [
+                f"build.limits.max_num_tokens: {limits.max_batch_size}",
+                f"build.limits.max_batch_size: {limits.max_num_tokens}",
+            ],
         )
 
 
@@ -176,8 +179,9 @@ def generation_fits(facts: Facts) -> Iterator[Violation]:
 def enough_tokens(facts: Facts) -> Iterator[Violation]:
     perplexity = facts.recipe.evals.perplexity
     if perplexity.tokens < 4 * perplexity.stride:
+        blocks = perplexity.tokens / perplexity.stride
         yield Violation(
-            f"{perplexity.tokens} tokens make {perplexity.tokens / perplexity.stride:.1f} blocks of {perplexity.stride}",
+            f"{perplexity.tokens} tokens make {blocks:.1f} blocks of {perplexity.stride}",
             f"evals.perplexity.tokens: {perplexity.tokens}",
             {"tokens": perplexity.tokens, "stride": perplexity.stride},
             [f"evals.perplexity.tokens: {4 * perplexity.stride} or more", "a smaller evals.perplexity.stride"],

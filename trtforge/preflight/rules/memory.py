@@ -59,7 +59,8 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
     if blocks < needed:
         least = needed * size * token
         yield Violation(
-            f"a KV pool of {format_size(memory)} holds {blocks * size} tokens, one request may need {limits.max_seq_len}",
+            f"a KV pool of {format_size(memory)} holds {blocks * size} tokens, "
+            f"one request may need {limits.max_seq_len}",
             f"build.kv_cache.memory: {format_size(memory)}, build.limits.max_seq_len: {limits.max_seq_len}",
             {
                 "bytes_per_token": token,
@@ -143,7 +144,11 @@ def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             f"a full batch of {build.limits.max_batch_size} has {share:.0f} KV tokens a request",
             f"build.kv_cache.memory: {format_size(build.kv_cache.memory)}",
-            {"pool_tokens": tokens, "max_batch_size": build.limits.max_batch_size, "tokens_per_request": round(share, 1)},
+            {
+                "pool_tokens": tokens,
+                "max_batch_size": build.limits.max_batch_size,
+                "tokens_per_request": round(share, 1),
+            },
             [f"build.kv_cache.memory: {-(-wanted // 2**20)}MiB", "a smaller build.limits.max_batch_size"],
         )
 

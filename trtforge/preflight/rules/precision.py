@@ -70,7 +70,9 @@ def kv_on_architecture(facts: Facts) -> Iterator[Violation]:
     for architecture in facts.recipe.build.architectures:
         row = facts.architectures.row(architecture)
         if row is not None and row.kv_cache.get(mode) in ("no", "disputed"):
-            stated = "listed by the matrix but contradicted by reports" if row.kv_cache[mode] == "disputed" else "missing"
+            stated = (
+                "listed by the matrix but contradicted by reports" if row.kv_cache[mode] == "disputed" else "missing"
+            )
             yield Violation(
                 f"KV cache {mode} on {architecture} ({row.title}) is {stated}",
                 f"quantize.kv_cache: {mode}, build.architectures: {architecture}",
@@ -132,7 +134,11 @@ def already_quantized(facts: Facts) -> Iterator[Violation]:
             f"the checkpoint holds {model.prequantized} weights already",
             f"quantize.format: {asked}, model.source: {facts.recipe.model.source}",
             {"stored": model.prequantized},
-            [f"quantize.format: {model.prequantized}", "quantize.format: none", "give the unquantized checkpoint as source"],
+            [
+                f"quantize.format: {model.prequantized}",
+                "quantize.format: none",
+                "give the unquantized checkpoint as source",
+            ],
         )
 
 

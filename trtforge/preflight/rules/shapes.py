@@ -36,7 +36,7 @@ def _padded(linear: Linear, tp: int, group: int) -> int:
 @rule(
     "TF-K4-001",
     "group size does not divide a linear's input width",
-    why="Every row of a weight is cut into whole groups, on every rank; a partial group has no scale and fails at export.",
+    why="Every row of a weight is cut into whole groups on every rank; a partial group has no scale, and export fails.",
     source="https://github.com/NVIDIA/TensorRT-LLM/issues/1636",
     needs=("model", "format"),
     waivable=False,
@@ -54,10 +54,19 @@ def group_divides(facts: Facts) -> Iterator[Violation]:
         linear.kind: {"K": linear.columns, "K_per_rank": _width(linear, tp), "remainder": _width(linear, tp) % group}
         for linear in bad
     }
-    pairs = [(ranks, size) for ranks in _TPS for size in row.group_sizes if _fits(quantized, ranks, size)]
+    model = facts.require_model()
+    pairs = [
+        (ranks, size)
+        for ranks in _TPS
+        if model.heads % ranks == 0 and _kv_fits(model.kv_heads, ranks)
+        for size in row.group_sizes
+        if _fits(quantized, ranks, size)
+    ]
     padded = {linear.kind: _padded(linear, tp, group) for linear in bad}
     remedies = [f"quantize.group_size: {size}" for ranks, size in sorted(pairs, reverse=True) if ranks == tp]
-    remedies += [f"build.parallel.tp: {ranks} with quantize.group_size: {size}" for ranks, size in pairs if ranks != tp][:4]
+    remedies += [
+        f"build.parallel.tp: {ranks} with quantize.group_size: {size}" for ranks, size in pairs if ranks != tp
+    ][:4]
     remedies.append("quantize.format: fp8 (one scale a tensor, no groups)")
     remedies.append("pad the checkpoint: " + ", ".join(f"{kind} to K = {width}" for kind, width in padded.items()))
     widths = ", ".join(f"{kind} (K = {item['K_per_rank']:g})" for kind, item in offenders.items())
@@ -107,7 +116,9 @@ def group_allowed(facts: Facts) -> Iterator[Violation]:
 def heads_split(facts: Facts) -> Iterator[Violation]:
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
     if model.heads % tp:
-        works = [ranks for ranks in range(1, model.heads + 1) if model.heads % ranks == 0 and _kv_fits(model.kv_heads, ranks)]
+        works = [
+            ranks for ranks in range(1, model.heads + 1) if model.heads % ranks == 0 and _kv_fits(model.kv_heads, ranks)
+        ]
         yield Violation(
             f"{model.heads} heads do not split over tp {tp}",
             f"build.parallel.tp: {tp}",
@@ -119,7 +130,7 @@ def heads_split(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K5-002",
     "KV heads do not split over the ranks",
-    why="KV heads are either shared out over the ranks or copied to groups of ranks, so one number must divide the other.",
+    why="KV heads are shared out over the ranks or copied to groups of ranks, so one number must divide the other.",
     source="https://github.com/NVIDIA/TensorRT-LLM/issues/2310",
     needs=("model",),
     waivable=False,
@@ -127,7 +138,9 @@ def heads_split(facts: Facts) -> Iterator[Violation]:
 def kv_heads_split(facts: Facts) -> Iterator[Violation]:
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
     if not _kv_fits(model.kv_heads, tp):
-        works = [ranks for ranks in range(1, model.heads + 1) if model.heads % ranks == 0 and _kv_fits(model.kv_heads, ranks)]
+        works = [
+            ranks for ranks in range(1, model.heads + 1) if model.heads % ranks == 0 and _kv_fits(model.kv_heads, ranks)
+        ]
         yield Violation(
             f"{model.kv_heads} KV heads and tp {tp}: neither divides the other",
             f"build.parallel.tp: {tp}",

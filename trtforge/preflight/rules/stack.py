@@ -22,7 +22,12 @@ def stack_of(facts: Facts) -> StackRow | None:
     return facts.stacks.row(recipe.stack) if recipe.stack else facts.stacks.newest(recipe.build.target)
 
 
-@rule("TF-K2-001", "unknown stack", why="A stack is a row of the stack table: versions that belong together.", waivable=False)
+@rule(
+    "TF-K2-001",
+    "unknown stack",
+    why="A stack is a row of the stack table: versions that belong together.",
+    waivable=False,
+)
 def known_stack(facts: Facts) -> Iterator[Violation]:
     name = facts.recipe.stack
     if name and facts.stacks.row(name) is None:
@@ -32,7 +37,10 @@ def known_stack(facts: Facts) -> Iterator[Violation]:
             f"stack: {name} is no row of the stack table",
             f"stack: {name}",
             {"known": known},
-            [f"stack: {near}" if near else "remove stack: the target's newest is the default", "trtforge stack lists the rows"],
+            [
+                f"stack: {near}" if near else "remove stack: the target's newest is the default",
+                "trtforge stack lists the rows",
+            ],
         )
 
 
@@ -128,7 +136,7 @@ def tasks_implemented(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K13-003",
     "a calibrated KV cache without quantization",
-    why="The scales of an fp8 KV cache are calibrated while the model is quantized; with format none that step does not run.",
+    why="The scales of an fp8 KV cache are calibrated by ModelOpt along with the weights.",
     severity="warning",
     needs=("format",),
 )

@@ -1,0 +1,97 @@
+"""Measures a bundle under load: in this process, on a server started for it, or on one that runs already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtforge.progress import Progress
+
+if TYPE_CHECKING:
+    from evals.speed.sweep import Sweep
+    from trtforge.recipe.schema import Bench
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """A server that runs already: its gRPC address and the model's name there."""
+
+    grpc_url: str
+    model: str
+
+
+def measure_in_process(engine_dir: Path, asked: Bench, prompts: Sequence[str], progress: Progress) -> Sweep:
+    """The sweep over the engine's own stepping thread, without a server."""
+    from evals.speed.load import run_level
+    from evals.speed.sweep import Sweep
+    from trtforge.pipeline.stages.bench import InProcess
+
+    progress.start("loading the engine")
+    target = InProcess(engine_dir)
+    try:
+        target.warm_up(prompts[0], asked.max_tokens)
+        levels = tuple(
+            run_level(
+                target,
+                prompts,
+                concurrency=level,
+                requests=max(asked.requests_per_level, level),
+                max_tokens=asked.max_tokens,
+                slo=asked.slo,
+                progress=progress,
+            )
+            for level in sorted(set(asked.concurrency))
+        )
+    finally:
+        target.close()
+    return Sweep("in-process", levels)
+
+
+def measure_server(
+    bundle: Path | None, live: LiveServer | None, asked: Bench, prompts: Sequence[str], progress: Progress, log: Path
+) -> Sweep:
+    """The sweep by perf_analyzer: on ``live``, or on a server over the bundle's repository."""
+    if live is not None:
+        return _sweep(live.grpc_url, live.model, asked, prompts, progress)
+    from launcher.local import TritonServer
+    from launcher.serve import find_repository
+
+    assert bundle is not None
+    repository, model = find_repository(bundle)
+    progress.start("starting the Triton server")
+    with TritonServer(repository, log_path=log) as server:
+        return _sweep(server.grpc_url, model, asked, prompts, progress)
+
+
+def _sweep(url: str, model: str, asked: Bench, prompts: Sequence[str], progress: Progress) -> Sweep:
+    from evals.speed import perf_analyzer
+    from evals.speed.sweep import Sweep
+
+    levels = perf_analyzer.measure(
+        grpc_url=url,
+        model=model,
+        prompts=prompts,
+        concurrency=sorted(set(asked.concurrency)),
+        requests_per_level=asked.requests_per_level,
+        max_tokens=asked.max_tokens,
+        slo=asked.slo,
+        progress=progress,
+    )
+    return Sweep("server", tuple(levels))
+
+
+def bench_report(name: str, sweeps: Sequence[Sweep], gates: Sequence[Any]) -> Any:
+    """A report of its own: a table a target, and the throughput–latency plot with the knee marked."""
+    from dataclasses import asdict
+
+    from evals.report import Report, Section
+    from evals.speed.sweep import sweep_plot, sweep_table
+
+    passed = all(gate.passed for gate in gates)
+    text = "One table a target, in this order: " + ", ".join(sweep.target for sweep in sweeps) + "."
+    section = Section("Speed", text, tuple(sweep_table(sweep) for sweep in sweeps), (sweep_plot(sweeps),))
+    data = {"sweeps": [sweep.to_json() for sweep in sweeps], "gates": [asdict(gate) for gate in gates]}
+    verdict = f"{sum(gate.passed for gate in gates)} of {len(gates)} gates passed"
+    return Report(f"{name}: load test", verdict, passed, [section], data)
