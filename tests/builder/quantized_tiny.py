@@ -70,7 +70,9 @@ class Quantizer:
 
     def _input_amax(self, module: str) -> float:
         # Linears with one input share its range, as ModelOpt's export makes them.
-        shared = module.rsplit(".", 1)[0] + ("q" if module[-6] in "qkv" and "attn" in module else module[-9:])
+        parent, name = module.rsplit(".", 1)
+        inputs = {"q_proj": "x", "k_proj": "x", "v_proj": "x", "gate_proj": "y", "up_proj": "y"}
+        shared = parent + inputs.get(name, name)
         rng = np.random.default_rng(sum(map(ord, shared)))
         return float(3 + rng.random())
 
