@@ -89,7 +89,7 @@ class Stage(Protocol):
         """Do the work; raise :class:`~trtforge.errors.ForgeError` on anything that the user can cause."""
 
 
-class StageBase:
+class StageBase(Stage):
     """Defaults for the parts of a stage that most stages leave alone."""
 
     name: str = ""

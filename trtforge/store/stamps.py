@@ -173,7 +173,7 @@ def _ops_version(
             "TF-BND-024",
             "error",
             _ENGINE,
-            f"the graph uses version {wanted} of the trtforge ops, this version runs {', '.join(map(str, OPS_VERSIONS))}",
+            f"the graph uses version {wanted} of the trtforge ops, this version runs {list(OPS_VERSIONS)}",
             "install the version of trtforge that made the bundle, or build the bundle again",
         )
 

@@ -1,0 +1,25 @@
+"""baseline: what the unquantized checkpoint scores and writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stages.scoring import TOOLS, measure_checkpoint, scoring_section
+from trtforge.recipe.schema import Recipe
+
+
+class BaselineStage(StageBase):
+    """Measures the checkpoint of intake; no gate: it is what others are held against."""
+
+    name = "baseline"
+    needs = ("intake",)
+    code_version = "1"
+    tools = TOOLS
+
+    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        return scoring_section(recipe, recipe_dir)
+
+    def run(self, context: StageContext) -> StageResult:
+        return StageResult(summary=measure_checkpoint(context, context.inputs["intake"].path))

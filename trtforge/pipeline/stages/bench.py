@@ -1,0 +1,138 @@
+"""bench: throughput and latency, in-process and against the live server, over a concurrency sweep.
+
+All figures are measured: they live in ``bench.json`` and in the manifest's ``measurements``, outside the
+content hash, so that a second measurement does not make another bundle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stages import serving
+from trtforge.pipeline.stages.common import execution_facts, plain, rounded, write_json
+from trtforge.recipe.schema import Recipe
+from trtforge.store.hashing import hash_json
+
+BENCH_FILE = "bench.json"
+
+
+class BenchStage(StageBase):
+    """Gates: no failed request, and the recipe's SLO at the lowest concurrency."""
+
+    name = "bench"
+    # after smoke: a server that answers wrongly is not worth timing
+    needs = ("build", "repository", "smoke")
+    code_version = "1"
+    tools = serving.TOOLS
+
+    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        from evals.speed.prompts import load_prompts
+
+        return {
+            **plain(recipe.bench),
+            "prompts_sha256": hash_json(load_prompts(recipe.bench.prompts, recipe_dir)),
+        }
+
+    def host_facts(self) -> dict[str, Any]:
+        return {**execution_facts(), "cpus": os.cpu_count()}
+
+    def run(self, context: StageContext) -> StageResult:
+        from evals.speed import perf_analyzer
+        from evals.speed.load import run_level
+        from evals.speed.prompts import load_prompts
+        from evals.speed.sweep import Sweep, slo_gates
+
+        asked = context.recipe.bench
+        prompts = load_prompts(asked.prompts, context.recipe_dir)
+        levels = sorted(set(asked.concurrency))
+        context.progress.start("loading the engine")
+        target = InProcess(context.inputs["build"].path)
+        try:
+            target.warm_up(prompts[0], asked.max_tokens)
+            inside = Sweep(
+                "in-process",
+                tuple(
+                    run_level(
+                        target,
+                        prompts,
+                        concurrency=level,
+                        requests=max(asked.requests_per_level, level),
+                        max_tokens=asked.max_tokens,
+                        slo=asked.slo,
+                        progress=context.progress,
+                    )
+                    for level in levels
+                ),
+            )
+        finally:
+            target.close()
+        with serving.live_server(context, context.out / serving.LOG_FILE) as server:
+            outside = Sweep(
+                "server",
+                tuple(
+                    perf_analyzer.measure(
+                        grpc_url=server.grpc_url,
+                        model=context.recipe.name,
+                        prompts=prompts,
+                        concurrency=levels,
+                        requests_per_level=asked.requests_per_level,
+                        max_tokens=asked.max_tokens,
+                        slo=asked.slo,
+                        progress=context.progress,
+                    )
+                ),
+            )
+        figures = rounded({"sweeps": [inside.to_json(), outside.to_json()]}, 6)
+        write_json(context.out / BENCH_FILE, figures)
+        return StageResult(
+            summary={"concurrency": levels, "targets": ["in-process", "server"]},
+            measurements=figures,
+            gates=slo_gates(outside, asked.slo),
+            measured=(BENCH_FILE, serving.LOG_FILE),
+        )
+
+
+class InProcess:
+    """The engine behind its stepping thread, as the load generator drives it."""
+
+    def __init__(self, engine_dir: Path) -> None:
+        from runtime.serving import AsyncEngine
+
+        self._engine = AsyncEngine.load(engine_dir)
+
+    def submit(
+        self,
+        prompt: str,
+        max_tokens: int,
+        on_tokens: Callable[[int], None],
+        on_done: Callable[[str | None], None],
+    ) -> None:
+        """Queue a greedy request of exactly ``max_tokens`` tokens."""
+        from runtime.request import Request, RequestOutput
+        from runtime.sampling.params import SamplingParams
+
+        def receive(output: RequestOutput) -> None:
+            count = sum(len(sample.token_ids) for sample in output.samples)
+            if count:
+                on_tokens(count)
+            if output.finished:
+                on_done(None if output.error is None else str(output.error.get("message")))
+
+        params = SamplingParams(max_tokens=max_tokens, min_tokens=max_tokens, temperature=0.0)
+        self._engine.submit(Request(prompt=prompt, params=params, stream=True), receive)
+
+    def warm_up(self, prompt: str, max_tokens: int) -> None:
+        """One request that nobody times: first-touch costs belong to no level."""
+        import threading
+
+        done = threading.Event()
+        self.submit(prompt, max_tokens, lambda count: None, lambda error: done.set())
+        done.wait(120)
+
+    def close(self) -> None:
+        """End the stepping thread."""
+        self._engine.shutdown(5.0)

@@ -1,0 +1,164 @@
+"""bundle: everything that a deployment needs and the evidence that it is right, in one directory.
+
+Layout::
+
+    engine/           the engine directory
+    repository/       the Triton model repository; its models find ../../engine
+    evidence/         deterministic: perplexity, generation, parity, audit, gates; measured: smoke, bench
+    report.html|md|json
+    recipe.yaml       the recipe after inheritance, overrides and defaults
+
+Policy: the bundle's identity (``content_hash``) covers what is deterministic: engine, repository, recipe
+and the quality evidence. What was measured (``evidence/smoke.json``, ``evidence/bench.json`` and the
+report, which shows them) is hashed and verified like every file, but another measurement does not make
+another bundle: it refreshes this one. So a run that was killed anywhere and run again ends with the
+same identity as an undisturbed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
+from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke
+from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, write_json
+from trtforge.pipeline.stages.repository import REPOSITORY_DIR
+from trtforge.recipe.schema import Recipe
+from trtforge.store.files import copy_file, copy_tree
+from trtforge.store.hashing import hash_file
+
+ENGINE_DIR = "engine"
+EVIDENCE_DIR = "evidence"
+RECIPE_FILE = "recipe.yaml"
+#: Python versions that the repository's code runs on (requires-python of this distribution)
+PYTHON_RULE = ">=3.11,<3.13"
+MEASURED = (f"{EVIDENCE_DIR}/smoke.json", f"{EVIDENCE_DIR}/bench.json", "report.*")
+#: (stage, its file, name below evidence/)
+EVIDENCE = (
+    (baseline.BaselineStage.name, scoring.PERPLEXITY_FILE, "perplexity-baseline.json"),
+    (baseline.BaselineStage.name, scoring.GENERATION_FILE, "generation-baseline.json"),
+    (evaluate.EvaluateStage.name, scoring.PERPLEXITY_FILE, "perplexity-quantized.json"),
+    (evaluate.EvaluateStage.name, scoring.GENERATION_FILE, "generation-quantized.json"),
+    (evaluate.EvaluateStage.name, evaluate.INCREASE_FILE, "perplexity.json"),
+    (parity.ParityStage.name, parity.PARITY_FILE, "parity.json"),
+    (smoke.SmokeStage.name, smoke.SMOKE_FILE, "smoke.json"),
+    (bench.BenchStage.name, bench.BENCH_FILE, "bench.json"),
+)
+
+
+class BundleStage(StageBase):
+    """Copies, writes the report, stamps."""
+
+    name = "bundle"
+    needs = ("intake", "baseline", "quantize", "evaluate", "build", "parity", "repository", "smoke", "bench")
+    code_version = "1"
+    carries_measurements = True
+
+    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        return {"recipe": plain(recipe)}
+
+    def disk_estimate(self, recipe: Recipe, inputs: Mapping[str, Artifact]) -> int:
+        return copy_estimate(inputs["build"], inputs["repository"])
+
+    def run(self, context: StageContext) -> StageResult:
+        from evals.report import write_report
+        from trtforge.pipeline.stages.bundle_report import build_report
+
+        inputs, out = context.inputs, context.out
+        context.progress.start("copying engine and repository", float(size_of(inputs["build"])))
+        own = ("manifest.json", "COMPLETE")
+        copy_tree(inputs["build"].path, out / ENGINE_DIR, context.progress.advance, exclude=own)
+        copy_tree(inputs["repository"].path / REPOSITORY_DIR, out / "repository", context.progress.advance)
+        evidence = out / EVIDENCE_DIR
+        evidence.mkdir()
+        for stage, file, name in EVIDENCE:
+            copy_file(inputs[stage].path / file, evidence / name)
+        write_json(evidence / "audit.json", inputs["quantize"].summary["audit"])
+        write_json(evidence / "provenance.json", provenance(inputs))
+        write_recipe(context.recipe, out / RECIPE_FILE)
+        context.progress.start("writing the report")
+        write_report(build_report(context), out)
+        stamps = make_stamps(context, read_json(out / ENGINE_DIR / "engine.json"))
+        return StageResult(
+            summary=summarize(inputs),
+            measurements={"bench": inputs["bench"].manifest.get("measurements", {})},
+            measured=MEASURED,
+            stamps=stamps,
+        )
+
+
+def provenance(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
+    """Per stage its identity and tools: what a reader needs to make the same bundle again. No run facts."""
+    return {
+        name: {
+            "key": artifact.key,
+            "content_hash": artifact.manifest["content_hash"],
+            "code_version": artifact.manifest["ingredients"]["code_version"],
+            "tools": artifact.manifest["tools"],
+        }
+        for name, artifact in inputs.items()
+    }
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """The resolved recipe as YAML that loads back to the same recipe."""
+    import yaml
+
+    path.write_text(yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What a machine must match; see :mod:`trtforge.store.stamps` for how each is checked."""
+    from builder.machine import CPU_CAPABILITIES
+    from trtforge.tables import stack_table
+
+    recipe = context.recipe
+    table = stack_table()
+    row = table.row(recipe.stack) if recipe.stack else table.newest(recipe.build.target)
+    planned_for = engine.get("planned_for")
+    return {
+        "target": engine["target"],
+        "planned_for": planned_for,
+        "isa": sorted(dict(CPU_CAPABILITIES).get(str(planned_for), frozenset())),
+        "gpu_architectures": list(recipe.build.architectures),
+        "host_abi": engine.get("host_abi"),
+        "ops_version": engine.get("ops_version"),
+        "layout": recipe.triton.layout,
+        "triton": recipe.triton.version or (row.triton if row else None),
+        "numpy": row.numpy if row else None,
+        "python": PYTHON_RULE,
+        "tokenizer_sha256": hash_file(context.inputs["quantize"].path / "tokenizer.json"),
+    }
+
+
+def summarize(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
+    """The deterministic figures of a whole run, as ``trtforge run`` shows them at its end."""
+    evaluated, engine = inputs["evaluate"].summary, inputs["build"].summary
+    return {
+        "model": inputs["intake"].summary["source"],
+        "architecture": inputs["intake"].summary["architecture"],
+        "format": inputs["quantize"].summary["format"],
+        "kv_cache": inputs["quantize"].summary["kv_cache"],
+        "emulated": inputs["quantize"].summary.get("emulated", []),
+        "bytes": {
+            "checkpoint": weight_bytes(inputs["intake"]),
+            "quantized": weight_bytes(inputs["quantize"]),
+            "engine": size_of(inputs["build"]),
+        },
+        "perplexity": {
+            "baseline": evaluated["baseline"],
+            "quantized": evaluated["candidate"],
+            "increase": evaluated["increase"],
+        },
+        "parity": dict(inputs["parity"].summary),
+        "limits": engine["limits"],
+        "kv_blocks": engine["kv_cache"],
+        "smoke": {"passed": inputs["smoke"].summary["passed"], "of": len(inputs["smoke"].summary["checks"])},
+    }
+
+
+def weight_bytes(artifact: Artifact) -> int:
+    """Bytes of an artifact's safetensors files."""
+    return sum(int(f["size"]) for f in artifact.manifest["files"] if f["path"].endswith(".safetensors"))

@@ -1,0 +1,170 @@
+"""The report of a bundle: what was built, how good and how fast it is, how to serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtforge.pipeline.stage import Artifact, StageContext
+from trtforge.pipeline.stages.common import plain, read_json, size_of
+from trtforge.pipeline.stages.smoke import SMOKE_FILE
+from trtforge.recipe.units import format_size
+
+
+def build_report(context: StageContext) -> Any:
+    """An :class:`evals.report.Report` over the artifacts of a run."""
+    from evals.report import Report
+
+    inputs = context.inputs
+    gates = [gate for artifact in inputs.values() for gate in artifact.manifest["gates"]]
+    passed = all(gate["passed"] for gate in gates)
+    increase = inputs["evaluate"].summary["increase"]
+    verdict = (
+        f"{len(gates)} gates {'passed' if passed else 'checked, some were missed'}; perplexity "
+        f"{increase['value']:+.2%} [{increase['low']:+.2%}, {increase['high']:+.2%}] against the baseline"
+    )
+    sections = [
+        _model(inputs),
+        _quality(inputs),
+        _speed(inputs["bench"]),
+        _server(inputs["smoke"]),
+        _gates(gates),
+        _serving(context),
+        _origin(inputs),
+    ]
+    data = {
+        "recipe": plain(context.recipe),
+        "stages": {name: _stage_data(artifact) for name, artifact in inputs.items()},
+        "gates": gates,
+    }
+    return Report(f"{context.recipe.name}: deployment report", verdict, passed, sections, data)
+
+
+def _stage_data(artifact: Artifact) -> dict[str, Any]:
+    return {
+        "content_hash": artifact.manifest["content_hash"],
+        "summary": dict(artifact.summary),
+        "measurements": artifact.manifest.get("measurements", {}),
+    }
+
+
+def _model(inputs: Mapping[str, Artifact]) -> Any:
+    from evals.report import Section, Table
+    from trtforge.pipeline.stages.bundle import weight_bytes
+
+    source, quantized, engine = inputs["intake"].summary, inputs["quantize"].summary, inputs["build"].summary
+    before, after = weight_bytes(inputs["intake"]), weight_bytes(inputs["quantize"])
+    rows = (
+        ("source", str(source["source"])),
+        ("architecture", f"{source['architecture']}, {source['parameters']:,} parameters"),
+        ("weights before", format_size(before)),
+        ("weights after", f"{format_size(after)} ({after / max(before, 1):.0%})"),
+        ("format", f"{quantized['format']}, KV cache {quantized['kv_cache']}"),
+        ("engine", f"target {engine['target']}, {format_size(size_of(inputs['build']))}"),
+        ("limits", ", ".join(f"{key} {value}" for key, value in engine["limits"].items())),
+        ("KV pool", f"{engine['kv_cache']['num_blocks']} blocks of {engine['kv_cache']['block_size']} tokens"),
+        ("linears", "; ".join(f"{count} × {name}" for name, count in engine["linears"].items())),
+    )
+    emulated = quantized.get("emulated") or []
+    note = f"Emulated on the machine that made this report: {', '.join(emulated)}." if emulated else ""
+    return Section("What was built", note, (Table(("", ""), rows),))
+
+
+def _interval(figures: Mapping[str, float], style: str) -> str:
+    value, low, high = (format(figures[key], style) for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def _quality(inputs: Mapping[str, Artifact]) -> Any:
+    from evals.report import Plot, Section, Series, Table
+
+    baseline, evaluated, parity = (inputs[name].summary for name in ("baseline", "evaluate", "parity"))
+    before, after = evaluated["baseline"], evaluated["candidate"]
+    perplexity = Table(
+        ("perplexity", "value [95 % interval]"),
+        (
+            ("baseline", _interval(before, ".3f")),
+            ("quantized", _interval(after, ".3f")),
+            ("relative increase (paired)", _interval(evaluated["increase"], "+.2%")),
+        ),
+    )
+    others = Table(
+        ("check", "figure"),
+        (
+            ("tokens scored", f"{evaluated['tokens']:,} of {evaluated['corpus']}"),
+            ("sane answers, baseline", f"{baseline['sane_answers']} of {baseline['prompts']}"),
+            ("sane answers, quantized", f"{evaluated['sane_answers']} of {evaluated['prompts']}"),
+            ("engine agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")),
+            ("  without the allowance for near ties", _interval(parity["raw_agreement"], ".2%")),
+            ("  mean KL divergence", f"{parity['mean_kl']:.2e} nats"),
+        ),
+    )
+    bars = Series(
+        "perplexity",
+        (0.0, 1.0),
+        (before["value"], after["value"]),
+        labels=("baseline", "quantized"),
+        low=(before["low"], after["low"]),
+        high=(before["high"], after["high"]),
+    )
+    plot = Plot("Perplexity with 95 % intervals", "", "perplexity", (bars,), kind="bar")
+    text = "Baseline and quantized model are scored on the same tokens; the increase's interval is paired."
+    return Section("Quality", text, (perplexity, others), (plot,))
+
+
+def _speed(bench: Artifact) -> Any:
+    from evals.report import Section
+    from evals.speed.latency import LevelResult
+    from evals.speed.sweep import Sweep, sweep_plot, sweep_table
+
+    sweeps = [
+        Sweep(entry["target"], tuple(LevelResult(**level) for level in entry["levels"]))
+        for entry in bench.manifest["measurements"]["sweeps"]
+    ]
+    text = "One table a target, in this order: " + ", ".join(sweep.target for sweep in sweeps) + "."
+    return Section("Speed", text, tuple(sweep_table(s) for s in sweeps), (sweep_plot(sweeps),))
+
+
+def _server(smoke: Artifact) -> Any:
+    from evals.report import Section, Table
+
+    rows = tuple((c["name"], "yes" if c["passed"] else "NO", c["detail"]) for c in read_json(smoke.path / SMOKE_FILE))
+    text = f"Against a real Triton server {smoke.summary['server'] or '(version of PATH)'} on the emitted repository."
+    return Section("Server", text, (Table(("check", "passed", "detail"), rows),))
+
+
+def _gates(gates: list[dict[str, Any]]) -> Any:
+    from evals.report import Section, Table
+
+    rows = tuple((g["name"], "yes" if g["passed"] else "NO", g["detail"]) for g in gates)
+    return Section("Gates", "", (Table(("gate", "passed", "figures"), rows),))
+
+
+def _serving(context: StageContext) -> Any:
+    from evals.report import Section
+    from launcher.serve import DEFAULT_PORTS, Endpoints
+
+    http, grpc, metrics = (f"127.0.0.1:{DEFAULT_PORTS[name]}" for name in ("http", "grpc", "metrics"))
+    endpoints = Endpoints(context.recipe.name, http, grpc, metrics)
+    commands = (
+        "trtforge verify BUNDLE",
+        "trtforge serve BUNDLE",
+        endpoints.curl(),
+        endpoints.curl_stream(),
+        endpoints.tritonclient(),
+    )
+    return Section("Serve it", "BUNDLE is the folder of this report.", preformatted=("\n".join(commands),))
+
+
+def _origin(inputs: Mapping[str, Artifact]) -> Any:
+    from evals.report import Section, Table
+
+    rows = tuple(
+        (
+            name,
+            str(artifact.manifest["content_hash"])[:16],
+            ", ".join(f"{tool} {version}" for tool, version in artifact.manifest["tools"].items()),
+        )
+        for name, artifact in inputs.items()
+    )
+    return Section("Where it comes from", "", (Table(("stage", "content", "tools"), rows),))

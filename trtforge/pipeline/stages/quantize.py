@@ -1,0 +1,59 @@
+"""quantize: post-training quantization and the audit of what it exported (format none: a copy)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
+from trtforge.pipeline.stages.common import copy_estimate, corpus_identity, plain
+from trtforge.recipe.schema import Recipe
+
+
+class QuantizeStage(StageBase):
+    """Keyed by the section, the format's row of the table and the calibration text's hash."""
+
+    name = "quantize"
+    needs = ("intake",)
+    code_version = "1"
+    tools = ("nvidia-modelopt", "torch", "transformers")
+
+    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        from quantize.formats import format_row, kv_mode
+
+        asked = recipe.quantize
+        row, kv = format_row(asked.format), kv_mode(asked.kv_cache)
+        section = plain(asked)
+        section["row"] = plain(row, exclude={"title", "summary", "sources", "native", "cpu"})
+        section["kv_row"] = plain(kv, exclude={"title", "sources", "why"})
+        if row.needs_calibration or kv.scales == "calibrated":
+            corpus = asked.calibration.corpus
+            section["calibration"]["corpus"] = corpus_identity(corpus, recipe_dir, "calibration")
+        else:
+            section.pop("calibration")  # no text is read: changing it changes nothing
+        section["allow_remote_code"] = recipe.model.allow_remote_code
+        return section
+
+    def disk_estimate(self, recipe: Recipe, inputs: Mapping[str, Artifact]) -> int:
+        return copy_estimate(inputs["intake"])
+
+    def run(self, context: StageContext) -> StageResult:
+        from quantize.audit import audit_checkpoint
+        from quantize.ptq import quantize_checkpoint
+
+        outcome = quantize_checkpoint(
+            context.inputs["intake"].path,
+            context.out,
+            section=context.recipe.quantize,
+            base_dir=context.recipe_dir,
+            progress=context.progress,
+            allow_remote_code=context.recipe.model.allow_remote_code,
+        )
+        timings = outcome.pop("timings", {})
+        context.progress.start("auditing the export")
+        report = audit_checkpoint(context.out, expected=context.recipe.quantize)
+        return StageResult(
+            summary={**outcome, "audit": report.to_json()},
+            measurements={"timings": timings},
+        )
