@@ -1,0 +1,32 @@
+"""Fixtures that several packages' tests share."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny import write_tiny_llama
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama-family checkpoint of a few hundred kB; read only."""
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint's engine for the torch target; read only."""
+    from builder.graphs import build_graph
+    from builder.targets import build_engine
+    from trtforge.recipe.schema import Build
+
+    folder = tmp_path_factory.mktemp("tiny-engine")
+    build_graph(tiny_checkpoint, folder / "graph", block_size=16)
+    build = Build.model_validate(
+        {
+            "limits": {"max_batch_size": 16, "max_num_tokens": 512, "max_seq_len": 1024},
+            "kv_cache": {"block_size": 16, "memory": "16MiB"},
+        }
+    )
+    build_engine(folder / "graph", folder / "engine", name="tiny", build=build)
+    return folder / "engine"

@@ -1,0 +1,229 @@
+"""The native layout on a real Triton server with real clients."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from evals.speed import perf_analyzer
+from launcher.client import StreamClient
+from launcher.local import TritonServer
+from launcher.ports import pick_free
+from launcher.smoke import SmokeTarget, run_smoke
+from triton_repo.layouts.native import emit
+from trtforge.errors import ForgeError
+
+pytestmark = pytest.mark.e2e
+
+PROMPTS = ("What is the capital of France?", "Give one reason to write unit tests.", "List three fruits")
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_engine, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    shutil.copytree(tiny_engine, folder / "engine")
+    emit(folder / "engine", folder / "repository", name="tiny")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(bundle):
+    from runtime.offline import Engine
+    from runtime.sampling.params import SamplingParams
+
+    engine = Engine.load(bundle / "engine")
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.0)
+    return {prompt: engine.generate(prompt, params)[0].text for prompt in PROMPTS}
+
+
+@pytest.fixture(scope="module")
+def server(bundle, tmp_path_factory):
+    with TritonServer(bundle / "repository", log_path=tmp_path_factory.mktemp("log") / "server.log") as running:
+        yield running
+
+
+def test_smoke_checks_all_pass(server, expected):
+    target = SmokeTarget(
+        grpc_url=server.grpc_url,
+        http_url=server.http_url,
+        metrics_url=f"{server.host}:{server.metrics_port}",
+        model="tiny",
+        expected=expected,
+        max_tokens=TOKENS,
+        max_input_len=1023,
+        clients=32,
+    )
+    checks = run_smoke(target)
+    assert len(checks) == 7
+    assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
+
+
+def test_smoke_finds_a_server_that_answers_something_else(server, expected):
+    wrong = {prompt: text + "!" for prompt, text in expected.items()}
+    target = SmokeTarget(
+        grpc_url=server.grpc_url,
+        http_url=server.http_url,
+        metrics_url=f"{server.host}:{server.metrics_port}",
+        model="tiny",
+        expected=wrong,
+        max_tokens=TOKENS,
+        max_input_len=1023,
+        clients=2,
+    )
+    verdicts = {check.name: check.passed for check in run_smoke(target)}
+    assert not verdicts["joined stream, whole answer and offline engine agree"]
+
+
+def test_same_seed_same_text_and_log_probabilities(server):
+    values = {
+        "text_input": PROMPTS[0],
+        "max_tokens": 12,
+        "temperature": 1.0,
+        "top_k": 50,
+        "random_seed": 7,
+        "return_log_probs": True,
+    }
+    with StreamClient(server.grpc_url, "tiny") as client:
+        first, second = client.ask(values), client.ask(values)
+        other = client.ask({**values, "random_seed": 8})
+    assert first.error is None
+    assert first.text == second.text
+    assert first.text != other.text
+    assert len(first.log_probs) == first.output_tokens == 12
+    assert all(value <= 0 for value in first.log_probs)
+
+
+def test_chat_and_echo_and_deadline(server):
+    with StreamClient(server.grpc_url, "tiny") as client:
+        plain = client.ask({"text_input": PROMPTS[0], "max_tokens": 8})
+        echoed = client.ask({"text_input": PROMPTS[0], "max_tokens": 8, "exclude_input_in_output": False})
+        chat = client.ask({"text_input": PROMPTS[0], "max_tokens": 8, "chat": True})
+        late = client.ask({"text_input": PROMPTS[0], "max_tokens": 1000, "min_tokens": 1000, "timeout_ms": 60})
+    assert echoed.text == PROMPTS[0] + plain.text
+    assert chat.error is None
+    assert chat.output_tokens == 8
+    assert late.finish_reason == "timeout"
+    assert late.output_tokens < 1000
+
+
+def test_perf_analyzer_measures_the_server(server):
+    levels = perf_analyzer.measure(
+        grpc_url=server.grpc_url,
+        model="tiny",
+        prompts=list(PROMPTS),
+        concurrency=(1, 4),
+        requests_per_level=12,
+        max_tokens=8,
+    )
+    assert [level.concurrency for level in levels] == [1, 4]
+    for level in levels:
+        assert level.errors == 0
+        assert level.requests >= 12
+        assert level.tokens == 8 * level.requests
+        assert 0 < level.ttft["p50"] <= level.ttft["p99"]
+
+
+def test_perf_analyzer_against_nothing_is_a_coded_error():
+    port = pick_free("127.0.0.1", 1)[0]
+    with pytest.raises(ForgeError) as caught:
+        perf_analyzer.measure(
+            grpc_url=f"127.0.0.1:{port}",
+            model="tiny",
+            prompts=["x"],
+            concurrency=(1,),
+            requests_per_level=2,
+            max_tokens=2,
+        )
+    assert caught.value.code == "TF-BEN-004"
+
+
+def test_killed_under_load_then_started_again(bundle, expected, tmp_path):
+    first = TritonServer(bundle / "repository", log_path=tmp_path / "first.log")
+    outcomes: list[str] = []
+
+    def client() -> None:
+        try:
+            with StreamClient(first.grpc_url, "tiny") as stream:
+                answer = stream.ask({"text_input": PROMPTS[0], "max_tokens": 900, "min_tokens": 900}, timeout=60)
+            outcomes.append(answer.error or "answered")
+        except ForgeError as error:
+            outcomes.append(error.code)
+
+    with first:
+        threads = [threading.Thread(target=client, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        first.kill()
+        for thread in threads:
+            thread.join(timeout=90)
+    assert len(outcomes) == 8, "a client hung when the server died"
+    again = TritonServer(
+        bundle / "repository",
+        log_path=tmp_path / "second.log",
+        http_port=first.http_port,
+        grpc_port=first.grpc_port,
+        metrics_port=first.metrics_port,
+    )
+    with again, StreamClient(again.grpc_url, "tiny") as stream:
+        assert stream.ask({"text_input": PROMPTS[0], "max_tokens": TOKENS}).text == expected[PROMPTS[0]]
+
+
+@pytest.fixture
+def serve_command(bundle, tmp_path):
+    ports = pick_free("127.0.0.1", 3)
+    flags = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
+    command = [sys.executable, "-m", "trtforge", "serve", str(bundle), *flags, "--json"]
+    return command, ports
+
+
+def _wait_ready(port: int, process: subprocess.Popen) -> None:
+    for _ in range(600):
+        assert process.poll() is None, process.stderr.read()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("not ready in 60 s")
+
+
+def test_serve_drains_on_sigterm(serve_command, expected, tmp_path):
+    command, (http_port, grpc_port, _) = serve_command
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        _wait_ready(http_port, process)
+        answers = []
+
+        def client() -> None:
+            with StreamClient(f"127.0.0.1:{grpc_port}", "tiny") as stream:
+                answers.append(stream.ask({"text_input": PROMPTS[0], "max_tokens": 400, "min_tokens": 400}))
+
+        thread = threading.Thread(target=client, daemon=True)
+        thread.start()
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        thread.join(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+    assert [a.output_tokens for a in answers] == [400], "the request in flight was not answered"
+
+
+def test_serve_refuses_a_port_that_is_taken_and_a_folder_that_is_no_bundle(server, bundle, tmp_path):
+    taken = [sys.executable, "-m", "trtforge", "serve", str(bundle), f"--http-port={server.http_port}"]
+    result = subprocess.run(taken, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "TF-LCH-001" in result.stdout + result.stderr
+    no_bundle = [sys.executable, "-m", "trtforge", "serve", str(tmp_path)]
+    result = subprocess.run(no_bundle, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stdout + result.stderr
