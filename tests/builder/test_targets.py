@@ -1,0 +1,189 @@
+"""The torch target's engine directory, the kernel table, and what the registry refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.graphs import build_graph
+from builder.machine import CPU_CAPABILITIES, cpu_capability, cpu_flags, free_memory
+from builder.targets import TARGETS, build_engine, engine_info, get_target, read_engine, torch_target
+from builder.targets.kernels import CAPABILITIES, Choice, choose, table, weight_bytes
+from tests.builder.quantized_tiny import Quantizer
+from tests.support.tiny import write_tiny_llama
+from trtforge.errors import ForgeError
+from trtforge.recipe.schema import Build, KvCache, Limits, Parallel
+
+STORED = ("bfloat16", "float16", "float32", "fp8", "nvfp4", "int4_awq")
+SMALL = Build(limits=Limits(max_seq_len=512), kv_cache=KvCache(memory="4MiB"))
+
+
+def graph(directory: Path, fmt: str = "none", **options: Any) -> Path:
+    Quantizer(write_tiny_llama(directory), fmt)
+    build_graph(directory, directory, **options)
+    return directory
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_engine_json(tmp_path: Path) -> None:
+    result = build_engine(graph(tmp_path / "g", "fp8"), tmp_path / "e", name="tiny", build=SMALL)
+    engine = json.loads((tmp_path / "e" / "engine.json").read_text())
+    assert engine == result == read_engine(tmp_path / "e")
+    assert engine["target"] == "torch" and engine["version"] == 1 and engine["ops_version"] == 1
+    assert engine["limits"] == {
+        "max_batch_size": 32,
+        "max_num_tokens": 2048,
+        "max_seq_len": 512,
+        "max_input_len": 511,
+    }
+    # 2 layers x (keys, values) x 2 kv heads x 32 slots x 64 values x 2 bytes
+    assert engine["kv_cache"]["bytes_per_block"] == 2 * 2 * 2 * 32 * 64 * 2
+    assert engine["kv_cache"]["num_blocks"] == 2**22 // engine["kv_cache"]["bytes_per_block"]
+    assert engine["eos_token_ids"] == [2] and engine["bos_token_id"] == 1 and engine["vocab_size"] == 512
+    stored = {linear["name"]: linear["stored"] for linear in engine["linears"]}
+    assert stored["lm_head"] == "bfloat16" and stored["model.layers.1.mlp.down_proj"] == "fp8"
+    for name, digest in engine["sha256"].items():
+        assert hashlib.sha256((tmp_path / "e" / name).read_bytes()).hexdigest() == digest
+    assert set(engine["sha256"]) == {path.name for path in (tmp_path / "e").iterdir()} - {"engine.json"}
+
+
+@pytest.mark.parametrize("fmt", ["none", "fp8", "nvfp4", "int4_awq"])
+def test_a_rebuild_gives_the_same_bytes(tmp_path: Path, fmt: str) -> None:
+    source = graph(tmp_path / "g", fmt)
+    for out in ("a", "b", "a"):
+        build_engine(source, tmp_path / out, name="tiny", build=SMALL)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_info_decides_for_the_machine_that_asks(tmp_path: Path) -> None:
+    source = graph(tmp_path / "g", "int4_awq")
+    torch_target.build_engine(source, tmp_path / "e", name="tiny", build=SMALL, capability="avx2")
+    here = engine_info(tmp_path / "e", "avx2")
+    assert here["planned_for"] == here["machine"] == "avx2"
+    int4 = next(row for row in here["execution"] if row["stored"] == "int4_awq")
+    assert int4 == {
+        "stored": "int4_awq",
+        "executed": "int4 weights up to 4 rows, float16 above",
+        "kernel": "int4pack",
+        "native": True,
+        "linears": 14,
+        "weights": 2 * (64 * 256 * 2 + 128 * 64 * 2 + 3 * 64 * 128),
+    }
+    wide = engine_info(tmp_path / "e", "amx")
+    assert {row["kernel"] for row in wide["execution"]} == {"int4pack", "onednn_bf16"}
+    plain = engine_info(tmp_path / "e", "plain")
+    assert {row["kernel"] for row in plain["execution"]} == {"linear_fp32"}
+    assert not any(row["native"] for row in plain["execution"])
+    assert "sha256" not in here and len(here["linears"]) == 15
+
+
+def test_special_tokens_of_several_ends(tmp_path: Path) -> None:
+    source = graph(tmp_path / "g")
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7], "bos_token_id": None}))
+    engine = build_engine(source, tmp_path / "e", name="tiny", build=SMALL)
+    assert engine["eos_token_ids"] == [2, 7] and engine["bos_token_id"] == 1
+    (source / "generation_config.json").unlink()
+    (source / "config.json").write_text("{}")
+    engine = build_engine(source, tmp_path / "f", name="tiny", build=SMALL)
+    assert engine["eos_token_ids"] == [] and engine["bos_token_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("build", "code"),
+    [
+        (Build(limits=Limits(max_seq_len=4096)), "TF-BLD-012"),
+        (Build(limits=Limits(max_seq_len=64, max_input_len=64)), "TF-BLD-013"),
+        (Build(limits=Limits(max_seq_len=64, max_num_tokens=8)), "TF-BLD-013"),
+        (Build(limits=Limits(max_seq_len=64), parallel=Parallel(tp=2)), "TF-BLD-014"),
+        (Build(limits=Limits(max_seq_len=64), kv_cache=KvCache(block_size=64)), "TF-BLD-015"),
+        (Build(limits=Limits(max_seq_len=512), kv_cache=KvCache(memory="16KiB")), "TF-BLD-010"),
+        (Build(target="tensorrt"), "TF-BLD-001"),
+        (Build(target="trtllm-llmapi"), "TF-BLD-001"),
+    ],
+)
+def test_refusals(tmp_path: Path, build: Build, code: str) -> None:
+    source = graph(tmp_path / "g")
+    with pytest.raises(ForgeError) as caught:
+        build_engine(source, tmp_path / "e", name="tiny", build=build)
+    assert caught.value.code == code
+    assert caught.value.why and caught.value.remedies and caught.value.exit_code == 2
+    assert not (tmp_path / "e").exists()
+
+
+def test_directories_that_are_no_graph_or_engine(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="TF-GRF-015"):
+        build_engine(tmp_path, tmp_path / "e", name="x", build=Build())
+    for text in ("", "{}", '{"version": 1, "target": "tensorrt"}'):
+        (tmp_path / "engine.json").write_text(text)
+        with pytest.raises(ForgeError, match="TF-BLD-020"):
+            engine_info(tmp_path)
+
+
+def test_a_pool_from_free_memory_of_this_machine(tmp_path: Path) -> None:
+    build = Build(limits=Limits(max_seq_len=64), kv_cache=KvCache(free_fraction=0.001))
+    if free_memory() * 0.001 < 12 * 2**20:
+        build = Build(limits=Limits(max_seq_len=64), kv_cache=KvCache(free_fraction=0.01))
+    engine = build_engine(graph(tmp_path / "g"), tmp_path / "e", name="tiny", build=build)
+    assert engine["memory_plan"]["sized_by"] == "free_fraction"
+
+
+# Registry, table and machine
+
+
+def test_every_target_offers_the_interface() -> None:
+    for name in TARGETS:
+        module = get_target(name)
+        assert name == module.NAME and callable(module.build_engine)
+
+
+def test_the_table_is_well_formed_and_complete() -> None:
+    kernels, rows = table()
+    for row in rows:
+        assert row.stored in STORED and row.kernel in kernels and row.executed
+        assert set(row.capability) <= {*CAPABILITIES, "any"}
+        assert (row.above is None) == (row.max_rows is None)
+        assert row.above is None or row.above in kernels
+        assert Choice.from_json(json.loads(json.dumps(row.to_json()))) == row
+        assert set(row.requires) <= {"outputs_multiple_of", "group"}
+    for kernel in kernels.values():
+        assert kernel.bytes_per_weight > 0 and kernel.operators
+    # Whatever the format, the processor and the shape: something runs.
+    for stored, capability, shape, group in product(STORED, CAPABILITIES, ((16, 64), (17, 96)), (None, 16, 64, 48)):
+        row = choose(stored, capability, shape, group)
+        assert weight_bytes(row, shape, group) > 0
+    assert {row.kernel for row in rows} | {row.above for row in rows if row.above} == set(kernels)
+
+
+def test_int4_falls_back_when_the_kernel_does_not_take_the_shape() -> None:
+    assert choose("int4_awq", "avx2", (3072, 576), 64).kernel == "int4pack"
+    assert choose("int4_awq", "avx2", (3070, 576), 64).kernel == "fbgemm_fp16"
+    assert choose("int4_awq", "avx2", (3072, 576), 16).kernel == "fbgemm_fp16"
+
+
+def test_weight_bytes_count_the_fallback() -> None:
+    row = choose("int4_awq", "avx2", (64, 64), 32)
+    assert weight_bytes(row, (64, 64), 32) == 64 * 64 // 2 + 64 * 64 * 2 + 4 * 64 * 2
+    assert weight_bytes(choose("fp8", "amx", (64, 64), None), (64, 64), None) == 64 * 64 * 2
+
+
+def test_capabilities_from_flags(tmp_path: Path) -> None:
+    for name, needed in CPU_CAPABILITIES:
+        assert cpu_capability(frozenset(needed)) == name
+    assert cpu_capability(frozenset({"avx2"})) == "plain"
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fma avx2 f16c\n")
+    assert cpu_capability(cpu_flags(tmp_path / "cpuinfo")) == "avx2"
+    assert cpu_flags(tmp_path / "missing") == frozenset()
+    assert free_memory() > 0
+
+
+def test_the_abi_stamp_is_the_headers() -> None:
+    header = Path(__file__).parents[2] / "plugins" / "include" / "trtforge" / "host_abi.h"
+    assert f"#define TRTFORGE_HOST_ABI {torch_target.HOST_ABI}\n" in header.read_text()
