@@ -1,0 +1,538 @@
+"""Loader and Python face of the host op library.
+
+Two ways to call an op:
+
+- the checked methods of :class:`HostLibrary` take torch CPU tensors and verify shape, dtype, device and layout;
+- the raw way is for an executor's inner loop: ``library.raw`` holds the bound C functions (integer pointers in,
+  status out, give it to :meth:`HostLibrary.check`), and :meth:`HostLibrary.attention_call` prepares a reusable
+  argument struct of which a step changes only a few fields.
+
+The C side checks every argument again either way; a refused call has no effect. Calls release the GIL.
+
+Search order for ``libtrtforge_host.so``: ``TRTFORGE_HOST_LIBRARY`` (a file), then the folders of this package
+(``__path__`` covers wheels and editable installs).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plugins.host import abi
+from trtforge.errors import EnvironmentLacks, ForgeError
+
+if TYPE_CHECKING:
+    import torch
+
+LIBRARY_NAME = "libtrtforge_host.so"
+LIBRARY_VARIABLE = "TRTFORGE_HOST_LIBRARY"
+ISA_VARIABLE = "TRTFORGE_HOST_ISA"
+
+_lock = threading.Lock()
+_loaded: HostLibrary | None = None
+
+
+def find_library() -> Path:
+    """Where the library lies.
+
+    Raises:
+        EnvironmentLacks: TF-OPS-001 when it is nowhere; the remedy says how to build it.
+    """
+    given = os.environ.get(LIBRARY_VARIABLE)
+    if given:
+        path = Path(given)
+        if path.is_file():
+            return path
+        raise EnvironmentLacks(
+            "TF-OPS-001",
+            "the host op library is not where the environment says",
+            asked=f"{LIBRARY_VARIABLE}={given}",
+            why="That file does not exist.",
+            remedies=[f"unset {LIBRARY_VARIABLE} to use the installed library", "build it there with cmake"],
+        )
+    import plugins.host
+
+    folders = [Path(folder) for folder in plugins.host.__path__]
+    for folder in folders:
+        path = folder / LIBRARY_NAME
+        if path.is_file():
+            return path
+    raise EnvironmentLacks(
+        "TF-OPS-001",
+        "the host op library has not been built",
+        asked=LIBRARY_NAME,
+        numbers={"searched": [str(folder) for folder in folders]},
+        why="The package build compiles it with g++; running from a source tree without installing skips that.",
+        remedies=[
+            "pip install -e . (needs g++ 12 or newer: apt-get install g++)",
+            f"cmake -S . -B build/dev && cmake --build build/dev, then {LIBRARY_VARIABLE}=build/dev/{LIBRARY_NAME}",
+        ],
+    )
+
+
+def load_library(path: Path | None = None) -> HostLibrary:
+    """Open the library once per process (``path`` given: open that file anew)."""
+    global _loaded
+    if path is not None:
+        return HostLibrary(path)
+    with _lock:
+        if _loaded is None:
+            _loaded = HostLibrary(find_library())
+        return _loaded
+
+
+class HostLibrary:
+    """The opened library.
+
+    Attributes:
+        path: the file.
+        raw: the ``ctypes.CDLL`` with bound prototypes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.raw = ctypes.CDLL(str(path))
+            found = int(self.raw.trtforge_host_abi())
+        except (OSError, AttributeError) as error:
+            raise EnvironmentLacks(
+                "TF-OPS-002",
+                "the host op library cannot be loaded",
+                asked=str(path),
+                why=str(error),
+                remedies=["reinstall trtforge on this machine (pip install -e . --force-reinstall)",
+                          "apt-get install libgomp1 if libgomp.so.1 is what is missing"],
+            ) from error  # fmt: skip
+        if found != abi.ABI_VERSION:
+            raise EnvironmentLacks(
+                "TF-OPS-003",
+                "the host op library has another ABI version",
+                asked=str(path),
+                numbers={"library": found, "package": abi.ABI_VERSION},
+                why="The shared library and the Python package come from different versions.",
+                remedies=["reinstall trtforge so that both are rebuilt", f"unset {LIBRARY_VARIABLE}"],
+            )
+        abi.bind(self.raw)
+        self._attention = self.raw.trtforge_paged_attention
+        if self.raw.trtforge_host_isa() is None:
+            raise EnvironmentLacks(
+                "TF-OPS-004",
+                "the instruction set asked for cannot be used",
+                asked=f"{ISA_VARIABLE}={os.environ.get(ISA_VARIABLE, '')}",
+                why=self.last_error(),
+                remedies=[f"unset {ISA_VARIABLE}: the best that this CPU has is chosen"],
+            )
+
+    # --- the library itself -----------------------------------------------------------------------------------
+
+    def last_error(self) -> str:
+        """Message of this thread's last refused call."""
+        return (self.raw.trtforge_last_error() or b"").decode("utf-8", "replace")
+
+    def check(self, status: int, op: str = "host op") -> None:
+        """Raise the ForgeError that belongs to a non-zero status."""
+        if status == 0:
+            return
+        code, why, remedy = abi.STATUS.get(status, ("TF-OPS-199", "Unknown status.", "reinstall trtforge"))
+        raise ForgeError(
+            code, f"{op}: {self.last_error()}", asked=op, numbers={"status": status}, why=why, remedies=[remedy]
+        )
+
+    def info(self) -> dict[str, Any]:
+        """abi, isa, isas_compiled, isas_available, compiler, openmp, threads, source_hash, path."""
+        data: dict[str, Any] = json.loads(self.raw.trtforge_host_info())
+        data["path"] = str(self.path)
+        return data
+
+    @property
+    def isa(self) -> str:
+        """Instruction set in use."""
+        return str(self.raw.trtforge_host_isa().decode())
+
+    def select_isa(self, name: str | None) -> None:
+        """Use an instruction set by name for the whole process; None: back to the environment or the best."""
+        self.check(self.raw.trtforge_host_select_isa(name.encode() if name else None), "select_isa")
+
+    def set_threads(self, threads: int) -> None:
+        """Threads a call may use; 0 follows OpenMP and so ``torch.set_num_threads``."""
+        self.check(self.raw.trtforge_host_set_threads(threads), "set_threads")
+
+    # --- attention --------------------------------------------------------------------------------------------
+
+    def attention_call(self, **fields: Any) -> abi.PagedAttentionArgs:
+        """A reusable argument struct for the raw path; see :func:`run_attention`.
+
+        Scales and soft cap default to 1 and 0. Pointers are integers (``tensor.data_ptr()``); whoever fills them
+        keeps the tensors alive.
+        """
+        args = abi.PagedAttentionArgs(
+            struct_size=ctypes.sizeof(abi.PagedAttentionArgs), scale=1.0, k_scale=1.0, v_scale=1.0
+        )
+        for name, value in fields.items():
+            setattr(args, name, value)
+        return args
+
+    def run_attention(self, args: abi.PagedAttentionArgs) -> None:
+        """Run PagedAttention on a prepared struct (raw path: pointers are trusted, indices are checked)."""
+        status = self._attention(args)
+        if status:
+            self.check(status, "PagedAttention")
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_pool: torch.Tensor,
+        query_start: torch.Tensor,
+        sequence_lengths: torch.Tensor,
+        block_table: torch.Tensor,
+        out: torch.Tensor | None = None,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        scale: float | None = None,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        tree_mask: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``trtforge::PagedAttention`` v1; the contract is in docs/ops.md.
+
+        Args:
+            query: [T, H*E] float32, bfloat16 or float16; rows may be strided (a slice of a packed qkv).
+            key: [T, K*E], same dtype; value likewise.
+            kv_pool: [N, 2, K, S, E] float32, bfloat16, float16 or float8_e4m3fn (or uint8 holding E4M3 bits);
+                contiguous; written in place.
+            query_start: [B+1] int32. sequence_lengths: [B] int32. block_table: [B, M] int32.
+            out: [T, H*E] in the query's dtype; made when None.
+            scale: default 1/sqrt(E).
+            tree_mask: [T, W] bool or uint8. sinks: [H] float32.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ForgeError: TF-OPS-005 for tensors of the wrong kind, TF-OPS-101 … 113 for what the op refuses.
+        """
+        import torch
+
+        if out is None:
+            out = torch.empty(query.shape[0], num_heads * head_size, dtype=query.dtype)
+        tokens = int(query.shape[0])
+        self._matrix("query", query, (tokens, num_heads * head_size))
+        self._matrix("key", key, (tokens, num_kv_heads * head_size), query.dtype)
+        self._matrix("value", value, (tokens, num_kv_heads * head_size), query.dtype)
+        self._matrix("out", out, (tokens, num_heads * head_size), query.dtype)
+        pool_dtype = _pool_code(kv_pool)
+        if kv_pool.dim() != 5 or not kv_pool.is_contiguous() or kv_pool.device.type != "cpu":
+            raise _refuse("kv_pool", kv_pool, "a contiguous CPU tensor [N, 2, K, S, E]")
+        blocks, pair, pool_heads, slots, pool_head = (int(n) for n in kv_pool.shape)
+        if (pair, pool_heads, pool_head) != (2, num_kv_heads, head_size):
+            raise _refuse("kv_pool", kv_pool, f"[N, 2, {num_kv_heads}, S, {head_size}]")
+        requests = int(sequence_lengths.shape[0])
+        _indices("query_start", query_start, (requests + 1,))
+        _indices("sequence_lengths", sequence_lengths, (requests,))
+        _indices("block_table", block_table, (requests, int(block_table.shape[-1])))
+        width = 0
+        if tree_mask is not None:
+            if tree_mask.dtype not in (torch.bool, torch.uint8) or tree_mask.dim() != 2 or len(tree_mask) != tokens:
+                raise _refuse("tree_mask", tree_mask, f"bool or uint8 [{tokens}, W]")
+            tree_mask = tree_mask.contiguous()
+            width = int(tree_mask.shape[1])
+        if sinks is not None and (sinks.dtype != torch.float32 or tuple(sinks.shape) != (num_heads,)):
+            raise _refuse("sinks", sinks, f"float32 [{num_heads}]")
+        if sinks is not None:
+            sinks = sinks.contiguous()
+        args = self.attention_call(
+            query=query.data_ptr(),
+            key=key.data_ptr(),
+            value=value.data_ptr(),
+            kv_pool=kv_pool.data_ptr(),
+            output=out.data_ptr(),
+            query_start=query_start.data_ptr(),
+            sequence_lengths=sequence_lengths.data_ptr(),
+            block_table=block_table.data_ptr(),
+            tree_mask=None if tree_mask is None else tree_mask.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
+            query_stride=query.stride(0),
+            key_stride=key.stride(0),
+            value_stride=value.stride(0),
+            output_stride=out.stride(0),
+            block_table_stride=block_table.stride(0),
+            tree_mask_stride=width,
+            num_tokens=tokens,
+            num_requests=requests,
+            max_blocks=int(block_table.shape[1]),
+            num_blocks=blocks,
+            block_size=slots,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            activation_dtype=_code("query", query),
+            pool_dtype=pool_dtype,
+            sliding_window=sliding_window,
+            tree_mask_width=width,
+            scale=1.0 / math.sqrt(head_size) if scale is None else scale,
+            soft_cap=soft_cap,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
+        self.run_attention(args)
+        return out
+
+    def copy_blocks(self, kv_pool: torch.Tensor, pairs: torch.Tensor) -> None:
+        """Copy whole blocks inside a pool, pair after pair (copy on write).
+
+        Args:
+            kv_pool: [N, …] contiguous CPU tensor of any dtype. pairs: [P, 2] int64 (source, destination).
+        """
+        import torch
+
+        if not kv_pool.is_contiguous() or kv_pool.dim() < 1 or kv_pool.device.type != "cpu":
+            raise _refuse("kv_pool", kv_pool, "a contiguous CPU tensor [N, …]")
+        if pairs.dtype != torch.int64 or pairs.dim() != 2 or pairs.shape[1] != 2 or not pairs.is_contiguous():
+            raise _refuse("pairs", pairs, "contiguous int64 [P, 2]")
+        blocks = int(kv_pool.shape[0])
+        size = kv_pool.element_size() * (kv_pool.numel() // max(blocks, 1))
+        self.check(
+            self.raw.trtforge_copy_blocks(kv_pool.data_ptr(), size, blocks, pairs.data_ptr(), len(pairs)),
+            "copy_blocks",
+        )
+
+    # --- fused helpers ----------------------------------------------------------------------------------------
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor | None = None,
+        *,
+        eps: float,
+        weight_offset: float = 0.0,
+    ) -> torch.Tensor:
+        """``x * rsqrt(mean(x²) + eps) * (weight + weight_offset)`` by rows of [T, D], rounded once; ``out`` may be x."""
+        out = _empty_like(x) if out is None else out
+        shape = self._matrix("x", x)
+        self._matrix("out", out, shape, x.dtype)
+        self._vector("weight", weight, shape[1])
+        self.check(
+            self.raw.trtforge_rms_norm(
+                x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0), shape[0], shape[1], eps,
+                weight_offset, _code("x", x), _code("weight", weight),
+            ),
+            "rms_norm",
+        )  # fmt: skip
+        return out
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor | None = None,
+        *,
+        eps: float,
+        weight_offset: float = 0.0,
+    ) -> torch.Tensor:
+        """``residual += x`` in place, then the RMS norm of the residual; ``out`` may be x. Shapes [T, D]."""
+        out = _empty_like(x) if out is None else out
+        shape = self._matrix("x", x)
+        self._matrix("residual", residual, shape, x.dtype)
+        self._matrix("out", out, shape, x.dtype)
+        self._vector("weight", weight, shape[1])
+        self.check(
+            self.raw.trtforge_add_rms_norm(
+                x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), weight.data_ptr(), out.data_ptr(),
+                out.stride(0), shape[0], shape[1], eps, weight_offset, _code("x", x), _code("weight", weight),
+            ),
+            "add_rms_norm",
+        )  # fmt: skip
+        return out
+
+    def rope(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+    ) -> None:
+        """Half-rotation RoPE in place.
+
+        Args:
+            query: [T, H*E], key: [T, K*E]; rows may be strided (slices of a packed qkv).
+            cosine: [T, R/2] float32 contiguous, R <= E the rotated part of a head; sine likewise.
+        """
+        import torch
+
+        tokens = int(query.shape[0])
+        self._matrix("query", query, (tokens, num_heads * head_size))
+        self._matrix("key", key, (tokens, num_kv_heads * head_size), query.dtype)
+        for name, table in (("cosine", cosine), ("sine", sine)):
+            if table.dtype != torch.float32 or table.shape != cosine.shape or not table.is_contiguous():
+                raise _refuse(name, table, "contiguous float32 [T, rotary/2]")
+        if cosine.dim() != 2 or cosine.shape[0] != tokens:
+            raise _refuse("cosine", cosine, f"float32 [{tokens}, rotary/2]")
+        self.check(
+            self.raw.trtforge_rope(
+                query.data_ptr(), query.stride(0), key.data_ptr(), key.stride(0), cosine.data_ptr(), sine.data_ptr(),
+                tokens, num_heads, num_kv_heads, head_size, 2 * int(cosine.shape[1]), _code("query", query),
+            ),
+            "rope",
+        )  # fmt: skip
+
+    def silu_mul(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """``silu(x[:, :F]) * x[:, F:]`` for a packed gate|up [T, 2F]; gives [T, F]."""
+        import torch
+
+        rows, double = self._matrix("x", x)
+        if double % 2:
+            raise _refuse("x", x, "[T, 2F]")
+        out = torch.empty(rows, double // 2, dtype=x.dtype) if out is None else out
+        self._matrix("out", out, (rows, double // 2), x.dtype)
+        self.check(
+            self.raw.trtforge_silu_mul(
+                x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, double // 2, _code("x", x)
+            ),
+            "silu_mul",
+        )
+        return out
+
+    def fp8_fake_quant(
+        self, x: torch.Tensor, scale: float, out: torch.Tensor | None = None, *, dequantize: bool = True
+    ) -> torch.Tensor:
+        """``e4m3(x / scale)`` (saturating), times ``scale`` when ``dequantize``; in place when ``out`` is None."""
+        out = x if out is None else out
+        for name, tensor in (("x", x), ("out", out)):
+            if not tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.shape != x.shape:
+                raise _refuse(name, tensor, f"a contiguous CPU tensor {list(x.shape)}")
+        if out.dtype != x.dtype:
+            raise _refuse("out", out, str(x.dtype))
+        self.check(
+            self.raw.trtforge_fp8_fake_quant(
+                x.data_ptr(), out.data_ptr(), x.numel(), scale, int(dequantize), _code("x", x)
+            ),
+            "fp8_fake_quant",
+        )
+        return out
+
+    def nvfp4_fake_quant(self, x: torch.Tensor, scale: float, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Dynamic NVFP4 fake quantization of [T, D] in blocks of 16; ``scale`` = amax / (6·448); in place by default."""
+        out = x if out is None else out
+        shape = self._matrix("x", x)
+        self._matrix("out", out, shape, x.dtype)
+        self.check(
+            self.raw.trtforge_nvfp4_fake_quant(
+                x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), shape[0], shape[1], scale, _code("x", x)
+            ),
+            "nvfp4_fake_quant",
+        )
+        return out
+
+    def embedding(self, table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """``out[t] = table[ids[t]]`` with conversion. table [V, D] contiguous, ids int64 [T], out [T, D]."""
+        import torch
+
+        shape = self._matrix("out", out)
+        if table.dim() != 2 or not table.is_contiguous() or table.shape[1] != shape[1]:
+            raise _refuse("table", table, f"contiguous [V, {shape[1]}]")
+        if ids.dtype != torch.int64 or tuple(ids.shape) != (shape[0],) or not ids.is_contiguous():
+            raise _refuse("ids", ids, f"contiguous int64 [{shape[0]}]")
+        self.check(
+            self.raw.trtforge_embedding(
+                table.data_ptr(), int(table.shape[0]), shape[1], ids.data_ptr(), shape[0], out.data_ptr(),
+                out.stride(0), _code("table", table), _code("out", out),
+            ),
+            "embedding",
+        )  # fmt: skip
+        return out
+
+    def argmax_logsumexp(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Per row of float32 [L, V]: index of the first maximum (int64), the maximum, log(sum(exp))."""
+        import torch
+
+        rows, width = self._matrix("logits", logits, None, torch.float32)
+        index = torch.empty(rows, dtype=torch.int64)
+        maximum = torch.empty(rows)
+        logsumexp = torch.empty(rows)
+        self.check(
+            self.raw.trtforge_argmax_logsumexp(
+                logits.data_ptr(), logits.stride(0), rows, width, index.data_ptr(), maximum.data_ptr(),
+                logsumexp.data_ptr(),
+            ),
+            "argmax_logsumexp",
+        )  # fmt: skip
+        return index, maximum, logsumexp
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _matrix(
+        name: str, tensor: torch.Tensor, shape: tuple[int, int] | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[int, int]:
+        good = tensor.dim() == 2 and tensor.device.type == "cpu" and (tensor.shape[1] <= 1 or tensor.stride(1) == 1)
+        if not good or (shape is not None and tuple(tensor.shape) != shape):
+            raise _refuse(name, tensor, f"a CPU matrix {list(shape) if shape else '[rows, width]'} with unit columns")
+        if dtype is not None and tensor.dtype != dtype:
+            raise _refuse(name, tensor, str(dtype))
+        return int(tensor.shape[0]), int(tensor.shape[1])
+
+    @staticmethod
+    def _vector(name: str, tensor: torch.Tensor, width: int) -> None:
+        if tuple(tensor.shape) != (width,) or not tensor.is_contiguous() or tensor.device.type != "cpu":
+            raise _refuse(name, tensor, f"a contiguous CPU vector [{width}]")
+
+
+def _empty_like(x: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.empty(tuple(x.shape), dtype=x.dtype)
+
+
+def _refuse(name: str, tensor: torch.Tensor, wanted: str) -> ForgeError:
+    got = f"{tensor.dtype} {list(tensor.shape)} strides {list(tensor.stride())} on {tensor.device}"
+    return ForgeError(
+        "TF-OPS-005",
+        f"{name} must be {wanted}",
+        asked=f"{name}: {got}",
+        why="The kernels read raw memory, so layout and dtype must be what the contract says.",
+        remedies=["see docs/ops.md for shapes and types", f"pass {name}.contiguous() or convert its dtype"],
+    )
+
+
+def _indices(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    import torch
+
+    if tensor.dtype != torch.int32 or tuple(tensor.shape) != shape or tensor.device.type != "cpu":
+        raise _refuse(name, tensor, f"int32 {list(shape)}")
+    if tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise _refuse(name, tensor, f"int32 {list(shape)} with unit columns")
+
+
+def _code(name: str, tensor: torch.Tensor) -> int:
+    import torch
+
+    code = {torch.float32: abi.FLOAT32, torch.bfloat16: abi.BFLOAT16, torch.float16: abi.FLOAT16}.get(tensor.dtype)
+    if code is None:
+        raise _refuse(name, tensor, "float32, bfloat16 or float16")
+    return code
+
+
+def _pool_code(pool: torch.Tensor) -> int:
+    import torch
+
+    if pool.dtype in (torch.float8_e4m3fn, torch.uint8):
+        return abi.FLOAT8_E4M3
+    return _code("kv_pool", pool)

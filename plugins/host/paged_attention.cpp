@@ -1,0 +1,196 @@
+//! \file paged_attention.cpp
+//! \brief PagedAttention on the host: checks, cuts a step into tasks, and runs them over OpenMP threads.
+//!
+//! How work is cut decides only the speed. A task covers some query tokens of one request and one kv head; when a
+//! request's new tokens fit one task (decode, verification) its context is also cut into chunks of kCHUNK keys, so
+//! that a single long request keeps every thread busy. Partial results are merged in chunk order either way.
+#include "runtime.hpp"
+
+#include <atomic>
+#include <vector>
+
+namespace trtforge
+{
+namespace
+{
+
+//! Below this many multiply-adds a second thread costs more than it brings.
+constexpr int64_t kPARALLEL_WORK = 400000;
+//! New tokens per thread that make writing keys and values worth sharing.
+constexpr int64_t kPARALLEL_WRITE = 65536;
+
+struct Plan
+{
+    std::vector<AttentionTask> tasks;
+    std::vector<AttentionMerge> merges;
+    int64_t partialFloats{0};
+    int64_t work{0};
+};
+
+thread_local Plan tPlan;
+
+void planRequest(AttentionCall const& call, KernelTable const& table, int32_t request, int32_t tokensPerTask, Plan& plan)
+{
+    trtforge_paged_attention_args const& a = *call.args;
+    int32_t const fresh = a.query_start[request + 1] - a.query_start[request];
+    if (fresh == 0)
+    {
+        return;
+    }
+    int32_t const length = a.sequence_lengths[request];
+    int32_t const base = length - fresh;
+    int32_t const firstKey = firstVisible(a, base);
+    plan.work += static_cast<int64_t>(fresh) * (length - firstKey) * a.num_heads * a.head_size * 2;
+    bool const split = fresh <= tokensPerTask && (length - 1) / kCHUNK > firstKey / kCHUNK;
+    if (split)
+    {
+        int32_t const begin = firstKey / kCHUNK;
+        int32_t const end = (length - 1) / kCHUNK + 1;
+        int64_t const floats = table.partialFloats(call, fresh * call.group);
+        for (int32_t k = 0; k < a.num_kv_heads; ++k)
+        {
+            plan.merges.push_back(AttentionMerge{request, k, 0, fresh, end - begin, plan.partialFloats});
+            for (int32_t chunk = begin; chunk < end; ++chunk)
+            {
+                plan.tasks.push_back(AttentionTask{request, k, 0, fresh, chunk, chunk + 1, plan.partialFloats});
+                plan.partialFloats += floats;
+            }
+        }
+        return;
+    }
+    // Later tokens see more keys: long tasks first, so that threads end together.
+    int32_t const pieces = (fresh + tokensPerTask - 1) / tokensPerTask;
+    for (int32_t piece = pieces - 1; piece >= 0; --piece)
+    {
+        int32_t const token = piece * tokensPerTask;
+        int32_t const count = fresh - token < tokensPerTask ? fresh - token : tokensPerTask;
+        int32_t const highest = a.tree_mask != nullptr ? length : base + token + count;
+        int32_t const begin = firstVisible(a, a.tree_mask != nullptr ? base : base + token) / kCHUNK;
+        int32_t const end = (highest - 1) / kCHUNK + 1;
+        for (int32_t k = 0; k < a.num_kv_heads; ++k)
+        {
+            plan.tasks.push_back(AttentionTask{request, k, token, count, begin, end, -1});
+        }
+    }
+}
+
+void runSteps(AttentionCall const& call, KernelTable const& table, Plan const& plan, char* scratch, size_t each,
+    int threads, std::atomic<int64_t>* counters)
+{
+    int64_t const tokens = call.args->num_tokens;
+    int64_t const tasks = static_cast<int64_t>(plan.tasks.size());
+    int64_t const merges = static_cast<int64_t>(plan.merges.size());
+    if (threads <= 1)
+    {
+        table.attentionWrite(call, 0, tokens);
+        for (AttentionTask const& task : plan.tasks)
+        {
+            table.attentionTask(call, task, scratch);
+        }
+        for (AttentionMerge const& merge : plan.merges)
+        {
+            table.attentionMerge(call, merge, scratch);
+        }
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        int64_t const n = omp_get_num_threads();
+        int64_t const i = omp_get_thread_num();
+        char* mine = scratch + static_cast<size_t>(i) * each;
+        table.attentionWrite(call, tokens * i / n, tokens * (i + 1) / n);
+#pragma omp barrier
+        for (int64_t t = counters[0]++; t < tasks; t = counters[0]++)
+        {
+            table.attentionTask(call, plan.tasks[static_cast<size_t>(t)], mine);
+        }
+        if (merges > 0)
+        {
+#pragma omp barrier
+            for (int64_t m = counters[1]++; m < merges; m = counters[1]++)
+            {
+                table.attentionMerge(call, plan.merges[static_cast<size_t>(m)], mine);
+            }
+        }
+    }
+}
+
+void pagedAttention(trtforge_paged_attention_args const* args)
+{
+    require(args != nullptr, TRTFORGE_NULL_POINTER, "args is null");
+    require(args->struct_size == sizeof(trtforge_paged_attention_args), TRTFORGE_BAD_STRUCT,
+        "struct_size is %llu, this library has %zu", static_cast<unsigned long long>(args->struct_size),
+        sizeof(trtforge_paged_attention_args));
+    checkAttentionShapes(*args);
+    checkAttentionIndices(*args);
+    if (args->num_tokens == 0)
+    {
+        return;
+    }
+    KernelTable const& table = kernels();
+    AttentionCall call{};
+    call.args = args;
+    call.group = args->num_heads / args->num_kv_heads;
+    call.paddedHead = (args->head_size + 15) / 16 * 16;
+    int32_t const tokensPerTask = kROWS / call.group > 1 ? kROWS / call.group : 1;
+    call.maxRows = tokensPerTask * call.group;
+
+    Plan& plan = tPlan;
+    plan.tasks.clear();
+    plan.merges.clear();
+    plan.partialFloats = 0;
+    plan.work = 0;
+    for (int32_t b = 0; b < args->num_requests; ++b)
+    {
+        planRequest(call, table, b, tokensPerTask, plan);
+    }
+    int const threads = plan.tasks.size() > 1 ? threadsFor(plan.work, kPARALLEL_WORK) : 1;
+    size_t const each = (table.attentionScratch(call) + 63) / 64 * 64;
+    char* scratch = static_cast<char*>(threadMemory(0, each * static_cast<size_t>(threads)));
+    call.partials = static_cast<float*>(threadMemory(1, static_cast<size_t>(plan.partialFloats) * sizeof(float)));
+    std::atomic<int64_t> counters[2] = {{0}, {0}};
+    runSteps(call, table, plan, scratch, each, threads, counters);
+}
+
+} // namespace
+} // namespace trtforge
+
+extern "C" int trtforge_paged_attention(trtforge_paged_attention_args const* args)
+{
+    return trtforge::guarded([&] { trtforge::pagedAttention(args); });
+}
+
+extern "C" int trtforge_copy_blocks(
+    void* kv_pool, int64_t block_bytes, int32_t num_blocks, int64_t const* pairs, int64_t count)
+{
+    using namespace trtforge;
+    return guarded(
+        [&]
+        {
+            require(block_bytes > 0 && num_blocks >= 0 && count >= 0, TRTFORGE_BAD_SHAPE,
+                "block_bytes is %lld, num_blocks %d, count %lld", static_cast<long long>(block_bytes), num_blocks,
+                static_cast<long long>(count));
+            require(count == 0 || (kv_pool != nullptr && pairs != nullptr), TRTFORGE_NULL_POINTER,
+                "kv_pool or pairs is null");
+            for (int64_t i = 0; i < 2 * count; ++i)
+            {
+                require(pairs[i] >= 0 && pairs[i] < num_blocks, TRTFORGE_BAD_INDEX,
+                    "pair %lld names block %lld, outside the pool of %d blocks", static_cast<long long>(i / 2),
+                    static_cast<long long>(pairs[i]), num_blocks);
+            }
+            // Each thread copies its own slice of every pair, in order: a chain a->b, b->c means what it says.
+            int const threads = threadsFor(count * block_bytes, 1 << 20);
+            parallelRanges((block_bytes + 63) / 64, threads,
+                [&](int64_t begin, int64_t end)
+                {
+                    int64_t const from = begin * 64;
+                    int64_t const to = end * 64 < block_bytes ? end * 64 : block_bytes;
+                    char* pool = static_cast<char*>(kv_pool);
+                    for (int64_t i = 0; i < count; ++i)
+                    {
+                        __builtin_memmove(pool + pairs[2 * i + 1] * block_bytes + from,
+                            pool + pairs[2 * i] * block_bytes + from, static_cast<size_t>(to - from));
+                    }
+                });
+        });
+}
