@@ -84,8 +84,8 @@ def _attention(library: Any, name: str, head_size: int, block_size: int, dtype: 
     except ForgeError as error:
         return PluginCheck(name, False, f"{error.code}: {error.message}")
     wanted = reference.paged_attention(query, key, value, theirs, start, context, table, **settings)
-    error = float((got.float() - wanted.float()).abs().max())
+    largest = float((got.float() - wanted.float()).abs().max())
     same = bool(torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)))
     limit = TOLERANCE[dtype]
-    detail = f"largest difference {error:.2e} (limit {limit:.0e}), pool {'identical' if same else 'differs'}"
-    return PluginCheck(name, error <= limit and same, detail)
+    detail = f"largest difference {largest:.2e} (limit {limit:.0e}), pool {'identical' if same else 'differs'}"
+    return PluginCheck(name, largest <= limit and same, detail)

@@ -49,7 +49,7 @@ def _section(model: type[BaseModel], path: str, parts: list[str]) -> None:
         if section is not None:
             inner = f"{path}.{name}" if path else name
             nested.append((section, inner))
-            meaning = field.description or " ".join((section.__doc__ or "").split("\n")[0].split())
+            meaning = field.description or " ".join((section.__doc__ or "").split("\n")[0].split()).rstrip(".")
             parts.append(f"| `{name}` | section | see below | {meaning} |")
         else:
             parts.append(f"| `{name}` | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |")
@@ -76,7 +76,8 @@ def _annotation(annotation: Any, names: dict[Any, str], schema: Any = None) -> s
     if origin in (typing.Union, types.UnionType):
         return " or ".join("null" if part is type(None) else _annotation(part, names) for part in args)
     if origin is tuple:
-        return f"list of {_annotation(args[0], names)}"
+        inner = _annotation(args[0], names)
+        return f"list of {inner}s" if inner == "whole number" else f"list of {inner}"
     if origin is dict:
         return "mapping of text to text"
     return names.get(annotation, str(annotation))

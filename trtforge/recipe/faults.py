@@ -73,7 +73,13 @@ def _offender(item: Any, where: Mapping[KeyPath, str], label: str) -> dict[str, 
 
 
 def _place(path: KeyPath, where: Mapping[KeyPath, str], label: str) -> str:
-    for length in range(len(path), 0, -1):
+    if path in where:
+        return where[path]
+    # a section that only an override below it made, then the nearest section around it
+    for known, place in where.items():
+        if path and known[: len(path)] == path:
+            return place
+    for length in range(len(path) - 1, 0, -1):
         if path[:length] in where:
             return where[path[:length]]
     return label

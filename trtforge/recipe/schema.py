@@ -56,7 +56,7 @@ class Model(Section):
         description="A directory, hf:org/name[@revision], pypi:package==version#member, or a .gguf file"
     )
     sha256: str | None = Field(None, description="Expected SHA-256 of the source file or archive; checked when given")
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="Of everything that is not quantized")
     allow_remote_code: bool = Field(False, description="Accept a checkpoint that ships Python code")
 
     @field_validator("sha256")
@@ -148,7 +148,7 @@ class Evals(Section):
 class Speculation(Section):
     """Speculative decoding."""
 
-    method: Literal["none", "ngram", "draft_target", "eagle3"] = "none"
+    method: Literal["none", "ngram", "draft_target", "eagle3"] = Field("none", description="Where drafts come from")
 
 
 class Limits(Section):
