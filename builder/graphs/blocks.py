@@ -1,6 +1,7 @@
 """Blocks that decoder families share: token-packed attention with a paged KV pool, norms, gated MLP, logits.
 
-Everything runs on [T, …]: all tokens of a step along one axis, whichever request they belong to.
+Everything runs on [T, …]: all tokens of a step along one axis, whichever request they belong to. What
+depends on that layout is a method of its own, which :mod:`builder.graphs.native` replaces.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ class Blocks:
             emitter.input(f"kv_pool_{layer}", self.pool_type, self.pool_shape)
 
     @property
+    def token_shape(self) -> list[int | str]:
+        """Axes in front of a token's values."""
+        return ["T"]
+
+    @property
     def pool_shape(self) -> list[int | str]:
         """[N, 2, K, S, E]; dimension 1 holds keys (0) and values (1)."""
         return ["N", 2, self.config.num_kv_heads, self.block_size, self.config.head_size]
@@ -89,7 +95,8 @@ class Blocks:
         inv_freq, factor = inverse_frequencies(self.config.rope, self.config.head_size)
         frequencies = emitter.constant("rotary_inv_freq", inv_freq.reshape(1, -1))
         positions = emitter.node("Cast", ["positions"], scope, label="Cast_positions", to=TensorProto.FLOAT)
-        column = emitter.node("Unsqueeze", [positions, emitter.axes(1)], scope, label="Unsqueeze_positions")
+        last = len(self.token_shape)
+        column = emitter.node("Unsqueeze", [positions, emitter.axes(last)], scope, label="Unsqueeze_positions")
         angles = emitter.node("Mul", [column, frequencies], scope, label="Mul_angles")
         caches = []
         for op in ("Cos", "Sin"):
@@ -98,8 +105,12 @@ class Blocks:
                 scaling = emitter.constant("rotary_attention_factor", np.array(factor, dtype=np.float32))
                 value = emitter.node("Mul", [value, scaling], scope, label=f"Mul_{op}")
             value = emitter.cast(value, TensorProto.FLOAT, self.model_type, scope, f"Cast_{op}")
-            caches.append(emitter.node("Unsqueeze", [value, emitter.axes(0)], scope, label=f"Unsqueeze_{op}"))
+            caches.append(self.batch_caches(value, scope, op))
         return caches[0], caches[1]
+
+    def batch_caches(self, cache: str, scope: str, label: str) -> str:
+        """cos or sin [T, E/2] with the batch axis that RotaryEmbedding wants."""
+        return self.emitter.node("Unsqueeze", [cache, self.emitter.axes(0)], scope, label=f"Unsqueeze_{label}")
 
     def rotate(self, x: str, caches: tuple[str, str], heads: int, scope: str, label: str) -> str:
         """Rotary embedding of [T, heads*E], first half against second half of each head."""
@@ -117,7 +128,7 @@ class Blocks:
 
     def attention(self, module: str, x: str, caches: tuple[str, str], layer: int, *, bias: bool) -> str:
         """Grouped-query attention of one layer: [T, D] to [T, D]; writes the layer's pool."""
-        config, emitter, scope = self.config, self.emitter, scope_of(module)
+        config, scope = self.config, scope_of(module)
         width, kv_width = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
         hidden = config.hidden_size
         query, key, value = (
@@ -126,9 +137,15 @@ class Blocks:
         )
         query = self.rotate(query, caches, config.num_heads, scope, "query")
         key = self.rotate(key, caches, config.num_kv_heads, scope, "key")
+        attended = self.attend(module, query, key, value, layer)
+        return self.linears.write(self.tensors.linear(f"{module}.o_proj", (hidden, width), bias=bias), attended)
+
+    def attend(self, module: str, query: str, key: str, value: str, layer: int) -> str:
+        """PagedAttention of one layer over its pool: [T, H*E]."""
+        config, emitter, scope = self.config, self.emitter, scope_of(module)
         pool, pool_out = f"kv_pool_{layer}", f"kv_pool_{layer}_out"
         inputs = [query, key, value, pool, "query_start", "sequence_lengths", "block_table"]
-        optional = [*self._kv_scales(module), "tree_mask" if self.tree_mask else ""]
+        optional = [*self.kv_scale_inputs(module), "tree_mask" if self.tree_mask else ""]
         while optional and not optional[-1]:
             optional.pop()
         attended = emitter.node(
@@ -145,9 +162,10 @@ class Blocks:
             soft_cap=0.0,
         )
         emitter.output(pool_out, self.pool_type, self.pool_shape)
-        return self.linears.write(self.tensors.linear(f"{module}.o_proj", (hidden, width), bias=bias), attended)
+        return attended
 
-    def _kv_scales(self, module: str) -> list[str]:
+    def kv_scale_inputs(self, module: str) -> list[str]:
+        """Names of the calibrated scales of keys and values, or empty names where the pool has none."""
         names = [kv_scale_name(self.tensors, module, part) for part in ("k", "v")]
         if self.kv_scales and all(names):
             scales = []
@@ -180,8 +198,7 @@ class Blocks:
     def logits(self, hidden: str, norm: str, head: str, embedding: str) -> None:
         """Final norm and head on the rows ``logit_indices`` only; declares the output float32 [L, V]."""
         config, emitter = self.config, self.emitter
-        rows = emitter.node("Gather", [hidden, "logit_indices"], "/model", label="Gather_logit_indices", axis=0)
-        normed = self.norm(norm, rows)
+        normed = self.norm(norm, self.pick_rows(hidden))
         shape = (config.vocab_size, config.hidden_size)
         own = f"{head}.weight"
         tied = config.tied and f"{head}.weight_scale" not in self.tensors
@@ -193,6 +210,10 @@ class Blocks:
         else:
             wide = self.linears.write(linear, normed)
             emitter.node("Cast", [wide], scope_of(head), output="logits", to=TensorProto.FLOAT)
+
+    def pick_rows(self, hidden: str) -> str:
+        """The rows of the tokens whose logits are wanted: [L, D]."""
+        return self.emitter.node("Gather", [hidden, "logit_indices"], "/model", label="Gather_logit_indices", axis=0)
 
 
 def kv_scale_name(tensors: CheckpointTensors, module: str, part: str) -> str | None:

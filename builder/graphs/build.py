@@ -20,6 +20,7 @@ from builder.graphs.config import ModelConfig, read_config
 from builder.graphs.emitter import MODEL_TYPES, Emitter
 from builder.graphs.info import GRAPH_FILE, INFO_FILE, PACKED_FILE, GraphInfo, LinearInfo
 from builder.graphs.linears import LinearWriter
+from builder.graphs.native import NativeBlocks
 from builder.graphs.packing import plan_packed, write_packed
 from builder.graphs.tensors import CheckpointTensors
 from trtforge.errors import ForgeError
@@ -28,6 +29,7 @@ from trtforge.safetensors_header import TensorInfo
 
 ONNX_OPSET = 24
 FAMILIES = {"llama": llama.write}
+MODES = ("paged", "native")
 KV_FORMATS = ("float32", "float16", "bfloat16", "fp8")
 BLOCK_SIZES = (16, 32, 64, 128)
 _OWN_FILES = frozenset({GRAPH_FILE, INFO_FILE, PACKED_FILE, "engine.json"})
@@ -52,7 +54,8 @@ def build_graph(
         kv_cache_format: float32, float16, bfloat16 or fp8; None: fp8 when the checkpoint is calibrated
             for it, else ``dtype``.
         block_size: S, token slots in a KV block.
-        mode: ``paged``; the only one this version writes.
+        mode: ``paged``, or ``native``: standard operators on padded batches (see
+            :mod:`builder.graphs.native`); no engine target of this version takes it.
         hidden_states: residual streams to add as outputs (i: after i layers).
         tree_mask: add the input that verification of draft trees needs.
 
@@ -70,14 +73,14 @@ def build_graph(
             tensors.quant.kv_cache == "FP8" or kv_scale_name(tensors, "model.layers.0.self_attn", "k") is not None
         )
         kv_cache_format = "fp8" if calibrated else dtype
-    _check_request(config, dtype, kv_cache_format, block_size, mode, hidden_states)
+    _check_request(config, dtype, kv_cache_format, block_size, mode, hidden_states, tree_mask)
 
     progress.start("writing the graph", None)
     int4 = _int4_weights(tensors)
     packed, packed_header = plan_packed(int4)
     emitter = Emitter()
     linears = LinearWriter(emitter, tensors, MODEL_TYPES[dtype], packed)
-    blocks = Blocks(
+    blocks = (NativeBlocks if mode == "native" else Blocks)(
         emitter,
         tensors,
         linears,
@@ -89,7 +92,7 @@ def build_graph(
     )
     FAMILIES[config.family](blocks)
     for index in hidden_states:
-        emitter.output(f"hidden_states_{index}", MODEL_TYPES[dtype], ["T", config.hidden_size])
+        emitter.output(f"hidden_states_{index}", MODEL_TYPES[dtype], [*blocks.token_shape, config.hidden_size])
     tensors.finish(frozenset(linear.format for linear in linears.written) - {"none"})
     model = checks.infer(_model(emitter))
 
@@ -176,7 +179,13 @@ def _info(
 
 
 def _check_request(
-    config: ModelConfig, dtype: str, kv_format: str, block_size: int, mode: str, hidden_states: Sequence[int]
+    config: ModelConfig,
+    dtype: str,
+    kv_format: str,
+    block_size: int,
+    mode: str,
+    hidden_states: Sequence[int],
+    tree_mask: bool,
 ) -> None:
     def refuse(code: str, what: str, asked: object, allowed: Sequence[object], why: str) -> ForgeError:
         listed = ", ".join(str(a) for a in allowed)
@@ -193,8 +202,12 @@ def _check_request(
         raise refuse(
             "TF-GRF-012", "The graph's dtype", dtype, list(MODEL_TYPES), "Activations run in one of these types."
         )
-    if mode != "paged":
-        raise refuse("TF-GRF-012", "The attention mode", mode, ["paged"], "This version writes paged graphs only.")
+    if mode not in MODES:
+        raise refuse("TF-GRF-012", "The attention mode", mode, MODES, "There are two ways to write attention.")
+    if mode == "native" and kv_format == "fp8":
+        raise refuse("TF-GRF-011", "The KV cache's format", kv_format, KV_FORMATS[:3], "Native caches have no scales.")
+    if mode == "native" and tree_mask:
+        raise refuse("TF-GRF-012", "tree_mask", True, [False], "Native attention makes its mask from positions.")
     if block_size not in BLOCK_SIZES:
         raise refuse("TF-GRF-011", "The KV block size", block_size, BLOCK_SIZES, "PagedAttention v1 takes these sizes.")
     if kv_format not in KV_FORMATS:

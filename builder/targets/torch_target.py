@@ -51,11 +51,20 @@ def build_engine(
 
     Raises:
         ForgeError: ``TF-BLD-010``/``011`` memory, ``TF-BLD-012``/``013`` limits, ``TF-BLD-014``
-            parallelism, ``TF-BLD-015`` block sizes differ, ``TF-GRF-015`` no graph directory.
+            parallelism, ``TF-BLD-015`` block sizes differ, ``TF-BLD-016`` the graph is not
+            paged, ``TF-GRF-015`` no graph directory.
     """
     graph_dir, out = Path(graph_dir), Path(out)
     progress = progress or SilentProgress()
     graph = GraphInfo.read(graph_dir)
+    if graph.mode != "paged":
+        raise ForgeError(
+            "TF-BLD-016",
+            f"The torch target runs paged graphs, not {graph.mode} ones",
+            asked=str(graph_dir),
+            why="Its executor keeps the KV cache in pools of blocks.",
+            remedies=["Build the graph with mode paged"],
+        )
     limits = _checked_limits(graph, build)
     capability = capability or cpu_capability()
     headers = read_headers(graph_dir)

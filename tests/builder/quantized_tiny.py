@@ -39,9 +39,12 @@ def _pack_nibbles(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 class Quantizer:
     """Quantizes every layer's linears of a tiny checkpoint in place; remembers what each means."""
 
-    def __init__(self, directory: Path, fmt: str, *, group: int = 32, kv_fp8: bool = False, seed: int = 1) -> None:
+    def __init__(
+        self, directory: Path, fmt: str, *, group: int = 32, kv_fp8: bool = False, scale_type: str = "BF16"
+    ) -> None:
         self.directory, self.format, self.group = directory, fmt, group
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(1)
+        self.scale_type = scale_type
         self.meaning: dict[str, np.ndarray] = {}
         self.activations: dict[str, Any] = {}
         self.kv_scales: dict[str, float] = {}
@@ -109,14 +112,14 @@ class Quantizer:
     def _int4_awq(self, module: str, weight: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
         rows, columns = weight.shape
         blocks = weight.reshape(rows, columns // self.group, self.group)
-        scales = (np.abs(blocks).max(axis=2) / 7).astype(ml_dtypes.bfloat16)
+        scales = (np.abs(blocks).max(axis=2) / 7).astype(_NUMPY[self.scale_type])
         factor = scales.astype(np.float32)[:, :, None]
         values = np.clip(np.rint(blocks / factor), -8, 7).astype(np.int8)
         self.meaning[f"{module}.weight"] = (values * factor).reshape(rows, columns)
         values = values.reshape(rows, columns)
         tensors = {
             f"{module}.weight": ("U8", _pack_nibbles(values[0::2], values[1::2])),
-            f"{module}.weight_scale": ("BF16", scales),
+            f"{module}.weight_scale": (self.scale_type, scales),
         }
         if module.endswith(("o_proj", "down_proj")):  # the others are folded into the norm before them
             pre = (0.5 + self.rng.random(columns, dtype=np.float32)).astype(ml_dtypes.bfloat16)

@@ -232,7 +232,9 @@ def test_an_fp8_pool_without_scales_says_so(tmp_path: Path) -> None:
     ("options", "code"),
     [
         ({"dtype": "int8"}, "TF-GRF-012"),
-        ({"mode": "native"}, "TF-GRF-012"),
+        ({"mode": "linear"}, "TF-GRF-012"),
+        ({"mode": "native", "kv_cache_format": "fp8"}, "TF-GRF-011"),
+        ({"mode": "native", "tree_mask": True}, "TF-GRF-012"),
         ({"block_size": 24}, "TF-GRF-011"),
         ({"kv_cache_format": "nvfp4"}, "TF-GRF-011"),
         ({"hidden_states": (3,)}, "TF-GRF-012"),

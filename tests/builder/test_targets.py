@@ -118,6 +118,11 @@ def test_refusals(tmp_path: Path, build: Build, code: str) -> None:
     assert not (tmp_path / "e").exists()
 
 
+def test_a_native_graph_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="TF-BLD-016"):
+        build_engine(graph(tmp_path / "g", mode="native"), tmp_path / "e", name="tiny", build=SMALL)
+
+
 def test_directories_that_are_no_graph_or_engine(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="TF-GRF-015"):
         build_engine(tmp_path, tmp_path / "e", name="x", build=Build())
