@@ -73,8 +73,22 @@ class GgufHeader:
     tensors: dict[str, GgufTensor]
     size: int
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.metadata.get(key, default)
+    def get(self, key: str, kind: type, default: Any = None, *, items: type | None = None) -> Any:
+        """The value of ``key``, which must be a ``kind`` (of ``items``, for a list), or ``default`` when it is absent.
+
+        Raises:
+            ForgeError: ``TF-SRC-014`` when the file has a value of another type there.
+        """
+        value = self.metadata.get(key)
+        if value is None:
+            return default
+        good = isinstance(value, (int, float) if kind is float else kind)
+        good = good and (kind is bool or not isinstance(value, bool))
+        if good and items is not None:
+            good = all(isinstance(item, items) and not isinstance(item, bool) for item in value)
+        if not good:
+            raise _damaged("the GGUF file", f"the value of {key} has the wrong type", found=type(value).__name__)
+        return value
 
 
 class _NeedMore(Exception):

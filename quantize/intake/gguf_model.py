@@ -64,7 +64,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     Raises:
         ForgeError: ``TF-SRC-009`` architecture, ``TF-SRC-015`` something the conversion would lose.
     """
-    name = header.get("general.architecture")
+    name = header.get("general.architecture", str)
     if name not in ARCHITECTURES:
         raise ForgeError(
             "TF-SRC-009",
@@ -77,17 +77,17 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
                 "use a model of a supported architecture",
             ],
         )
-    if header.get("split.count", 1) > 1:
+    if header.get("split.count", int, 1) > 1:
         raise unsupported(
-            "it is one part of several", "merge the parts: gguf-split --merge", parts=header.get("split.count")
+            "it is one part of several", "merge the parts: gguf-split --merge", parts=header.get("split.count", int)
         )
-    if header.get(f"{name}.expert_count", 0):
-        raise unsupported("it is a mixture of experts", experts=header.get(f"{name}.expert_count"))
+    if experts := header.get(f"{name}.expert_count", int, 0):
+        raise unsupported("it is a mixture of experts", experts=experts)
 
-    def field(key: str, default: Any = None) -> Any:
-        value = header.get(f"{name}.{key}", default)
-        if isinstance(value, list):
+    def field(key: str, default: Any = None, kind: type = int) -> Any:
+        if isinstance(header.metadata.get(f"{name}.{key}"), list):
             raise unsupported(f"{name}.{key} differs from layer to layer")
+        value = header.get(f"{name}.{key}", kind, default)
         if value is None:
             raise unsupported(f"its metadata lacks {name}.{key}")
         return value
@@ -101,16 +101,16 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise unsupported("it has no token_embd.weight: a vocabulary-only file, or an adapter")
-    tokens = {key: header.get(f"tokenizer.ggml.{key}") for key in ("bos_token_id", "eos_token_id", "padding_token_id")}
+    tokens = {key: header.get(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos", "padding")}
     return {
         "architectures": [ARCHITECTURES[name]],
         "model_type": architectures()[ARCHITECTURES[name]]["model_type"],
         "attention_bias": "blk.0.attn_output.bias" in header.tensors or "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         "attention_dropout": 0.0,
-        "bos_token_id": tokens["bos_token_id"],
-        "eos_token_id": tokens["eos_token_id"],
-        "pad_token_id": tokens["padding_token_id"],
+        "bos_token_id": tokens["bos"],
+        "eos_token_id": tokens["eos"],
+        "pad_token_id": tokens["padding"],
         "head_dim": head_size,
         "hidden_act": "silu",
         "hidden_size": width,
@@ -120,8 +120,8 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_hidden_layers": field("block_count"),
         "num_key_value_heads": field("attention.head_count_kv", heads),
-        "rms_norm_eps": shortest(field("attention.layer_norm_rms_epsilon")),
-        "rope_parameters": _rope(header, name, head_size),
+        "rms_norm_eps": shortest(field("attention.layer_norm_rms_epsilon", kind=float)),
+        "rope_parameters": _rope(header, name),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "use_cache": True,
         "vocab_size": embedding.shape[0],
@@ -132,15 +132,18 @@ def shortest(value: float) -> float:
     """The shortest decimal that is the same float32: 1e-05 instead of 9.999999747378752e-06."""
     for digits in range(1, 10):
         candidate = float(f"{value:.{digits}g}")
-        if struct.pack("<f", candidate) == struct.pack("<f", value):
-            return candidate
+        try:
+            if struct.pack("<f", candidate) == struct.pack("<f", value):
+                return candidate
+        except OverflowError:  # beyond float32, where rounding up may lead
+            continue
     return float(value)
 
 
-def _rope(header: GgufHeader, name: str, head_size: int) -> dict[str, Any]:
-    theta = shortest(header.get(f"{name}.rope.freq_base", 10000.0))
-    kind = header.get(f"{name}.rope.scaling.type")
-    factor = header.get(f"{name}.rope.scaling.factor", header.get(f"{name}.rope.scale_linear", 1.0))
+def _rope(header: GgufHeader, name: str) -> dict[str, Any]:
+    theta = shortest(header.get(f"{name}.rope.freq_base", float, 10000.0))
+    kind = header.get(f"{name}.rope.scaling.type", str)
+    factor = header.get(f"{name}.rope.scaling.factor", float, header.get(f"{name}.rope.scale_linear", float, 1.0))
     if ROPE_FACTORS in header.tensors:
         if kind not in (None, "none"):
             raise unsupported("it has rope factors and a rope scaling at once")
@@ -152,11 +155,13 @@ def _rope(header: GgufHeader, name: str, head_size: int) -> dict[str, Any]:
     if kind == "linear":
         return {"rope_type": "linear", "rope_theta": theta, "factor": shortest(factor)}
     if kind == "yarn":
-        extra = [key for key in header.metadata if key.startswith(f"{name}.rope.scaling.") and "yarn_" in key]
+        extra = [key for key in header.metadata if key.startswith(f"{name}.rope.scaling.yarn_")]
+        if header.get(f"{name}.rope.scaling.attn_factor", float, 1.0) != 1.0:
+            extra.append("attn_factor")
         if extra:
             raise unsupported(f"its yarn rope has settings of its own ({', '.join(extra)})")
         rope = {"rope_type": "yarn", "rope_theta": theta, "factor": shortest(factor)}
-        original = header.get(f"{name}.rope.scaling.original_context_length")
+        original = header.get(f"{name}.rope.scaling.original_context_length", int)
         return rope if original is None else {**rope, "original_max_position_embeddings": original}
     raise unsupported(f"its rope scaling {kind!r} is not supported")
 

@@ -16,7 +16,7 @@ from typing import Any
 from quantize.intake.gguf_header import GgufHeader
 from trtforge.errors import EnvironmentLacks, ForgeError
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def tokenizer_files(header: GgufHeader, max_positions: int) -> tuple[str, dict[s
     Raises:
         ForgeError: ``TF-SRC-008`` no tokenizer in the file, ``TF-SRC-015`` one that cannot be carried over.
     """
-    tokens = header.get("tokenizer.ggml.tokens")
-    model = header.get("tokenizer.ggml.model")
+    tokens = header.get("tokenizer.ggml.tokens", list, items=str)
+    model = header.get("tokenizer.ggml.model", str)
     if not tokens or model is None:
         raise ForgeError(
             "TF-SRC-008",
@@ -91,19 +91,18 @@ def tokenizer_files(header: GgufHeader, max_positions: int) -> tuple[str, dict[s
         raise _unsupported(f"its kind {model!r} is not supported", supported=["gpt2", "llama"])
     _add_special(tokenizer, header, tokens)
     _add_bos(tokenizer, header, tokens, default=model == "llama")
-    template = header.get("tokenizer.chat_template")
+    template = header.get("tokenizer.chat_template", str)
     return str(tokenizer.to_str(pretty=True)), _config(header, tokens, max_positions, template), template
 
 
 def _byte_level(header: GgufHeader, tokens: list[str]) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    rule = SPLIT_RULES.get(str(header.get("tokenizer.ggml.pre")))
+    name = header.get("tokenizer.ggml.pre", str)
+    rule = SPLIT_RULES.get(name)
     if rule is None:
-        raise _unsupported(
-            f"its splitting rule {header.get('tokenizer.ggml.pre')!r} is not known", known=sorted(SPLIT_RULES)
-        )
-    merges = [tuple(merge.split(" ", 1)) for merge in header.get("tokenizer.ggml.merges") or ()]
+        raise _unsupported(f"its splitting rule {name!r} is not known", known=sorted(SPLIT_RULES))
+    merges = [tuple(merge.split(" ", 1)) for merge in header.get("tokenizer.ggml.merges", list, (), items=str)]
     if not merges or any(len(pair) != 2 for pair in merges):
         raise _unsupported("its merges are missing or malformed", merges=len(merges))
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -119,7 +118,7 @@ def _byte_level(header: GgufHeader, tokens: list[str]) -> Any:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     if rule.pattern is not None:
         steps.append(pre_tokenizers.Split(Regex(rule.pattern), behavior="isolated", invert=False))
-    prefix = bool(header.get("tokenizer.ggml.add_space_prefix", False))
+    prefix = header.get("tokenizer.ggml.add_space_prefix", bool, False)
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=rule.pattern is None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
     tokenizer.decoder = decoders.ByteLevel()
@@ -130,10 +129,10 @@ def _sentencepiece(header: GgufHeader, tokens: list[str]) -> Any:
     """SentencePiece BPE, in the form that Llama 2's tokenizer.json has; merges are rebuilt from the scores."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    scores = header.get("tokenizer.ggml.scores")
-    kinds = header.get("tokenizer.ggml.token_type")
-    if not scores or len(scores) != len(tokens) or not kinds or len(kinds) != len(tokens):
-        raise _unsupported("its scores or token types are missing", tokens=len(tokens))
+    scores = header.get("tokenizer.ggml.scores", list, items=float)
+    kinds = _kinds(header, tokens)
+    if not scores or len(scores) != len(tokens):
+        raise _unsupported("its scores are missing", tokens=len(tokens))
     if kinds.count(_BYTE) != 256:
         raise _unsupported("it lacks the 256 byte tokens", bytes=kinds.count(_BYTE))
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -146,12 +145,13 @@ def _sentencepiece(header: GgufHeader, tokens: list[str]) -> Any:
             if left in vocabulary and right in vocabulary:
                 merges.append((-scores[index], vocabulary[left], vocabulary[right], left, right))
     merges.sort()
-    unknown = tokens[header.get("tokenizer.ggml.unknown_token_id", kinds.index(_UNKNOWN) if _UNKNOWN in kinds else 0)]
+    named = _token_id(header, "unknown", tokens)
+    unknown = tokens[named if named is not None else kinds.index(_UNKNOWN) if _UNKNOWN in kinds else 0]
     pairs = [(left, right) for *_, left, right in merges]
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    prefix = bool(header.get("tokenizer.ggml.add_space_prefix", True))
+    prefix = header.get("tokenizer.ggml.add_space_prefix", bool, True)
     steps: list[Any] = [normalizers.Prepend("▁")] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
     decoding: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -162,21 +162,29 @@ def _sentencepiece(header: GgufHeader, tokens: list[str]) -> Any:
 def _add_special(tokenizer: Any, header: GgufHeader, tokens: list[str]) -> None:
     from tokenizers import AddedToken
 
-    kinds = header.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    kinds = _kinds(header, tokens)
     named = {_token_id(header, key, tokens) for key in ("bos", "eos", "unknown", "padding")} - {None}
     for index, token in enumerate(tokens):
-        kind = kinds[index] if index < len(kinds) else 1
+        kind = kinds[index]
         if kind in (_UNKNOWN, _CONTROL) or index in named:
             tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
         elif kind == _USER_DEFINED:
             tokenizer.add_tokens([AddedToken(token, normalized=False, special=False)])
 
 
+def _kinds(header: GgufHeader, tokens: list[str]) -> list[int]:
+    """The type of every token: normal, unknown, control, user-defined, unused or byte."""
+    kinds: list[int] = header.get("tokenizer.ggml.token_type", list, [_NORMAL] * len(tokens), items=int)
+    if len(kinds) != len(tokens):
+        raise _unsupported("its token types do not match its tokens", tokens=len(tokens), types=len(kinds))
+    return kinds
+
+
 def _token_id(header: GgufHeader, key: str, tokens: list[str]) -> int | None:
-    value = header.get(f"tokenizer.ggml.{key}_token_id")
+    value: int | None = header.get(f"tokenizer.ggml.{key}_token_id", int)
     if value is None:
         return None
-    if not isinstance(value, int) or not 0 <= value < len(tokens):
+    if not 0 <= value < len(tokens):
         raise _unsupported(f"its {key} token {value!r} is not in the vocabulary", tokens=len(tokens))
     return value
 
@@ -186,7 +194,7 @@ def _add_bos(tokenizer: Any, header: GgufHeader, tokens: list[str], *, default: 
     from tokenizers import processors
 
     bos = _token_id(header, "bos", tokens)
-    if bos is None or not header.get("tokenizer.ggml.add_bos_token", default):
+    if bos is None or not header.get("tokenizer.ggml.add_bos_token", bool, default):
         return
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{tokens[bos]}:0 $A:0",

@@ -41,6 +41,8 @@ ROPE_TYPES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ),
     ),
 }
+#: deeper than any model by far; keeps a damaged number from being taken for work to do
+_MOST_LAYERS = 10_000
 #: keys that describe the writer or its moment, not the model
 _DROPPED = ("_name_or_path", "transformers_version", "torch_dtype", "_attn_implementation", "_commit_hash")
 
@@ -127,6 +129,11 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
     """
     architecture, row = require_architecture(config)
     layers = _positive(config, "num_hidden_layers")
+    if layers > _MOST_LAYERS:
+        raise _invalid("config.json", "no model has so many layers", num_hidden_layers=layers)
+    epsilon = config.get("rms_norm_eps", 1e-6)
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < 1:
+        raise _invalid("config.json", f"rms_norm_eps must be a small positive number, not {epsilon!r}")
     hidden = _positive(config, "hidden_size")
     heads = _positive(config, "num_attention_heads")
     kv_heads = _positive(config, "num_key_value_heads", default=heads)
@@ -213,8 +220,9 @@ def _rope(config: dict[str, Any], max_positions: int) -> dict[str, Any]:
     if missing:
         raise _bad_rope(f"rope type {rope_type} lacks {', '.join(missing)}")
     kept = {key: value for key, value in given.items() if key in needed | optional and value is not None}
-    if any(key != "truncate" and (isinstance(v, bool) or not isinstance(v, (int, float))) for key, v in kept.items()):
-        raise _bad_rope(f"the values of rope type {rope_type} must be numbers: {kept}")
+    numbers = [value for key, value in kept.items() if key != "truncate"]
+    if any(isinstance(v, bool) or not isinstance(v, (int, float)) or not 0 < v < float("inf") for v in numbers):
+        raise _bad_rope(f"the values of rope type {rope_type} must be positive numbers: {kept}")
     return {"rope_type": rope_type, "rope_theta": float(theta), **dict(sorted(kept.items()))}
 
 
