@@ -17,7 +17,7 @@ import yaml
 
 from builder.machine import CPU_CAPABILITIES
 
-CAPABILITIES = (*(name for name, _ in CPU_CAPABILITIES), "cuda")
+CAPABILITIES = (*(name for name, _ in CPU_CAPABILITIES), "cuda", "cuda_fp8")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Choice:
 
     def fits(self, stored: str, capability: str, shape: tuple[int, int], group: int | None) -> bool:
         """Whether the row serves a linear [N, K] stored like that on that processor."""
-        machine = capability in self.capability or ("any" in self.capability and capability != "cuda")
+        machine = capability in self.capability or ("any" in self.capability and not capability.startswith("cuda"))
         multiple = int(self.requires.get("outputs_multiple_of", 1))
         groups = self.requires.get("group")
         return self.stored == stored and machine and shape[0] % multiple == 0 and (groups is None or group in groups)

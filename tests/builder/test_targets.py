@@ -80,7 +80,7 @@ def test_info_decides_for_the_machine_that_asks(tmp_path: Path) -> None:
     wide = engine_info(tmp_path / "e", "amx")
     assert {row["kernel"] for row in wide["execution"]} == {"int4pack", "onednn_bf16"}
     plain = engine_info(tmp_path / "e", "plain")
-    assert {row["kernel"] for row in plain["execution"]} == {"linear_fp32"}
+    assert {row["kernel"] for row in plain["execution"]} == {"onednn_f32"}
     assert not any(row["native"] for row in plain["execution"])
     assert "sha256" not in here and len(here["linears"]) == 15
 
@@ -173,6 +173,12 @@ def test_int4_falls_back_when_the_kernel_does_not_take_the_shape() -> None:
     assert choose("int4_awq", "avx2", (3072, 576), 16).kernel == "fbgemm_fp16"
 
 
+def test_fp8_is_native_where_the_device_multiplies_it() -> None:
+    assert choose("fp8", "cuda_fp8", (64, 64), None).kernel == "scaled_mm"
+    assert choose("fp8", "cuda_fp8", (60, 64), None).kernel == "torch_linear"
+    assert not choose("fp8", "cuda", (64, 64), None).native
+
+
 def test_weight_bytes_count_the_fallback() -> None:
     row = choose("int4_awq", "avx2", (64, 64), 32)
     assert weight_bytes(row, (64, 64), 32) == 64 * 64 // 2 + 64 * 64 * 2 + 4 * 64 * 2
@@ -187,6 +193,13 @@ def test_capabilities_from_flags(tmp_path: Path) -> None:
     assert cpu_capability(cpu_flags(tmp_path / "cpuinfo")) == "avx2"
     assert cpu_flags(tmp_path / "missing") == frozenset()
     assert free_memory() > 0
+
+
+def test_the_kernels_are_the_executors() -> None:
+    """The plan and the executor call a kernel by one name."""
+    source = (Path(__file__).parents[2] / "runtime" / "executors" / "linears.py").read_text()
+    for name in table()[0]:
+        assert name.removesuffix("_f32") in source
 
 
 def test_the_abi_stamp_is_the_headers() -> None:
