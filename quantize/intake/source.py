@@ -57,7 +57,7 @@ def parse_source(text: str, base_dir: Path) -> Source:
             )
         member = match["member"].strip("/")
         if ".." in member.split("/") or "\\" in member or not member:
-            raise _malformed(text, "the member is a path inside the wheel, without ..")
+            raise _malformed(text, "the member is a path inside the wheel")
         return Source(text, "pypi", package=match["package"], version=match["version"], member=member)
     if text.startswith("hf:"):
         match = _HF.match(text.removeprefix("hf:"))
