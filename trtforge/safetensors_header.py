@@ -189,9 +189,9 @@ def weight_files(directory: Path) -> list[str]:
         ForgeError: ``TF-SRC-006`` a shard is missing, ``TF-SRC-007`` the index is malformed or several
             files claim to be the model, ``TF-SRC-003`` the index names a path outside the directory.
     """
-    if (directory / INDEX_NAME).exists():
+    if (directory / INDEX_NAME).is_file():
         return sorted(set(read_index(directory).values()))
-    if (directory / WEIGHTS_NAME).exists():
+    if (directory / WEIGHTS_NAME).is_file():
         return [WEIGHTS_NAME]
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     shards = [match for match in map(_SHARD_NAME.match, names) if match]
@@ -280,7 +280,7 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
         if twice:
             raise _index_differs(directory, f"{len(twice)} tensors lie in two files", twice)
         tensors.update(header)
-    if (directory / INDEX_NAME).exists():
+    if (directory / INDEX_NAME).is_file():
         index = read_index(directory)
         absent = [name for name, file in index.items() if name not in tensors or tensors[name].file != file]
         if absent:

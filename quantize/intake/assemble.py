@@ -56,7 +56,7 @@ EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 def write_json(path: Path, value: Any) -> None:
     """JSON in the one form that intake writes: sorted keys, two spaces, a line end."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def assemble_gguf(path: Path, out: Path, *, dtype: str, info: dict[str, Any], progress: Progress) -> CheckpointInfo:
@@ -166,7 +166,7 @@ def _companions(folder: Folder, out: Path, dtype: str) -> None:
 def _chat_template(folder: Folder, tokenizer_config: dict[str, Any]) -> str | None:
     """The default chat template, from any of the places where transformers has kept it."""
     if CHAT_TEMPLATE in folder.companions:
-        return (folder.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
+        return _as_text((folder.path / CHAT_TEMPLATE).read_bytes().decode("utf-8", errors="surrogateescape"))
     value = tokenizer_config.get("chat_template")
     if value is None and "chat_template.json" in folder.companions:
         value = read_json(folder.path / "chat_template.json").get("chat_template")
@@ -174,7 +174,20 @@ def _chat_template(folder: Folder, tokenizer_config: dict[str, Any]) -> str | No
         value = next(
             (row.get("template") for row in value if isinstance(row, dict) and row.get("name") == "default"), None
         )
-    return value if isinstance(value, str) else None
+    return _as_text(value) if isinstance(value, str) else None
+
+
+def _as_text(template: str) -> str:
+    try:
+        template.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ForgeError(
+            "TF-SRC-021",
+            f"the chat template is no UTF-8 text ({error.reason})",
+            asked=CHAT_TEMPLATE,
+            remedies=["download the tokenizer's files again from the model's publisher"],
+        ) from None
+    return template
 
 
 def _tokenizer_config(folder: Folder) -> dict[str, Any]:

@@ -13,6 +13,22 @@ from trtforge.recipe.units import format_size
 
 #: room that must stay beyond what is written: manifests, logs, other programs
 RESERVE_BYTES = 64 << 20
+#: what the user can cause and change: rights, read-only disks, names of the wrong kind, failing disks
+_UNUSABLE = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EIO,
+        errno.ENOENT,
+        errno.EEXIST,
+        errno.ENXIO,
+    }
+)
 
 
 def free_bytes(path: Path) -> int:
@@ -48,11 +64,19 @@ def require_space(path: Path, nbytes: int, what: str) -> None:
 
 
 @contextmanager
-def full_disk_is_an_answer(path: Path, what: str) -> Iterator[None]:
-    """Turn the system's "no space left" into ``TF-SRC-012``."""
+def system_answers(path: Path, what: str) -> Iterator[None]:
+    """Turn the system's "no space left" into ``TF-SRC-012`` and its "not allowed" and the like into ``TF-SRC-031``."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full(path, what, None, free_bytes(path)) from None
+        if error.errno not in _UNUSABLE:
             raise
-        raise _full(path, what, None, free_bytes(path)) from None
+        raise ForgeError(
+            "TF-SRC-031",
+            f"{what}: the system refuses {error.filename or path}: {error.strerror}",
+            asked=str(error.filename or path),
+            numbers={"errno": error.errno},
+            remedies=["give this user access to it (ls -l shows who has it)", "use a copy in a folder of your own"],
+        ) from None

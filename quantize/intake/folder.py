@@ -17,6 +17,7 @@ from typing import Any
 from quantize.intake.info import CheckpointInfo
 from quantize.intake.model_config import ModelShape, check_config, expected_tensors, read_json, require_architecture
 from quantize.intake.prequantized import Prequantized, is_quantization_tensor, recognize
+from quantize.intake.source import resolved
 from trtforge.errors import ForgeError
 from trtforge.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
 
@@ -64,15 +65,15 @@ class Folder:
 
     def files(self) -> list[str]:
         """Every file whose content decides the checkpoint, sorted."""
-        index = [INDEX_NAME] if (self.path / INDEX_NAME).exists() else []
+        index = [INDEX_NAME] if (self.path / INDEX_NAME).is_file() else []
         return sorted({*self.companions, *self.code_files, *index, *(info.file for info in self.tensors.values())})
 
 
 def files_of(path: Path) -> list[str]:
     """Names of the files whose content identifies the checkpoint in ``path``, without judging it further."""
     _refuse_no_checkpoint(path)
-    names = [name for name in COMPANIONS if (path / name).exists()]
-    names += [INDEX_NAME] if (path / INDEX_NAME).exists() else []
+    names = [name for name in COMPANIONS if (path / name).is_file()]
+    names += [INDEX_NAME] if (path / INDEX_NAME).is_file() else []
     names += weight_files(path)
     names += [file.relative_to(path).as_posix() for file in _python_files(path)]
     for name in names:
@@ -83,7 +84,7 @@ def files_of(path: Path) -> list[str]:
 def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
     """Judge the checkpoint in ``path``; every refusal is a coded :class:`~trtforge.errors.ForgeError`."""
     _refuse_no_checkpoint(path)
-    companions = tuple(name for name in COMPANIONS if (path / name).exists())
+    companions = tuple(name for name in COMPANIONS if (path / name).is_file())
     for name in companions:
         _require_inside(path, name)
         refuse_pointer(path / name)
@@ -186,8 +187,8 @@ def _refuse_no_checkpoint(path: Path) -> None:
 
 def _require_inside(path: Path, name: str) -> None:
     """``TF-SRC-003`` when ``name`` is a link that leads out of ``path`` (or out of its Hugging Face cache entry)."""
-    root = path.resolve()
-    target = (path / name).resolve()
+    root = resolved(path)
+    target = resolved(path / name)
     if target.is_relative_to(root):
         return
     entry = root.parent.parent

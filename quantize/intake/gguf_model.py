@@ -101,7 +101,8 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise unsupported("it has no token_embd.weight: a vocabulary-only file, or an adapter")
-    tokens = {key: header.get(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos", "padding")}
+    tokens = {key: header.get(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos", "eot", "padding")}
+    ends = sorted({token for token in (tokens["eos"], tokens["eot"]) if token is not None})
     return {
         "architectures": [ARCHITECTURES[name]],
         "model_type": architectures()[ARCHITECTURES[name]]["model_type"],
@@ -109,7 +110,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         "attention_dropout": 0.0,
         "bos_token_id": tokens["bos"],
-        "eos_token_id": tokens["eos"],
+        "eos_token_id": ends if len(ends) > 1 else tokens["eos"],
         "pad_token_id": tokens["padding"],
         "head_dim": head_size,
         "hidden_act": "silu",

@@ -14,10 +14,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from quantize.intake.disk import full_disk_is_an_answer
+from quantize.intake.disk import system_answers
 from quantize.intake.source import Source
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.progress import Progress
+from trtforge.safetensors_header import weight_files
 
 PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja")
 #: beside the model on some repositories: the same weights in another layout
@@ -50,10 +51,17 @@ def cached_commit(source: Source) -> str | None:
 
 
 def cached_snapshot(source: Source) -> Path | None:
-    """The folder of the source's commit in the cache, when it holds a configuration."""
+    """The folder of the source's commit in the cache, when it is complete."""
     commit = cached_commit(source)
     folder = _entry(source) / "snapshots" / commit if commit else None
-    return folder if folder is not None and (folder / "config.json").exists() else None
+    if folder is None or not all((folder / name).exists() for name in ("config.json", "tokenizer.json")):
+        return None
+    try:
+        return folder if weight_files(folder) else None
+    except ForgeError as error:
+        if error.code == "TF-SRC-006":
+            return None  # shards that are still to come
+        raise
 
 
 def resolve_commit(source: Source) -> str | None:
@@ -86,7 +94,7 @@ def download_snapshot(source: Source, *, allow_remote_code: bool, progress: Prog
         "cache_dir": hub_cache(),
         "tqdm_class": _bar(progress, source.repo),
     }
-    with full_disk_is_an_answer(hub_cache(), f"downloading {source.repo}"):
+    with system_answers(hub_cache(), f"downloading {source.repo}"):
         try:
             folder = Path(hub.snapshot_download(source.repo, **arguments))
         except Exception as error:

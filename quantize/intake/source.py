@@ -94,21 +94,34 @@ def _malformed(text: str, why: str) -> ForgeError:
     )
 
 
+def resolved(path: Path) -> Path:
+    """``path`` without links and dots; ``TF-SRC-003`` when its links go round in a circle."""
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise ForgeError(
+            "TF-SRC-003",
+            f"the links of {path} lead in a circle",
+            asked=str(path),
+            remedies=["replace the link by the file that it should lead to"],
+        ) from None
+
+
 def _local_path(text: str, base_dir: Path) -> Path:
     path = Path(text)
     if text.startswith("~"):
         path = path.expanduser()
     if path.is_absolute():
-        return path.resolve()
-    base = base_dir.resolve()
-    resolved = (base / path).resolve()
-    if not resolved.is_relative_to(base):
+        return resolved(path)
+    base = resolved(base_dir)
+    target = resolved(base / path)
+    if not target.is_relative_to(base):
         raise ForgeError(
             "TF-SRC-003",
             f"{text} leaves the recipe's folder",
             asked=text,
-            numbers={"folder": str(base), "leads_to": str(resolved)},
+            numbers={"folder": str(base), "leads_to": str(target)},
             why="A relative path belongs to the recipe and travels with it; what lies outside does not.",
-            remedies=[f"write the absolute path {resolved}", "put the checkpoint below the recipe's folder"],
+            remedies=[f"write the absolute path {target}", "put the checkpoint below the recipe's folder"],
         )
-    return resolved
+    return target

