@@ -1,0 +1,109 @@
+"""Waivers, skipped rules, the refusal, and that preflight stays light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtforge.errors import ExitCode, ForgeError
+from trtforge.preflight import all_rules, check, check_report, refusal
+from trtforge.recipe.load import recipe_from_mapping
+
+ROOT = Path(__file__).parents[3]
+
+
+def loaded(**settings: Any) -> Any:
+    return recipe_from_mapping({"name": "x", "model": {"source": "m"}, **settings})
+
+
+class TestWaivers:
+    BAD: dict[str, Any] = {"triton": {"version": "25.12"}}
+
+    def test_a_waived_finding_stays_visible_and_does_not_block(self) -> None:
+        report = check_report(loaded(**self.BAD, waive={"TF-K2-003": "served by our own build"}), machine=False)
+        (finding,) = report.findings
+        assert finding.waived == "served by our own build"
+        assert not report.blocked
+        assert report.to_json()["passed"] is True
+
+    def test_without_the_waiver_it_blocks(self) -> None:
+        assert check_report(loaded(**self.BAD), machine=False).blocked
+
+    def test_what_cannot_happen_cannot_be_waived(self) -> None:
+        report = check_report(loaded(build={"target": "tensorrt"}, waive={"TF-K23-002": "please"}), machine=False)
+        assert report.blocked
+        assert all(finding.waived is None for finding in report.findings)
+
+    def test_an_unknown_code_names_the_nearest(self) -> None:
+        with pytest.raises(ForgeError) as caught:
+            check(loaded(waive={"TF-K2-03": "x"}), machine=False)
+        assert caught.value.code == "TF-RCP-014"
+        assert "TF-K2-003" in caught.value.remedies[0]
+
+    def test_a_waiver_needs_a_reason(self) -> None:
+        with pytest.raises(ForgeError) as caught:
+            check(loaded(waive={"TF-K2-003": "  "}), machine=False)
+        assert caught.value.code == "TF-RCP-014"
+
+
+def test_rules_without_their_facts_are_named_not_passed() -> None:
+    report = check_report(loaded(), machine=False)
+    assert "TF-K4-001" in report.skipped
+    assert "TF-K11-002" in report.skipped
+    assert report.rules == len(all_rules())
+    assert set(report.skipped) == {code for code, rule in all_rules().items() if rule.needs}
+
+
+def test_the_refusal_lists_every_blocking_finding() -> None:
+    report = check_report(loaded(build={"target": "tensorrt"}, speculation={"method": "ngram"}), machine=False)
+    error = refusal(report, "x")
+    assert error.exit_code == ExitCode.GATE_FAILED
+    assert {"TF-K12-001", "TF-K23-002"} <= set(error.numbers)
+    assert "2 reasons" in error.message
+    assert len(error.remedies) >= 2
+
+
+def test_blocking_findings_come_first() -> None:
+    report = check_report(loaded(bench={"concurrency": [64]}, build={"target": "tensorrt"}), machine=False)
+    blocking = [finding.blocks for finding in report.findings]
+    assert blocking == sorted(blocking, reverse=True)
+    assert not all(blocking)
+
+
+def test_codes_are_well_formed_and_reasons_are_sentences() -> None:
+    for code, rule in all_rules().items():
+        area, kind, number = code.split("-")
+        assert area == "TF"
+        assert kind[0] == "K"
+        assert kind[1:].isdigit()
+        assert len(number) == 3
+        assert rule.why.endswith(".")
+        assert rule.source is None or rule.source.startswith("https://")
+        assert not rule.title.endswith(".")
+
+
+def test_preflight_of_a_shipped_recipe_imports_nothing_heavy(tmp_path: Path) -> None:
+    """In a process of its own, on a recipe whose model is here, as ``trtforge check`` does it."""
+    script = """
+import json, sys
+from trtforge.cli.main import invoke
+code = invoke(["check", sys.argv[1], "--json"])
+heavy = [name for name in ("torch", "transformers", "modelopt", "onnx", "matplotlib", "rich.console") if name in sys.modules]
+print(json.dumps({"code": code, "heavy": heavy}), file=sys.stderr)
+"""
+    from tests.support.tiny import write_tiny_llama
+
+    write_tiny_llama(tmp_path / "model")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("name: x\nmodel: {source: model}\nbuild: {limits: {max_seq_len: 128}, kv_cache: {memory: 8MiB}}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(recipe)], capture_output=True, text=True, cwd=ROOT, check=True, timeout=120
+    )
+    document = json.loads(done.stdout)
+    assert document["skipped"] == {}
+    assert json.loads(done.stderr.splitlines()[-1]) == {"code": 0, "heavy": []}

@@ -1,0 +1,56 @@
+"""The tables are well formed, and agree with the recipe's choices."""
+
+from __future__ import annotations
+
+import typing
+
+from trtforge.preflight.rules.stack import LAYOUT_TARGETS
+from trtforge.recipe.schema import Build, Triton
+from trtforge.tables import architecture_table, load_table, stack_table
+
+
+def choices(model: type, key: str) -> set[str]:
+    return set(typing.get_args(model.model_fields[key].annotation))
+
+
+def test_stacks_cover_every_target_and_name_no_other() -> None:
+    table = stack_table()
+    targets = choices(Build, "target")
+    assert {target for row in table.rows for target in row.targets} == targets
+    assert set(table.implemented_targets) <= targets
+    for target in targets:
+        assert table.newest(target) is not None
+
+
+def test_layouts_are_the_recipes_layouts() -> None:
+    table = stack_table()
+    layouts = choices(Triton, "layout")
+    assert {layout for row in table.rows for layout in row.layouts} == layouts == set(LAYOUT_TARGETS)
+    for row in table.rows:
+        for layout in row.layouts:
+            assert set(LAYOUT_TARGETS[layout]) & set(row.targets)
+
+
+def test_removed_targets_have_a_replacement_and_an_older_stack() -> None:
+    table = stack_table()
+    for row in table.rows:
+        for removed in row.removed:
+            assert removed.target not in row.targets
+            assert table.newest(removed.target) is not None
+            assert table.newest(removed.replacement) is not None
+
+
+def test_the_stack_with_the_wheel_server_has_the_numpy_rule() -> None:
+    row = stack_table().newest("torch")
+    assert row is not None
+    assert (row.triton, row.numpy) == ("2.51.0", ">=1.26,<2")
+
+
+def test_architectures_state_the_same_formats_everywhere() -> None:
+    rows = architecture_table().rows
+    assert len({frozenset(row.formats) for row in rows}) == 1
+    assert all(row.formats["none"] == "yes" for row in rows)
+
+
+def test_tables_are_read_once() -> None:
+    assert load_table("stack") is load_table("stack")
