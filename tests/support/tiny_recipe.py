@@ -28,7 +28,7 @@ evals:
   generation: {prompts: 2, max_tokens: 8}
   engine_parity: {prompts: 4, gate: {min_top1_agreement: 90%}}
 build:
-  limits: {max_batch_size: 4, max_num_tokens: 256, max_seq_len: 256}
+  limits: {max_batch_size: 4, max_num_tokens: 256, max_seq_len: 768}
   kv_cache: {block_size: 16, memory: 4MiB}
 bench: {concurrency: [1, 2], requests_per_level: 4, max_tokens: 8}
 """

@@ -37,6 +37,22 @@ from trtforge.store.steps import step
 from trtforge.store.store import KEY_DIGITS, Damage, Store, is_disk_full
 
 BUNDLE_STAGE = "bundle"
+#: what usually helps when a stage's gate was missed, beside measuring again
+_GATE_REMEDIES = {
+    "evaluate": (
+        "quantize less: another quantize.format, more names in quantize.exclude, more calibration samples",
+        "raise evals.perplexity.gate.max_increase when the figures are acceptable",
+    ),
+    "parity": (
+        "look at the kernels: trtforge engine info",
+        "lower evals.engine_parity.gate.min_top1_agreement when the figures are acceptable",
+    ),
+    "smoke": ("read tritonserver.log in the artifact",),
+    "bench": (
+        "relax bench.slo, or lower build.limits.max_batch_size for shorter steps",
+        "measure on a machine that does nothing else",
+    ),
+}
 
 
 class Loaded(Protocol):
@@ -351,8 +367,7 @@ def _check_gates(artifact: Artifact) -> None:
         numbers={gate.name: {"measured": gate.measured, "limit": gate.limit} for gate in missed},
         why=f"the artifact is kept at {artifact.path}; nothing after it was built or published",
         remedies=[
-            "change what the gate measures (another format, more calibration samples, an exclude list)",
-            "relax the gate in the recipe when the figures are acceptable",
+            *_GATE_REMEDIES.get(artifact.stage, ()),
             f"measure again with --force {artifact.stage}",
         ],
     )

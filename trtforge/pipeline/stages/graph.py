@@ -47,5 +47,5 @@ class GraphStage(StageBase):
             progress=context.progress,
         )
         info = read_json(context.out / INFO_FILE)
-        info["linears"] = len(info["linears"])
-        return StageResult(summary=info)
+        summary = {key: value for key, value in info.items() if key not in ("linears", "accounted")}
+        return StageResult(summary={**summary, "linears": len(info["linears"])})

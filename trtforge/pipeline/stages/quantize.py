@@ -1,4 +1,4 @@
-"""quantize: post-training quantization and the audit of what it exported (format none: a copy)."""
+"""quantize: post-training quantization, gated by the audit of what it exported (format none: a copy)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import Artifact, GateResult, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import copy_estimate, corpus_identity, plain
 from trtforge.recipe.schema import Recipe
 
@@ -39,11 +39,15 @@ class QuantizeStage(StageBase):
         return copy_estimate(inputs["intake"])
 
     def run(self, context: StageContext) -> StageResult:
-        from quantize.audit import audit_checkpoint
+        from quantize.audit import Expected, audit_checkpoint
+        from quantize.plan import plan_quantization, read_config
         from quantize.ptq import quantize_checkpoint
+        from trtforge.safetensors_header import read_headers
 
+        source = context.inputs["intake"].path
+        plan = plan_quantization(read_config(source), read_headers(source), context.recipe.quantize)
         outcome = quantize_checkpoint(
-            context.inputs["intake"].path,
+            source,
             context.out,
             section=context.recipe.quantize,
             base_dir=context.recipe_dir,
@@ -52,8 +56,13 @@ class QuantizeStage(StageBase):
         )
         timings = outcome.pop("timings", {})
         context.progress.start("auditing the export")
-        report = audit_checkpoint(context.out, expected=context.recipe.quantize)
+        report = audit_checkpoint(context.out, Expected.from_plan(plan))
+        faults = "; ".join(f"{fault.code} {fault.message}" for fault in report.findings)
+        gate = GateResult(
+            "audit", report.passed, float(len(report.findings)), 0.0, f"the export's audit: {faults or 'no finding'}"
+        )
         return StageResult(
             summary={**outcome, "audit": report.to_json()},
             measurements={"timings": timings},
+            gates=[gate],
         )

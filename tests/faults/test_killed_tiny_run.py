@@ -1,0 +1,74 @@
+"""SIGKILL inside every stage of the real pipeline, one after the other on one store: the end is the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny_recipe import write_tiny_recipe
+from trtforge.store.integrity import verify_directory
+from trtforge.store.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = ("intake", "baseline", "quantize", "evaluate", "graph", "build", "parity")
+
+pytestmark = pytest.mark.e2e
+
+
+def command(recipe: Path, store: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "tests.support.tiny_recipe", str(recipe), "--store", str(store), *options]
+
+
+def run(recipe: Path, store: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(recipe, store, *options), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+def hashes(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {stage["stage"]: stage["content_hash"] for stage in json.loads(done.stdout)["stages"]}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_recipe(tmp_path_factory.mktemp("recipe"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(recipe: Path) -> dict[str, Any]:
+    return hashes(run(recipe, recipe.parent / ".trtforge"))
+
+
+def test_killed_before_and_after_the_work_of_every_stage(
+    recipe: Path, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    store = tmp_path / ".trtforge"
+    for stage in STAGES:
+        for step in ("begin", "written"):
+            assert run(recipe, store, "--die-at", f"{stage}.{step}").returncode == -9, (stage, step)
+    assert hashes(run(recipe, store)) == undisturbed
+    for artifact in Store(store).artifacts():
+        assert verify_directory(artifact.path).ok
+    assert not list((store / "tmp").iterdir())
+
+
+def test_killed_at_random_times(recipe: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    store = tmp_path / ".trtforge"
+    rng = random.Random(5)
+    for _ in range(6):
+        process = subprocess.Popen(
+            command(recipe, store), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(rng.uniform(0.5, 15.0))
+        process.kill()
+        process.wait(60)
+    assert hashes(run(recipe, store)) == undisturbed
+    assert not list((store / "tmp").iterdir())

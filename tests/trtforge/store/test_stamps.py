@@ -1,0 +1,116 @@
+"""Stamps: each mismatch between a bundle and a machine has its own finding, error or warning by what it would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtforge.pipeline.stage import Artifact, GateResult, StageResult
+from trtforge.store.hashing import hash_bytes
+from trtforge.store.machine import host_isa, machine_stamps, tool_versions
+from trtforge.store.stamps import Machine, check_stamps, this_machine
+from trtforge.store.store import Store
+from trtforge.store.verify import verify_bundle
+
+TOKENIZER = b'{"a tokenizer": 1}'
+STAMPS: dict[str, Any] = {
+    "target": "torch",
+    "isa": ["avx2", "avx512f"],
+    "gpu_architectures": [],
+    "host_abi": 1,
+    "ops_version": 1,
+    "triton": "2.51.0",
+    "numpy": ">=1.26,<2",
+    "python": ">=3.11,<3.13",
+    "tokenizer_sha256": hash_bytes(TOKENIZER),
+}
+MADE_ON = {"arch": "x86_64", "isa": ["avx2", "avx512f", "fma"], "plugin_library_sha256": "a" * 64}
+HERE = Machine(
+    arch="x86_64",
+    python="3.11",
+    isa=("avx2", "fma", "avx512f"),
+    gpu_architectures=("sm_90",),
+    numpy="1.26.4",
+    host_abi=1,
+    plugin_library_sha256="a" * 64,
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "tokenizer.json").write_bytes(TOKENIZER)
+    return tmp_path
+
+
+def findings(root: Path, here: Machine = HERE, **stamps: Any) -> list[tuple[str, str]]:
+    manifest = {"stamps": {**STAMPS, **stamps}, "machine": MADE_ON}
+    return [(f.code, f.severity) for f in check_stamps(root, manifest, here)]
+
+
+def test_the_machine_that_made_it_fits(root: Path) -> None:
+    assert findings(root) == []
+
+
+@pytest.mark.parametrize(
+    ("here", "stamps", "expected"),
+    [
+        ({"arch": "aarch64"}, {}, ("TF-BND-020", "warning")),
+        ({"arch": "aarch64"}, {"target": "tensorrt"}, ("TF-BND-020", "error")),
+        ({"isa": ("avx2", "fma")}, {}, ("TF-BND-021", "warning")),
+        ({"python": "3.10"}, {}, ("TF-BND-022", "error")),
+        ({"host_abi": 2}, {}, ("TF-BND-023", "error")),
+        ({}, {"ops_version": 9}, ("TF-BND-024", "error")),
+        ({"numpy": "2.1.0"}, {}, ("TF-BND-025", "error")),
+        ({"numpy": None}, {}, ("TF-BND-025", "error")),
+        ({}, {"tokenizer_sha256": "0" * 64}, ("TF-BND-026", "error")),
+        ({}, {"target": "tensorrt", "gpu_architectures": ["sm_89"]}, ("TF-BND-027", "error")),
+        ({"plugin_library_sha256": "b" * 64}, {}, ("TF-BND-028", "warning")),
+        ({"host_abi": None, "plugin_library_sha256": None}, {}, ("TF-BND-029", "warning")),
+    ],
+)
+def test_each_mismatch(root: Path, here: dict[str, Any], stamps: dict[str, Any], expected: tuple[str, str]) -> None:
+    assert findings(root, replace(HERE, **here), **stamps) == [expected]
+
+
+def test_matching_gpu_of_a_compiled_engine(root: Path) -> None:
+    assert findings(root, target="tensorrt", gpu_architectures=["sm_90", "sm_89"], host_abi=None) == []
+
+
+def test_artifacts_without_stamps_have_no_findings(root: Path) -> None:
+    assert check_stamps(root, {"stamps": {}, "machine": MADE_ON}, HERE) == []
+
+
+def test_this_machine_and_its_stamps() -> None:
+    here = this_machine()
+    assert here.python.startswith("3.")
+    assert here.isa == host_isa()
+    stamps = machine_stamps()
+    assert stamps["arch"] == here.arch
+    assert tool_versions(["pytest", "no-such-distribution"])["no-such-distribution"] == "absent"
+
+
+def publish(store: Store, gate: bool = True) -> Artifact:
+    out = store.begin("bundle", "a" * 64)
+    (out / "engine").mkdir()
+    (out / "engine" / "tokenizer.json").write_bytes(TOKENIZER)
+    result = StageResult(stamps=STAMPS, gates=[GateResult("g", gate, 1.0, 1.0, "detail")])
+    return store.publish(out, stage="bundle", key="a" * 64, ingredients={}, inputs={}, result=result, seconds=0)
+
+
+def test_verify_checks_content_first_then_stamps(tmp_path: Path) -> None:
+    bundle = publish(Store(tmp_path, durable=False)).path
+    other = replace(HERE, python="3.9")
+    assert [f.code for f in verify_bundle(bundle, machine=other).findings if f.severity == "error"] == ["TF-BND-022"]
+    assert verify_bundle(bundle, machine=other, stamps=False).ok
+    (bundle / "engine" / "tokenizer.json").write_bytes(TOKENIZER[::-1])
+    assert [f.code for f in verify_bundle(bundle, machine=other).findings] == ["TF-BND-005"]
+
+
+def test_a_kept_failure_does_not_verify(tmp_path: Path) -> None:
+    report = verify_bundle(publish(Store(tmp_path, durable=False), gate=False).path, stamps=False)
+    assert [f.code for f in report.findings] == ["TF-BND-010"]
+    assert not report.ok
