@@ -202,10 +202,7 @@ class StageProgress:
         self._changed(new_step=False)
 
     def note(self, text: str) -> None:
-        """A line for the run's log (the terminal shows it only with --debug)."""
-        import logging
-
-        logging.getLogger("trtforge").info("[%s] %s", self.stage, text)
+        """A line that the pipeline keeps in the run's log; the terminal shows it with --debug only."""
         if self._console.debug and self._console.mode == "human":
             self._line(f"[{self.stage}] {text}")
 

@@ -17,8 +17,16 @@ from pathlib import Path
 from types import TracebackType
 
 from trtforge.progress import Progress
+from trtforge.redaction import redact
 
 KEEP = 50
+
+
+class _Redacting(logging.Formatter):
+    """Records without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
 
 class RunLog:
@@ -36,13 +44,13 @@ class RunLog:
         self._file = self.path.open("a", encoding="utf-8", buffering=1)
         self._handler = logging.StreamHandler(self._file)
         self._handler.setLevel(logging.INFO)
-        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+        self._handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
         self._handler.handleError = lambda record: None  # type: ignore[method-assign]
 
     def line(self, text: str) -> None:
         """Write one line."""
         with contextlib.suppress(OSError, ValueError):
-            self._file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+            self._file.write(f"{time.strftime('%H:%M:%S')} {redact(text)}\n")
 
     def exception(self, error: BaseException) -> None:
         """Write an exception with its traceback."""

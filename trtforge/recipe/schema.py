@@ -56,7 +56,9 @@ class Model(Section):
         description="A directory, hf:org/name[@revision], pypi:package==version#member, or a .gguf file"
     )
     sha256: str | None = Field(None, description="Expected SHA-256 of the source file or archive; checked when given")
-    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="Of everything that is not quantized")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16", description="Of everything that is not quantized"
+    )
     allow_remote_code: bool = Field(False, description="Accept a checkpoint that ships Python code")
 
     @field_validator("sha256")

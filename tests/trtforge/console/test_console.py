@@ -17,7 +17,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def make(mode: module.Mode = "human", *, terminal: bool = False, debug: bool = False) -> tuple[Console, io.StringIO, io.StringIO]:
+def make(
+    mode: module.Mode = "human", *, terminal: bool = False, debug: bool = False
+) -> tuple[Console, io.StringIO, io.StringIO]:
     kind = Terminal if terminal else io.StringIO
     out, err = kind(), kind()
     return Console(mode, debug, out=out, err=err), out, err
@@ -88,7 +90,15 @@ class TestErrors:
         console, _, err = make()
         console.error(REFUSAL, log="/store/logs/x.log")
         text = err.getvalue()
-        for part in ("TF-K4-001", "group 128", "width = 576", "partial group", "group_size: 64", "format: fp8", "x.log"):
+        for part in (
+            "TF-K4-001",
+            "group 128",
+            "width = 576",
+            "partial group",
+            "group_size: 64",
+            "format: fp8",
+            "x.log",
+        ):
             assert part in text
         assert "Traceback" not in text
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,7 +22,7 @@ def loaded(**settings: Any) -> Any:
 
 
 class TestWaivers:
-    BAD: dict[str, Any] = {"triton": {"version": "25.12"}}
+    BAD: ClassVar[dict[str, Any]] = {"triton": {"version": "25.12"}}
 
     def test_a_waived_finding_stays_visible_and_does_not_block(self) -> None:
         report = check_report(loaded(**self.BAD, waive={"TF-K2-003": "served by our own build"}), machine=False)
@@ -93,14 +93,17 @@ def test_preflight_of_a_shipped_recipe_imports_nothing_heavy(tmp_path: Path) -> 
 import json, sys
 from trtforge.cli.main import invoke
 code = invoke(["check", sys.argv[1], "--json"])
-heavy = [name for name in ("torch", "transformers", "modelopt", "onnx", "matplotlib", "rich.console") if name in sys.modules]
+names = ("torch", "transformers", "modelopt", "onnx", "matplotlib", "rich.console")
+heavy = [name for name in names if name in sys.modules]
 print(json.dumps({"code": code, "heavy": heavy}), file=sys.stderr)
 """
     from tests.support.tiny import write_tiny_llama
 
     write_tiny_llama(tmp_path / "model")
     recipe = tmp_path / "r.yaml"
-    recipe.write_text("name: x\nmodel: {source: model}\nbuild: {limits: {max_seq_len: 128}, kv_cache: {memory: 8MiB}}\n")
+    recipe.write_text(
+        "name: x\nmodel: {source: model}\nbuild: {limits: {max_seq_len: 128}, kv_cache: {memory: 8MiB}}\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script, str(recipe)], capture_output=True, text=True, cwd=ROOT, check=True, timeout=120
     )

@@ -84,25 +84,37 @@ CASES: dict[str, tuple[tuple[dict[str, Any], dict[str, Any]], tuple[dict[str, An
         ({**quant(format="nvfp4"), **build(target="tensorrt", architectures=["sm_100"])}, {}),
     ),
     "TF-K3-003": (
-        ({**quant(format="int4_awq", group_size=64, kv_cache="fp8"), **build(target="tensorrt", architectures=["sm_80"])}, {}),
+        (
+            {
+                **quant(format="int4_awq", group_size=64, kv_cache="fp8"),
+                **build(target="tensorrt", architectures=["sm_80"]),
+            },
+            {},
+        ),
         ({**quant(format="fp8", kv_cache="fp8"), **build(**GPU)}, {}),
     ),
     "TF-K3-004": ((build(target="tensorrt", architectures=["sm_91"]), {}), (build(**GPU), {})),
     "TF-K3-005": ((quant(format="fp8", kv_cache="nvfp4"), {}), (quant(format="fp8", kv_cache="fp8"), {})),
     "TF-K3-006": (
-        (quant(format="nvfp4"), {"model": replace(SMOL, prequantized="fp8")}),
         (quant(format="fp8"), {"model": replace(SMOL, prequantized="fp8")}),
+        (quant(format="none"), {"model": replace(SMOL, prequantized="fp8")}),
     ),
     "TF-K3-007": ((build(architectures=["sm_89"]), {}), (build(**GPU), {})),
     "TF-K4-001": ((quant(format="int4_awq"), {}), (quant(format="int4_awq", group_size=64), {})),
     "TF-K4-002": ((quant(format="fp8", group_size=64), {}), (quant(format="int4_awq", group_size=64), {})),
-    "TF-K5-001": ((build(target="tensorrt", parallel={"tp": 2}), {}), (build(target="tensorrt", parallel={"tp": 3}), {})),
+    "TF-K5-001": (
+        (build(target="tensorrt", parallel={"tp": 2}), {}),
+        (build(target="tensorrt", parallel={"tp": 3}), {}),
+    ),
     "TF-K5-002": (
         (build(target="tensorrt", parallel={"tp": 4}), {"model": replace(SMOL, heads=12)}),
         (build(target="tensorrt", parallel={"tp": 4}), {"model": replace(SMOL, heads=12, kv_heads=2)}),
     ),
     "TF-K6-001": ((quant(format="fp8", exclude=[]), {}), (quant(format="fp8", exclude=["lm_head"]), {})),
-    "TF-K6-002": ((quant(format="fp8", exclude=["lm_hed"]), {}), (quant(format="fp8", exclude=["lm_head", "o_proj"]), {})),
+    "TF-K6-002": (
+        (quant(format="fp8", exclude=["lm_hed"]), {}),
+        (quant(format="fp8", exclude=["lm_head", "o_proj"]), {}),
+    ),
     "TF-K6-003": (
         (build(target="tensorrt", parallel={"tp": 3}), {"model": replace(SMOL, vocab=49_153)}),
         (build(target="tensorrt", parallel={"tp": 3}), {}),
@@ -121,7 +133,10 @@ CASES: dict[str, tuple[tuple[dict[str, Any], dict[str, Any]], tuple[dict[str, An
         ({"evals": {"perplexity": {"window": 9000}}}, {}),
         ({"evals": {"perplexity": {"window": 8192}}}, {}),
     ),
-    "TF-K9-006": ((build(limits={"max_seq_len": 512}), {}), ({**build(limits={"max_seq_len": 512}), "bench": {"prompts": "builtin:short"}}, {})),
+    "TF-K9-006": (
+        (build(limits={"max_seq_len": 512}), {}),
+        ({**build(limits={"max_seq_len": 512}), "bench": {"prompts": "builtin:short"}}, {}),
+    ),
     "TF-K9-007": (({"bench": {"concurrency": [1, 64]}}, {}), ({"bench": {"concurrency": [1, 32]}}, {})),
     "TF-K9-008": (
         ({**build(limits={"max_seq_len": 64}), "evals": {"generation": {"max_tokens": 64}}}, {}),
@@ -152,21 +167,35 @@ CASES: dict[str, tuple[tuple[dict[str, Any], dict[str, Any]], tuple[dict[str, An
     "TF-K12-001": (({"speculation": {"method": "ngram"}}, {}), ({"speculation": {"method": "none"}}, {})),
     "TF-K13-001": (({"triton": {"layout": "llmapi"}}, {}), ({"triton": {"layout": "native"}}, {})),
     "TF-K13-002": (({"evals": {"tasks": ["mmlu"]}}, {}), ({"evals": {"tasks": []}}, {})),
-    "TF-K13-003": ((quant(format="none", kv_cache="fp8"), {}), (quant(format="fp8", kv_cache="fp8"), {})),
     "TF-K16-001": ((build(parallel={"tp": 3}), {}), (build(parallel={"tp": 1}), {})),
-    "TF-K16-002": ((build(target="tensorrt", parallel={"pp": 31}), {}), (build(target="tensorrt", parallel={"pp": 30}), {})),
-    "TF-K18-001": (({}, {"model": replace(SMOL, rope={"type": "longrope"})}), ({}, {"model": replace(SMOL, rope={"rope_type": "yarn", "factor": 4.0})})),
+    "TF-K16-002": (
+        (build(target="tensorrt", parallel={"pp": 31}), {}),
+        (build(target="tensorrt", parallel={"pp": 30}), {}),
+    ),
+    "TF-K18-001": (
+        ({}, {"model": replace(SMOL, rope={"type": "longrope"})}),
+        ({}, {"model": replace(SMOL, rope={"rope_type": "yarn", "factor": 4.0})}),
+    ),
     "TF-K18-002": (
         ({}, {"model": replace(SMOL, rope={"rope_type": "llama3", "factor": 8.0})}),
         ({}, {"model": replace(SMOL, rope={"type": "linear", "factor": 2.0})}),
     ),
-    "TF-K19-001": ((quant(format="fp8", calibration={"corpus": "wikitext"}), {}), (quant(format="none", calibration={"corpus": "wikitext"}), {})),
-    "TF-K19-002": (({"bench": {"prompts": "file:no-such-file.txt"}}, {}), ({"bench": {"prompts": "builtin:short"}}, {})),
+    "TF-K19-001": (
+        (quant(format="fp8", calibration={"corpus": "wikitext"}), {}),
+        (quant(format="none", calibration={"corpus": "wikitext"}), {}),
+    ),
+    "TF-K19-002": (
+        ({"bench": {"prompts": "file:no-such-file.txt"}}, {}),
+        ({"bench": {"prompts": "builtin:short"}}, {}),
+    ),
     "TF-K19-003": (
         ({"evals": {"perplexity": {"corpus": "hf:wikitext"}}}, {"machine": replace(MACHINE, offline=True)}),
         ({"evals": {"perplexity": {"corpus": "hf:wikitext"}}}, {}),
     ),
-    "TF-K19-004": (({"evals": {"perplexity": {"tokens": 10_000_000}}}, {}), ({"evals": {"perplexity": {"tokens": 8192}}}, {})),
+    "TF-K19-004": (
+        ({"evals": {"perplexity": {"tokens": 10_000_000}}}, {}),
+        ({"evals": {"perplexity": {"tokens": 8192}}}, {}),
+    ),
     "TF-K23-001": (
         ({"stack": "trtllm-1.3", **build(target="trtllm-engine")}, {}),
         ({"stack": "trtllm-1.2.1", **build(target="trtllm-engine")}, {}),
@@ -254,7 +283,7 @@ class TestNumbers:
         one = {"evals": {"perplexity": {"corpus": "file:text.txt", "tokens": 8192}}}
         assert "TF-K19-002" not in codes(one, directory=tmp_path)
         both = {**one, **quant(format="fp8", calibration={"corpus": "file:text.txt", "samples": 4})}
-        finding = [item for item in report(both, directory=tmp_path).findings if item.code == "TF-K19-002"][0]
+        finding = next(item for item in report(both, directory=tmp_path).findings if item.code == "TF-K19-002")
         assert finding.numbers["tokens_of_all_roles"] == 8192 + 4 * 512
 
     def test_a_bare_corpus_name_is_offered_as_what_it_may_be(self) -> None:

@@ -97,7 +97,9 @@ class TestUnreadable:
     def test_keys_that_are_no_text(self, tmp_path: Path, text: str) -> None:
         assert refused(write(tmp_path, text)).code == "TF-RCP-006"
 
-    @pytest.mark.parametrize("tag", ["!!python/object/apply:os.system ['true']", "!!binary '%'", "!mine x", "!!set {a}"])
+    @pytest.mark.parametrize(
+        "tag", ["!!python/object/apply:os.system ['true']", "!!binary '%'", "!mine x", "!!set {a}"]
+    )
     def test_tags_construct_nothing(self, tmp_path: Path, tag: str) -> None:
         assert refused(write(tmp_path, f"name: {tag}\nmodel: {{source: x}}\n")).code.startswith("TF-RCP-0")
 
@@ -129,7 +131,9 @@ class TestUnreadable:
 class TestInheritance:
     def test_the_base_is_merged_under(self, tmp_path: Path) -> None:
         write(tmp_path, MINIMAL + "quantize: {format: fp8, kv_cache: fp8}\nbench: {concurrency: [1, 2]}\n", "base.yaml")
-        loaded = load_recipe(write(tmp_path, "extends: base.yaml\nname: y\nquantize: {kv_cache: none}\nbench: {concurrency: [9]}\n"))
+        loaded = load_recipe(
+            write(tmp_path, "extends: base.yaml\nname: y\nquantize: {kv_cache: none}\nbench: {concurrency: [9]}\n")
+        )
         recipe = loaded.recipe
         assert (recipe.name, recipe.quantize.format, recipe.quantize.kv_cache) == ("y", "fp8", "none")
         assert recipe.bench.concurrency == (9,)

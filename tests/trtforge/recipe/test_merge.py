@@ -15,7 +15,8 @@ from trtforge.recipe.merge import apply_overrides, deep_merge, parse_override
 _KEYS = st.sampled_from(["a", "b", "c", "d"])
 _LEAVES = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
 _TREES: st.SearchStrategy[Any] = st.recursive(
-    st.dictionaries(_KEYS, _LEAVES, max_size=3), lambda inner: st.dictionaries(_KEYS, st.one_of(_LEAVES, inner), max_size=3)
+    st.dictionaries(_KEYS, _LEAVES, max_size=3),
+    lambda inner: st.dictionaries(_KEYS, st.one_of(_LEAVES, inner), max_size=3),
 )
 
 
@@ -29,9 +30,7 @@ def test_every_key_of_both_is_there_and_leaves_of_the_upper_win(base: dict[str, 
     merged = deep_merge(base, over)
     assert set(merged) == set(base) | set(over)
     for key, value in over.items():
-        if not isinstance(value, dict):
-            assert merged[key] == value
-        elif not isinstance(base.get(key), dict):
+        if not isinstance(value, dict) or not isinstance(base.get(key), dict):
             assert merged[key] == value
 
 
@@ -60,7 +59,10 @@ def _spoil(tree: Any) -> None:
 
 def test_lists_and_null_replace() -> None:
     base = {"bench": {"concurrency": [1, 4]}, "gate": {"max_increase": 0.05}}
-    assert deep_merge(base, {"bench": {"concurrency": [8]}, "gate": None}) == {"bench": {"concurrency": [8]}, "gate": None}
+    assert deep_merge(base, {"bench": {"concurrency": [8]}, "gate": None}) == {
+        "bench": {"concurrency": [8]},
+        "gate": None,
+    }
 
 
 @pytest.mark.parametrize(

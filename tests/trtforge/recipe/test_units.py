@@ -54,7 +54,9 @@ def test_times_refused(text: object) -> None:
         parse_seconds(text)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("5%", 0.05), (0.05, 0.05), ("0.05", 0.05), ("150%", 1.5), (1, 1.0), ("0%", 0)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("5%", 0.05), (0.05, 0.05), ("0.05", 0.05), ("150%", 1.5), (1, 1.0), ("0%", 0)]
+)
 def test_shares(text: object, expected: float) -> None:
     assert math.isclose(parse_fraction(text), expected)
 

@@ -125,20 +125,17 @@ def kv_mode_supported(facts: Facts) -> Iterator[Violation]:
     "quantizing a checkpoint that is quantized already",
     why="Its high-precision weights are gone; a second rounding adds error and the scales of the first are lost.",
     needs=("model",),
+    waivable=False,
 )
 def already_quantized(facts: Facts) -> Iterator[Violation]:
-    model = facts.require_model()
-    asked = facts.recipe.quantize.format
-    if model.prequantized and asked not in ("none", model.prequantized):
+    model, quantize = facts.require_model(), facts.recipe.quantize
+    if model.prequantized and (quantize.format != "none" or quantize.kv_cache != "none"):
         yield Violation(
             f"the checkpoint holds {model.prequantized} weights already",
-            f"quantize.format: {asked}, model.source: {facts.recipe.model.source}",
+            f"quantize: {{format: {quantize.format}, kv_cache: {quantize.kv_cache}}}, "
+            f"model.source: {facts.recipe.model.source}",
             {"stored": model.prequantized},
-            [
-                f"quantize.format: {model.prequantized}",
-                "quantize.format: none",
-                "give the unquantized checkpoint as source",
-            ],
+            ["quantize: {format: none, kv_cache: none}", "give the unquantized checkpoint as source"],
         )
 
 

@@ -134,24 +134,6 @@ def tasks_implemented(facts: Facts) -> Iterator[Violation]:
 
 
 @rule(
-    "TF-K13-003",
-    "a calibrated KV cache without quantization",
-    why="The scales of an fp8 KV cache are calibrated by ModelOpt along with the weights.",
-    severity="warning",
-    needs=("format",),
-)
-def kv_needs_calibration(facts: Facts) -> Iterator[Violation]:
-    quantize = facts.recipe.quantize
-    if quantize.format == "none" and quantize.kv_cache != "none":
-        yield Violation(
-            f"quantize.kv_cache: {quantize.kv_cache} with quantize.format: none",
-            f"quantize: {{format: none, kv_cache: {quantize.kv_cache}}}",
-            {},
-            ["quantize.kv_cache: none", "quantize.format: fp8"],
-        )
-
-
-@rule(
     "TF-K23-001",
     "an engine backend that the version no longer has",
     why="TensorRT-LLM stopped building TensorRT engines after 1.2.1 and Triton's engine backend went with it.",

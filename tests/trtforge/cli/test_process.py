@@ -1,0 +1,150 @@
+"""The command as a process: exit codes, purity of stdout, signals, and what ``--help`` imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def trtforge(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trtforge", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRTFORGE_HOME": str(cwd / "store"), **environment},
+        timeout=120,
+        check=False,
+    )
+
+
+def test_help_imports_nothing_that_it_does_not_need() -> None:
+    script = (
+        "import sys; from trtforge.cli.main import invoke; invoke(['--help']); "
+        "heavy = 'torch rich pydantic yaml numpy psutil quantize runtime builder'.split(); "
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    assert trtforge("schema", cwd=tmp_path).returncode == 0
+    assert trtforge("check", "gone.yaml", cwd=tmp_path).returncode == 2
+    assert trtforge("nonsense", cwd=tmp_path).returncode == 2
+
+
+def test_no_colour_in_a_pipe_even_when_forced_elsewhere(tmp_path: Path) -> None:
+    done = trtforge("stack", cwd=tmp_path, TERM="xterm-256color")
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_store_that_cannot_be_written_is_an_environment_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = trtforge("artifacts", "list", "--store", str(tmp_path / "file" / "store"), "--json", cwd=tmp_path)
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"]["code"] == "TF-STO-001"
+
+
+_NOISY = """
+import os, sys
+from trtforge.cli import common
+import typer
+
+app = typer.Typer()
+
+@app.command()
+@common.forge_command
+def noisy(console, fail: bool = False):
+    print("library chatter")
+    os.write(1, b"native chatter\\n")
+    os.system("echo child chatter")
+    if fail:
+        raise RuntimeError("bug with hf_ABCDEFGHIJKL")
+    console.result({"ok": True})
+    print("more chatter")
+
+app()
+"""
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_stdout_carries_one_document_whatever_libraries_print(tmp_path: Path, fail: bool) -> None:
+    (tmp_path / "noisy.py").write_text(_NOISY)
+    done = subprocess.run(
+        [sys.executable, "noisy.py", "--json", *(["--fail"] if fail else [])],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    document = json.loads(done.stdout)
+    if fail:
+        assert done.returncode == 4
+        assert document["error"]["code"] == "TF-INTERNAL"
+        assert "hf_ABC" not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+    else:
+        assert (done.returncode, document) == (0, {"ok": True})
+    for chatter in ("library", "native", "child"):
+        assert f"{chatter} chatter" in done.stderr
+
+
+_WAITING = """
+import sys, time
+from trtforge.cli import common
+import typer
+
+app = typer.Typer()
+
+@app.command()
+@common.forge_command
+def wait(console):
+    print("waiting", file=sys.stderr, flush=True)
+    time.sleep(60)
+
+app()
+"""
+
+
+def test_sigint_ends_with_130_and_one_document(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(_WAITING)
+    process = subprocess.Popen(
+        [sys.executable, "waiting.py", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "waiting\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(out)["error"]["exit_code"] == 130
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m trtforge schema | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert done.stdout == "{\n"
+    assert "Traceback" not in done.stderr
