@@ -115,22 +115,36 @@ def test_two_runs_at_once_do_the_work_once(undisturbed: Path, tmp_path: Path) ->
     assert_recovers(store, undisturbed)
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def start_two(store: Path) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+    """One run that is busy in its first stage, and one that waits for it."""
+    first = subprocess.Popen(command(store, "--pause", "100"), cwd=ROOT, text=True)
+    wait_until(lambda: bool(list(store.glob("locks/intake-*.holder"))))
+    second = subprocess.Popen(command(store), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: "waiting for process" in "".join(log.read_text() for log in (store / "logs").iterdir()))
+    return first, second
+
+
+def test_an_interrupted_waiting_run_leaves_the_other_alone(undisturbed: Path, tmp_path: Path) -> None:
+    store = tmp_path / ".trtforge"
+    first, second = start_two(store)
+    second.send_signal(signal.SIGINT)
+    assert second.wait(30) == 130
+    assert first.poll() is None
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(30) == 130
+    assert_recovers(store, undisturbed)
+
+
 def test_a_waiting_run_takes_over_when_the_other_is_killed(undisturbed: Path, tmp_path: Path) -> None:
     store = tmp_path / ".trtforge"
-
-    def until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def logs() -> str:
-        return "".join(log.read_text() for log in (store / "logs").iterdir())
-
-    first = subprocess.Popen(command(store, "--pause", "100"), cwd=ROOT)
-    until(lambda: bool(list(store.glob("locks/intake-*.holder"))))
-    second = subprocess.Popen(command(store), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    until(lambda: "waiting for process" in logs())
+    first, second = start_two(store)
     assert second.poll() is None, "the second run waits"
     first.kill()
     first.wait()

@@ -27,7 +27,7 @@ from trtforge.pipeline.links import link_bundle
 from trtforge.pipeline.observer import Observer, SilentObserver
 from trtforge.pipeline.result import RunResult, StageOutcome, Status
 from trtforge.pipeline.runlog import LoggedProgress, RunLog
-from trtforge.pipeline.stage import Artifact, Stage, StageContext
+from trtforge.pipeline.stage import Artifact, GateResult, Stage, StageContext
 from trtforge.recipe.schema import Recipe
 from trtforge.recipe.units import format_size
 from trtforge.store.files import free_bytes, tree_bytes
@@ -355,6 +355,11 @@ def carries_current_measurements(stage: Stage, artifact: Artifact, inputs: dict[
     return all(recorded[name]["measured_hash"] == inputs[name].manifest["measured_hash"] for name in inputs)
 
 
+def _verdict(gate: GateResult) -> str:
+    """Name and figures of a gate; most details begin with the name already."""
+    return gate.detail if gate.detail.startswith(gate.name) else f"{gate.name}: {gate.detail}".rstrip(": ")
+
+
 def _check_gates(artifact: Artifact) -> None:
     missed = [gate for gate in gates_from_json(artifact.manifest["gates"]) if not gate.passed]
     if not missed:
@@ -362,7 +367,7 @@ def _check_gates(artifact: Artifact) -> None:
     raise GateFailed(
         "TF-STO-009",
         f"stage {artifact.stage} missed {'its gate' if len(missed) == 1 else f'{len(missed)} gates'}: "
-        + "; ".join(gate.detail or gate.name for gate in missed),
+        + "; ".join(_verdict(gate) for gate in missed),
         asked=", ".join(gate.name for gate in missed),
         numbers={gate.name: {"measured": gate.measured, "limit": gate.limit} for gate in missed},
         why=f"the artifact is kept at {artifact.path}; nothing after it was built or published",

@@ -64,14 +64,13 @@ def host_library_path() -> Path | None:
     named = os.environ.get("TRTFORGE_HOST_LIBRARY")
     if named:
         return Path(named) if Path(named).is_file() else None
-    spec = importlib.util.find_spec("plugins")
-    if spec is None or not spec.submodule_search_locations:
+    try:
+        spec = importlib.util.find_spec("plugins.host")
+    except ImportError:
         return None
-    for location in spec.submodule_search_locations:
-        for candidate in (Path(location) / "host" / HOST_LIBRARY, Path(location) / HOST_LIBRARY):
-            if candidate.is_file():
-                return candidate
-    return None
+    locations = spec.submodule_search_locations if spec is not None else None
+    candidates = (Path(location) / HOST_LIBRARY for location in locations or ())
+    return next((path for path in candidates if path.is_file()), None)
 
 
 @functools.cache

@@ -202,6 +202,21 @@ def test_full_disk_is_an_error_with_numbers_and_leaves_only_scratch(store: Store
     assert store.artifacts() == []
 
 
+@pytest.mark.parametrize("phase", ["list_content", "seal"])
+def test_full_disk_while_publishing(store: Store, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pipeline = Pipeline([Counter()], store)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"trtforge.store.store.{phase}", fail)
+        with pytest.raises(EnvironmentLacks, match="TF-STO-002"):
+            pipeline.run(recipe())
+    assert store.artifacts() == []
+    assert not list((store.root / "tmp").iterdir())
+    assert pipeline.run(recipe()).outcomes[0].status == "ran"
+
+
 class Huge(Counter):
     def disk_estimate(self, recipe, inputs):  # type: ignore[no-untyped-def]
         return 1 << 60

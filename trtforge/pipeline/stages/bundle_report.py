@@ -66,7 +66,7 @@ def _model(inputs: Mapping[str, Artifact]) -> Any:
         ("linears", "; ".join(f"{count} × {name}" for name, count in engine["linears"].items())),
     )
     emulated = quantized.get("emulated") or []
-    note = f"Emulated on the machine that made this report: {', '.join(emulated)}." if emulated else ""
+    note = f"Emulated, for want of the hardware: {', '.join(emulated)}." if emulated else ""
     return Section("What was built", note, (Table(("", ""), rows),))
 
 

@@ -59,7 +59,7 @@ class QuantizeStage(StageBase):
         report = audit_checkpoint(context.out, Expected.from_plan(plan))
         faults = "; ".join(f"{fault.code} {fault.message}" for fault in report.findings)
         gate = GateResult(
-            "audit", report.passed, float(len(report.findings)), 0.0, f"the export's audit: {faults or 'no finding'}"
+            "audit", report.passed, float(len(report.findings)), 0.0, f"of the export: {faults or 'no finding'}"
         )
         return StageResult(
             summary={**outcome, "audit": report.to_json()},

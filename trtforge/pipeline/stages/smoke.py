@@ -64,8 +64,7 @@ class SmokeStage(StageBase):
         write_json(context.out / EXPECTED_FILE, expected)
         write_json(context.out / SMOKE_FILE, checks_to_json(checks))
         gates = [
-            GateResult(f"smoke: {check.name}", check.passed, float(check.passed), 1.0, f"{check.name}: {check.detail}")
-            for check in checks
+            GateResult(f"smoke: {check.name}", check.passed, float(check.passed), 1.0, check.detail) for check in checks
         ]
         return StageResult(
             summary={
