@@ -33,6 +33,7 @@ from trtforge.errors import ForgeError
 
 if TYPE_CHECKING:
     from runtime.sampling.guided import GuidedState
+    from runtime.sampling.sampler import Sampler
     from runtime.tokenizer import EngineTokenizer
 
 log = logging.getLogger("trtforge.runtime")
@@ -132,6 +133,7 @@ class EngineCore:
         self.metrics = Metrics()
         self.metrics.sources.append(self._gauges)
         self.consecutive_failures = 0
+        self._sampler: Sampler | None = None
         self._live: dict[str, _Live] = {}
         self._by_sequence: dict[Sequence, tuple[_Live, Sample]] = {}
         self._deadlines: dict[str, float] = {}
@@ -376,8 +378,10 @@ class EngineCore:
 
     def _finish_step(self, plan: StepPlan, logits: Any, outputs: list[RequestOutput]) -> None:
         """Sample and emit; appends to ``outputs`` one by one, so that none is lost if a later one raises."""
-        from runtime.sampling import sampler  # torch: only once something is really sampled
+        if self._sampler is None:
+            from runtime.sampling.sampler import Sampler  # torch: only once something is really sampled
 
+            self._sampler = Sampler()
         self.scheduler.commit(plan)
         now = self.clock()
         for sequence in plan.admitted:
@@ -392,7 +396,7 @@ class EngineCore:
         sequences, logits = self._fork(sequences, logits)
         pairs = [self._by_sequence[s] for s in sequences]
         with trace("sample"):
-            sampled = sampler.sample(logits, [sample.sampling for _, sample in pairs])
+            sampled = self._sampler.sample(logits, [sample.sampling for _, sample in pairs])
         changed: dict[_Live, list[Sample]] = {}
         latency = self.metrics.inter_token_latency_seconds
         for row, ((live, sample), token) in enumerate(zip(pairs, sampled.tokens, strict=True)):

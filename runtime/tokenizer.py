@@ -1,9 +1,10 @@
 """The engine's tokenizer: ``tokenizers`` and the checkpoint's own files, no transformers.
 
-Policy: texts become the same tokens as Hugging Face's ``AutoTokenizer`` gives. Its rule for special tokens:
-the post-processor of ``tokenizer.json`` decides, unless ``tokenizer_config.json`` sets ``add_bos_token`` or
-``add_eos_token``, which then replace it. A rendered chat gets no further special tokens (the template
-wrote them). transformers costs seconds at server start; this costs milliseconds.
+Policy: texts become the same tokens as Hugging Face's ``AutoTokenizer`` gives. Its rule for special tokens,
+since transformers 5: the post-processor in ``tokenizer.json`` decides alone; ``add_bos_token`` and
+``add_eos_token`` in ``tokenizer_config.json`` only matter to checkpoints without that file. A rendered chat
+gets no further special tokens (the template wrote them). transformers costs seconds at server start; this
+costs milliseconds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ class EngineTokenizer:
         # Truncation or padding left in tokenizer.json by a training run would cut prompts in silence.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._apply_bos_eos()
         self._detokenizers = DetokenizerFactory(tokenizer)
         self._guided: Any = None
 
@@ -141,22 +141,6 @@ class EngineTokenizer:
             self._guided = GrammarCompiler(self.backend.to_str(), vocab_size, eos_token_ids)
         state: GuidedState = self._guided.compile(guide)
         return state
-
-    def _apply_bos_eos(self) -> None:
-        if "add_bos_token" not in self.config and "add_eos_token" not in self.config:
-            return
-        from tokenizers import processors
-
-        pieces = []
-        special = []
-        for flag, name in (("add_bos_token", "bos_token"), (None, None), ("add_eos_token", "eos_token")):
-            if flag is None or name is None:
-                pieces.append("$A:0")
-            elif self.config.get(flag) and name in self.special_tokens:
-                token = self.special_tokens[name]
-                pieces.append(f"{token}:0")
-                special.append((token, self.backend.token_to_id(token)))
-        self.backend.post_processor = processors.TemplateProcessing(single=" ".join(pieces), special_tokens=special)
 
 
 def _text(token: Any) -> str:

@@ -22,13 +22,20 @@ import torch
 
 from runtime.sampling.state import SamplingState
 
-#: Most candidates a truncated row is searched among before it falls back to a full sort. A constant, so
-#: that the order of tied logits cannot depend on the batch.
-CANDIDATES = 1024
+#: Candidates that a truncated row is searched among, in turn, before it is sorted in full. Which of them
+#: settles a row depends on that row alone, so the order of tied logits cannot depend on the batch.
+CANDIDATES = (64, 1024)
+#: Weights summed before the exact search: bounds the float64 work of a draw over the whole vocabulary.
+CHUNK = 256
+#: Columns of one maximum in the greedy search.
+ARGMAX_CHUNK = 64
 #: Strikes against text-level bad words before the row gives up.
 MAX_STRIKES = 512
+#: Lower bound of a temperature in arithmetic; below, division overflows float32.
+MIN_TEMPERATURE = 1e-30
 
 NO_TOKEN = -1
+_INF = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,201 +63,317 @@ def as_tensor(logits: Any) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-@torch.inference_mode()
-def sample(logits: Any, states: Sequence[SamplingState]) -> Sampled:
-    """Choose one token per row of ``logits`` float32 [L, V]; ``states`` holds one state per row."""
-    x_LV = as_tensor(logits)
-    if x_LV.shape[0] != len(states):
-        raise ValueError(f"{x_LV.shape[0]} rows of logits for {len(states)} sequences")
-    if not states:
-        return Sampled([])
-    special = [row for row, state in enumerate(states) if not state.plain]
-    if len(special) == len(states):
+class Sampler:
+    """Chooses tokens for batches; keeps work buffers: fresh pages for 32 x 50,000 logits cost more than the math.
+
+    One instance per stepping thread.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def sample(self, logits: Any, states: Sequence[SamplingState]) -> Sampled:
+        """Choose one token per row of ``logits`` float32 [L, V], which are not changed; one state per row."""
+        x_LV = as_tensor(logits)
+        if x_LV.shape[0] != len(states):
+            raise ValueError(f"{x_LV.shape[0]} rows of logits for {len(states)} sequences")
+        if not states:
+            return Sampled([])
+        special = [row for row, state in enumerate(states) if not state.plain]
         result = Sampled([NO_TOKEN] * len(states))
-    else:
-        best = x_LV.max(dim=-1)
-        tokens = best.indices.tolist()
-        # max propagates NaN, so one look at L values checks all of L x V.
-        finite = torch.isfinite(best.values)
-        if not bool(finite.all()):
-            tokens = [t if ok else NO_TOKEN for t, ok in zip(tokens, finite.tolist(), strict=True)]
-        result = Sampled(tokens)
-    if special:
-        _sample_special(x_LV, special, [states[row] for row in special], result)
-    return result
+        if len(special) < len(states):
+            values, indices = _argmax(x_LV)
+            result.tokens = indices.tolist()
+            # The maximum propagates NaN, so one look at L values checks all of L x V.
+            finite = torch.isfinite(values)
+            if not bool(finite.all()):
+                result.tokens = [t if ok else NO_TOKEN for t, ok in zip(result.tokens, finite.tolist(), strict=True)]
+        if special:
+            self._special(x_LV, special, [states[row] for row in special], result)
+        return result
 
+    def _buffer(self, name: str, like: torch.Tensor, rows: int) -> torch.Tensor:
+        found = self._buffers.get(name)
+        if found is None or found.shape[0] < rows or found.shape[1] != like.shape[1] or found.device != like.device:
+            found = torch.empty((rows, like.shape[1]), dtype=torch.float32, device=like.device)
+            self._buffers[name] = found
+        return found[:rows]
 
-def _sample_special(x_LV: torch.Tensor, rows: list[int], states: list[SamplingState], result: Sampled) -> None:
-    raw_RV = x_LV[torch.tensor(rows, device=x_LV.device)]
-    x_RV = raw_RV.clone()
-    # max propagates NaN; +inf is as wrong, while -inf is how models mask padded vocabulary.
-    broken = (~torch.isfinite(x_RV.max(dim=-1).values)).tolist()
-    _penalize(x_RV, states)
-    _ban(x_RV, states)
-    warm = [r for r, state in enumerate(states) if state.temperature != 1.0]
-    if warm:
-        # Divided in float64 and by row: a tiny temperature must not overflow float32 into NaN.
-        scale = torch.tensor([states[r].temperature for r in warm], dtype=torch.float64, device=x_RV.device)
-        picked = x_RV[warm].double()
-        picked = (picked - picked.max(dim=-1, keepdim=True).values) / scale[:, None]
-        x_RV[warm] = (
-            picked.clamp_(min=torch.finfo(torch.float32).min)
-            .float()
-            .masked_fill(torch.isneginf(x_RV[warm]), -torch.inf)
+    def _rows(self, name: str, x: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """The given rows of ``x``: itself when they are all, else a copy in a buffer."""
+        if len(rows) == x.shape[0]:
+            return x
+        at = torch.tensor(rows, device=x.device)
+        return torch.index_select(x, 0, at, out=self._buffer(name, x, len(rows)))
+
+    def _special(self, x_LV: torch.Tensor, rows: list[int], states: list[SamplingState], result: Sampled) -> None:
+        x_RV = self._rows("logits", x_LV, rows)
+        # +inf is as wrong as NaN, while -inf is how models mask padded vocabulary.
+        values, _ = best = _argmax(x_RV)
+        broken = (~torch.isfinite(values)).tolist()
+        bans = [state.banned() for state in states]
+        if any(bans) or any(state.penalized or state.guided is not None for state in states):
+            if x_RV is x_LV:
+                x_RV = self._buffer("logits", x_LV, len(rows)).copy_(x_LV)
+            _penalize(x_RV, states)
+            _ban(x_RV, states, bans)
+            best = _argmax(x_RV)
+        chosen = self._choose(x_RV, best, states)
+        tokens = [NO_TOKEN if bad else token for bad, token in zip(broken, chosen, strict=True)]
+        struck: dict[int, torch.Tensor] = {}
+        for r, state in enumerate(states):
+            if state.completes_bad_word is not None and tokens[r] != NO_TOKEN and state.completes_bad_word(tokens[r]):
+                struck[r] = x_RV[r : r + 1].clone()
+                tokens[r] = self._strike_bad_words(struck[r], state, tokens[r])
+        for row, token in zip(rows, tokens, strict=True):
+            result.tokens[row] = token
+        told = [r for r, s in enumerate(states) if s.params.logprobs is not None and tokens[r] != NO_TOKEN]
+        raw = [r for r in told if states[r].params.logprobs_mode == "raw"]
+        if raw:
+            counts = [states[r].params.logprobs or 0 for r in raw]
+            rows_V = self._rows("raw", x_LV, [rows[r] for r in raw])
+            found = self._log_probabilities(rows_V, [tokens[r] for r in raw], counts)
+            result.logprobs.update(zip((rows[r] for r in raw), found, strict=True))
+        for r in told:
+            if states[r].params.logprobs_mode == "processed":
+                x_1V = struck.get(r, x_RV[r : r + 1])
+                result.logprobs[rows[r]] = self._processed(x_1V, states[r], tokens[r])
+
+    def _choose(
+        self, x_RV: torch.Tensor, best: tuple[torch.Tensor, torch.Tensor], states: list[SamplingState]
+    ) -> list[int]:
+        """One token per processed row with maxima ``best``; -1 where every token is banned."""
+        values, indices = best
+        tokens: list[int] = indices.tolist()
+        possible = (~torch.isneginf(values)).tolist()
+        whole = [r for r, s in enumerate(states) if not s.greedy and not s.truncated and possible[r]]
+        narrow = [r for r, s in enumerate(states) if not s.greedy and s.truncated and possible[r]]
+        if whole:
+            picked = [states[r] for r in whole]
+            weight = self._weights(self._rows("whole", x_RV, whole), values[whole], picked)
+            for r, token in zip(whole, _draw(weight, picked).tolist(), strict=True):
+                tokens[r] = token
+        if narrow:
+            picked = [states[r] for r in narrow]
+            ids, weight = self._truncate(self._rows("narrow", x_RV, narrow), picked)
+            at = _draw(weight, picked)
+            for r, token in zip(narrow, ids.gather(-1, at[:, None])[:, 0].tolist(), strict=True):
+                tokens[r] = token
+        return [token if ok else NO_TOKEN for token, ok in zip(tokens, possible, strict=True)]
+
+    def _weights(self, x: torch.Tensor, top: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
+        """Unnormalized probabilities exp((x - top) / temperature) [R, V] in the work buffer, at most 1."""
+        out = self._buffer("weights", x, x.shape[0])
+        return _scale(torch.sub(x, top[:, None], out=out), states).exp_()
+
+    def _truncate(self, x_RV: torch.Tensor, states: list[SamplingState]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Candidates (ids, weights) of truncated rows, likeliest first; dropped candidates have weight 0."""
+        width = x_RV.shape[-1]
+        levels = [*(level for level in CANDIDATES if level < width), width]
+        open_rows = list(range(len(states)))
+        parts: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
+        for level in levels:
+            x, picked = self._rows("open", x_RV, open_rows), [states[r] for r in open_rows]
+            if level < width:
+                values, ids = torch.topk(x, level, dim=-1)
+            else:
+                values, ids = torch.sort(x, dim=-1, descending=True, stable=True)
+            weight, settled = self._keep(x, values, picked)
+            done = [i for i, ok in enumerate(settled) if ok]
+            if done:
+                parts.append(([open_rows[i] for i in done], ids[done], weight[done]))
+            open_rows = [r for r, ok in zip(open_rows, settled, strict=True) if not ok]
+            if not open_rows:
+                break
+        if len(parts) == 1:
+            return parts[0][1], parts[0][2]
+        most = max(ids.shape[-1] for _, ids, _ in parts)
+        all_ids = torch.zeros((len(states), most), dtype=torch.int64, device=x_RV.device)
+        all_weight = torch.zeros((len(states), most), dtype=torch.float64, device=x_RV.device)
+        for rows, ids, weight in parts:
+            all_ids[rows, : ids.shape[-1]] = ids
+            all_weight[rows, : weight.shape[-1]] = weight
+        return all_ids, all_weight
+
+    def _keep(
+        self, x_RV: torch.Tensor, values: torch.Tensor, states: list[SamplingState]
+    ) -> tuple[torch.Tensor, list[bool]]:
+        """Weights after min_p, top_k and top_p over sorted ``values`` [R, C], and whether C candidates were enough."""
+        width, candidates = x_RV.shape[-1], values.shape[-1]
+        device = x_RV.device
+        top_k = torch.tensor([s.params.top_k if s.params.top_k > 0 else width for s in states], device=device)
+        top_p = _column([s.params.top_p for s in states], torch.float64, device)
+        min_p = _column([s.params.min_p for s in states], torch.float64, device)
+        weight = _scale(values.double() - values[:, :1].double(), states).exp_()
+        likely = weight >= min_p
+        ranked = torch.arange(candidates, device=device)[None, :] < top_k[:, None]
+        weight = weight * (likely & ranked)
+        # Beyond the candidates nothing is kept when top_k or min_p already cut inside them.
+        closed = (top_k <= candidates) | ~likely[:, -1]
+        if candidates == width:
+            closed = torch.ones_like(closed)
+        total = weight.sum(dim=-1, keepdim=True)
+        beyond = (~closed).nonzero()[:, 0].tolist()
+        if beyond:
+            # top_p's share is of everything kept so far, also of what lies beyond the candidates.
+            picked = [states[r] for r in beyond]
+            everything = self._weights(self._rows("beyond", x_RV, beyond), values[beyond, 0], picked)
+            if any(state.params.min_p > 0 for state in picked):
+                everything *= everything >= min_p[beyond]
+            total[beyond] = everything.sum(dim=-1, keepdim=True).double()
+        before = weight.cumsum(dim=-1) - weight
+        limit = torch.where(top_p < 1.0, top_p * total, torch.full_like(total, torch.inf))
+        # A top_k past the candidates leaves even top_p's total unknown.
+        unknown = (top_k > candidates) & (top_k < width)
+        settled = closed | ((before[:, -1:] >= limit)[:, 0] & ~unknown)
+        weight = weight * (before < limit)
+        return weight, settled.tolist()
+
+    def _strike_bad_words(self, x_1V: torch.Tensor, state: SamplingState, token: int) -> int:
+        """Strike out tokens that complete a forbidden text until one does not; -1 after MAX_STRIKES."""
+        assert state.completes_bad_word is not None
+        for _ in range(MAX_STRIKES):
+            if token == NO_TOKEN or not state.completes_bad_word(token):
+                return token
+            x_1V[0, token] = -torch.inf
+            token = self._choose(x_1V, _argmax(x_1V), [state])[0]
+        return NO_TOKEN
+
+    def _log_probabilities(self, x_RV: torch.Tensor, chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
+        """Log-softmax of rows at the chosen tokens and at the ``counts`` likeliest."""
+        top = x_RV.amax(dim=-1, keepdim=True)
+        norm = (
+            torch.sub(x_RV, top, out=self._buffer("weights", x_RV, x_RV.shape[0]))
+            .exp_()
+            .sum(dim=-1, keepdim=True)
+            .double()
+            .log()
+            + top.double()
         )
-    tokens = _choose(x_RV, states)
-    for r, (row, state) in enumerate(zip(rows, states, strict=True)):
-        token = NO_TOKEN if broken[r] else tokens[r]
-        if token != NO_TOKEN and state.completes_bad_word is not None:
-            token = _strike_bad_words(x_RV[r : r + 1], state, token)
-        result.tokens[row] = token
-        if token != NO_TOKEN and state.params.logprobs is not None:
-            result.logprobs[row] = _logprobs(raw_RV[r], x_RV[r : r + 1], state, token)
+        own = (x_RV.gather(-1, torch.tensor(chosen, device=x_RV.device)[:, None]).double() - norm)[:, 0].tolist()
+        most = min(max(counts), x_RV.shape[-1])
+        if most == 0:
+            return [TokenLogprobs(token, logprob) for token, logprob in zip(chosen, own, strict=True)]
+        best = torch.topk(x_RV, most, dim=-1)
+        ids, values = best.indices.tolist(), (best.values.double() - norm).tolist()
+        return [
+            TokenLogprobs(
+                token, own[r], tuple((t, v) for t, v in zip(ids[r], values[r], strict=True) if v > -_INF)[:count]
+            )
+            for r, (token, count) in enumerate(zip(chosen, counts, strict=True))
+        ]
+
+    def _processed(self, x_1V: torch.Tensor, state: SamplingState, token: int) -> TokenLogprobs:
+        """Log-probabilities of what the token was drawn from."""
+        if state.greedy or not state.truncated:
+            scaled = x_1V / max(state.temperature, MIN_TEMPERATURE)
+        else:
+            ids, weight = self._truncate(x_1V, [state])
+            scaled = torch.full_like(x_1V, -torch.inf)
+            scaled[0, ids[0]] = weight[0].log().float()
+        return self._log_probabilities(scaled, [token], [state.params.logprobs or 0])[0]
 
 
 def _penalize(x_RV: torch.Tensor, states: list[SamplingState]) -> None:
     """Repetition, presence and frequency penalties, all rows in one gather and one scatter."""
-    rows: list[int] = []
-    tokens: list[int] = []
-    counts: list[int] = []
-    factors: list[tuple[float, float, float]] = []
-    for r, state in enumerate(states):
-        if state.penalized:
-            seen, seen_counts = state.seen()
-            rows.extend([r] * len(seen))
-            tokens.extend(seen)
-            counts.extend(seen_counts)
-            p = state.params
-            factors.extend([(p.repetition_penalty, p.presence_penalty, p.frequency_penalty)] * len(seen))
-    if not tokens:
+    penalized = [(r, state, *state.seen()) for r, state in enumerate(states) if state.penalized]
+    lengths = [len(tokens) for _, _, tokens, _ in penalized]
+    if not sum(lengths):
         return
     device = x_RV.device
-    at = (torch.tensor(rows, device=device), torch.tensor(tokens, device=device))
-    count = torch.tensor(counts, dtype=torch.float32, device=device)
-    repetition, presence, frequency = torch.tensor(factors, dtype=torch.float32, device=device).unbind(-1)
+    rows = np.repeat([r for r, _, _, _ in penalized], lengths)
+    settings = [
+        (s.params.repetition_penalty, s.params.presence_penalty, s.params.frequency_penalty) for _, s, _, _ in penalized
+    ]
+    factors = torch.from_numpy(np.repeat(np.array(settings, dtype=np.float32), lengths, axis=0)).to(device)
+    repetition, presence, frequency = factors.unbind(-1)
+    at = (
+        torch.from_numpy(rows).to(device),
+        torch.from_numpy(np.concatenate([tokens for _, _, tokens, _ in penalized])).to(device),
+    )
+    count = torch.from_numpy(np.concatenate([counts for _, _, _, counts in penalized])).to(device)
     value = x_RV[at]
     value = torch.where(value > 0, value / repetition, value * repetition)
     x_RV[at] = value - presence * (count > 0) - frequency * count
 
 
-def _ban(x_RV: torch.Tensor, states: list[SamplingState]) -> None:
+def _ban(x_RV: torch.Tensor, states: list[SamplingState], bans: list[Sequence[int]]) -> None:
     width = x_RV.shape[-1]
     for r, state in enumerate(states):
-        bans = [token for token in state.banned() if token < width]
-        if bans:
-            x_RV[r, torch.tensor(bans, device=x_RV.device)] = -torch.inf
+        if bans[r]:
+            at = torch.tensor([token for token in bans[r] if token < width], dtype=torch.int64, device=x_RV.device)
+            x_RV[r, at] = -torch.inf
         if state.guided is not None:
             allowed = torch.from_numpy(state.guided.allowed(width)).to(x_RV.device)
             x_RV[r].masked_fill_(~allowed, -torch.inf)
 
 
-def _choose(x_RV: torch.Tensor, states: list[SamplingState]) -> list[int]:
-    """One token per processed row; -1 where every token is banned."""
-    best = x_RV.max(dim=-1)
-    tokens: list[int] = best.indices.tolist()
-    possible = (~torch.isneginf(best.values)).tolist()
-    whole = [r for r, s in enumerate(states) if not s.greedy and not s.truncated and possible[r]]
-    narrow = [r for r, s in enumerate(states) if not s.greedy and s.truncated and possible[r]]
-    if whole:
-        weight = _weights(x_RV[whole], best.values[whole])
-        for r, token in zip(whole, _draw(weight, [states[r] for r in whole]).tolist(), strict=True):
-            tokens[r] = token
-    if narrow:
-        ids, weight = _truncate(x_RV[narrow], [states[r] for r in narrow])
-        at = _draw(weight, [states[r] for r in narrow])
-        for r, token in zip(narrow, ids.gather(-1, at[:, None])[:, 0].tolist(), strict=True):
-            tokens[r] = token
-    return [token if ok else NO_TOKEN for token, ok in zip(tokens, possible, strict=True)]
+def _scale(x: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
+    """Divide rows by their temperature, in place."""
+    if any(state.temperature != 1.0 for state in states):
+        x /= _column([max(state.temperature, MIN_TEMPERATURE) for state in states], x.dtype, x.device)
+    return x
 
 
-def _weights(x: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """Unnormalized probabilities in float64: with float32 sums over 50,000 tokens the tail would be rounded away."""
-    return (x.double() - top.double()[:, None]).exp_()
+def _column(values: list[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
 
 def _draw(weight: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
-    """Inverse of the distribution function: index of the first candidate whose cumulated weight passes u times all."""
-    cumulated = weight.cumsum(dim=-1)
-    u = torch.tensor([state.uniform() for state in states], dtype=torch.float64, device=weight.device)
-    target = (u * cumulated[:, -1])[:, None]
-    at = torch.searchsorted(cumulated, target, right=True)[:, 0]
-    # Rounding may put the target at the very end: take the last candidate that has weight.
-    last = weight.shape[-1] - 1 - weight.flip(-1).gt(0).to(torch.uint8).argmax(dim=-1)
-    return torch.minimum(at, last)
+    """Inverse of the distribution function: index of the first candidate whose cumulated weight passes u times all.
 
-
-def _truncate(x_RV: torch.Tensor, states: list[SamplingState]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Candidates (ids, weights) of truncated rows, likeliest first; dropped candidates have weight 0.
-
-    Works on the CANDIDATES best tokens; a row whose kept set might reach further is sorted in full.
+    Wide rows are searched in two levels, chunk sums first; cumulated sums are float64, since with float32
+    the tail of 50,000 tokens would be rounded away.
     """
-    width = x_RV.shape[-1]
-    few = min(CANDIDATES, width)
-    values, ids = torch.topk(x_RV, few, dim=-1)
-    weight, settled = _keep(x_RV, values, states)
-    if few < width and not all(settled):
-        open_rows = [r for r, done in enumerate(settled) if not done]
-        all_values, all_ids = torch.sort(x_RV[open_rows], dim=-1, descending=True, stable=True)
-        all_weight, _ = _keep(x_RV[open_rows], all_values, [states[r] for r in open_rows])
-        ids = torch.nn.functional.pad(ids, (0, width - few))
-        weight = torch.nn.functional.pad(weight, (0, width - few))
-        ids[open_rows], weight[open_rows] = all_ids, all_weight
-    return ids, weight
+    u = _column([state.uniform() for state in states], torch.float64, weight.device)
+    width = weight.shape[-1]
+    if width <= 4 * CHUNK:
+        return _search(weight, u)[0]
+    even = width - width % CHUNK
+    sums = weight[:, :even].unflatten(-1, (-1, CHUNK)).sum(dim=-1)
+    if even < width:
+        sums = torch.cat([sums, weight[:, even:].sum(dim=-1, keepdim=True)], dim=-1)
+    chunk, share = _search(sums, u)
+    at = (chunk * CHUNK)[:, None] + torch.arange(CHUNK, device=weight.device)
+    inside = weight.gather(-1, at.clamp(max=width - 1)) * (at < width)
+    return chunk * CHUNK + _search(inside, share)[0]
 
 
-def _keep(x_RV: torch.Tensor, values: torch.Tensor, states: list[SamplingState]) -> tuple[torch.Tensor, list[bool]]:
-    """Weights after min_p, top_k and top_p over sorted ``values`` [R, C], and whether C candidates were enough."""
-    width, candidates = x_RV.shape[-1], values.shape[-1]
-    device = x_RV.device
-    top_k = torch.tensor([s.params.top_k if s.params.top_k > 0 else width for s in states], device=device)
-    top_p = torch.tensor([s.params.top_p for s in states], dtype=torch.float64, device=device)
-    min_p = torch.tensor([s.params.min_p for s in states], dtype=torch.float64, device=device)
-    weight = _weights(values, values[:, 0])
-    likely = weight >= min_p[:, None]
-    ranked = torch.arange(candidates, device=device)[None, :] < top_k[:, None]
-    weight = weight * (likely & ranked)
-    # Beyond the candidates nothing is kept when top_k or min_p already cut inside them.
-    closed = (top_k <= candidates) | ~likely[:, -1]
-    if candidates == width:
-        closed = torch.ones_like(closed)
-    total = weight.sum(dim=-1)
-    if not bool(closed.all()):
-        # top_p's share is of everything kept so far, also of what lies beyond the candidates.
-        everything = _weights(x_RV, values[:, 0])
-        everything = (everything * (everything >= min_p[:, None])).sum(dim=-1)
-        total = torch.where(closed, total, everything)
-    before = weight.cumsum(dim=-1) - weight
-    limit = torch.where(top_p < 1.0, top_p * total, torch.full_like(total, torch.inf))
-    settled = closed | (before[:, -1] >= limit)
-    weight = weight * (before < limit[:, None])
-    return weight, settled.tolist()
+def _search(weight: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index [R] where cumulated weights pass ``u`` [R, 1] times their sum, and how far into it [R, 1], from 0 to 1."""
+    cumulated = weight.cumsum(dim=-1, dtype=torch.float64)
+    target = u * cumulated[:, -1:]
+    at = torch.searchsorted(cumulated, target, right=True)
+    # Rounding may put the target at the very end: take the last candidate that has weight.
+    last = weight.shape[-1] - 1 - weight.flip(-1).gt(0).to(torch.uint8).argmax(dim=-1, keepdim=True)
+    at = torch.minimum(at, last)
+    own = weight.gather(-1, at).double()
+    share = ((target - (cumulated.gather(-1, at) - own)) / own).clamp_(0.0, 1.0)
+    return at[:, 0], share
 
 
-def _strike_bad_words(x_1V: torch.Tensor, state: SamplingState, token: int) -> int:
-    """Strike out tokens that complete a forbidden text until one does not; -1 after MAX_STRIKES."""
-    assert state.completes_bad_word is not None
-    for _ in range(MAX_STRIKES):
-        if token == NO_TOKEN or not state.completes_bad_word(token):
-            return token
-        x_1V[0, token] = -torch.inf
-        token = _choose(x_1V, [state])[0]
-    return NO_TOKEN
+def _argmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maxima [R] and the first index [R] of each; NaN wins.
+
+    torch's ``amax`` is vectorized and its ``argmax`` is not (ten times slower over 50,000 columns), so: the
+    maximum of each chunk, the first chunk that holds the largest, the first place inside it.
+    """
+    width = x.shape[-1]
+    even = width - width % ARGMAX_CHUNK
+    if even < 4 * ARGMAX_CHUNK:
+        best = x.max(dim=-1)
+        return best.values, best.indices
+    tops = x[:, :even].unflatten(-1, (-1, ARGMAX_CHUNK)).amax(dim=-1)
+    if even < width:
+        tops = torch.cat([tops, x[:, even:].amax(dim=-1, keepdim=True)], dim=-1)
+    chunk = tops.max(dim=-1)
+    at = (chunk.indices * ARGMAX_CHUNK)[:, None] + torch.arange(ARGMAX_CHUNK, device=x.device)
+    # Past the end the last column is seen again: never a first place that is not one.
+    inside = x.gather(-1, at.clamp_(max=width - 1)).argmax(dim=-1)
+    return chunk.values, chunk.indices * ARGMAX_CHUNK + inside
 
 
-def _logprobs(raw_V: torch.Tensor, x_1V: torch.Tensor, state: SamplingState, token: int) -> TokenLogprobs:
-    count = state.params.logprobs or 0
-    if state.params.logprobs_mode == "raw":
-        log_V = torch.log_softmax(raw_V.double(), dim=-1)
-    else:
-        log_V = torch.log_softmax(x_1V[0].double(), dim=-1)
-        if not state.greedy and state.truncated:
-            ids, weight = _truncate(x_1V, [state])
-            kept = (weight[0] / weight[0].sum()).log()
-            log_V = torch.full_like(log_V, -torch.inf)
-            log_V[ids[0][weight[0] > 0]] = kept[weight[0] > 0]
-    top: tuple[tuple[int, float], ...] = ()
-    if count:
-        best = torch.topk(log_V, min(count, log_V.shape[-1]))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        top = tuple((t, p) for t, p in pairs if p > float("-inf"))
-    return TokenLogprobs(token, float(log_V[token]), top)
+def sample(logits: Any, states: Sequence[SamplingState]) -> Sampled:
+    """:meth:`Sampler.sample` once, without keeping buffers."""
+    return Sampler().sample(logits, states)

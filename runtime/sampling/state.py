@@ -76,12 +76,11 @@ class SamplingState:
         self.penalized = (
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
-        self._seen: list[int] = []
-        self._seen_counts: list[int] = []
-        self._seen_index: dict[int, int] = {}
-        if params.repetition_penalty != 1.0:
-            for token in np.unique(prompt).tolist():
-                self._count(token, 0)
+        seen = np.unique(prompt) if params.repetition_penalty != 1.0 else np.zeros(0, dtype=np.int64)
+        self._seen = np.zeros(len(seen) + (params.max_tokens if self.penalized else 0), dtype=np.int64)
+        self._seen[: len(seen)] = seen
+        self._seen_counts = np.zeros(len(self._seen), dtype=np.float32)
+        self._seen_index = {token: at for at, token in enumerate(seen.tolist())} if self.penalized else {}
         self.simple = (
             self.greedy
             and not self.penalized
@@ -120,11 +119,12 @@ class SamplingState:
         """Record ``token`` as generated."""
         self.generated.append(token)
         if self.penalized:
-            self._count(token, 1)
+            self._count(token)
 
-    def seen(self) -> tuple[list[int], list[int]]:
+    def seen(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Tokens under a penalty and how often each occurs in the output (0: prompt only)."""
-        return self._seen, self._seen_counts
+        count = len(self._seen_index)
+        return self._seen[:count], self._seen_counts[:count]
 
     def banned(self) -> Sequence[int]:
         """Tokens that must not come next, by min_tokens and by token sequences."""
@@ -137,11 +137,7 @@ class SamplingState:
                 bans.append(sequence[-1])
         return bans
 
-    def _count(self, token: int, amount: int) -> None:
-        at = self._seen_index.get(token)
-        if at is None:
-            self._seen_index[token] = len(self._seen)
-            self._seen.append(token)
-            self._seen_counts.append(amount)
-        else:
-            self._seen_counts[at] += amount
+    def _count(self, token: int) -> None:
+        at = self._seen_index.setdefault(token, len(self._seen_index))
+        self._seen[at] = token
+        self._seen_counts[at] += 1.0
