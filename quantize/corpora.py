@@ -2,9 +2,9 @@
 
 Policy: the two roles never share text. A corpus is cut into paragraphs, every paragraph is kept once
 (first place wins), and the first half by characters is for calibration, the rest for evaluation; so a
-paragraph that a model was calibrated on cannot be scored, whatever the source repeats. A ``file:``
-corpus that serves one role only may give up the cut with ``#all``. Order is fixed, and the SHA-256 of
-the slice is part of every summary. Too little text is refused with the numbers, never repeated to fill.
+paragraph that a model was calibrated on cannot be scored, whatever the source repeats. Order is fixed,
+and the SHA-256 of the slice is part of every summary. Too little text is refused with the numbers,
+never repeated to fill.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_corpus(spec: str, base_dir: Path, role: Role) -> Corpus:
     """The slice of ``spec`` for ``role``.
 
     Args:
-        spec: ``builtin:NAME``, ``file:PATH[#all]`` (text, or JSON lines with a ``text`` field) or
+        spec: ``builtin:NAME``, ``file:PATH`` (text, or JSON lines with a ``text`` field) or
             ``hf:DATASET[:CONFIG][@SPLIT]``.
         base_dir: the recipe's folder; files must lie inside it.
         role: ``calibration`` or ``evaluation``.
@@ -62,9 +62,7 @@ def load_corpus(spec: str, base_dir: Path, role: Role) -> Corpus:
     if kind == "builtin" and rest in BUILTIN:
         return _slice(spec, role, _python_topics())
     if kind == "file" and rest:
-        path, _, mark = rest.partition("#")
-        paragraphs = _file_paragraphs(spec, path, Path(base_dir))
-        return _corpus(spec, role, paragraphs) if mark == "all" else _slice(spec, role, paragraphs)
+        return _slice(spec, role, _file_paragraphs(spec, rest, Path(base_dir)))
     if kind == "hf" and rest:
         return _slice(spec, role, _dataset_paragraphs(spec, rest))
     raise ForgeError(
@@ -77,11 +75,6 @@ def load_corpus(spec: str, base_dir: Path, role: Role) -> Corpus:
     )
 
 
-def _corpus(name: str, role: Role, paragraphs: Iterable[str]) -> Corpus:
-    text = "\n\n".join(paragraphs)
-    return Corpus(name, role, hashlib.sha256(text.encode()).hexdigest(), text)
-
-
 def _slice(name: str, role: Role, paragraphs: list[str]) -> Corpus:
     unique = list(dict.fromkeys(paragraphs))
     half, seen, cut = sum(map(len, unique)) / 2, 0, 0
@@ -89,7 +82,8 @@ def _slice(name: str, role: Role, paragraphs: list[str]) -> Corpus:
         if seen >= half:
             break
         seen += len(paragraph)
-    return _corpus(name, role, unique[:cut] if role == "calibration" else unique[cut:])
+    text = "\n\n".join(unique[:cut] if role == "calibration" else unique[cut:])
+    return Corpus(name, role, hashlib.sha256(text.encode()).hexdigest(), text)
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -1,30 +1,30 @@
 """What will be quantized, decided from ``config.json`` and safetensors headers alone.
 
 Policy: every refusal that the headers can justify comes before a weight is loaded or a sample is run:
-a group that leaves partial blocks, an odd row count under INT4's packing, an exclude pattern that
-matches nothing, an output head that shares its weight with the embedding, a checkpoint that is
-quantized already. Routers of mixture-of-experts models and embeddings are never quantized. A linear
-is excluded when its name, its last parts or one of its parents matches a pattern.
+a group that leaves partial blocks, an odd row count under INT4's packing, an output head that shares
+its weight with the embedding, a checkpoint that is quantized already. Routers of mixture-of-experts
+models and embeddings are never quantized. A linear is excluded when its name, a part of it or one of
+its parents matches a pattern, by the same rule as in preflight.
 """
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quantize.formats import FormatRow, KvMode, check_group_size, format_row, kv_mode, resolve_group_size
 from trtforge.errors import ForgeError
+from trtforge.preflight.model import matches
 from trtforge.recipe.schema import Quantize
 from trtforge.safetensors_header import TensorInfo
 
 LM_HEAD = "lm_head"
 #: modules that ModelOpt's configurations keep unquantized whatever a recipe says
-ALWAYS_EXCLUDED = ("*embed*", "wte", "*router*", "*mlp.gate", "*block_sparse_moe.gate", "*shared_expert_gate")
+ALWAYS_EXCLUDED = ("*router*", "*mlp.gate", "*block_sparse_moe.gate", "*shared_expert_gate")
+_EMBEDDINGS = ("*embed*", "wte")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class QuantPlan:
     quantized: names of those that get the format, sorted.
     excluded: the others, sorted.
     tied: whether the output head shares the embedding's weight.
+    idle_patterns: exclude patterns that match no linear (preflight warns of them).
     """
 
     row: FormatRow
@@ -45,6 +46,7 @@ class QuantPlan:
     quantized: tuple[str, ...]
     excluded: tuple[str, ...]
     tied: bool
+    idle_patterns: tuple[str, ...]
 
     @property
     def does_nothing(self) -> bool:
@@ -61,7 +63,7 @@ def linear_shapes(headers: Mapping[str, TensorInfo], config: Mapping[str, Any]) 
         if leaf != "weight" or len(info.shape) != 2:
             continue
         shape = (info.shape[0], info.shape[1])
-        if _matches(module, ALWAYS_EXCLUDED[:2]):
+        if any(matches(module, pattern) for pattern in _EMBEDDINGS):
             embedding = shape
         else:
             shapes[module] = shape
@@ -75,13 +77,6 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     return bool(config.get("tie_word_embeddings", True))
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    parts = name.split(".")
-    prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    suffixes = [".".join(parts[start:]) for start in range(1, len(parts))]
-    return any(fnmatch.fnmatchcase(text, pattern) for text in (*prefixes, *suffixes) for pattern in patterns)
-
-
 def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInfo], section: Quantize) -> QuantPlan:
     """Decide which linears get which format.
 
@@ -92,16 +87,16 @@ def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInf
 
     Raises:
         ForgeError: ``TF-QNT-001`` … ``-004`` (format, KV mode, group size), ``TF-QNT-005`` already
-            quantized, ``TF-QNT-006`` an exclude pattern without a match, ``TF-QNT-007`` odd rows,
-            ``TF-K4-001`` partial groups, ``TF-K6-001`` a tied head that is not excluded.
+            quantized, ``TF-QNT-007`` odd rows, ``TF-K4-001`` partial groups, ``TF-K6-001`` a tied head
+            that is not excluded.
     """
     row, kv = format_row(section.format), kv_mode(section.kv_cache)
     group = resolve_group_size(row, section.group_size)
     if (row.weight is not None or kv.dtype is not None) and config.get("quantization_config"):
         raise _already_quantized(config["quantization_config"])
     linears = linear_shapes(headers, config)
-    _check_patterns(section.exclude, linears)
-    excluded = {name for name in linears if _matches(name, (*section.exclude, *ALWAYS_EXCLUDED))}
+    patterns = (*section.exclude, *ALWAYS_EXCLUDED)
+    excluded = {name for name in linears if any(matches(name, pattern) for pattern in patterns)}
     if row.weight is None:
         excluded = set(linears)
     quantized = tuple(sorted(set(linears) - excluded))
@@ -109,7 +104,9 @@ def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInf
         raise _tied_head(row, section)
     check_group_size(row, group, {name: linears[name][1] for name in quantized})
     _check_rows(row, {name: linears[name][0] for name in quantized})
-    return QuantPlan(row, kv, group, linears, quantized, tuple(sorted(excluded)), is_tied(config))
+    # the default names the head whether or not a model has one of its own
+    idle = [p for p in section.exclude if p != LM_HEAD and not any(matches(name, p) for name in linears)]
+    return QuantPlan(row, kv, group, linears, quantized, tuple(sorted(excluded)), is_tied(config), tuple(idle))
 
 
 def _already_quantized(found: Any) -> ForgeError:
@@ -121,23 +118,6 @@ def _already_quantized(found: Any) -> ForgeError:
         why="Quantizing again would round values that were rounded before; the original weights are gone.",
         remedies=["Start from the unquantized checkpoint", "quantize: {format: none, kv_cache: none} keeps it"],
     )
-
-
-def _check_patterns(patterns: Sequence[str], linears: Mapping[str, Any]) -> None:
-    for pattern in patterns:
-        # the default names the head whether or not a model has one of its own
-        if pattern == LM_HEAD or any(_matches(name, [pattern]) for name in linears):
-            continue
-        leaves = sorted({name.rsplit(".", 1)[-1] for name in linears} | set(linears))
-        near = difflib.get_close_matches(pattern.strip("*."), leaves, n=3, cutoff=0.4)
-        raise ForgeError(
-            "TF-QNT-006",
-            f"Exclude pattern {pattern!r} matches no linear",
-            asked=f"quantize.exclude: {pattern}",
-            numbers={"linears": len(linears)},
-            why="A pattern without a match is a typing error: what it meant to protect would be quantized.",
-            remedies=[f"quantize.exclude: {name}" for name in near] or [f"quantize.exclude: {leaves[0]}"],
-        )
 
 
 def _tied_head(row: FormatRow, section: Quantize) -> ForgeError:

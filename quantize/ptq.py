@@ -72,6 +72,8 @@ def quantize_checkpoint(
     checkpoint, out = Path(checkpoint), Path(out)
     config, headers = read_config(checkpoint), read_headers(checkpoint)
     plan = plan_quantization(config, headers, section)
+    for pattern in plan.idle_patterns:
+        report.note(f"quantize.exclude: {pattern} matches no linear of this model")
     out.mkdir(parents=True, exist_ok=True)
     timings: dict[str, float] = {}
     summary: dict[str, Any] = {
@@ -176,7 +178,7 @@ def _run(
         if emulated and plan.row.cpu.evaluate == "emulated":
             summary["emulated"] = ["evaluation on this machine"]
         with _timed(timings, "calibrate"), quiet():
-            loop = None if batch is None else _forward_loop(model, batch, plan, settings, report)
+            loop = None if batch is None else forward_loop(model, batch, plan, settings, report)
             mtq.quantize(model, settings, forward_loop=loop)
         check_quantizers(model, plan)
         round_pre_quant_scales(model)
@@ -210,7 +212,7 @@ def load_model(checkpoint: Path, allow_remote_code: bool = False) -> Any:
 
     on_gpu = torch.cuda.is_available()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint,
             dtype="auto" if on_gpu else torch.float32,
             local_files_only=True,
@@ -225,7 +227,7 @@ def load_model(checkpoint: Path, allow_remote_code: bool = False) -> Any:
             why="Its architecture or files are not what this version of transformers knows.",
             remedies=["Run intake on the model again", "Set model.allow_remote_code if it brings its own code"],
         ) from error
-    return model.to("cuda" if on_gpu else "cpu").eval()
+    return model.eval().to("cuda") if on_gpu else model.eval()
 
 
 # --- ModelOpt's configuration -------------------------------------------------------------------
@@ -292,7 +294,7 @@ def _head_entries(config: dict[str, Any], plan: QuantPlan) -> list[dict[str, Any
 # --- calibration --------------------------------------------------------------------------------
 
 
-def _forward_loop(
+def forward_loop(
     model: Any,
     batch: np.ndarray,
     plan: QuantPlan,

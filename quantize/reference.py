@@ -1,0 +1,316 @@
+"""The meaning of a checkpoint, computed plainly: what an engine built from it must reproduce.
+
+Policy: the exported tensors are read by this module's own reader (transformers drops the scales of an
+FP8 export in silence and refuses NVFP4) and put de-quantized into the Hugging Face model; hooks then do
+to the activations what the format does to them, and the attention sees keys and values as the quantized
+cache would return them. Where each fake quantization sits:
+
+* FP8 linears: the input, with the static ``input_scale``;
+* NVFP4 linears: the input, in blocks along K with dynamic E4M3 scales under the static ``input_scale``;
+* INT4 AWQ linears: nothing is quantized, the input is multiplied by ``pre_quant_scale`` where there is one;
+* FP8 KV cache: keys after the rotary embedding and values, as they enter the attention, per layer.
+
+Arithmetic is float32 by default with the stored values taken exactly: products of FP8, FP4 and INT4
+values with their scales are not rounded to a 16-bit type again, as fused kernels do not round them
+either, and the unquantized weights hold bfloat16 values anyway. It is also the fast choice on a CPU
+without bfloat16 kernels, where bfloat16 products run five to eight times slower. ``dtype="bfloat16"``
+rounds weights and activations as a bfloat16 engine would.
+
+All figures that come from here are "emulated": no matrix unit of a GPU took part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from quantize.corpora import load_tokenizer
+from quantize.emulation import (
+    dequantize_int4_weight,
+    dequantize_nvfp4_weight,
+    fake_quant_e4m3,
+    fake_quant_nvfp4,
+)
+from quantize.plan import read_config
+from quantize.quiet import quiet
+from trtforge.errors import ForgeError
+from trtforge.safetensors_header import weight_files
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_ATTENTION = "trtforge_reference"
+_KV_SCALES = "trtforge_kv_scales"
+
+
+class ReferenceModel:
+    """A checkpoint's meaning as a callable model.
+
+    Attributes:
+        tokenizer: the checkpoint's tokenizer (``tokenizers.Tokenizer``).
+        model: the Hugging Face model behind it.
+        quant_format: ``none``, ``fp8``, ``nvfp4`` or ``int4_awq``.
+        emulated: whether any quantized operation is emulated (always, for quantized checkpoints).
+    """
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, quant_format: str, eos_token_ids: tuple[int, ...]) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.quant_format = quant_format
+        self.eos_token_ids = eos_token_ids
+        self.emulated = quant_format != "none"
+
+    @torch.inference_mode()
+    def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [S] → float32 [S, V]; row i predicts token i + 1."""
+        output = self.model(input_ids.view(1, -1).to(self.model.device), use_cache=False)
+        return output.logits[0].float()
+
+    @torch.inference_mode()
+    def generate_greedy(self, input_ids: torch.Tensor, max_new: int) -> list[int]:
+        """The most likely continuation of int64 [S]: at most ``max_new`` ids, ending with an end token if one comes."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config)
+        step = torch.as_tensor(input_ids).view(1, -1).to(self.model.device)
+        made: list[int] = []
+        while len(made) < max_new:
+            output = self.model(step, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            token = int(output.logits[0, -1].argmax())
+            made.append(token)
+            if token in self.eos_token_ids:
+                break
+            step = torch.tensor([[token]], device=self.model.device)
+        return made
+
+
+def load_reference_model(
+    checkpoint: Path,
+    *,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    emulate_kv: bool = True,
+    allow_remote_code: bool = False,
+) -> ReferenceModel:
+    """Load a quantized or unquantized checkpoint directory.
+
+    Args:
+        checkpoint: Hugging Face layout; quantized ones as ModelOpt exports them.
+        dtype: type of weights and activations (see the module's policy).
+        emulate_kv: quantize keys and values as the checkpoint's cache format does.
+        allow_remote_code: let transformers run Python files of the checkpoint.
+
+    Raises:
+        ForgeError: ``TF-QNT-030`` a quantization that this reader does not know, ``TF-QNT-031`` tensors
+            are missing or left over.
+    """
+    checkpoint = Path(checkpoint)
+    algorithm, kv_algorithm = read_quantization(checkpoint)
+    compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    tensors = _load_tensors(checkpoint)
+    reader = _READERS.get(algorithm)
+    if reader is None:
+        raise _unknown_quantization(checkpoint, algorithm)
+    if kv_algorithm not in (None, "FP8"):
+        raise _unknown_quantization(checkpoint, f"KV cache {kv_algorithm}")
+    weights, inputs, kv_scales = _separate(tensors, reader)
+    import transformers  # noqa: F401 (before the block: its bars can only be muted once it is there)
+
+    with quiet():
+        model = _build_model(checkpoint, weights, compute, allow_remote_code)
+    _hook_inputs(model, inputs, compute)
+    if emulate_kv and kv_algorithm == "FP8":
+        _hook_attention(model, kv_scales)
+    name = {None: "none", "FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_awq"}[algorithm]
+    return ReferenceModel(model, load_tokenizer(checkpoint), name, _eos_ids(checkpoint))
+
+
+def read_quantization(checkpoint: Path) -> tuple[str | None, str | None]:
+    """``(quant_algo, kv_cache_quant_algo)`` of ``hf_quant_config.json``; (None, None) when unquantized.
+
+    A checkpoint without that file but with ``quantization_config`` in ``config.json`` is asked there.
+    """
+    path = checkpoint / "hf_quant_config.json"
+    if path.is_file():
+        section = json.loads(path.read_text(encoding="utf-8")).get("quantization", {})
+        return section.get("quant_algo"), section.get("kv_cache_quant_algo")
+    section = read_config(checkpoint).get("quantization_config") or {}
+    algorithm = section.get("quant_algo") or section.get("quant_method")
+    return algorithm, "FP8" if section.get("kv_cache_scheme") else None
+
+
+def _unknown_quantization(checkpoint: Path, algorithm: str | None) -> ForgeError:
+    return ForgeError(
+        "TF-QNT-030",
+        f"No reference for quantization {algorithm}",
+        asked=str(checkpoint),
+        numbers={"known": [name for name in _READERS if name]},
+        why="The reference reads ModelOpt's unified exports of these formats only.",
+        remedies=["Quantize the unquantized checkpoint with one of `trtforge formats`"],
+    )
+
+
+# --- tensors ------------------------------------------------------------------------------------
+
+Parts = dict[str, torch.Tensor]
+FakeQuant = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _load_tensors(checkpoint: Path) -> Parts:
+    from safetensors.torch import load_file
+
+    tensors: Parts = {}
+    for name in weight_files(checkpoint):
+        tensors.update(load_file(checkpoint / name))
+    return tensors
+
+
+def _read_fp8(parts: Parts) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+    weight = parts["weight"].to(torch.float32) * parts["weight_scale"].to(torch.float32)
+    return weight, ("fp8", float(parts["input_scale"]))
+
+
+def _read_nvfp4(parts: Parts) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+    block = parts["weight"].shape[-1] * 2 // parts["weight_scale"].shape[-1]
+    weight = dequantize_nvfp4_weight(parts["weight"], parts["weight_scale"], parts["weight_scale_2"], block=block)
+    return weight, ("nvfp4", float(parts["input_scale"]), block)
+
+
+def _read_int4(parts: Parts) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+    weight = dequantize_int4_weight(parts["weight"], parts["weight_scale"])
+    factors = parts.get("pre_quant_scale")
+    return weight, None if factors is None else ("scale", factors.to(torch.float32))
+
+
+def _read_nothing(parts: Parts) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+    return parts["weight"], None
+
+
+#: quant_algo → reader of one linear: its parts → (float32 weight [N, K], what happens to its input)
+_READERS: Mapping[str | None, Callable[[Parts], tuple[torch.Tensor, tuple[Any, ...] | None]]] = {
+    None: _read_nothing,
+    "FP8": _read_fp8,
+    "NVFP4": _read_nvfp4,
+    "W4A16_AWQ": _read_int4,
+}
+_LINEAR_PARTS = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
+
+
+def _separate(
+    tensors: Parts, reader: Callable[[Parts], tuple[torch.Tensor, tuple[Any, ...] | None]]
+) -> tuple[Parts, dict[str, tuple[Any, ...]], dict[str, dict[str, float]]]:
+    """Split a checkpoint into de-quantized weights, input operations by module, and KV scales by attention module."""
+    parts: dict[str, Parts] = {}
+    kv_scales: dict[str, dict[str, float]] = {}
+    for name, tensor in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf in ("k_scale", "v_scale"):
+            kv_scales.setdefault(module.rpartition(".")[0], {})[leaf] = float(tensor)
+        elif leaf in _LINEAR_PARTS:
+            parts.setdefault(module, {})[leaf] = tensor
+    weights = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.rpartition(".")[2] not in (*_LINEAR_PARTS, "k_scale", "v_scale")
+    }
+    inputs: dict[str, tuple[Any, ...]] = {}
+    for module, found in parts.items():
+        found["weight"] = weights[f"{module}.weight"]
+        weights[f"{module}.weight"], operation = reader(found)
+        if operation is not None:
+            inputs[module] = operation
+    return weights, inputs, kv_scales
+
+
+# --- the Hugging Face model ---------------------------------------------------------------------
+
+
+def _build_model(checkpoint: Path, weights: Parts, compute: torch.dtype, allow_remote_code: bool) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=allow_remote_code, local_files_only=True)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    model, info = model_class.from_pretrained(
+        None, config=config, state_dict=weights, dtype=compute, output_loading_info=True, attn_implementation="sdpa"
+    )
+    wrong = {key: sorted(info[key])[:8] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[key]}
+    if wrong:
+        raise ForgeError(
+            "TF-QNT-031",
+            "The checkpoint's tensors do not fit its config.json",
+            asked=str(checkpoint),
+            numbers=wrong,
+            why="A tensor that the model needs is missing, or one is there that it does not know.",
+            remedies=["Export the checkpoint again", "Check that config.json belongs to these weights"],
+        )
+    return model.eval()
+
+
+def _hook_inputs(model: Any, inputs: Mapping[str, tuple[Any, ...]], compute: torch.dtype) -> None:
+    """Put each linear's input operation in front of it; linears that share input and operation share the result."""
+    memo: dict[str, Any] = {}
+
+    def hook(operation: tuple[Any, ...]) -> Callable[[Any, tuple[torch.Tensor, ...]], tuple[torch.Tensor]]:
+        if operation[0] == "scale":
+            factors = operation[1].to(compute)
+            return lambda _, args: (args[0] * factors,)
+
+        def quantized(_: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+            # `is`, not equality: query, key and value projections get the very same tensor object
+            if memo.get("input") is not args[0] or memo.get("operation") != operation:
+                memo.update(input=args[0], operation=operation, output=_fake_quant(args[0], operation))
+            return (memo["output"],)
+
+        return quantized
+
+    for name, operation in inputs.items():
+        model.get_submodule(name).register_forward_pre_hook(hook(operation))
+
+
+def _fake_quant(x: torch.Tensor, operation: tuple[Any, ...]) -> torch.Tensor:
+    if operation[0] == "fp8":
+        return fake_quant_e4m3(x, operation[1]).to(x.dtype)
+    return fake_quant_nvfp4(x, operation[1], block=operation[2]).to(x.dtype)
+
+
+def _attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Scaled dot-product attention over keys (rotary embedding applied) and values as an FP8 cache returns them.
+
+    Repeating this on keys that a cache already holds changes nothing: E4M3 values survive a second rounding.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    k_scale, v_scale = getattr(module, _KV_SCALES)
+    key = fake_quant_e4m3(key, k_scale).to(key.dtype)
+    value = fake_quant_e4m3(value, v_scale).to(value.dtype)
+    return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
+
+
+def _hook_attention(model: Any, kv_scales: Mapping[str, Mapping[str, float]]) -> None:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, sdpa_mask)
+    for name, module in model.named_modules():
+        if name.endswith("self_attn"):
+            # a cast-only cache stores no scales: they are one by definition
+            scales = kv_scales.get(name, {})
+            setattr(module, _KV_SCALES, (scales.get("k_scale", 1.0), scales.get("v_scale", 1.0)))
+    model.set_attn_implementation(_ATTENTION)
+
+
+def _eos_ids(checkpoint: Path) -> tuple[int, ...]:
+    path = checkpoint / "generation_config.json"
+    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    ids = generation.get("eos_token_id", read_config(checkpoint).get("eos_token_id"))
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (int(ids),)
