@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.tiny_recipe import write_tiny_recipe
@@ -57,6 +60,38 @@ def test_killed_before_and_after_the_work_of_every_stage(
     assert hashes(run(recipe, store)) == undisturbed
     for artifact in Store(store).artifacts():
         assert verify_directory(artifact.path).ok
+    assert not list((store / "tmp").iterdir())
+
+
+def servers_of(store: Path) -> list[psutil.Process]:
+    """Triton processes whose command line names the store."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and any(str(store) in part for part in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def test_killed_while_its_server_runs(recipe: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    """The server does not outlive the run that started it, and the next run finishes the bundle."""
+    store = tmp_path / ".trtforge"
+    shutil.copytree(recipe.parent / ".trtforge", store)
+    process = subprocess.Popen(command(recipe, store, "--until", "smoke"), cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not any("starting the Triton server" in log.read_text() for log in (store / "logs").iterdir()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1.0)
+    assert any("tritonserver" in " ".join(server.cmdline()) for server in servers_of(store))
+    process.kill()
+    process.wait(60)
+    while servers_of(store):
+        assert time.monotonic() < deadline, servers_of(store)
+        time.sleep(0.2)
+    after = hashes(run(recipe, store, "--until", "smoke"))
+    assert {stage: after[stage] for stage in undisturbed} == undisturbed
     assert not list((store / "tmp").iterdir())
 
 

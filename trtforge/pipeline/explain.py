@@ -98,7 +98,8 @@ def _why(
 
 def _undecided(stage: Stage, loaded: Loaded, unknown: list[str], before: StageRecord | None) -> StageExplanation:
     """A stage whose inputs would be built first: everything but the inputs can still be compared."""
-    reasons = [f"input {name} would be built first" for name in unknown]
+    inputs = f"input {unknown[0]}" if len(unknown) == 1 else f"inputs {', '.join(unknown)}"
+    reasons = [f"{inputs} would be built first"]
     if before is None:
         return StageExplanation(stage.name, "would run", ("no run of a recipe of this name is recorded",))
     now = {

@@ -392,4 +392,5 @@ def _sigterm_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # None: the handler was not installed from Python and cannot be put back
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
