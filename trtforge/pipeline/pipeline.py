@@ -237,11 +237,11 @@ class _Run:
             inputs = {name: artifacts[name] for name in stage.needs}
             ingredients = ingredients_of(stage, self.loaded.recipe, self.loaded.directory, inputs)
             key = key_of(ingredients)
-            reasons = self._reasons(stage, ingredients, key, forced)
             if not forced:
                 artifact = self._usable(stage, key, inputs, repair=False)
             status = "cached"
             if artifact is None:
+                reasons = self._reasons(stage, ingredients, key, forced)
                 with self.store.lock(
                     stage.name, key, lambda who: self._message(f"{stage.name}: waiting for {who}, at the same work")
                 ):
@@ -270,7 +270,8 @@ class _Run:
         if before is None:
             return ("first run of this recipe's stage",)
         if before.key == key:
-            return ("its artifact is gone or unusable",)
+            stale = isinstance(self.store.find(stage.name, key), Artifact)
+            return ("an input was measured anew" if stale else "its artifact is gone or unusable",)
         return tuple(describe_changes(before.ingredients, ingredients))
 
     def _usable(self, stage: Stage, key: str, inputs: dict[str, Artifact], *, repair: bool) -> Artifact | None:

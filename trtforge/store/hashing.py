@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -27,6 +28,20 @@ def _plain(value: Any) -> Any:
 def canonical_json(value: Any) -> str:
     """The one JSON text of ``value``; ``TypeError`` or ``ValueError`` on what JSON cannot hold (NaN, objects)."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def json_safe(value: Any) -> Any:
+    """``value`` with infinities and NaN as the texts ``inf``, ``-inf`` and ``nan``, which JSON has no numbers for.
+
+    A figure that went wrong must be shown, not end a run that has its gate to report it.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {key: json_safe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(item) for item in value]
+    return value
 
 
 def hash_json(value: Any) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from trtforge.errors import ForgeError
 from trtforge.pipeline.stage import GateResult
 from trtforge.store.files import fsync_path, walk_files, write_text_atomic
-from trtforge.store.hashing import hash_bytes, hash_file, hash_json
+from trtforge.store.hashing import hash_bytes, hash_file, hash_json, json_safe
 from trtforge.store.steps import step
 
 SCHEMA_VERSION = 1
@@ -112,12 +112,14 @@ def measured_hash(content: Mapping[str, Any], measurements: Mapping[str, Any]) -
 
 def gates_to_json(gates: Iterable[GateResult]) -> list[dict[str, Any]]:
     """Gates as JSON-able objects."""
-    return [asdict(gate) for gate in gates]
+    return [json_safe(asdict(gate)) for gate in gates]
 
 
 def gates_from_json(gates: Iterable[Mapping[str, Any]]) -> list[GateResult]:
     """The inverse of :func:`gates_to_json`."""
-    return [GateResult(**gate) for gate in gates]
+    return [
+        GateResult(**{**gate, "measured": float(gate["measured"]), "limit": float(gate["limit"])}) for gate in gates
+    ]
 
 
 def now() -> str:

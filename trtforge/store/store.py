@@ -32,6 +32,7 @@ from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.pipeline.stage import Artifact, StageResult
 from trtforge.store import locks
 from trtforge.store.files import free_bytes, fsync_path, read_json, remove_tree, tree_bytes, write_json_atomic
+from trtforge.store.hashing import json_safe
 from trtforge.store.integrity import verify_directory
 from trtforge.store.machine import machine_stamps
 from trtforge.store.manifest import (
@@ -145,12 +146,6 @@ class Store:
         """The lock file of (stage, key)."""
         return self.root / "locks" / f"{stage}-{key[:KEY_DIGITS]}.lock"
 
-    def cache_dir(self, name: str) -> Path:
-        """A folder for rebuildable caches (source fingerprints, downloads); made when missing."""
-        path = self.root / "cache" / name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-
     # -- locks ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -258,13 +253,14 @@ class Store:
             ForgeError: TF-STO-003 on content that cannot be published.
         """
         content = list_content(temporary, measured=result.measured, advance=advance)
+        summary, measurements = json_safe(result.summary), json_safe(result.measurements)
         step("publish.hashed")
         manifest: dict[str, Any] = {
             "schema": SCHEMA_VERSION,
             "stage": stage,
             "key": key,
-            "content_hash": content_hash(content, result.summary),
-            "measured_hash": measured_hash(content, result.measurements),
+            "content_hash": content_hash(content, summary),
+            "measured_hash": measured_hash(content, measurements),
             "ingredients": dict(ingredients),
             "inputs": {
                 name: {
@@ -277,8 +273,8 @@ class Store:
                 for name, artifact in inputs.items()
             },
             "tools": dict(ingredients.get("tools", {})),
-            "summary": result.summary,
-            "measurements": result.measurements,
+            "summary": summary,
+            "measurements": measurements,
             "gates": gates_to_json(result.gates),
             "gates_passed": all(gate.passed for gate in result.gates),
             "created": now(),

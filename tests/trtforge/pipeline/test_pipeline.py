@@ -84,6 +84,7 @@ def test_forced_measurement_refreshes_the_bundle_under_the_same_identity(store: 
     times = (first.artifact("bundle").path / "bench-times.json").read_text()
     again = pipeline.run(recipe(), force=["bench"])
     assert statuses(again)["bundle"] == "ran"
+    assert again.outcomes[-1].reasons == ("an input was measured anew",)
     assert again.artifact("bundle").key == first.artifact("bundle").key
     assert again.artifact("bundle").manifest["content_hash"] == first.artifact("bundle").manifest["content_hash"]
     assert (again.artifact("bundle").path / "bench-times.json").read_text() != times

@@ -12,10 +12,11 @@ import pytest
 from tests.support.synthetic import Counter, recipe
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import Artifact, StageResult
+from trtforge.pipeline.stage import Artifact, GateResult, StageResult
 from trtforge.store import locks
 from trtforge.store.files import copy_tree
 from trtforge.store.integrity import verify_directory
+from trtforge.store.manifest import gates_from_json
 from trtforge.store.store import Damage, Store, default_root, is_disk_full
 
 
@@ -258,3 +259,13 @@ def test_looking_makes_nothing(tmp_path: Path) -> None:
     assert store.artifacts() == []
     assert store.find("one", "a" * 64) is None
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_figures_that_went_wrong_are_kept_as_text(store: Store) -> None:
+    gate = GateResult("slo", False, float("inf"), 2.0, "no answer")
+    artifact = publish(store, summary={"kl": float("nan")}, gates=[gate], measurements={"x": [float("-inf")]})
+    loaded = store.find("one", "a" * 64)
+    assert isinstance(loaded, Artifact)
+    assert loaded.manifest == artifact.manifest
+    assert loaded.summary["kl"] == "nan"
+    assert gates_from_json(loaded.manifest["gates"]) == [gate]

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trtforge.pipeline.stage import Artifact
+from trtforge.store.hashing import json_safe
 from trtforge.store.machine import host_isa, host_library_hash
 
 #: the part of a stage's estimate for what comes beside the copied files
@@ -24,7 +25,8 @@ def plain(section: BaseModel, *, exclude: set[str] | None = None) -> dict[str, A
 def write_json(path: Path, value: Any) -> None:
     """Indented JSON with sorted keys: the same value gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(json_safe(value), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
