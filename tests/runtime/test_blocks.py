@@ -112,7 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def test_release_twice_is_a_bug_not_a_corruption() -> None:
