@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -162,5 +163,5 @@ class EngineMachine(RuleBasedStateMachine):
                 assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
 
 
-TestEngine = EngineMachine.TestCase
+TestEngine = pytest.mark.slow(EngineMachine.TestCase)
 TestEngine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -21,7 +21,7 @@ from runtime.tokenizer import EngineTokenizer
 
 TEXT = "The import statement finds a module, loads it and binds a name in the local namespace. "
 PROMPTS = [TEXT[:n] for n in (5, 11, 23, 40, 61, 87)] + [TEXT * 3, "def f(x):\n    return x"]
-GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 
 pytestmark = pytest.mark.slow
 
