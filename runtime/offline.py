@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from runtime.sampling.params import SamplingParams
 from runtime.tokenizer import EngineTokenizer
 from trtforge.errors import ForgeError
 
+Params = SamplingParams | Sequence[SamplingParams] | None
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
@@ -70,20 +71,31 @@ class Engine:
         """The engine's tokenizer, if it has one."""
         return self.core.tokenizer
 
+    @overload
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[GenerationResult]:
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, stream: Literal[False] = False
+    ) -> list[GenerationResult]: ...
+
+    @overload
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, stream: Literal[True]
+    ) -> Iterator[RequestOutput]: ...
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, stream: bool = False
+    ) -> list[GenerationResult] | Iterator[RequestOutput]:
         """Run all prompts to their end, batched in flight; results in the order of the prompts.
 
         Args:
             prompts: texts, token id lists, or chats (lists of messages); a single one is taken as a list of one.
             params: for all prompts, or one each.
+            stream: return :meth:`stream`'s iterator instead.
 
         Raises:
             ForgeError: a prompt that the engine cannot serve (nothing is generated then), or a failed step.
         """
+        if stream:
+            return self.stream(prompts, params)
         results: dict[str, GenerationResult] = {}
         for output in self.stream(prompts, params, _deltas=False):
             if output.error is not None:
@@ -94,7 +106,7 @@ class Engine:
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         _deltas: bool = True,
     ) -> Iterator[RequestOutput]:
