@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -78,10 +80,20 @@ def test_planted_faults_are_found(bundle, code, change):
     assert code in (caught.value.why or "")
 
 
+def test_importing_the_model_leaves_no_bytecode_in_the_bundle(bundle):
+    code = bundle / "repository/demo/1/model.py"
+    code.write_text("VALUE = 1\n", encoding="utf-8")
+    before = sorted(path.relative_to(bundle) for path in bundle.rglob("*"))
+    command = [sys.executable, "-c", "import model; print(model.VALUE)"]
+    done = subprocess.run(command, cwd=code.parent, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    assert sorted(path.relative_to(bundle) for path in bundle.rglob("*")) == before
+
+
 def test_missing_pieces_are_found(bundle):
     (bundle / "repository/demo/1/model.py").unlink()
     assert [f.code for f in validate_repository(bundle / "repository")] == ["TF-TRI-025"]
-    (bundle / "repository/demo/1").rmdir()
+    shutil.rmtree(bundle / "repository/demo/1")
     assert [f.code for f in validate_repository(bundle / "repository")] == ["TF-TRI-025"]
     (bundle / "repository/demo/config.pbtxt").unlink()
     assert [f.code for f in validate_repository(bundle / "repository")] == ["TF-TRI-022"]

@@ -73,6 +73,9 @@ def emit(
     _add_warmup(config, model_dir)
     (model_dir / "config.pbtxt").write_text(print_config(config), encoding="utf-8")
     shutil.copyfile(MODEL_CODE, model_dir / "1" / "model.py")
+    # The server's Python would leave bytecode beside the model, and a bundle with one file more no longer
+    # verifies. It takes no environment variable that says otherwise; a file of the folder's name stops it.
+    (model_dir / "1" / "__pycache__").touch()
     return {"layout": "native", "model": name, "limits": limits, "engine_reference": engine_reference}
 
 

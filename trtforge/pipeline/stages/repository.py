@@ -18,7 +18,7 @@ class RepositoryStage(StageBase):
 
     name = "repository"
     needs = ("build",)
-    code_version = "1"
+    code_version = "2"
     tools = ("tritonclient",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
