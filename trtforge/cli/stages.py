@@ -131,15 +131,20 @@ def recipe_for(source: str, options: dict[str, Any], overrides: list[str]) -> Lo
     """The recipe that a command works on: the file, or one made in memory, with the options laid upon it."""
     import json
 
+    from quantize.intake import inspect_source
     from trtforge.recipe.load import load_recipe, recipe_from_mapping
-    from trtforge.recipe.starter import recipe_name
+    from trtforge.recipe.starter import fitting_sections, recipe_name
 
     # options first: --set is the more explicit of the two; JSON is YAML, so any text survives
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     if source.endswith((".yaml", ".yml")):
         return load_recipe(source, [*given, *overrides])
     name = recipe_name(source, str(options.get("quantize.format") or "none"))
-    return recipe_from_mapping({"name": name, "model": {"source": source}}, Path.cwd(), [*given, *overrides])
+    data: dict[str, Any] = {"name": name, "model": {"source": source}}
+    model = inspect_source(source, Path.cwd())
+    if model is not None:
+        data |= fitting_sections(model)
+    return recipe_from_mapping(data, Path.cwd(), [*given, *overrides])
 
 
 def _stage(

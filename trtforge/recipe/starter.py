@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from trtforge.errors import ForgeError
 from trtforge.preflight.machine import Machine
@@ -54,6 +55,17 @@ def group_size_for(model: ModelShape, row: FormatFacts, exclude: tuple[str, ...]
         )
     preferred = row.default_group_size
     return preferred if preferred in fitting else max(fitting)
+
+
+def fitting_sections(model: ModelShape) -> dict[str, Any]:
+    """The recipe keys whose defaults a model with a short context would not bear, as a mapping."""
+    context = model.max_positions
+    window = min(512, context)
+    return {
+        "quantize": {"calibration": {"sequence_length": window}},
+        "evals": {"perplexity": {"window": window, "stride": max(1, window // 2)}},
+        "build": {"limits": {"max_seq_len": min(_SERVED, context)}},
+    }
 
 
 def starter_text(
