@@ -99,16 +99,13 @@ def paged_attention(
         mask = None if tree_mask is None else tree_mask[begin:end]
         seen = visible_keys(length, end - begin, sliding_window=sliding_window, tree_mask=mask)
         first = int(seen.any(0).nonzero()[0]) if seen.any() else length
-        context = [
-            kv_pool[int(block_table[b, p // slots]), :, :, p % slots] for p in range(first, length)
-        ]  # each [2, K, E]; positions before the window are never followed
-        if context:
-            pool = torch.stack(context)
-            keys = load_kv(pool[:, 0], k_scale).repeat_interleave(heads // kv_heads, dim=1)
-            values = load_kv(pool[:, 1], v_scale).repeat_interleave(heads // kv_heads, dim=1)
-        else:
-            keys = values = torch.zeros(0, heads, size)
-        queries = query[begin:end].float().view(-1, heads, size)
+        # [keys, 2, K, E]; positions before every window are never followed: their blocks may be gone.
+        positions = torch.arange(first, length)
+        bits = kv_pool.view(torch.uint8) if kv_pool.dtype == torch.float8_e4m3fn else kv_pool
+        context = bits[block_table[b, positions // slots].long(), :, :, positions % slots].view(kv_pool.dtype)
+        keys = load_kv(context[:, 0], k_scale).repeat_interleave(heads // kv_heads, dim=1)
+        values = load_kv(context[:, 1], v_scale).repeat_interleave(heads // kv_heads, dim=1)
+        queries = query[begin:end].float().reshape(-1, heads, size)
         scores = torch.einsum("qhe,khe->hqk", queries, keys) * scale
         if soft_cap > 0:
             scores = soft_cap * torch.tanh(scores / soft_cap)
@@ -121,7 +118,7 @@ def paged_attention(
         # A row that sees no key gives zeros.
         weights = weights.masked_fill(~seen[:, first:].any(-1).view(1, -1, 1), 0.0)
         attended = torch.einsum("hqk,khe->qhe", weights, values)
-        result[begin:end] = attended.reshape(end - begin, -1).to(result.dtype)
+        result[begin:end] = attended.reshape(end - begin, heads * size).to(result.dtype)
     return result
 
 
@@ -148,7 +145,7 @@ def rope(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, heads: in
     c, s = cosine.view(tokens, 1, half), sine.view(tokens, 1, half)
     y[..., :half] = a * c - b * s
     y[..., half : 2 * half] = b * c + a * s
-    return y.view(tokens, -1).to(x.dtype)
+    return y.view(x.shape).to(x.dtype)
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,12 @@ namespace trtforge
 namespace TRTFORGE_ISA_NAMESPACE
 {
 
+template <int N>
+struct Number
+{
+    static constexpr int value = N;
+};
+
 template <typename T>
 struct Unit
 {
@@ -117,74 +123,136 @@ static int64_t partialFloats(AttentionCall const& call, int32_t rows)
     return static_cast<int64_t>(rows) * (call.paddedHead + 2);
 }
 
+//! E4M3 is cheaper to convert two vectors at a time.
+template <typename T>
+struct Paired
+{
+    static constexpr bool value = false;
+};
+template <>
+struct Paired<E4m3>
+{
+    static constexpr bool value = true;
+};
+
+//! Keys per register tile: what sixteen (or thirty-two) registers hold beside the accumulators.
+template <int R, typename T>
+struct Keys
+{
+    static constexpr int value = kREGISTER_ROWS < 6 && (R == 4 || (R == 3 && Paired<T>::value)) ? 2 : 4;
+};
+
+template <int R, int C, typename T>
+TRTFORGE_INLINE void multiply(
+    float const* query, int32_t padded, T const* const* row, int32_t whole, int32_t head, Vec (&sums)[R][C])
+{
+    int32_t e = 0;
+    if constexpr (Paired<T>::value)
+    {
+        for (; e + 2 * kLANES <= whole; e += 2 * kLANES)
+        {
+            for (int c = 0; c < C; ++c)
+            {
+                Vec k[2];
+                loadPair(row[c] + e, k[0], k[1]);
+                for (int r = 0; r < R; ++r)
+                {
+                    float const* q = query + r * padded + e;
+                    sums[r][c] = fma(load(q + kLANES), k[1], fma(load(q), k[0], sums[r][c]));
+                }
+            }
+        }
+    }
+    for (; e < whole; e += kLANES)
+    {
+        Vec q[R];
+        for (int r = 0; r < R; ++r)
+        {
+            q[r] = load(query + r * padded + e);
+        }
+        for (int c = 0; c < C; ++c)
+        {
+            Vec const k = R > 1 ? pinned(load(row[c] + e)) : load(row[c] + e);
+            for (int r = 0; r < R; ++r)
+            {
+                sums[r][c] = fma(q[r], k, sums[r][c]);
+            }
+        }
+    }
+    if (kLANES > 8 && whole < head)
+    {
+        for (int c = 0; c < C; ++c)
+        {
+            Vec const k = loadHalf(row[c] + whole);
+            for (int r = 0; r < R; ++r)
+            {
+                sums[r][c] = fma(load(query + r * padded + whole), k, sums[r][c]);
+            }
+        }
+    }
+}
+
+//! Asks for bytes that the next tile will read. Spread over the work of this one, so that memory is never idle.
+template <typename T>
+TRTFORGE_INLINE void prefetch(T const* from, int64_t elements)
+{
+    char const* p = reinterpret_cast<char const*>(from);
+    for (int64_t b = 0; b < elements * static_cast<int64_t>(sizeof(T)); b += 64)
+    {
+        __builtin_prefetch(p + b, 0, 3);
+    }
+}
+
 template <int R, typename T>
 TRTFORGE_INLINE void scoreSegment(float const* query, int32_t padded, T const* keys, int32_t stride, int32_t count,
-    int32_t head, float* score, T const* nextKeys, T const* nextValues)
+    int32_t head, float* score, T const* nextKeys)
 {
+    constexpr int C = Keys<R, T>::value;
     int32_t const whole = head / kLANES * kLANES;
-    for (int32_t j = 0; j < count; j += 4)
+    for (int32_t j = 0; j < count; j += C)
     {
-        T const* row[4];
-        for (int c = 0; c < 4; ++c)
+        T const* row[C];
+        for (int c = 0; c < C; ++c)
         {
             // Past the end the last row is read again; its scores are masked.
             row[c] = keys + static_cast<int64_t>(smaller(j + c, count - 1)) * stride;
         }
         if (nextKeys != nullptr)
         {
-            char const* k = reinterpret_cast<char const*>(nextKeys + static_cast<int64_t>(j) * stride);
-            char const* v = reinterpret_cast<char const*>(nextValues + static_cast<int64_t>(j) * stride);
-            int64_t const bytes = static_cast<int64_t>(4) * head * static_cast<int64_t>(sizeof(T));
-            for (int64_t b = 0; b < bytes; b += 64)
-            {
-                __builtin_prefetch(k + b, 0, 3);
-                __builtin_prefetch(v + b, 0, 3);
-            }
+            prefetch(nextKeys + static_cast<int64_t>(j) * stride, C * head);
         }
-        Vec sums[R][4];
+        Vec sums[R][C];
         for (int r = 0; r < R; ++r)
         {
-            for (int c = 0; c < 4; ++c)
+            for (int c = 0; c < C; ++c)
             {
                 sums[r][c] = zero();
             }
         }
-        for (int32_t e = 0; e < whole; e += kLANES)
+        multiply<R, C>(query, padded, row, whole, head, sums);
+        if constexpr (C == 4)
         {
-            Vec q[R];
             for (int r = 0; r < R; ++r)
             {
-                q[r] = load(query + r * padded + e);
-            }
-            for (int c = 0; c < 4; ++c)
-            {
-                Vec const k = load(row[c] + e);
-                for (int r = 0; r < R; ++r)
-                {
-                    sums[r][c] = fma(q[r], k, sums[r][c]);
-                }
+                reduce4(sums[r][0], sums[r][1], sums[r][2], sums[r][3], score + r * kTILE + j);
             }
         }
-        if (kLANES > 8 && whole < head)
+        else
         {
-            for (int c = 0; c < 4; ++c)
+            for (int r = 0; r < R; r += 2)
             {
-                Vec const k = loadHalf(row[c] + whole);
-                for (int r = 0; r < R; ++r)
-                {
-                    sums[r][c] = fma(load(query + r * padded + whole), k, sums[r][c]);
-                }
+                int const other = r + 1 < R ? r + 1 : r;
+                float four[4];
+                reduce4(sums[r][0], sums[r][1], sums[other][0], sums[other][1], four);
+                __builtin_memcpy(score + r * kTILE + j, four, 8);
+                __builtin_memcpy(score + other * kTILE + j, four + 2, 8);
             }
-        }
-        for (int r = 0; r < R; ++r)
-        {
-            reduce4(sums[r][0], sums[r][1], sums[r][2], sums[r][3], score + r * kTILE + j);
         }
     }
 }
 
 template <int R, typename T>
-static void scoreRows(
+static __attribute__((noinline)) void scoreRows(
     float const* query, int32_t padded, Tile<T> const& tile, Tile<T> const* next, int32_t end, int32_t head, float* score)
 {
     for (int32_t i = 0; i < tile.segments; ++i)
@@ -196,14 +264,14 @@ static void scoreRows(
         }
         bool const fetch = next != nullptr && i < next->segments;
         scoreSegment<R>(query, padded, tile.key[i], tile.stride, count, head, score + tile.offset[i],
-            fetch ? next->key[i] : nullptr, fetch ? next->value[i] : nullptr);
+            fetch ? next->key[i] : nullptr);
     }
 }
 
 //! accumulator[r] = accumulator[r] * factor[r] + sum_j weight[r][j] * value[j], for C vectors of the head.
 template <int R, int C, bool HALF, typename T>
-TRTFORGE_INLINE void weighColumns(float* accumulator, int32_t padded, Tile<T> const& tile, int32_t end, int32_t e,
-    float const* weight, float const* factor)
+TRTFORGE_INLINE void weighColumns(float* accumulator, int32_t padded, Tile<T> const& tile, Tile<T> const* next,
+    int32_t end, int32_t e, float const* weight, float const* factor)
 {
     Vec sums[R][C];
     for (int r = 0; r < R; ++r)
@@ -218,20 +286,43 @@ TRTFORGE_INLINE void weighColumns(float* accumulator, int32_t padded, Tile<T> co
     {
         int32_t const count = smaller(tile.count[i], end - tile.offset[i]);
         T const* row = tile.value[i] + e;
+        T const* ahead = next != nullptr && i < next->segments ? next->value[i] + e : nullptr;
         float const* w = weight + tile.offset[i];
         for (int32_t j = 0; j < count; ++j)
         {
+            if (ahead != nullptr)
+            {
+                prefetch(ahead, C * kLANES);
+                ahead += tile.stride;
+            }
             Vec p[R];
             for (int r = 0; r < R; ++r)
             {
                 p[r] = set1(w[r * kTILE + j]);
             }
-            for (int c = 0; c < C; ++c)
+            if constexpr (Paired<T>::value && C % 2 == 0)
             {
-                Vec const v = HALF ? loadHalf(row + c * kLANES) : load(row + c * kLANES);
-                for (int r = 0; r < R; ++r)
+                for (int c = 0; c < C; c += 2)
                 {
-                    sums[r][c] = fma(p[r], v, sums[r][c]);
+                    Vec v[2];
+                    loadPair(row + c * kLANES, v[0], v[1]);
+                    for (int r = 0; r < R; ++r)
+                    {
+                        sums[r][c] = fma(p[r], v[0], sums[r][c]);
+                        sums[r][c + 1] = fma(p[r], v[1], sums[r][c + 1]);
+                    }
+                }
+            }
+            else
+            {
+                for (int c = 0; c < C; ++c)
+                {
+                    Vec v = HALF ? loadHalf(row + c * kLANES) : load(row + c * kLANES);
+                    v = R > 1 ? pinned(v) : v;
+                    for (int r = 0; r < R; ++r)
+                    {
+                        sums[r][c] = fma(p[r], v, sums[r][c]);
+                    }
                 }
             }
             row += tile.stride;
@@ -247,33 +338,34 @@ TRTFORGE_INLINE void weighColumns(float* accumulator, int32_t padded, Tile<T> co
 }
 
 //! Vectors of the head per pass: as many as keep the accumulators and one set of values in registers.
-template <int R>
+template <int R, typename T>
 struct Columns
 {
-    static constexpr int value = kREGISTER_ROWS > 3 ? 4 : (R == 1 ? 8 : 4);
+    static constexpr int value
+        = kREGISTER_ROWS >= 6 ? 4 : (R == 1 ? 8 : (R == 4 ? (Paired<T>::value ? 2 : 3) : 4));
 };
 
 template <int R, typename T>
-static void weighRows(float* accumulator, int32_t padded, Tile<T> const& tile, int32_t end, int32_t head,
-    float const* weight, float const* factor)
+static __attribute__((noinline)) void weighRows(float* accumulator, int32_t padded, Tile<T> const& tile,
+    Tile<T> const* next, int32_t end, int32_t head, float const* weight, float const* factor)
 {
-    constexpr int C = Columns<R>::value;
+    constexpr int C = Columns<R, T>::value;
     int32_t e = 0;
     for (; e + C * kLANES <= head; e += C * kLANES)
     {
-        weighColumns<R, C, false>(accumulator, padded, tile, end, e, weight, factor);
+        weighColumns<R, C, false>(accumulator, padded, tile, next, end, e, weight, factor);
     }
     for (; e + 2 * kLANES <= head; e += 2 * kLANES)
     {
-        weighColumns<R, 2, false>(accumulator, padded, tile, end, e, weight, factor);
+        weighColumns<R, 2, false>(accumulator, padded, tile, next, end, e, weight, factor);
     }
     for (; e + kLANES <= head; e += kLANES)
     {
-        weighColumns<R, 1, false>(accumulator, padded, tile, end, e, weight, factor);
+        weighColumns<R, 1, false>(accumulator, padded, tile, next, end, e, weight, factor);
     }
     if (kLANES > 8 && e < head)
     {
-        weighColumns<R, 1, true>(accumulator, padded, tile, end, e, weight, factor);
+        weighColumns<R, 1, true>(accumulator, padded, tile, next, end, e, weight, factor);
     }
 }
 
@@ -294,7 +386,7 @@ struct Rows
     int32_t highest; //!< end of the visible positions of all rows
 };
 
-TRTFORGE_INLINE Rows describeRows(
+static Rows describeRows(
     AttentionCall const& call, int32_t request, int32_t tokenBegin, int32_t tokenCount, void* memory)
 {
     trtforge_paged_attention_args const& a = *call.args;
@@ -346,7 +438,7 @@ TRTFORGE_INLINE Rows describeRows(
 }
 
 template <typename T>
-TRTFORGE_INLINE void loadQueries(Rows const& rows, int32_t kvHead, float multiplier)
+static void loadQueries(Rows const& rows, int32_t kvHead, float multiplier)
 {
     trtforge_paged_attention_args const& a = *rows.args;
     Vec const m = set1(multiplier);
@@ -369,7 +461,7 @@ TRTFORGE_INLINE void loadQueries(Rows const& rows, int32_t kvHead, float multipl
 }
 
 //! Turns the scores of one row into weights and updates its running maximum and sum.
-TRTFORGE_INLINE void softmaxRow(Rows const& rows, int32_t r, int32_t position, int32_t end, float capped)
+static __attribute__((noinline)) void softmaxRow(Rows const& rows, int32_t r, int32_t position, int32_t end, float capped)
 {
     Scratch const& s = rows.scratch;
     trtforge_paged_attention_args const& a = *rows.args;
@@ -442,7 +534,7 @@ TRTFORGE_INLINE void softmaxRow(Rows const& rows, int32_t r, int32_t position, i
 
 //! One tile for R consecutive rows.
 template <int R, typename T>
-TRTFORGE_INLINE void attendRows(
+static void attendRows(
     Rows const& rows, int32_t r, int32_t position, Tile<T> const& tile, Tile<T> const* next, float capped)
 {
     Scratch const& s = rows.scratch;
@@ -464,44 +556,38 @@ TRTFORGE_INLINE void attendRows(
     {
         softmaxRow(rows, r + i, position, end, capped);
     }
-    weighRows<R>(s.current + at, rows.padded, tile, end, rows.head, s.score + r * kTILE, s.factor + r);
+    weighRows<R>(s.current + at, rows.padded, tile, next, end, rows.head, s.score + r * kTILE, s.factor + r);
 }
 
 template <typename T>
-TRTFORGE_INLINE void attendTile(
-    Rows const& rows, int32_t position, Tile<T> const& tile, Tile<T> const* next, float capped)
+static void attendTile(Rows const& rows, int32_t position, Tile<T> const& tile, Tile<T> const* next, float capped)
 {
     int32_t r = 0;
-    if (kREGISTER_ROWS >= 6)
+    // Only the first group of rows asks for the next tile.
+    auto group = [&](auto size)
     {
-        for (; r + 6 <= rows.count; r += 6, next = nullptr)
+        constexpr int R = decltype(size)::value;
+        for (; r + R <= rows.count; r += R, next = nullptr)
         {
-            attendRows<(kREGISTER_ROWS >= 6 ? 6 : 1)>(rows, r, position, tile, next, capped);
+            attendRows<R>(rows, r, position, tile, next, capped);
         }
-        for (; r + 4 <= rows.count; r += 4, next = nullptr)
-        {
-            attendRows<(kREGISTER_ROWS >= 6 ? 4 : 1)>(rows, r, position, tile, next, capped);
-        }
-    }
-    for (; r + 3 <= rows.count; r += 3, next = nullptr)
+    };
+    if constexpr (kREGISTER_ROWS >= 6)
     {
-        attendRows<3>(rows, r, position, tile, next, capped);
+        group(Number<6>{});
     }
-    if (r + 2 <= rows.count)
+    if (kREGISTER_ROWS >= 6 || rows.count % 3 != 0)
     {
-        attendRows<2>(rows, r, position, tile, next, capped);
-        r += 2;
-        next = nullptr;
+        group(Number<4>{});
     }
-    if (r < rows.count)
-    {
-        attendRows<1>(rows, r, position, tile, next, capped);
-    }
+    group(Number<3>{});
+    group(Number<2>{});
+    group(Number<1>{});
 }
 
 //! The runs of keys [max(position, lowest's run), min(position + 64, highest)) of a request.
 template <typename T>
-TRTFORGE_INLINE Tile<T> findTile(Rows const& rows, int32_t request, int32_t kvHead, int32_t position, int32_t highest)
+static Tile<T> findTile(Rows const& rows, int32_t request, int32_t kvHead, int32_t position, int32_t highest)
 {
     trtforge_paged_attention_args const& a = *rows.args;
     int64_t const plane = static_cast<int64_t>(a.num_kv_heads) * a.block_size * rows.head;
@@ -536,7 +622,7 @@ TRTFORGE_INLINE Tile<T> findTile(Rows const& rows, int32_t request, int32_t kvHe
 
 //! Converts a tile to float32 rows of the scratch: worth it when several groups of rows read it.
 template <typename T>
-TRTFORGE_INLINE Tile<float> convertTile(Rows const& rows, Tile<T> const& tile)
+static Tile<float> convertTile(Rows const& rows, Tile<T> const& tile)
 {
     Tile<float> out;
     out.segments = tile.segments;
@@ -582,7 +668,7 @@ struct IsFloat<float>
     static constexpr bool value = true;
 };
 
-TRTFORGE_INLINE void clearRows(Rows const& rows, float* accumulator, float* maximum, float* sum)
+static void clearRows(Rows const& rows, float* accumulator, float* maximum, float* sum)
 {
     __builtin_memset(accumulator, 0, sizeof(float) * static_cast<size_t>(rows.count) * rows.padded);
     for (int32_t r = 0; r < rows.count; ++r)
@@ -594,7 +680,7 @@ TRTFORGE_INLINE void clearRows(Rows const& rows, float* accumulator, float* maxi
 
 //! scratch.current, .maximum, .sum = the softmax state over the keys of one chunk.
 template <typename T>
-TRTFORGE_INLINE void attendChunk(Rows const& rows, int32_t request, int32_t kvHead, int32_t chunk, float capped)
+static void attendChunk(Rows const& rows, int32_t request, int32_t kvHead, int32_t chunk, float capped)
 {
     clearRows(rows, rows.scratch.current, rows.scratch.maximum, rows.scratch.sum);
     int32_t const end = smaller((chunk + 1) * kCHUNK, rows.highest);
@@ -612,7 +698,7 @@ TRTFORGE_INLINE void attendChunk(Rows const& rows, int32_t request, int32_t kvHe
         {
             next = findTile<T>(rows, request, kvHead, position + kTILE, end);
         }
-        if (IsFloat<T>::value || rows.count <= kREGISTER_ROWS)
+        if (IsFloat<T>::value || rows.count <= 2 * kREGISTER_ROWS)
         {
             attendTile(rows, position, tile, next.segments > 0 ? &next : nullptr, capped);
         }
@@ -626,7 +712,7 @@ TRTFORGE_INLINE void attendChunk(Rows const& rows, int32_t request, int32_t kvHe
 }
 
 //! total = total (+) state, in the order of the chunks.
-TRTFORGE_INLINE void mergeState(
+static void mergeState(
     Rows const& rows, float const* accumulator, float const* maximum, float const* sum)
 {
     Scratch const& s = rows.scratch;
@@ -652,7 +738,7 @@ TRTFORGE_INLINE void mergeState(
 }
 
 template <typename T>
-TRTFORGE_INLINE void writeRows(Rows const& rows, int32_t kvHead, float multiplier)
+static void writeRows(Rows const& rows, int32_t kvHead, float multiplier)
 {
     Scratch const& s = rows.scratch;
     trtforge_paged_attention_args const& a = *rows.args;
@@ -685,7 +771,7 @@ TRTFORGE_INLINE void writeRows(Rows const& rows, int32_t kvHead, float multiplie
     }
 }
 
-TRTFORGE_INLINE void writeOutput(Rows const& rows, int32_t kvHead, float multiplier)
+static void writeOutput(Rows const& rows, int32_t kvHead, float multiplier)
 {
     switch (rows.args->activation_dtype)
     {

@@ -15,7 +15,7 @@ namespace TRTFORGE_ISA_NAMESPACE
 
 //! x * rsqrt(mean(x^2) + eps) * (weight + offset) for one row.
 template <typename T, typename W>
-TRTFORGE_INLINE void normRow(T const* x, W const* weight, T* out, int64_t width, float eps, float offset)
+static void normRow(T const* x, W const* weight, T* out, int64_t width, float eps, float offset)
 {
     // Four accumulators hide the latency; they are added in a fixed order.
     Vec sums[4] = {zero(), zero(), zero(), zero()};
@@ -100,7 +100,7 @@ static void rmsNorm(RmsNormCall const& call, int64_t begin, int64_t end)
 }
 
 template <typename T>
-TRTFORGE_INLINE void rotateHead(T* x, float const* cosine, float const* sine, int32_t half)
+static void rotateHead(T* x, float const* cosine, float const* sine, int32_t half)
 {
     int32_t i = 0;
     for (; i + kLANES <= half; i += kLANES)
@@ -300,7 +300,7 @@ static void gatherRows(EmbeddingCall const& call, int64_t begin, int64_t end)
 }
 
 template <typename From>
-TRTFORGE_INLINE void gatherAs(EmbeddingCall const& call, int64_t begin, int64_t end)
+static void gatherAs(EmbeddingCall const& call, int64_t begin, int64_t end)
 {
     switch (call.dtype)
     {

@@ -22,7 +22,7 @@ namespace TRTFORGE_ISA_NAMESPACE
 
 constexpr int kLANES = TRTFORGE_GENERIC_LANES;
 //! Query rows per register tile: rows x 4 keys accumulators must fit the register file.
-constexpr int kREGISTER_ROWS = 3;
+constexpr int kREGISTER_ROWS = 4;
 //! A loaded E4M3 vector holds value * kE4M3_UNIT.
 constexpr float kE4M3_UNIT = 1.0F;
 
@@ -130,7 +130,8 @@ TRTFORGE_INLINE Vec abs(Vec a)
 TRTFORGE_INLINE Vec round(Vec a)
 {
     FloatV const magic = set1(12582912.0F).v;
-    return Vec{(a.v + magic) - magic};
+    IntV const sign = reinterpret_cast<IntV>(a.v) & static_cast<int32_t>(0x80000000); // -0.2 gives -0
+    return Vec{reinterpret_cast<FloatV>(reinterpret_cast<IntV>((a.v + magic) - magic) | sign)};
 }
 //! 2^a for integral a in [-126, 127].
 TRTFORGE_INLINE Vec powerOfTwo(Vec a)
@@ -216,13 +217,16 @@ TRTFORGE_INLINE Vec load(Fp16 const* p)
     return Vec{_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<__m256i const*>(p)))};
 }
 //! E4M3 is an fp16 with a shorter exponent: shifting its bits under fp16's gives value * 2^-8, subnormals included.
+//! The byte is sign-extended, so that after the shift bit 15 is the sign and only bit 14 has to be cleared.
 TRTFORGE_INLINE __m256i e4m3Halves(__m128i bytes)
 {
-    __m256i const w = _mm256_cvtepu8_epi16(bytes);
-    __m256i const magnitude = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7);
-    __m256i const sign = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8);
+    __m256i const w = _mm256_cvtepi8_epi16(bytes);
+    __m256i const half
+        = _mm256_and_si256(_mm256_slli_epi16(w, 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
+    // NaN is 0x7f under the sign bit.
+    __m256i const magnitude = _mm256_and_si256(half, _mm256_set1_epi16(0x3f80));
     __m256i const nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
-    return _mm256_or_si256(_mm256_or_si256(magnitude, sign), nan);
+    return _mm256_or_si256(half, nan);
 }
 TRTFORGE_INLINE Vec load(E4m3 const* p)
 {
@@ -325,7 +329,7 @@ TRTFORGE_INLINE float maxLanes(Vec a)
 #elif defined(__AVX2__)
 
 constexpr int kLANES = 8;
-constexpr int kREGISTER_ROWS = 3;
+constexpr int kREGISTER_ROWS = 4;
 constexpr float kE4M3_UNIT = 1.0F / 256.0F;
 
 struct Vec
@@ -355,13 +359,28 @@ TRTFORGE_INLINE Vec load(Fp16 const* p)
     return Vec{_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p)))};
 }
 //! E4M3 is an fp16 with a shorter exponent: shifting its bits under fp16's gives value * 2^-8, subnormals included.
+//! The byte is sign-extended, so that after the shift bit 15 is the sign and only bit 14 has to be cleared.
 TRTFORGE_INLINE Vec load(E4m3 const* p)
 {
-    __m128i const w = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<__m128i const*>(p)));
-    __m128i const magnitude = _mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x7f)), 7);
-    __m128i const sign = _mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x80)), 8);
+    __m128i const w = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<__m128i const*>(p)));
+    __m128i const half = _mm_and_si128(_mm_slli_epi16(w, 7), _mm_set1_epi16(static_cast<short>(0xbfff)));
+    __m128i const magnitude = _mm_and_si128(half, _mm_set1_epi16(0x3f80));
     __m128i const nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3f80));
-    return Vec{_mm256_cvtph_ps(_mm_or_si128(_mm_or_si128(magnitude, sign), nan))};
+    return Vec{_mm256_cvtph_ps(_mm_or_si128(half, nan))};
+}
+//! Two vectors at once: half the integer work per element.
+TRTFORGE_INLINE void loadPair(E4m3 const* p, Vec& a, Vec& b)
+{
+    __m128i const bytes = _mm_loadu_si128(reinterpret_cast<__m128i const*>(p));
+    __m256i const w = _mm256_cvtepi8_epi16(bytes);
+    __m256i const half
+        = _mm256_and_si256(_mm256_slli_epi16(w, 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
+    // NaN is 0x7f under the sign bit.
+    __m256i const magnitude = _mm256_and_si256(half, _mm256_set1_epi16(0x3f80));
+    __m256i const nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
+    __m256i const x = _mm256_or_si256(half, nan);
+    a.v = _mm256_cvtph_ps(_mm256_castsi256_si128(x));
+    b.v = _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1));
 }
 template <typename T>
 TRTFORGE_INLINE Vec loadHalf(T const* p) // head sizes are multiples of 8: never reached with 8 lanes
@@ -445,6 +464,23 @@ TRTFORGE_INLINE float maxLanes(Vec a)
 #endif
 
 // --- operations that follow from the ones above ---------------------------------------------------------------
+
+//! Keeps a loaded vector in a register: without it the compiler reads memory again for every use.
+TRTFORGE_INLINE Vec pinned(Vec a)
+{
+#if !defined(TRTFORGE_GENERIC_LANES)
+    __asm__("" : "+v"(a.v));
+#endif
+    return a;
+}
+
+//! Two neighbouring vectors; E4M3 has an overload above where that is cheaper.
+template <typename T>
+TRTFORGE_INLINE void loadPair(T const* p, Vec& a, Vec& b)
+{
+    a = load(p);
+    b = load(p + kLANES);
+}
 
 TRTFORGE_INLINE Vec zero()
 {
