@@ -157,46 +157,58 @@ def _concurrent_clients(target: SmokeTarget) -> str:
     return f"{target.clients} clients, {len(prompts)} prompts"
 
 
-def _busy(target: SmokeTarget) -> dict[str, float]:
-    """Gauges of requests in flight and blocks in use, from the server's metrics page."""
+_GAUGES = ("trtforge_num_requests_running", "trtforge_kv_blocks_used")
+_GENERATED = "trtforge_generation_tokens_total"
+
+
+def _metrics(target: SmokeTarget) -> dict[str, float]:
+    """The engine's figures on the server's metrics page that the checks look at."""
     with urllib.request.urlopen(f"http://{target.metrics_url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    gauges = {}
+    figures = {}
     for line in text.splitlines():
-        for name in ("trtforge_num_requests_running", "trtforge_kv_blocks_used"):
+        for name in (*_GAUGES, _GENERATED):
             if line.startswith(name):
-                gauges[name] = float(line.rsplit(" ", 1)[1])
-    return gauges
+                figures[name] = float(line.rsplit(" ", 1)[1])
+    _expect(len(figures) == len(_GAUGES) + 1, f"the metrics page lacks the engine's figures, it has {sorted(figures)}")
+    return figures
 
 
 def _wait_idle(target: SmokeTarget, seconds: float = 20.0) -> dict[str, float]:
+    """Figures once nothing runs and no block is held, or the last ones seen."""
     end = time.monotonic() + seconds
-    gauges = _busy(target)
-    _expect(len(gauges) == 2, f"the metrics page lacks the engine's gauges, it has {sorted(gauges)}")
-    while any(gauges.values()) and time.monotonic() < end:
+    figures = _metrics(target)
+    while any(figures[name] for name in _GAUGES) and time.monotonic() < end:
         time.sleep(0.1)
-        gauges = _busy(target)
-    return gauges
+        figures = _metrics(target)
+    time.sleep(0.2)  # the page is refreshed every 50 ms: counters of the last step must be on it
+    return _metrics(target)
+
+
+def _long_request(target: SmokeTarget) -> dict[str, Any]:
+    """A streamed request that runs as long as the engine's limits allow."""
+    tokens = max(1, target.max_input_len - 64)
+    return {"text_input": next(iter(target.expected)), "max_tokens": tokens, "min_tokens": tokens, "stream": True}
 
 
 def _cancelled_client(target: SmokeTarget) -> str:
-    prompt = next(iter(target.expected))
+    before = _wait_idle(target)[_GENERATED]
+    request = _long_request(target)
     client = StreamClient(target.grpc_url, target.model)
-    client.send({"text_input": prompt, "max_tokens": 4096 if target.max_input_len > 8192 else 512, "stream": True,
-                 "min_tokens": 512})  # fmt: skip
+    client.send(request)
     next(iter(client.receive(ANSWER_SECONDS)))
-    running = _busy(target)
-    _expect(running.get("trtforge_num_requests_running", 0) >= 1, f"nothing ran while a client streamed: {running}")
     client.close(cancel=True)
-    gauges = _wait_idle(target)
-    _expect(not any(gauges.values()), f"after the cancellation the engine still holds {gauges}")
-    return f"in use before {running}, after {gauges}"
+    after = _wait_idle(target)
+    generated = after[_GENERATED] - before
+    _expect(not any(after[name] for name in _GAUGES), f"after the cancellation the engine still holds {after}")
+    _expect(generated < request["max_tokens"], f"the cancelled request ran to its end ({generated:.0f} tokens)")
+    return f"ended after {generated:.0f} of {request['max_tokens']} tokens; no block is held"
 
 
 def _vanishing_client(target: SmokeTarget) -> str:
     prompt, expected = next(iter(target.expected.items()))
     host, port = target.http_url.rsplit(":", 1)
-    body = json.dumps({"text_input": prompt, "max_tokens": 512, "min_tokens": 512, "stream": True})
+    body = json.dumps(_long_request(target))
     request = (
         f"POST /v2/models/{target.model}/generate_stream HTTP/1.1\r\nHost: {target.http_url}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
@@ -207,8 +219,8 @@ def _vanishing_client(target: SmokeTarget) -> str:
     with StreamClient(target.grpc_url, target.model) as client:
         answer = client.ask(_greedy(prompt, target), ANSWER_SECONDS)
     _expect(answer.text == expected, f"the next client got {answer.text!r} ({answer.error})")
-    gauges = _wait_idle(target, seconds=ANSWER_SECONDS)
-    _expect(not any(gauges.values()), f"the engine still holds {gauges}")
+    figures = _wait_idle(target, seconds=ANSWER_SECONDS)
+    _expect(not any(figures[name] for name in _GAUGES), f"the engine still holds {figures}")
     return "the next client was answered and the engine came to rest"
 
 

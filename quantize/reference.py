@@ -70,6 +70,24 @@ class ReferenceModel:
         output = self.model(input_ids.view(1, -1).to(self.model.device), use_cache=False)
         return output.logits[0].float()
 
+    def perturbed_logits(self, input_ids: torch.Tensor, relative: float, seed: int) -> torch.Tensor:
+        """As :meth:`logits`, every embedding value changed by a factor 1 + relative x N(0, 1).
+
+        With ``relative`` the rounding error of the model's dtype this shows how far apart two correct
+        implementations of the checkpoint may be. int64 [S] → float32 [S, V]; same seed, same values.
+        """
+        generator = torch.Generator().manual_seed(seed)
+
+        def perturb(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+            noise = torch.randn(output.shape, generator=generator).to(output)
+            return output * (1 + relative * noise)
+
+        handle = self.model.get_input_embeddings().register_forward_hook(perturb)
+        try:
+            return self.logits(input_ids)
+        finally:
+            handle.remove()
+
     @torch.inference_mode()
     def generate_greedy(self, input_ids: torch.Tensor, max_new: int) -> list[int]:
         """The most likely continuation of int64 [S]: at most ``max_new`` ids, ending with an end token if one comes."""

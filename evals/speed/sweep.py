@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evals.gates import at_least, at_most
+from evals.gates import at_most
 from evals.report import Plot, Series, Table
 from evals.speed.knee import knee_index
 from evals.speed.latency import LevelResult
@@ -101,7 +101,8 @@ def slo_gates(sweep: Sweep, slo: Slo | None) -> list[GateResult]:
     A sweep goes past saturation on purpose, so the latency limits bind at the lowest level only; the
     highest level that still meets them is reported as goodput.
     """
-    gates = [at_least("no_failed_requests", -float(sum(level.errors for level in sweep.levels)), 0.0)]
+    errors = float(sum(level.errors for level in sweep.levels))
+    gates = [at_most("failed_requests", Interval(errors, errors, errors), 0.0)]
     if slo is None or not sweep.levels:
         return gates
     lowest = min(sweep.levels, key=lambda level: level.concurrency)

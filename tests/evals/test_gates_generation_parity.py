@@ -71,6 +71,39 @@ def test_parity_sees_a_wrong_engine_and_forgives_only_near_ties():
     assert result.raw_agreement.value == pytest.approx(10 / 11)
 
 
+def _noisy(model, sigma, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def logits(ids):
+        clean = model(ids)
+        return clean + sigma * torch.randn(clean.shape, generator=generator)
+
+    return logits
+
+
+def test_noise_of_the_references_own_size_passes_and_a_systematic_error_does_not():
+    table, model = _table_model(0, vocab=64)
+    prompts = [torch.randint(0, 64, (200,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(4)]
+    floor = _noisy(model, 0.3, 1)
+    good = parity.compare(_noisy(model, 0.3, 2), model, prompts, perturbed_logits=floor)
+    assert good.agreement.low > 0.99
+    assert good.mean_kl <= parity.kl_limit(good)
+    assert good.raw_agreement.value < 1.0
+    assert good.near_tie_logits == pytest.approx(3 * 0.3 * 2**0.5, rel=0.1)
+    scaled = parity.compare(lambda ids: 1.3 * model(ids), model, prompts, perturbed_logits=_noisy(model, 0.3, 1))
+    assert scaled.mean_kl > parity.kl_limit(scaled), "a wrong scale keeps every choice and must still be found"
+    wrong = table.roll(1, dims=1)
+    rolled = parity.compare(lambda ids: wrong[ids], model, prompts, perturbed_logits=_noisy(model, 0.3, 1))
+    assert rolled.agreement.low < 0.99
+
+
+def test_without_noise_the_constant_near_tie_binds():
+    _, model = _table_model(0)
+    result = parity.compare(model, model, [list(range(11))], perturbed_logits=model)
+    assert result.near_tie_logits == parity.NEAR_TIE_LOGITS
+    assert result.floor_kl == pytest.approx(0.0, abs=1e-6)
+
+
 def test_prompts_do_not_overlap():
     prompts = parity.slice_prompts(list(range(100)), 4, 20)
     flat = [t for prompt in prompts for t in prompt]

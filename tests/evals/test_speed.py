@@ -149,4 +149,4 @@ def test_sweep_marks_its_knee_and_gates_the_lowest_level():
     assert "knee (server): 4" in sweep_plot([sweep]).marks[0][1]
     assert len(sweep_table(sweep).rows) == 4
     gates = {g.name: g.passed for g in slo_gates(sweep, Slo.model_validate({"ttft_p99": "2s", "itl_p99": "5ms"}))}
-    assert gates == {"no_failed_requests": True, "ttft_p99@1": True, "itl_p99@1": False}
+    assert gates == {"failed_requests": True, "ttft_p99@1": True, "itl_p99@1": False}

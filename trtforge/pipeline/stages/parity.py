@@ -14,13 +14,16 @@ PARITY_FILE = "parity.json"
 #: tokens of a prompt: 16 prompts give 2,048 positions, enough to tell 99 % from 99.5 %
 PROMPT_TOKENS = 128
 
+#: relative rounding error of one value, by the model's dtype
+ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-24}
+
 
 class ParityStage(StageBase):
     """Gate: the lower bound of the top-1 agreement over all positions, near ties aside."""
 
     name = "parity"
     needs = ("quantize", "build")
-    code_version = "1"
+    code_version = "2"
     tools = TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -37,8 +40,9 @@ class ParityStage(StageBase):
     def run(self, context: StageContext) -> StageResult:
         import torch
 
-        from evals.gates import at_least
-        from evals.parity import compare, slice_prompts
+        from evals.gates import at_least, at_most
+        from evals.parity import compare, kl_limit, slice_prompts
+        from evals.statistics import Interval
         from quantize.corpora import corpus_tokens, load_corpus
         from quantize.reference import load_reference_model
         from runtime.offline import Engine
@@ -56,6 +60,7 @@ class ParityStage(StageBase):
             lambda ids: torch.from_numpy(engine.logits(ids.tolist())),
             reference.logits,
             slice_prompts(tokens, asked.prompts, length),
+            perturbed_logits=lambda ids: reference.perturbed_logits(ids, ROUNDING[context.recipe.model.dtype], seed=0),
             progress=context.progress,
         )
         gates: list[GateResult] = []
@@ -67,6 +72,8 @@ class ParityStage(StageBase):
                 f"the lower bound counts, the limit is {asked.gate.min_top1_agreement:.4%}"
             )
             gates.append(at_least("top1_agreement", agreement.low, asked.gate.min_top1_agreement, detail))
+            divergence = Interval(result.mean_kl, result.mean_kl, result.mean_kl)
+            gates.append(at_most("engine_kl", divergence, kl_limit(result), " nats"))
         figures = rounded(result.to_json())
         figures["prompt_tokens"] = length
         write_json(context.out / PARITY_FILE, figures)
