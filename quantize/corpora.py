@@ -156,7 +156,7 @@ def _dataset_paragraphs(spec: str, rest: str) -> list[str]:
             asked=spec,
             numbers={"error": str(error)[:200]},
             why="hf: corpora are read by it.",
-            remedies=["pip install 'datasets>=3,<5' 'pyarrow<24'", f"builtin:{BUILTIN[0]}", "file:my-text.txt"],
+            remedies=["pip install 'datasets>=4,<5' 'pyarrow<24'", f"builtin:{BUILTIN[0]}", "file:my-text.txt"],
         ) from error
     try:
         rows = datasets.load_dataset(dataset, config or None, split=split, streaming=True)

@@ -179,7 +179,10 @@ def _run(
             summary["emulated"] = ["evaluation on this machine"]
         with _timed(timings, "calibrate"), quiet():
             loop = None if batch is None else forward_loop(model, batch, plan, settings, report)
-            mtq.quantize(model, settings, forward_loop=loop)
+            try:
+                mtq.quantize(model, settings, forward_loop=loop)
+            except AssertionError as error:  # ModelOpt asserts that statistics hold no NaN
+                raise _unusable_scales({"modelopt": str(error)[:200]}) from error
         check_quantizers(model, plan)
         round_pre_quant_scales(model)
         report.start("exporting")
@@ -370,13 +373,17 @@ def check_quantizers(model: Any, plan: QuantPlan) -> None:
         difference = sorted(enabled ^ set(plan.quantized))
         raise RuntimeError(f"ModelOpt's enabled linears differ from the plan: {difference[:8]}")
     if broken:
-        raise ForgeError(
-            "TF-QNT-011",
-            f"Calibration gave {len(broken)} scales that are not finite",
-            numbers={"scales": dict(sorted(broken.items())[:8])},
-            why="The model's activations overflowed or its weights hold NaN; such scales destroy the output.",
-            remedies=["Check the checkpoint's weights", "Calibrate with other text or shorter prompts"],
-        )
+        raise _unusable_scales({"count": len(broken), "scales": dict(sorted(broken.items())[:8])})
+
+
+def _unusable_scales(numbers: dict[str, Any]) -> ForgeError:
+    return ForgeError(
+        "TF-QNT-011",
+        "Calibration gave scales that are not finite",
+        numbers=numbers,
+        why="The model's activations overflowed or its weights hold NaN; such scales destroy the output.",
+        remedies=["Check the checkpoint's weights", "Calibrate with other text or shorter prompts"],
+    )
 
 
 def round_pre_quant_scales(model: Any) -> None:

@@ -127,9 +127,11 @@ def test_reference_reproduces_modelopts_fake_quantized_model(exports: dict[str, 
     ours = load_reference_model(exports[name]).logits(ids)
     theirs = modelopt_logits(source, FORMATS[name], ids)
     plain = load_reference_model(source).logits(ids)
-    agreement = (ours.argmax(-1) == theirs.argmax(-1)).float().mean()
     difference = (ours - theirs).abs().max()
-    assert agreement >= 0.99
+    ours_top, theirs_top = ours.argmax(-1, keepdim=True), theirs.argmax(-1, keepdim=True)
+    assert (ours_top == theirs_top).float().mean() >= 0.98
+    # where they disagree, ModelOpt's own margin is within twice the numerical difference: a near tie
+    assert (theirs.gather(-1, theirs_top) - theirs.gather(-1, ours_top)).max() <= 2 * difference
     # rounding differs by units in the last place (a product against a quotient), and then crosses code borders
     assert difference < 0.25 * (plain - theirs).abs().max()
     assert (ours - theirs).pow(2).mean() < 0.01 * (plain - theirs).pow(2).mean()
@@ -170,7 +172,7 @@ def test_bfloat16_reference_is_close(exports: dict[str, Path], source: Path) -> 
     exact, rounded = (
         load_reference_model(exports["fp8"], dtype=dtype).logits(ids) for dtype in ("float32", "bfloat16")
     )
-    assert (exact - rounded).abs().mean() < 0.1
+    assert 0 < (exact - rounded).abs().mean() < 0.1 * exact.std()
 
 
 def test_untied_head_is_quantized_and_read_back(tmp_path: Path) -> None:
