@@ -20,6 +20,7 @@ GRAPH_FILE = "model.onnx"
 ENGINE_VERSION = 1
 OPS_VERSION = 1
 HOST_ABI = 1
+DTYPES = ("float32", "float16", "bfloat16")
 KV_FORMATS = ("float32", "float16", "bfloat16", "fp8")
 _REBUILD = ["build the engine again with this version of trtforge", "install the version that built it"]
 
@@ -112,6 +113,8 @@ def _parse(raw: dict[str, Any], directory: Path) -> EngineInfo:
     kv_format = str(cache["format"])
     if kv_format not in KV_FORMATS:
         raise ValueError(f"kv_cache.format {kv_format!r} is none of {', '.join(KV_FORMATS)}")
+    if raw["dtype"] not in DTYPES:
+        raise ValueError(f"dtype {raw['dtype']!r} is none of {', '.join(DTYPES)}")
     eos = raw.get("eos_token_ids") or []
     return EngineInfo(
         directory=directory,

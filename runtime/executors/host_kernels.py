@@ -270,11 +270,11 @@ def attention_adapter(kernels: TorchKernels) -> Any:
     ) -> torch.Tensor:
         tokens = q.shape[0]
         flat = [t.reshape(tokens, -1).contiguous() for t in (q, k, v)]
-        columns = [Columns(t, 0, t.shape[1]) for t in flat]
+        query, key, value = (Columns(t, 0, t.shape[1]) for t in flat)
         out = torch.empty_like(flat[0])
         mask = None if tree_mask is None else tree_mask.to(torch.uint8).contiguous()
         index = StepIndex(query_start, sequence_lengths, block_table, mask)
-        kernels.paged_attention(*columns, pool, index, params, out, tokens)
+        kernels.paged_attention(query, key, value, pool, index, params, out, tokens)
         return out.view_as(q)
 
     return run

@@ -27,6 +27,7 @@ at :attr:`Capability.int4_rows` rows is not; a capability with ``int4_rows=0`` n
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -111,25 +112,28 @@ class LinearSource:
         assert isinstance(self.weight, Constant)
         return unpack_int4(self.weight.data, self.shape, signed=self.weight.dtype == "INT4")
 
-    def codes(self) -> torch.Tensor:
-        """float32 [N, K]: what the weights are before :attr:`scale`; exact in float16 for fp8 and nvfp4."""
+    def write_codes(self, out: torch.Tensor) -> None:
+        """Fill float32 [N, K] with what the weights are before :attr:`scale`; exact in float16 for fp8 and nvfp4."""
         if self.format == "int4":
             assert self.block_scales is not None
-            scales = self.block_scales.float().repeat_interleave(self.group, dim=1)
-            return self.integers().float().mul_(scales)
-        if self.format == "nvfp4":
+            blocks = out.view(self.shape[0], -1, self.group)
+            blocks.copy_(self.integers().view(blocks.shape)).mul_(self.block_scales.float()[..., None])
+        elif self.format == "nvfp4":
             assert isinstance(self.weight, Constant) and self.block_scales is not None
-            values = unpack_e2m1(self.weight.data, self.shape)
-            return values.mul_(self.block_scales.float().repeat_interleave(self.group, dim=1))
+            blocks = out.view(self.shape[0], -1, self.group)
+            blocks.copy_(unpack_e2m1(self.weight.data, self.shape).view(blocks.shape))
+            blocks.mul_(self.block_scales.float()[..., None])
+        else:
+            data = self.weight.data if isinstance(self.weight, Constant) else self.weight
+            out.copy_(data.T if self.transposed else data)
+
+    def largest(self) -> float:
+        """The largest magnitude among dense weights, without widening them."""
         data = self.weight.data if isinstance(self.weight, Constant) else self.weight
-        wide = _e4m3_to_float(data) if data.dtype == torch.float8_e4m3fn else data.float()
-        return wide.T.contiguous() if self.transposed else wide
-
-
-def _e4m3_to_float(data: torch.Tensor) -> torch.Tensor:
-    # torch's conversion is a scalar loop on a CPU; a table is several times faster
-    table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-    return table[data.view(torch.uint8).int()]
+        if data.numel() == 0:
+            return 0.0
+        low, high = torch.aminmax(data)
+        return max(-float(low), float(high))
 
 
 class LinearKernel(Protocol):
@@ -190,8 +194,6 @@ class FbgemmFp16:
         self._packed = torch.ops.quantized.linear_prepack_fp16(codes, bias)
         self._call = torch.ops.quantized.linear_dynamic_fp16.default
         self.nbytes = codes.numel() * 2
-        self._tokens = -1
-        self._rows = 0
 
     def rows(self, tokens: int) -> int:
         return fbgemm_rows(tokens)
@@ -356,15 +358,42 @@ def _bias(sources: Sequence[LinearSource]) -> torch.Tensor | None:
     return torch.cat([torch.zeros(s.shape[0]) if s.bias is None else s.bias.float() for s in sources])
 
 
-def _fits_fp16(codes: torch.Tensor) -> tuple[float, float]:
-    """(largest magnitude, largest error of float16 relative to it)."""
-    largest = float(codes.abs().max()) if codes.numel() else 0.0
-    if largest == 0.0:
-        return 0.0, 0.0
-    if largest > FP16_MAX:
-        return largest, float("inf")
-    error = float((codes.half().float() - codes).abs_().max())
-    return largest, error / largest
+class Scratch:
+    """Memory for widening weights, grown once and used for every linear: fresh pages cost more than the copy."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def codes(self, sources: Sequence[LinearSource]) -> torch.Tensor:
+        """float32 [N, K] codes of all sources, one after the other; valid until the next call."""
+        rows, width = sum(s.shape[0] for s in sources), sources[0].shape[1]
+        if self._memory.numel() < rows * width:
+            self._memory = torch.empty(rows * width)
+        out = self._memory[: rows * width].view(rows, width)
+        first = 0
+        for source in sources:
+            source.write_codes(out[first : first + source.shape[0]])
+            first += source.shape[0]
+        return out
+
+
+def _power_for_fp16(sources: Sequence[LinearSource], codes: torch.Tensor) -> float | None:
+    """The power of two that brings dense weights into float16's normal range; None: no power does.
+
+    A bfloat16 weight loses bits in float16 only below 2^-14, at most 2^-25 of absolute error; so the largest
+    weight bounds the error relative to it, and 1.0 is the answer for all but odd tensors.
+    """
+    if sources[0].format == "int4":
+        largest = float(torch.linalg.vector_norm(codes, float("inf")))
+    else:
+        largest = max(s.largest() for s in sources)
+    if largest == 0.0 or (sources[0].format == "float16" and largest <= FP16_MAX):
+        return 1.0
+    if largest <= FP16_MAX and 2.0**-25 / largest <= FP16_TOLERANCE:
+        return 1.0
+    if not math.isfinite(largest):
+        return None
+    return 2.0 ** (14 - math.floor(math.log2(largest)))
 
 
 def pack(
@@ -374,6 +403,7 @@ def pack(
     *,
     input_scale: float | None = None,
     allow_int4: bool = True,
+    scratch: Scratch | None = None,
 ) -> PackedLinear:
     """Choose and load a kernel for linears with one input.
 
@@ -383,6 +413,7 @@ def pack(
         dtype: dtype of the activations.
         input_scale: the FP8 scale of the input when the graph quantizes it per tensor.
         allow_int4: False keeps INT4 weights dense (one kernel for all row counts).
+        scratch: memory to widen weights in, shared by the calls of a load.
     """
     kind = sources[0].format
     bias = _bias(sources)
@@ -390,7 +421,7 @@ def pack(
     same = all(scale == scales[0] for scale in scales)
     if kind == "int4" and capability.device == "cpu":
         _round_block_scales(sources)
-    codes = torch.cat([s.codes() for s in sources]) if len(sources) > 1 else sources[0].codes()
+    codes = (scratch or Scratch()).codes(sources)
     if capability.device == "cuda":
         if kind == "fp8" and capability.fp8 and same and input_scale is not None and _tiles(codes):
             kernel: LinearKernel = ScaledMm(codes, bias, scales[0], input_scale, "cuda")
@@ -408,36 +439,40 @@ def pack(
     if out_scale is not None and bias is not None:
         # the bias enters the kernel before the factor is applied: divide it out
         bias = bias / out_scale
-    kernel, extra, notes = _dense(codes, bias, kind, capability, dtype)
+    kernel, extra, notes = _dense(sources, codes, bias, capability, dtype)
     if extra != 1.0:
         out_scale = extra if out_scale is None else out_scale * extra
-    if kind == "int4" and allow_int4 and capability.int4_rows and _int4_packs(sources):
+    if kind == "int4" and allow_int4 and extra == 1.0 and capability.int4_rows and _int4_packs(sources):
         kernel = Int4Pack(sources, capability.int4_rows, bias, kernel)
     return PackedLinear(kernel, list(sources), out_scale, notes)
 
 
 def _dense(
-    codes: torch.Tensor, bias: torch.Tensor | None, kind: str, capability: Capability, dtype: torch.dtype
+    sources: Sequence[LinearSource],
+    codes: torch.Tensor,
+    bias: torch.Tensor | None,
+    capability: Capability,
+    dtype: torch.dtype,
 ) -> tuple[LinearKernel, float, list[str]]:
     """A CPU kernel for dense codes, the factor that its result lacks, and notes."""
+    kind = sources[0].format
     if dtype == torch.bfloat16 and kind != "float32":
         return OnednnBf16(codes, bias), 1.0, []
     if kind == "float32" or not capability.fbgemm:
-        if torch.backends.mkldnn.is_available():
-            return OnednnF32(codes, bias), 1.0, []
-        return TorchLinear(codes, bias, torch.float32, "cpu"), 1.0, []
-    if kind in ("fp8", "nvfp4"):
+        return _float32(codes, bias), 1.0, []
+    power = 1.0 if kind in ("fp8", "nvfp4") else _power_for_fp16(sources, codes)
+    if power == 1.0:
         return FbgemmFp16(codes, bias), 1.0, []
-    largest, error = _fits_fp16(codes)
-    if error <= FP16_TOLERANCE:
-        return FbgemmFp16(codes, bias), 1.0, []
-    power = torch.tensor(largest).log2().floor().item()
-    factor = 2.0 ** (14 - power)
-    _, error = _fits_fp16(codes * factor)
-    if error <= FP16_TOLERANCE:
-        note = f"weights times 2^{14 - power:.0f} to stay inside float16's normal range"
-        return FbgemmFp16(codes * factor, None if bias is None else bias * factor), 1.0 / factor, [note]
-    return OnednnF32(codes, bias), 1.0, [f"kept in float32: float16 would err by {error:.1e} of the largest weight"]
+    if power is None:
+        return _float32(codes, bias), 1.0, ["kept in float32: the weights hold values that float16 cannot"]
+    note = f"weights times 2^{math.log2(power):.0f} to stay inside float16's normal range"
+    return FbgemmFp16(codes * power, None if bias is None else bias * power), 1.0 / power, [note]
+
+
+def _float32(codes: torch.Tensor, bias: torch.Tensor | None) -> LinearKernel:
+    if torch.backends.mkldnn.is_available():
+        return OnednnF32(codes, bias)
+    return TorchLinear(codes.clone(), bias, torch.float32, "cpu")
 
 
 def _tiles(codes: torch.Tensor) -> bool:

@@ -204,9 +204,9 @@ def _weight(view: GraphView, name: str, transposed: bool, module: str) -> Linear
     view._evaluated.pop(name, None)
     if not isinstance(value, torch.Tensor) or value.dim() != 2 or not value.dtype.is_floating_point:
         return None
-    shape = tuple(value.shape[::-1] if transposed else value.shape)
+    rows, columns = value.shape[::-1] if transposed else value.shape
     kind = str(value.dtype).removeprefix("torch.")
-    return LinearSource(module, (shape[0], shape[1]), kind, value, transposed=transposed)
+    return LinearSource(module, (rows, columns), kind, value, transposed=transposed)
 
 
 def _quantized_weight(view: GraphView, node: Node, module: str) -> LinearSource | None:

@@ -292,7 +292,7 @@ class _ExternalData:
         if length != nbytes or offset < 0:
             raise ForgeError(
                 "TF-RUN-009",
-                f"initializer {name} points to {length} bytes at offset {offset} of {location}; its type takes {nbytes}",
+                f"initializer {name} points to {length} bytes at offset {offset}; its type takes {nbytes}",
                 numbers={"offset": offset, "length": length, "needed": nbytes},
                 why="reading it would take neighbouring data for weights",
                 remedies=["build the engine again"],

@@ -253,10 +253,7 @@ def _rotary_embedding(ctx: OpContext, node: Node, v: list[Value]) -> Sequence[Va
     x, cos, sin = v[0], v[1], v[2]
     heads = node.attribute("num_heads", 0)
     flat = x.dim() == 3
-    if flat:
-        x4 = x.view(x.shape[0], x.shape[1], heads, -1)  # [B, T, H, E]
-    else:
-        x4 = x.transpose(1, 2)
+    x4 = x.view(x.shape[0], x.shape[1], heads, -1) if flat else x.transpose(1, 2)  # [B, T, H, E]
     size = x4.shape[-1]
     rotary = node.attribute("rotary_embedding_dim", 0) or size
     if len(v) > 3 and v[3] is not None:

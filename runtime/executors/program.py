@@ -23,13 +23,17 @@ from runtime.executors.torch_attention import AttentionParams
 
 
 class Slot:
-    """A place for a value; ``t`` has at least as many rows as the step when ``rowed``."""
+    """A place for a value; ``t`` has at least as many rows as the step when ``rowed``.
 
-    __slots__ = ("rowed", "t")
+    ``reused``: a row buffer, which other values of the same step take over.
+    """
 
-    def __init__(self, tensor: torch.Tensor | None = None, rowed: bool = False) -> None:
+    __slots__ = ("reused", "rowed", "t")
+
+    def __init__(self, tensor: torch.Tensor | None = None, rowed: bool = False, reused: bool = False) -> None:
         self.t: Any = tensor
         self.rowed = rowed
+        self.reused = reused
 
 
 class Ref(NamedTuple):
@@ -234,9 +238,13 @@ def table_rows(table: torch.Tensor, positions: Slot, out: Slot) -> Run:
 def interpret(node: Node, context: OpContext, inputs: list[Ref | None], outputs: list[Slot | None]) -> Run:
     """One operator by its definition."""
     function = OPS[node.kind]
+    # an operator may return a view; a view of a buffer would change when the buffer is taken over
+    buffers = [i for i, ref in enumerate(inputs) if ref is not None and ref.slot.reused]
 
     def run(rows: int) -> None:
-        values = [None if ref is None else ref.value(rows) for ref in inputs]
+        values: list[Any] = [None if ref is None else ref.value(rows) for ref in inputs]
+        for i in buffers:
+            values[i] = values[i].clone()
         for slot, value in zip(outputs, function(context, node, values), strict=False):
             if slot is not None:
                 slot.t = value

@@ -38,6 +38,7 @@ POOL_DTYPES = {
     "bfloat16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,
 }
+_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _INDEX_INPUTS = ("input_ids", "positions", "query_start", "sequence_lengths", "block_table", "logit_indices")
 
 
@@ -93,7 +94,9 @@ class TorchExecutor:
         if lowered:
             self._lowered = self._lower(graph, int4, progress or SilentProgress())
         else:
-            attention = host_kernels.attention_adapter(self._kernels) if self._plain_dtype() else None
+            self.activation_dtype = _FLOATS[self.info.dtype]
+            self._kernels = self._make_kernels()
+            attention = host_kernels.attention_adapter(self._kernels) if self._library is not None else None
             self._interpreter = Interpreter(graph, OpContext(None, attention), device)
 
     # -- what a scheduler reads ------------------------------------------------------------------------------
@@ -197,7 +200,9 @@ class TorchExecutor:
         if tokens and (int(batch.input_ids.min()) < 0 or int(batch.input_ids.max()) >= self.info.vocab_size):
             raise ValueError("input_ids leave the vocabulary")
         if requests and int(batch.sequence_lengths.max()) > limits.max_seq_len:
-            raise ValueError(f"a context of {int(batch.sequence_lengths.max())} is over max_seq_len {limits.max_seq_len}")
+            raise ValueError(
+                f"a context of {int(batch.sequence_lengths.max())} is over max_seq_len {limits.max_seq_len}"
+            )
         if tokens and (int(batch.positions.max()) >= limits.max_seq_len or int(batch.positions.min()) < 0):
             raise ValueError(f"positions leave 0 … {limits.max_seq_len - 1}")
         rows = batch.logit_indices
@@ -231,16 +236,15 @@ class TorchExecutor:
             shape = [self._num_blocks, *[int(n) for n in value.shape[1:]]]
             try:
                 # zeros: blocks are touched, and cost memory, when they are first written
-                pools[name] = torch.zeros(shape, dtype=torch.uint8 if dtype == torch.float8_e4m3fn else dtype, device=self.device)
+                pools[name] = torch.zeros(
+                    shape, dtype=torch.uint8 if dtype == torch.float8_e4m3fn else dtype, device=self.device
+                )
             except (RuntimeError, MemoryError) as error:
                 size = int(np.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
                 raise _bad_pool(self._num_blocks, size, str(error).splitlines()[0]) from error
             if dtype == torch.float8_e4m3fn:
                 pools[name] = pools[name].view(dtype)
         return pools
-
-    def _plain_dtype(self) -> bool:
-        return self._kernels.name == "host"
 
     def _make_kernels(self) -> TorchKernels:
         if self._library is None:
@@ -260,8 +264,14 @@ class TorchExecutor:
             int4=int4,
             progress=lambda nbytes: progress.advance(float(nbytes)),
         )
-        with torch.inference_mode():
-            lowered = lowering.lower()
+        # packing is one long scalar loop a weight: threads would only wait for each other, worst on a busy machine
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.inference_mode():
+                lowered = lowering.lower()
+        finally:
+            torch.set_num_threads(threads)
         for name, pool in self._pools.items():
             lowered.inputs[name].t = pool
         return lowered
@@ -303,6 +313,7 @@ def _linear_rows(packed: PackedLinear) -> list[dict[str, Any]]:
     """One row a linear of the graph, for linears that run as one kernel call."""
     kernel = packed.kernel
     rows = []
+    emulated = f", {packed.input} activations emulated" if packed.input and not kernel.quantizes_input else ""
     for source in packed.sources:
         native = source.format in kernel.executed.lower() or (source.format == "int4" and "int4" in kernel.name)
         rows.append(
@@ -310,7 +321,7 @@ def _linear_rows(packed: PackedLinear) -> list[dict[str, Any]]:
                 "name": source.name,
                 "shape": list(source.shape),
                 "stored": source.format,
-                "executed": kernel.executed + (f", {packed.input} activations emulated" if packed.input and not kernel.quantizes_input else ""),
+                "executed": kernel.executed + emulated,
                 "native": native,
                 "kernel": kernel.name,
                 "fused_with": [s.name for s in packed.sources if s is not source],
@@ -387,7 +398,8 @@ def _check_interface(graph: Graph, info: EngineInfo) -> None:
     for name in pools:
         value = graph.inputs[name]
         if stored.get(value.dtype) != info.kv_format or len(value.shape) != 5 or value.shape[3] != info.block_size:
-            problems.append(f"{name} is {value.dtype}{list(value.shape)}, engine.json says {info.kv_format}, block size {info.block_size}")
+            stated = f"{info.kv_format}, block size {info.block_size}"
+            problems.append(f"{name} is {value.dtype}{list(value.shape)}, engine.json says {stated}")
             break
     if problems:
         raise ForgeError(

@@ -1,0 +1,313 @@
+"""Binds ordered operations to buffers and kernels: the last step of lowering.
+
+Policy: row buffers are allocated for ``max_num_tokens`` rows and reused by width as soon as the order of
+operations allows; results of linears are fresh tensors in slots that are reused the same way, so the
+memory of a step does not grow with the number of layers. An operand that is not in the form its
+kernel needs is copied into it, and the copy is counted in the report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from runtime.executors import program
+from runtime.executors.kernels import Kernels
+from runtime.executors.linears import PackedLinear
+from runtime.executors.matching import GraphView, InputQuant
+from runtime.executors.onnx_graph import Graph, Node
+from runtime.executors.onnx_ops import OpContext
+from runtime.executors.program import Program, Ref, Slot, Step, StepState
+
+#: rows that a buffer has beyond max_num_tokens, for kernels that pad
+ROW_PADDING = 16
+
+
+@dataclass
+class Op:
+    """An operation before it has a place: what it reads, makes, and overwrites.
+
+    ``inplace`` maps an output to the input whose storage it takes over; ``widths`` are the columns of
+    outputs that live in row buffers; outputs without a width are whole tensors of their own.
+    """
+
+    kind: str
+    index: int
+    ins: list[str]
+    outs: list[str]
+    widths: dict[str, int] = field(default_factory=dict)
+    inplace: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    #: inputs that must be whole row buffers
+    buffers: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Lowered:
+    """The program with the slots through which an executor feeds and reads it."""
+
+    program: Program
+    inputs: dict[str, Slot]
+    outputs: dict[str, Ref]
+    state: StepState
+    linears: list[PackedLinear]
+    report: dict[str, Any]
+
+
+class LoweringResult(Protocol):
+    """What binding needs of a finished :class:`~runtime.executors.lowering.Lowering`."""
+
+    graph: Graph
+    view: GraphView
+    context: OpContext
+    kernels: Kernels
+    dtype: torch.dtype
+    device: str
+    max_rows: int
+    #: value -> (packed value, first column, width)
+    segments: dict[str, tuple[str, int, int]]
+    producer: dict[str, Op]
+    linears: list[PackedLinear]
+
+
+class Binder:
+    """Gives values their slots and makes the program's steps."""
+
+    def __init__(self, lowering: LoweringResult, ops: list[Op]) -> None:
+        self.low, self.ops = lowering, ops
+        self.refs: dict[str, Ref] = {}
+        self.state = StepState()
+        self.free: dict[Any, list[Slot]] = {}
+        self.inputs = {name: Slot() for name in lowering.graph.inputs}
+        self.refs.update({name: Ref(slot) for name, slot in self.inputs.items()})
+        self.logit_rows: set[str] = {"logit_indices"}
+        self.steps: list[Step] = []
+        self.buffer_bytes = 0
+        self.copies = 0
+
+    def bind(self) -> Lowered:
+        """Walk the operations in order, allocating and releasing by last use."""
+        dying = self._last_uses()
+        for i, op in enumerate(self.ops):
+            logits = any(self.low.segments.get(name, (name,))[0] in self.logit_rows for name in op.ins)
+            if logits:
+                self.logit_rows.update(op.outs)
+            self._bind_op(op, logits)
+            for root, key in dying.get(i, []):
+                self.free.setdefault(key, []).append(self.refs[root].slot)
+        return Lowered(
+            Program(self.steps),
+            self.inputs,
+            {name: self._ref(name) for name in self.low.graph.outputs},
+            self.state,
+            self.low.linears,
+            self._report(),
+        )
+
+    def _last_uses(self) -> dict[int, list[tuple[str, Any]]]:
+        """For each operation: the storages that nobody needs after it."""
+        owner: dict[str, str] = {}  # value -> the value that its storage was made for
+        keys: dict[str, Any] = {}
+        last: dict[str, int] = {}
+        for i, op in enumerate(self.ops):
+            for name in op.ins:
+                packed = self.low.segments.get(name, (name,))[0]
+                if (root := owner.get(packed)) is not None:
+                    last[root] = i
+            for out in op.outs:
+                source = op.inplace.get(out)
+                if source is not None and source in owner:
+                    owner[out] = owner[source]
+                elif out in op.widths:
+                    owner[out], keys[out] = out, ("rows", op.widths[out])
+                elif op.kind == "linear":
+                    owner[out], keys[out] = out, ("fresh", op.params["packed"].width)
+                elif op.kind == "gather":
+                    owner[out], keys[out] = out, ("rows", None)
+                if out in owner:
+                    last[owner[out]] = i
+        kept = {
+            owner[self.low.segments.get(n, (n,))[0]]
+            for n in self.low.graph.outputs
+            if self.low.segments.get(n, (n,))[0] in owner
+        }
+        dying: dict[int, list[tuple[str, Any]]] = {}
+        for root, i in last.items():
+            if root in kept or keys[root] == ("rows", None):
+                continue  # gathered rows keep their own buffer: there are few of them
+            dying.setdefault(i, []).append((root, keys[root]))
+        return dying
+
+    def _rows(self, width: int) -> Slot:
+        """A row buffer, reused when one of this width is free."""
+        pool = self.free.get(("rows", width))
+        if pool:
+            return pool.pop()
+        rows = self.low.max_rows + ROW_PADDING
+        tensor = torch.zeros(rows, width, dtype=self.low.dtype, device=self.low.device)
+        self.buffer_bytes += tensor.numel() * tensor.element_size()
+        return Slot(tensor, rowed=True, reused=True)
+
+    def _fresh(self, width: int) -> Slot:
+        pool = self.free.get(("fresh", width))
+        return pool.pop() if pool else Slot(rowed=True)
+
+    def _output(self, op: Op, name: str, logits: bool) -> Slot:
+        """The slot of an output in a row buffer; an in-place one takes its input's over."""
+        source = op.inplace.get(name)
+        slot = self._rows(op.widths[name]) if source is None else self.refs[source].slot
+        self.refs[name] = Ref(slot, 0, op.widths[name])
+        return slot
+
+    def _ref(self, name: str) -> Ref:
+        if name in self.low.segments:
+            packed, first, width = self.low.segments[name]
+            return Ref(self.refs[packed].slot, first, width)
+        if name not in self.refs:
+            value = self.low.view.evaluate(name)
+            self.refs[name] = Ref(Slot(value.to(self.low.device) if isinstance(value, torch.Tensor) else value))
+        return self.refs[name]
+
+    def _buffer(self, name: str, width: int, logits: bool) -> Slot:
+        """The slot of an input that has to be a row buffer; copies it into one when it is not."""
+        ref = self._ref(name)
+        if name not in self.low.segments and ref.slot.rowed and ref.slot.t is not None and ref.width in (-1, width):
+            return ref.slot
+        slot = self._rows(width)
+        self._step(program.copy(ref, slot), "copies", logits)
+        self.copies += 1
+        return slot
+
+    def _step(self, run: program.Run, part: str, logits: bool) -> None:
+        self.steps.append(Step(run, part, logits))
+
+    def _bind_op(self, op: Op, logits: bool) -> None:
+        getattr(self, f"_bind_{op.kind}")(op, logits)
+
+    def _bind_embedding(self, op: Op, logits: bool) -> None:
+        table = op.params["table"].data
+        slot = self._output(op, op.outs[0], logits)
+        ids = self._ref("input_ids").slot
+        self._step(program.embedding(self.low.kernels, table.to(self.low.device), ids, slot), "embedding", logits)
+
+    def _bind_table(self, op: Op, logits: bool) -> None:
+        slot = Slot(rowed=True)
+        self.refs[op.outs[0]] = Ref(slot)
+        self._step(program.table_rows(op.params["table"], self._ref("positions").slot, slot), "rotary", logits)
+
+    def _bind_rms_norm(self, op: Op, logits: bool) -> None:
+        x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
+        slot = self._output(op, op.outs[0], logits)
+        run = program.rms_norm(self.low.kernels, x, op.params["weight"], op.params["epsilon"], slot)
+        self._step(run, "norms", logits)
+
+    def _residual(self, op: Op, logits: bool) -> Slot:
+        """The buffer that a residual sum accumulates in, filled with the residual."""
+        name, out = op.ins[0], op.outs[0]
+        if out in op.inplace:
+            return self._output(op, out, logits)
+        slot = self._output(op, out, logits)
+        self._step(program.copy(self._ref(name), slot), "copies", logits)
+        self.copies += 1
+        return slot
+
+    def _bind_add_rms_norm(self, op: Op, logits: bool) -> None:
+        residual = self._residual(op, logits)
+        slot = self._output(op, op.outs[1], logits)
+        weight, epsilon = op.params["weight"], op.params["epsilon"]
+        run = program.add_rms_norm(self.low.kernels, residual, self._ref(op.ins[1]), weight, epsilon, slot)
+        self._step(run, "norms", logits)
+
+    def _bind_add(self, op: Op, logits: bool) -> None:
+        residual = self._residual(op, logits)
+        self._step(program.add(self.low.kernels, residual, self._ref(op.ins[1])), "norms", logits)
+
+    def _bind_quantize(self, op: Op, logits: bool) -> None:
+        quant: InputQuant = op.params["quant"]
+        x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
+        slot = self._output(op, op.outs[0], logits)
+        if quant.kind == "scale":
+            factors = self.low.view.evaluate(quant.factors).to(self.low.dtype).flatten().to(self.low.device)
+            run = program.scale_columns(factors, x, slot)
+        else:
+            out_scale = op.params["out_scale"]
+            run = program.fake_quant(self.low.kernels, quant.kind, quant.scale, self._factor(quant, out_scale), x, slot)
+        self._step(run, "activation quantization", logits)
+
+    @staticmethod
+    def _factor(quant: InputQuant, out_scale: float) -> float:
+        """What quantized codes are multiplied by: FP8 codes need their scale back, NVFP4 ones have it."""
+        return quant.scale * out_scale if quant.kind == "fp8" else out_scale
+
+    def _bind_linear(self, op: Op, logits: bool) -> None:
+        x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
+        packed: PackedLinear = op.params["packed"]
+        slot = self._fresh(packed.width)
+        self.refs[op.outs[0]] = Ref(slot, 0, packed.width)
+        self._step(program.linear(packed, x, slot), "logits linear" if logits else "linears", logits)
+
+    def _bind_attention(self, op: Op, logits: bool) -> None:
+        found, params = op.params["match"], op.params["params"]
+        q, k, v = (self._ref(name) for name in (found.q, found.k, found.v))
+        cos, sin = self._ref(f"{found.cos}:rows").slot, self._ref(f"{found.sin}:rows").slot
+        self._step(program.rope(self.low.kernels, q, k, params.head_size, cos, sin), "rotary", logits)
+        slot = self._output(op, op.outs[0], logits)
+        pool = self._ref(found.node.inputs[3]).slot
+        run = program.attention(self.low.kernels, q, k, v, pool, self.state, params, slot)
+        self._step(run, "attention", logits)
+
+    def _bind_alias(self, op: Op, logits: bool) -> None:
+        self.refs[op.outs[0]] = self._ref(op.params["of"])
+
+    def _bind_silu_mul(self, op: Op, logits: bool) -> None:
+        gate, up = self._ref(op.ins[0]), self._ref(op.ins[1])
+        slot = self._output(op, op.outs[0], logits)
+        self._step(program.silu_mul(self.low.kernels, gate, up, slot), "activation function", logits)
+
+    def _bind_gather(self, op: Op, logits: bool) -> None:
+        source = self._ref(op.ins[0])
+        whole = source.slot.rowed and source.slot.t is not None and op.ins[0] not in self.low.segments
+        if not whole:
+            return self._gather_by_interpreter(op)
+        width = source.slot.t.shape[1]
+        slot = self._rows(width)
+        self.refs[op.outs[0]] = Ref(slot, 0, width)
+        # the source has T rows, the step L: index_select reads the whole buffer
+        self._step(program.gather_rows(source.slot, self._ref("logit_indices").slot, slot), "logit rows", True)
+        return None
+
+    def _gather_by_interpreter(self, op: Op) -> None:
+        node = Node("Gather", "", op.outs[0], op.ins, op.outs, {"axis": 0})
+        self._bind_interpret(Op("interpret", op.index, op.ins, op.outs, params={"node": node}), False)
+
+    def _bind_interpret(self, op: Op, logits: bool) -> None:
+        node: Node = op.params["node"]
+        inputs = [self._ref(name) if name else None for name in node.inputs]
+        outputs: list[Slot | None] = []
+        for name in node.outputs:
+            slot = Slot() if name else None
+            outputs.append(slot)
+            if slot is not None and self.low.producer.get(name) is op:
+                self.refs[name] = Ref(slot)
+            elif slot is not None:
+                self.refs.setdefault(name, Ref(slot))
+        self._step(program.interpret(node, self.low.context, inputs, outputs), "interpreter", logits)
+
+    def _report(self) -> dict[str, Any]:
+        kinds: dict[str, int] = {}
+        interpreted: dict[str, int] = {}
+        for op in self.ops:
+            if op.kind == "interpret":
+                kind = op.params["node"].kind
+                interpreted[kind] = interpreted.get(kind, 0) + 1
+            else:
+                kinds[op.kind] = kinds.get(op.kind, 0) + 1
+        return {
+            "operations": kinds,
+            "interpreted": interpreted,
+            "steps": len(self.steps),
+            "copies": self.copies,
+            "buffer_bytes": self.buffer_bytes,
+        }
