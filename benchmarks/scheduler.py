@@ -134,6 +134,7 @@ def main() -> int:
     tokens = arguments.steps + 100
     kinds = {
         "greedy": SamplingParams(max_tokens=tokens),
+        "greedy, min_tokens": SamplingParams(max_tokens=tokens, min_tokens=tokens),
         "greedy, stop words": SamplingParams(max_tokens=tokens, stop=("\n\nUser:", "END")),
         "temperature": SamplingParams(max_tokens=tokens, temperature=0.8, seed=1),
         "top-k 40, top-p 0.95": SamplingParams(max_tokens=tokens, top_k=40, top_p=0.95, seed=1),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime import errors
-from runtime.engine import EngineCore, PreparedRequest
+from runtime.engine import EngineConfig, EngineCore, PreparedRequest
 from runtime.executors.base import ExecutorLimits
 from runtime.request import FinishReason, Request, RequestOutput, SampleOutput
 from trtforge.errors import ForgeError
@@ -57,23 +57,31 @@ class AsyncEngine:
         self._thread.start()
 
     @classmethod
-    def load(cls, engine_dir: Path | str, threads: int | None = None, *, device: str = "cpu") -> AsyncEngine:
-        """Load an engine directory and start its thread; see :meth:`runtime.offline.Engine.load`."""
+    def load(
+        cls,
+        engine_dir: Path | str,
+        threads: int | None = None,
+        *,
+        device: str = "cpu",
+        num_blocks: int | None = None,
+        config: EngineConfig | None = None,
+    ) -> AsyncEngine:
+        """Load an engine directory and start stepping; arguments and errors of ``Engine.load``."""
         from runtime.offline import Engine
 
-        return cls(Engine.load(engine_dir, threads, device=device).core)
-
-    # -- any thread ----------------------------------------------------------------------------------
+        return cls(Engine.load(engine_dir, threads, device=device, num_blocks=num_blocks, config=config).core)
 
     @property
     def limits(self) -> ExecutorLimits:
-        """What one request and one step may ask for."""
+        """The limits that requests are held against."""
         return self.core.limits
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a generation unless the request says otherwise."""
+        """The model's end-of-sequence tokens."""
         return self.core.executor.eos_token_ids
+
+    # -- any thread ----------------------------------------------------------------------------------
 
     def submit(self, request: Request, callback: Callback) -> str:
         """Queue a request; ``callback`` gets its outputs. Returns the request's id.

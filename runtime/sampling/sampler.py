@@ -1,7 +1,6 @@
 """Tokens from logits for a whole batch.
 
-Policy: rows that want the plain argmax (the common case) cost one ``max`` over [L, V] and no Python per
-row. The others are processed together, row-wise only, so that a row's result depends on its own logits
+Policy: greedy rows (the common case) cost one maximum over [L, V] for all of them together. The others are processed together, row-wise only, so that a row's result depends on its own logits
 and state and never on its neighbours. Order of processing: penalties, bans (min_tokens, token
 sequences, grammar), temperature, min_p, top_k, top_p (as vLLM orders them), choice by inverse
 distribution function with the row's own uniform number, and last the text-level bad words (a token that
@@ -80,15 +79,20 @@ class Sampler:
             raise ValueError(f"{x_LV.shape[0]} rows of logits for {len(states)} sequences")
         if not states:
             return Sampled([])
-        special = [row for row, state in enumerate(states) if not state.plain]
         result = Sampled([NO_TOKEN] * len(states))
+        special = [row for row, state in enumerate(states) if not state.direct]
         if len(special) < len(states):
             values, indices = _argmax(x_LV)
-            result.tokens = indices.tolist()
+            tokens = indices.tolist()
             # The maximum propagates NaN, so one look at L values checks all of L x V.
             finite = torch.isfinite(values)
             if not bool(finite.all()):
-                result.tokens = [t if ok else NO_TOKEN for t, ok in zip(result.tokens, finite.tolist(), strict=True)]
+                tokens = [token if ok else NO_TOKEN for token, ok in zip(tokens, finite.tolist(), strict=True)]
+            result.tokens = tokens
+            # Bans change a greedy row only when they hit its likeliest token.
+            for row, state in enumerate(states):
+                if state.direct and tokens[row] != NO_TOKEN and state.vetoes(tokens[row]):
+                    special.append(row)
         if special:
             self._special(x_LV, special, [states[row] for row in special], result)
         return result

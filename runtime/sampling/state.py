@@ -29,12 +29,14 @@ class SamplingState:
     """
 
     __slots__ = (
+        "_guarded",
         "_seen",
         "_seen_counts",
         "_seen_index",
         "_single_bans",
         "bad_sequences",
         "completes_bad_word",
+        "direct",
         "end_ids",
         "generated",
         "greedy",
@@ -44,7 +46,6 @@ class SamplingState:
         "prompt",
         "sample",
         "seed",
-        "simple",
         "temperature",
         "truncated",
     )
@@ -81,14 +82,9 @@ class SamplingState:
         self._seen[: len(seen)] = seen
         self._seen_counts = np.zeros(len(self._seen), dtype=np.float32)
         self._seen_index = {token: at for at, token in enumerate(seen.tolist())} if self.penalized else {}
-        self.simple = (
-            self.greedy
-            and not self.penalized
-            and not params.bad_token_sequences
-            and completes_bad_word is None
-            and guided is None
-            and params.logprobs is None
-        )
+        #: the likeliest token of the raw logits is the answer, unless :meth:`vetoes` says no
+        self.direct = self.greedy and not self.penalized and guided is None and params.logprobs is None
+        self._guarded = bool(params.bad_token_sequences or params.min_tokens or completes_bad_word is not None)
 
     def fork(
         self, sample: int, *, completes_bad_word: Callable[[int], bool] | None, guided: GuidedState | None
@@ -106,10 +102,12 @@ class SamplingState:
             guided=guided,
         )
 
-    @property
-    def plain(self) -> bool:
-        """Whether the next token is the plain argmax of the logits."""
-        return self.simple and len(self.generated) >= self.params.min_tokens
+    def vetoes(self, token: int) -> bool:
+        """Whether a ban forbids ``token`` next."""
+        if not self._guarded:
+            return False
+        completes = self.completes_bad_word
+        return token in self.banned() or (completes is not None and completes(token))
 
     def uniform(self) -> float:
         """The number in [0, 1) that decides the next token."""

@@ -113,7 +113,8 @@ def test_teacher_forced_logits_agree_with_decoding(tiny_engine: Path, engine: En
 
 
 def test_threads_get_what_offline_gives(tiny_engine: Path, engine: Engine, alone: list[list[int]]) -> None:
-    server = AsyncEngine(load(tiny_engine).core)
+    server = AsyncEngine.load(tiny_engine)
+    assert server.limits == engine.core.limits and server.eos_token_ids == engine.executor.eos_token_ids
     results = [GenerationResult() for _ in PROMPTS]
     done = [threading.Event() for _ in PROMPTS]
     for i, prompt in enumerate(PROMPTS):
