@@ -1,10 +1,11 @@
 """Tokens from logits for a whole batch.
 
-Policy: greedy rows (the common case) cost one maximum over [L, V] for all of them together. The others are processed together, row-wise only, so that a row's result depends on its own logits
-and state and never on its neighbours. Order of processing: penalties, bans (min_tokens, token
-sequences, grammar), temperature, min_p, top_k, top_p (as vLLM orders them), choice by inverse
-distribution function with the row's own uniform number, and last the text-level bad words (a token that
-would complete one is struck out and the choice repeated).
+Policy: greedy rows (the common case) cost one maximum over [L, V] for all of them together. The others are
+processed together, row-wise only, so that a row's result depends on its own logits and state and never on
+its neighbours. Order of processing: penalties, bans (min_tokens, token sequences, grammar), temperature,
+min_p, top_k, top_p (as vLLM orders them), choice by inverse distribution function with the row's own uniform
+number, and last the text-level bad words (a token that would complete one is struck out and the choice
+repeated).
 
 Logits that are not numbers are a fault of the model or of a kernel: the row gets token -1 and the
 engine ends that request with an error; the other rows are unaffected.
