@@ -61,12 +61,10 @@ def collect_export(staging: Path, checkpoint: Path, out: Path, config: dict[str,
         out: the finished directory.
         config: the source's ``config.json``.
     """
-    import torch
-
     exported = json.loads((staging / "config.json").read_text(encoding="utf-8"))
     quantization = {key: exported[key] for key in ("quantization_config",) if key in exported}
     write_json(staging / "config.json", {**config, **quantization})
-    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
+    dtype = stored_dtype(config)
     sizes = sum(_rewrite_weights(path, dtype) for path in sorted(staging.glob("*.safetensors")))
     index = staging / "model.safetensors.index.json"
     if index.is_file():
@@ -78,6 +76,14 @@ def collect_export(staging: Path, checkpoint: Path, out: Path, config: dict[str,
     copy_companions(checkpoint, staging)
     for path in sorted(staging.iterdir()):
         path.replace(out / path.name)
+
+
+def stored_dtype(config: dict[str, Any]) -> torch.dtype:
+    """The dtype of the checkpoint's unquantized tensors, by ``config.json`` (bfloat16 when it does not say)."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
+    return dtype
 
 
 def _rewrite_weights(path: Path, dtype: torch.dtype) -> int:

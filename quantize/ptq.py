@@ -18,13 +18,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 
 from quantize import corpora
-from quantize.export import SUMMARY_FILE, collect_export, copy_checkpoint, write_json
+from quantize.export import SUMMARY_FILE, collect_export, copy_checkpoint, stored_dtype, write_json
 from quantize.formats import FormatRow, KvMode, modelopt_config
 from quantize.plan import QuantPlan, plan_quantization, read_config
 from quantize.quiet import Audible, quiet
@@ -32,6 +32,9 @@ from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Quantize
 from trtforge.safetensors_header import read_headers
+
+if TYPE_CHECKING:
+    import torch
 
 #: tokens of one calibration forward pass; AWQ re-quantizes every weight once a pass, so it gets longer ones
 _TOKENS_A_PASS = 2048
@@ -94,7 +97,7 @@ def quantize_checkpoint(
         _check_memory(sum(info.elements for info in headers.values()))
         staging = out / ".exporting"
         try:
-            _run(plan, checkpoint, staging, batch, section, summary, timings, report, allow_remote_code)
+            _run(plan, checkpoint, config, staging, batch, section, summary, timings, report, allow_remote_code)
             report.start("finishing the export")
             collect_export(staging, checkpoint, out, config)
         finally:
@@ -153,6 +156,7 @@ def _check_memory(parameters: int) -> None:
 def _run(
     plan: QuantPlan,
     checkpoint: Path,
+    config: dict[str, Any],
     staging: Path,
     batch: np.ndarray | None,
     section: Quantize,
@@ -184,7 +188,7 @@ def _run(
             except AssertionError as error:  # ModelOpt asserts that statistics hold no NaN
                 raise _unusable_scales({"modelopt": str(error)[:200]}) from error
         check_quantizers(model, plan)
-        round_pre_quant_scales(model)
+        round_pre_quant_scales(model, stored_dtype(config))
         report.start("exporting")
         with _timed(timings, "export"), quiet():
             mte.export_hf_checkpoint(model, export_dir=staging)
@@ -192,7 +196,7 @@ def _run(
 
 def _import_stack() -> Any:
     try:
-        torch, *_ = map(importlib.import_module, ("torch", "transformers", "accelerate"))
+        torch, *_ = map(importlib.import_module, ("torch", "transformers", "accelerate", "modelopt"))
     except ImportError as error:
         raise EnvironmentLacks(
             "TF-QNT-013",
@@ -386,20 +390,18 @@ def _unusable_scales(numbers: dict[str, Any]) -> ForgeError:
     )
 
 
-def round_pre_quant_scales(model: Any) -> None:
+def round_pre_quant_scales(model: Any, dtype: torch.dtype) -> None:
     """Make AWQ's input factors representable in the checkpoint's dtype, and fold the difference into the weights.
 
     The export stores them in that dtype; rounding them there alone would change every product.
     """
-    import torch
     from modelopt.torch.quantization.model_calib import max_calibrate
 
     for module in model.modules():
-        quantizer = getattr(module, "input_quantizer", None)
-        exact = getattr(quantizer, "_pre_quant_scale", None)
-        if exact is None or exact.dtype != torch.float32:
+        exact = getattr(getattr(module, "input_quantizer", None), "_pre_quant_scale", None)
+        if exact is None or exact.dtype == dtype:
             continue
-        rounded = exact.to(torch.bfloat16).to(torch.float32)
+        rounded = exact.to(dtype).to(exact.dtype)
         module.weight.data.mul_((exact / rounded).view(1, -1))
         exact.copy_(rounded)
         module.weight_quantizer.reset_amax()

@@ -110,7 +110,7 @@ def modelopt_logits(source: Path, section: Quantize, ids: torch.Tensor) -> torch
     model = load_model(source)
     with quiet(), torch.no_grad(), emulated_block_quantization():
         mtq.quantize(model, settings, forward_loop=forward_loop(model, batch, plan, settings, SilentProgress()))
-        round_pre_quant_scales(model)
+        round_pre_quant_scales(model, torch.bfloat16)
         folded: Any = copy.deepcopy(model)
         # the exporter unifies scales of linears that share an input, and moves factors into the norms
         unified.requantize_resmooth_fused_llm_layers(folded)
@@ -186,6 +186,14 @@ def test_untied_head_is_quantized_and_read_back(tmp_path: Path) -> None:
     ids = prompt(directory, 32)
     gap = (load_reference_model(out).logits(ids) - load_reference_model(directory).logits(ids)).abs().mean()
     assert gap < 0.5
+
+
+def test_float16_source_stays_float16(tmp_path: Path) -> None:
+    directory = write_tiny_llama(tmp_path / "half", dtype="float16")
+    quantize_checkpoint(directory, tmp_path / "out", section=FORMATS["int4_awq"], base_dir=tmp_path)
+    headers = read_headers(tmp_path / "out")
+    assert {info.dtype for key, info in headers.items() if key.endswith("norm.weight")} == {"F16"}
+    assert {info.dtype for key, info in headers.items() if key.endswith("pre_quant_scale")} == {"F16"}
 
 
 def test_format_none_copies_the_checkpoint(source: Path, tmp_path: Path) -> None:
