@@ -1,0 +1,30 @@
+"""The documents that are generated, or that name things in the tree, agree with the tree."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_code_is_in_troubleshooting():
+    result = subprocess.run(
+        [sys.executable, "scripts/error_codes.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout
+
+
+def test_links_of_the_documents_lead_somewhere():
+    broken = []
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8")):
+            if "://" not in target and not (document.parent / target).exists():
+                broken.append(f"{document.name}: {target}")
+    assert broken == []
+
+
+def test_the_readme_shows_the_two_commands():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make demo" in text
+    assert "make test" in text
