@@ -17,11 +17,15 @@ from trtforge.pipeline.stage import GateResult
 def at_most(name: str, interval: Interval, limit: float, unit: str = "") -> GateResult:
     """Passes when the interval's upper bound is within ``limit``."""
     passed = interval.high <= limit
-    detail = (
-        f"{name} is {interval.value:.4g}{unit}, {interval.confidence:.0%} interval "
-        f"[{interval.low:.4g}, {interval.high:.4g}]{unit}; upper bound {interval.high:.4g}{unit} "
-        f"{'<=' if passed else '>'} limit {limit:.4g}{unit}"
-    )
+    sign = "<=" if passed else ">"
+    if interval.low == interval.high:
+        detail = f"{name} is {interval.value:.4g}{unit} {sign} limit {limit:.4g}{unit}"
+    else:
+        detail = (
+            f"{name} is {interval.value:.4g}{unit}, {interval.confidence:.0%} interval "
+            f"[{interval.low:.4g}, {interval.high:.4g}]{unit}; upper bound {interval.high:.4g}{unit} "
+            f"{sign} limit {limit:.4g}{unit}"
+        )
     return GateResult(name=name, passed=passed, measured=interval.high, limit=limit, detail=detail)
 
 

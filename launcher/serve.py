@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from launcher.commands import program
 from launcher.local import TritonServer
 from triton_repo.configs import read_config
 from triton_repo.validate import require_valid
@@ -45,7 +46,7 @@ class Endpoints:
 
     def tritonclient(self) -> str:
         """A command that streams an answer over gRPC through tritonclient."""
-        return f"python -m launcher.ask {self.grpc} {self.model} 'What is the capital of France?'"
+        return f"{program('python')} -m launcher.ask {self.grpc} {self.model} 'What is the capital of France?'"
 
     def to_json(self) -> dict[str, Any]:
         return {

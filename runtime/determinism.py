@@ -26,7 +26,7 @@ import numpy.typing as npt
 #: Machine epsilon (distance from 1 to the next value) of activation formats.
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float8_e4m3fn": 2.0**-3}
 
-#: Rounding steps that sum up over layers; half of them is typical, this many the most that was seen.
+#: Rounding steps that may sum up over layers: a chosen allowance, not a measured one (no divergence was seen).
 TIE_STEPS = 4.0
 
 

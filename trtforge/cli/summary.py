@@ -150,17 +150,18 @@ def _bytes(manifest: Mapping[str, Any]) -> int:
 
 def next_commands(name: str, bundle: str) -> list[str]:
     """The commands that serve a bundle and ask it something."""
+    from launcher.commands import program
     from launcher.serve import DEFAULT_PORTS, Endpoints
 
     http, grpc, metrics = (f"127.0.0.1:{DEFAULT_PORTS[kind]}" for kind in ("http", "grpc", "metrics"))
     endpoints = Endpoints(name, http, grpc, metrics)
     return [
         "\nserve it:",
-        f"  trtforge serve {bundle}",
+        f"  {program('trtforge')} serve {bundle}",
         "ask it:",
         f"  {endpoints.curl()}",
         f"  {endpoints.curl_stream()}",
         f"  {endpoints.tritonclient()}",
         "check it:",
-        f"  trtforge verify {bundle}",
+        f"  {program('trtforge')} verify {bundle}",
     ]
