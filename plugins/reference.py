@@ -172,6 +172,6 @@ def nvfp4_fake_quant(x: torch.Tensor, scale: float) -> torch.Tensor:
     blocks = x.float().reshape(-1, NVFP4_BLOCK)
     amax = blocks.abs().amax(-1, keepdim=True)
     divisor = torch.tensor(scale if scale else 1.0)
-    s = to_e4m3(amax / E2M1_MAX / divisor).float() * divisor
-    s = torch.where(s == 0, torch.ones_like(s), s)
-    return (to_e2m1(blocks / s) * s).reshape(x.shape).to(x.dtype)
+    s = to_e4m3(amax / (E2M1_MAX * divisor)).float() * divisor
+    safe = torch.where(s == 0, torch.ones_like(s), s)  # a block whose scale rounds to zero becomes zero
+    return (to_e2m1(blocks / safe) * s).reshape(x.shape).to(x.dtype)

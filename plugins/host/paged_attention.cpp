@@ -3,7 +3,11 @@
 //!
 //! How work is cut decides only the speed. A task covers some query tokens of one request and one kv head; when a
 //! request's new tokens fit one task (decode, verification) its context is also cut into chunks of kCHUNK keys, so
-//! that a single long request keeps every thread busy. Partial results are merged in chunk order either way.
+//! that a single long request keeps every thread busy. Partial results are merged in chunk order either way, by the
+//! thread that finishes a row's last chunk.
+//!
+//! A step waits for its threads once, at the end: on a machine that is busy with something else, every further
+//! barrier costs a turn of the system's scheduler (milliseconds).
 #include "runtime.hpp"
 
 #include <atomic>
@@ -16,13 +20,15 @@ namespace
 
 //! Below this many multiply-adds a second thread costs more than it brings.
 constexpr int64_t kPARALLEL_WORK = 400000;
-//! New tokens per thread that make writing keys and values worth sharing.
-constexpr int64_t kPARALLEL_WRITE = 65536;
+//! Elements from which writing keys and values is shared by the threads, at the price of a second barrier.
+constexpr int64_t kPARALLEL_WRITE = 131072;
 
 struct Plan
 {
     std::vector<AttentionTask> tasks;
     std::vector<AttentionMerge> merges;
+    std::vector<int32_t> mergeOf; //!< index into merges of a task; -1: none
+    std::vector<int32_t> pending; //!< unfinished chunks of a merge
     int64_t partialFloats{0};
     int64_t work{0};
 };
@@ -49,10 +55,13 @@ void planRequest(AttentionCall const& call, KernelTable const& table, int32_t re
         int64_t const floats = table.partialFloats(call, fresh * call.group);
         for (int32_t k = 0; k < a.num_kv_heads; ++k)
         {
+            int32_t const merge = static_cast<int32_t>(plan.merges.size());
             plan.merges.push_back(AttentionMerge{request, k, 0, fresh, end - begin, plan.partialFloats});
+            plan.pending.push_back(end - begin);
             for (int32_t chunk = begin; chunk < end; ++chunk)
             {
                 plan.tasks.push_back(AttentionTask{request, k, 0, fresh, chunk, chunk + 1, plan.partialFloats});
+                plan.mergeOf.push_back(merge);
                 plan.partialFloats += floats;
             }
         }
@@ -70,47 +79,54 @@ void planRequest(AttentionCall const& call, KernelTable const& table, int32_t re
         for (int32_t k = 0; k < a.num_kv_heads; ++k)
         {
             plan.tasks.push_back(AttentionTask{request, k, token, count, begin, end, -1});
+            plan.mergeOf.push_back(-1);
         }
     }
 }
 
-void runSteps(AttentionCall const& call, KernelTable const& table, Plan const& plan, char* scratch, size_t each,
-    int threads, std::atomic<int64_t>* counters)
+void runTask(AttentionCall const& call, KernelTable const& table, Plan& plan, size_t index, char* scratch)
+{
+    table.attentionTask(call, plan.tasks[index], scratch);
+    int32_t const merge = plan.mergeOf[index];
+    if (merge >= 0 && __atomic_sub_fetch(&plan.pending[static_cast<size_t>(merge)], 1, __ATOMIC_ACQ_REL) == 0)
+    {
+        table.attentionMerge(call, plan.merges[static_cast<size_t>(merge)], scratch);
+    }
+}
+
+void runPlan(
+    AttentionCall const& call, KernelTable const& table, Plan& plan, char* scratch, size_t each, int threads)
 {
     int64_t const tokens = call.args->num_tokens;
-    int64_t const tasks = static_cast<int64_t>(plan.tasks.size());
-    int64_t const merges = static_cast<int64_t>(plan.merges.size());
+    size_t const tasks = plan.tasks.size();
     if (threads <= 1)
     {
         table.attentionWrite(call, 0, tokens);
-        for (AttentionTask const& task : plan.tasks)
+        for (size_t t = 0; t < tasks; ++t)
         {
-            table.attentionTask(call, task, scratch);
-        }
-        for (AttentionMerge const& merge : plan.merges)
-        {
-            table.attentionMerge(call, merge, scratch);
+            runTask(call, table, plan, t, scratch);
         }
         return;
     }
+    bool const share = 2 * tokens * call.args->num_kv_heads * call.args->head_size >= kPARALLEL_WRITE;
+    if (!share)
+    {
+        table.attentionWrite(call, 0, tokens);
+    }
+    std::atomic<size_t> counter{0};
 #pragma omp parallel num_threads(threads)
     {
         int64_t const n = omp_get_num_threads();
         int64_t const i = omp_get_thread_num();
         char* mine = scratch + static_cast<size_t>(i) * each;
-        table.attentionWrite(call, tokens * i / n, tokens * (i + 1) / n);
-#pragma omp barrier
-        for (int64_t t = counters[0]++; t < tasks; t = counters[0]++)
+        if (share)
         {
-            table.attentionTask(call, plan.tasks[static_cast<size_t>(t)], mine);
+            table.attentionWrite(call, tokens * i / n, tokens * (i + 1) / n);
+#pragma omp barrier
         }
-        if (merges > 0)
+        for (size_t t = counter++; t < tasks; t = counter++)
         {
-#pragma omp barrier
-            for (int64_t m = counters[1]++; m < merges; m = counters[1]++)
-            {
-                table.attentionMerge(call, plan.merges[static_cast<size_t>(m)], mine);
-            }
+            runTask(call, table, plan, t, mine);
         }
     }
 }
@@ -138,6 +154,8 @@ void pagedAttention(trtforge_paged_attention_args const* args)
     Plan& plan = tPlan;
     plan.tasks.clear();
     plan.merges.clear();
+    plan.mergeOf.clear();
+    plan.pending.clear();
     plan.partialFloats = 0;
     plan.work = 0;
     for (int32_t b = 0; b < args->num_requests; ++b)
@@ -148,8 +166,7 @@ void pagedAttention(trtforge_paged_attention_args const* args)
     size_t const each = (table.attentionScratch(call) + 63) / 64 * 64;
     char* scratch = static_cast<char*>(threadMemory(0, each * static_cast<size_t>(threads)));
     call.partials = static_cast<float*>(threadMemory(1, static_cast<size_t>(plan.partialFloats) * sizeof(float)));
-    std::atomic<int64_t> counters[2] = {{0}, {0}};
-    runSteps(call, table, plan, scratch, each, threads, counters);
+    runPlan(call, table, plan, scratch, each, threads);
 }
 
 } // namespace

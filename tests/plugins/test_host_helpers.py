@@ -156,6 +156,19 @@ def test_nvfp4_fake_quant(
     assert torch.equal(bits(library.nvfp4_fake_quant(x, scale)), bits(expected))
 
 
+def test_fake_quantization_is_that_of_the_quantizer(library: HostLibrary) -> None:
+    """The executor's activations and the reference model's are quantized to the same bits."""
+    from quantize import emulation
+
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(40, 576, generator=generator) * torch.logspace(-7, 3, 40)[:, None]
+    for amax in (1e-4, 3.0, 900.0):
+        scale = float(emulation.nvfp4_global_scale(torch.tensor(amax)))
+        assert torch.equal(library.nvfp4_fake_quant(x.clone(), scale), emulation.fake_quant_nvfp4(x, scale))
+        scale = float(torch.tensor(amax / 448))
+        assert torch.equal(library.fp8_fake_quant(x.clone(), scale), emulation.fake_quant_e4m3(x, scale))
+
+
 def test_nvfp4_rounds_ties_to_even(library: HostLibrary) -> None:
     """Block amax 6 and scale 1 leave the values themselves to be rounded: every E2M1 midpoint and its neighbours."""
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

@@ -135,12 +135,51 @@ struct Paired<E4m3>
     static constexpr bool value = true;
 };
 
+//! Whether loadPart gives even and odd elements of this type.
+template <typename T>
+struct Split
+{
+    static constexpr bool value = false;
+};
+#if !defined(TRTFORGE_GENERIC_LANES)
+template <>
+struct Split<Bf16>
+{
+    static constexpr bool value = true;
+};
+#endif
+
+//! Elements of a head that loadPart covers; the rest comes in order.
+TRTFORGE_INLINE int32_t splitElements(int32_t head)
+{
+    return head / (2 * kLANES) * (2 * kLANES);
+}
+
 //! Keys per register tile: what sixteen (or thirty-two) registers hold beside the accumulators.
 template <int R, typename T>
 struct Keys
 {
     static constexpr int value = kREGISTER_ROWS < 6 && (R == 4 || (R == 3 && Paired<T>::value)) ? 2 : 4;
 };
+
+template <int PART, int R, int C, typename T>
+TRTFORGE_INLINE void multiplyPart(
+    float const* query, int32_t padded, T const* const* row, int32_t e, Vec (&sums)[R][C])
+{
+    Vec q[R];
+    for (int r = 0; r < R; ++r)
+    {
+        q[r] = load(query + r * padded + e + PART * kLANES);
+    }
+    for (int c = 0; c < C; ++c)
+    {
+        Vec const k = pinned(loadPart<PART>(row[c] + e));
+        for (int r = 0; r < R; ++r)
+        {
+            sums[r][c] = fma(q[r], k, sums[r][c]);
+        }
+    }
+}
 
 template <int R, int C, typename T>
 TRTFORGE_INLINE void multiply(
@@ -161,6 +200,14 @@ TRTFORGE_INLINE void multiply(
                     sums[r][c] = fma(load(q + kLANES), k[1], fma(load(q), k[0], sums[r][c]));
                 }
             }
+        }
+    }
+    if constexpr (Split<T>::value)
+    {
+        for (; e + 2 * kLANES <= whole; e += 2 * kLANES)
+        {
+            multiplyPart<0>(query, padded, row, e, sums);
+            multiplyPart<1>(query, padded, row, e, sums);
         }
     }
     for (; e < whole; e += kLANES)
@@ -286,19 +333,16 @@ TRTFORGE_INLINE void weighColumns(float* accumulator, int32_t padded, Tile<T> co
     {
         int32_t const count = smaller(tile.count[i], end - tile.offset[i]);
         T const* row = tile.value[i] + e;
-        T const* ahead = next != nullptr && i < next->segments ? next->value[i] + e : nullptr;
+        // The next run is contiguous: the passes over the head sweep it once, in order.
+        T const* ahead
+            = next != nullptr && i < next->segments ? next->value[i] + static_cast<int64_t>(e) * count : nullptr;
         float const* w = weight + tile.offset[i];
         for (int32_t j = 0; j < count; ++j)
         {
             if (ahead != nullptr)
             {
                 prefetch(ahead, C * kLANES);
-                ahead += tile.stride;
-            }
-            Vec p[R];
-            for (int r = 0; r < R; ++r)
-            {
-                p[r] = set1(w[r * kTILE + j]);
+                ahead += C * kLANES;
             }
             if constexpr (Paired<T>::value && C % 2 == 0)
             {
@@ -308,16 +352,48 @@ TRTFORGE_INLINE void weighColumns(float* accumulator, int32_t padded, Tile<T> co
                     loadPair(row + c * kLANES, v[0], v[1]);
                     for (int r = 0; r < R; ++r)
                     {
-                        sums[r][c] = fma(p[r], v[0], sums[r][c]);
-                        sums[r][c + 1] = fma(p[r], v[1], sums[r][c + 1]);
+                        Vec const p = set1(w[r * kTILE + j]);
+                        sums[r][c] = fma(p, v[0], sums[r][c]);
+                        sums[r][c + 1] = fma(p, v[1], sums[r][c + 1]);
+                    }
+                }
+            }
+            else if constexpr (R > C && C == 3)
+            {
+                // Four rows x three vectors and the values fill sixteen registers: weights pass one at a time.
+                Vec v[C];
+                for (int c = 0; c < C; ++c)
+                {
+                    v[c] = pinned(HALF ? loadHalf(row + c * kLANES) : load(row + c * kLANES));
+                }
+                for (int r = 0; r < R; ++r)
+                {
+                    Vec const p = set1(w[r * kTILE + j]);
+                    for (int c = 0; c < C; ++c)
+                    {
+                        sums[r][c] = fma(p, v[c], sums[r][c]);
                     }
                 }
             }
             else
             {
+                Vec p[R];
+                for (int r = 0; r < R; ++r)
+                {
+                    p[r] = set1(w[r * kTILE + j]);
+                }
                 for (int c = 0; c < C; ++c)
                 {
-                    Vec v = HALF ? loadHalf(row + c * kLANES) : load(row + c * kLANES);
+                    Vec v;
+                    if constexpr (Split<T>::value && C % 2 == 0)
+                    {
+                        T const* pair = row + c / 2 * 2 * kLANES;
+                        v = c % 2 == 0 ? loadPart<0>(pair) : loadPart<1>(pair);
+                    }
+                    else
+                    {
+                        v = HALF ? loadHalf(row + c * kLANES) : load(row + c * kLANES);
+                    }
                     v = R > 1 ? pinned(v) : v;
                     for (int r = 0; r < R; ++r)
                     {
@@ -342,7 +418,7 @@ template <int R, typename T>
 struct Columns
 {
     static constexpr int value
-        = kREGISTER_ROWS >= 6 ? 4 : (R == 1 ? 8 : (R == 4 ? (Paired<T>::value ? 2 : 3) : 4));
+        = kREGISTER_ROWS >= 6 ? 4 : (R == 1 ? 8 : (R == 4 ? (Paired<T>::value || Split<T>::value ? 2 : 3) : 4));
 };
 
 template <int R, typename T>
@@ -437,8 +513,9 @@ static Rows describeRows(
     return rows;
 }
 
+//! Rows of the scratch take the order of loadPart when the pool's type is split.
 template <typename T>
-static void loadQueries(Rows const& rows, int32_t kvHead, float multiplier)
+static void loadQueries(Rows const& rows, int32_t kvHead, float multiplier, bool split)
 {
     trtforge_paged_attention_args const& a = *rows.args;
     Vec const m = set1(multiplier);
@@ -449,6 +526,14 @@ static void loadQueries(Rows const& rows, int32_t kvHead, float multiplier)
         T const* from = static_cast<T const*>(a.query) + token * a.query_stride + column;
         float* to = rows.scratch.query + static_cast<int64_t>(r) * rows.padded;
         int32_t e = 0;
+        for (; split && e < splitElements(rows.head); e += 2 * kLANES)
+        {
+            for (int i = 0; i < kLANES; ++i)
+            {
+                to[e + i] = toFloat(from[e + 2 * i]) * multiplier;
+                to[e + kLANES + i] = toFloat(from[e + 2 * i + 1]) * multiplier;
+            }
+        }
         for (; e + kLANES <= rows.head; e += kLANES)
         {
             store(to + e, mul(load(from + e), m));
@@ -640,6 +725,13 @@ static Tile<float> convertTile(Rows const& rows, Tile<T> const& tile)
             T const* k = tile.key[i] + static_cast<int64_t>(j) * tile.stride;
             T const* v = tile.value[i] + static_cast<int64_t>(j) * tile.stride;
             int32_t e = 0;
+            for (; e < splitElements(rows.head); e += 2 * kLANES)
+            {
+                store(key + e, loadPart<0>(k + e));
+                store(key + e + kLANES, loadPart<1>(k + e));
+                store(value + e, loadPart<0>(v + e));
+                store(value + e + kLANES, loadPart<1>(v + e));
+            }
             for (; e + kLANES <= rows.head; e += kLANES)
             {
                 store(key + e, load(k + e));
@@ -742,6 +834,7 @@ static void writeRows(Rows const& rows, int32_t kvHead, float multiplier)
 {
     Scratch const& s = rows.scratch;
     trtforge_paged_attention_args const& a = *rows.args;
+    bool const split = Split<Bf16>::value && a.pool_dtype == TRTFORGE_BFLOAT16;
     for (int32_t r = 0; r < rows.count; ++r)
     {
         int32_t const head = kvHead * rows.group + r % rows.group;
@@ -760,6 +853,17 @@ static void writeRows(Rows const& rows, int32_t kvHead, float multiplier)
         float const* from = s.total + static_cast<int64_t>(r) * rows.padded;
         T* to = static_cast<T*>(a.output) + token * a.output_stride + static_cast<int64_t>(head) * rows.head;
         int32_t e = 0;
+        for (; split && e < splitElements(rows.head); e += 2 * kLANES)
+        {
+            float ordered[2 * kLANES];
+            for (int i = 0; i < kLANES; ++i)
+            {
+                ordered[2 * i] = from[e + i];
+                ordered[2 * i + 1] = from[e + kLANES + i];
+            }
+            store(to + e, mul(load(ordered), m));
+            store(to + e + kLANES, mul(load(ordered + kLANES), m));
+        }
         for (; e + kLANES <= rows.head; e += kLANES)
         {
             store(to + e, mul(load(from + e), m));
@@ -790,11 +894,12 @@ static void runTask(AttentionCall const& call, AttentionTask const& task, void* 
     float const natural = a.scale * a.k_scale / Unit<T>::value;
     float const multiplier = a.soft_cap > 0.0F ? natural / a.soft_cap : natural * kLOG2E;
     float const capped = a.soft_cap > 0.0F ? a.soft_cap * kLOG2E : 0.0F;
+    bool const split = Split<T>::value;
     switch (a.activation_dtype)
     {
-    case TRTFORGE_FLOAT32: loadQueries<float>(rows, task.kvHead, multiplier); break;
-    case TRTFORGE_BFLOAT16: loadQueries<Bf16>(rows, task.kvHead, multiplier); break;
-    default: loadQueries<Fp16>(rows, task.kvHead, multiplier); break;
+    case TRTFORGE_FLOAT32: loadQueries<float>(rows, task.kvHead, multiplier, split); break;
+    case TRTFORGE_BFLOAT16: loadQueries<Bf16>(rows, task.kvHead, multiplier, split); break;
+    default: loadQueries<Fp16>(rows, task.kvHead, multiplier, split); break;
     }
     if (task.partial >= 0)
     {

@@ -260,11 +260,12 @@ static void nvfp4Rows(RowCall const& call, int64_t begin, int64_t end)
                 v[c] = load(x + i + c * kLANES);
                 top = max(abs(v[c]), top);
             }
-            float const quantized = toFloat(e4m3From(maxLanes(top) / 6.0F / global)) * global;
-            Vec const scale = set1(quantized == 0.0F ? 1.0F : quantized);
+            float const quantized = toFloat(e4m3From(maxLanes(top) / (6.0F * global))) * global;
+            // A block whose scale rounds to zero becomes zero.
+            Vec const divisor = set1(quantized == 0.0F ? 1.0F : quantized);
             for (int c = 0; c < kVECTORS; ++c)
             {
-                store(out + i + c * kLANES, mul(e2m1(div(v[c], scale)), scale));
+                store(out + i + c * kLANES, mul(e2m1(div(v[c], divisor)), set1(quantized)));
             }
         }
     }

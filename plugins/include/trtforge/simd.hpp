@@ -474,6 +474,30 @@ TRTFORGE_INLINE Vec pinned(Vec a)
     return a;
 }
 
+//! One half of 2 * kLANES neighbouring elements: the first and the second vector, or (bfloat16 with AVX) the even and
+//! the odd elements. Splitting costs one operation a vector where widening in order costs two; whoever multiplies
+//! parts with something else brings that into the same order.
+template <int PART, typename T>
+TRTFORGE_INLINE Vec loadPart(T const* p)
+{
+    return load(p + PART * kLANES);
+}
+#if !defined(TRTFORGE_GENERIC_LANES)
+template <int PART>
+TRTFORGE_INLINE Vec loadPart(Bf16 const* p)
+{
+#if defined(__AVX512F__)
+    __m512i const x = _mm512_loadu_si512(p);
+    __m512i const part = PART == 0 ? _mm512_slli_epi32(x, 16) : _mm512_and_si512(x, _mm512_set1_epi32(-65536));
+    return Vec{_mm512_castsi512_ps(part)};
+#else
+    __m256i const x = _mm256_loadu_si256(reinterpret_cast<__m256i const*>(p));
+    __m256i const part = PART == 0 ? _mm256_slli_epi32(x, 16) : _mm256_and_si256(x, _mm256_set1_epi32(-65536));
+    return Vec{_mm256_castsi256_ps(part)};
+#endif
+}
+#endif
+
 //! Two neighbouring vectors; E4M3 has an overload above where that is cheaper.
 template <typename T>
 TRTFORGE_INLINE void loadPair(T const* p, Vec& a, Vec& b)
