@@ -1,0 +1,163 @@
+"""Self test of the host library on this machine: a minute's worth of the conformance suite, without pytest.
+
+Every instruction set that the CPU can run is compared with the PyTorch reference over every pool and activation
+dtype, and checked for the reproducibility that docs/ops.md promises. ``trtforge plugins test`` prints the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtforge.progress import Progress, SilentProgress
+
+if TYPE_CHECKING:
+    import torch
+
+    from plugins.host.library import HostLibrary
+
+#: Largest absolute difference of an attention output (magnitudes up to about 4) from the float32 reference.
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
+POOLS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def run_selftest(*, progress: Progress | None = None) -> list[Check]:
+    """Compare the installed library with the reference; never raises for a difference.
+
+    Raises:
+        EnvironmentLacks: TF-OPS-001 … 004 when the library cannot be opened at all.
+    """
+    from plugins.host import load
+
+    progress = progress or SilentProgress()
+    library = load()
+    names = [str(name) for name in library.info()["isas_available"]]
+    chosen = library.isa
+    progress.start("comparing kernels with the reference", total=float(len(names) * (len(POOLS) + 2)))
+    checks: list[Check] = []
+    try:
+        for name in names:
+            library.select_isa(name)
+            for pool in POOLS:
+                checks.append(_guarded(f"{name}: attention, {pool} pool", lambda p=pool: _attention(library, p)))
+                progress.advance()
+            checks.append(_guarded(f"{name}: same bits alone, in a batch, in pieces", lambda: _same_bits(library)))
+            progress.advance()
+            checks.append(_guarded(f"{name}: fused helpers", lambda: _helpers(library)))
+            progress.advance()
+    finally:
+        library.select_isa(chosen)
+    return checks
+
+
+def _guarded(name: str, check: Callable[[], tuple[bool, str]]) -> Check:
+    try:
+        passed, detail = check()
+    except Exception as error:  # a crash of one check is that check's result
+        return Check(name, False, f"{type(error).__name__}: {error}")
+    return Check(name, passed, detail)
+
+
+def _step(pool: str, requests: list[tuple[int, int]], activation: str = "float32") -> dict[str, Any]:
+    """Tensors of a ragged step: (context before, new tokens) pairs over shuffled blocks of 16."""
+    import torch
+
+    from plugins import reference
+
+    generator = torch.Generator().manual_seed(7)
+    heads, kv, size, slots = 6, 2, 64, 16
+    columns = max(-(-(before + fresh) // slots) for before, fresh in requests)
+    count = columns * len(requests)
+    values = torch.randn(count, 2, kv, slots, size, generator=generator)
+    dtype = getattr(torch, pool)
+    scaled = pool == "float8_e4m3fn"
+    tokens = sum(fresh for _, fresh in requests)
+    qkv = torch.randn(tokens, (heads + 2 * kv) * size, generator=generator).to(getattr(torch, activation))
+    return {
+        "qkv": (qkv[:, : heads * size], qkv[:, heads * size : (heads + kv) * size], qkv[:, (heads + kv) * size :]),
+        "pool": reference.to_e4m3(values * 60) if scaled else values.to(dtype),
+        "starts": torch.tensor([0, *(fresh for _, fresh in requests)]).cumsum(0).int(),
+        "lengths": torch.tensor([before + fresh for before, fresh in requests], dtype=torch.int32),
+        "table": torch.randperm(count, generator=generator).int().view(len(requests), columns),
+        "options": {"num_heads": heads, "num_kv_heads": kv, "head_size": size,
+                    **({"k_scale": 0.017, "v_scale": 0.016} if scaled else {})},
+    }  # fmt: skip
+
+
+def _run(op: Callable[..., torch.Tensor], step: dict[str, Any], pool: torch.Tensor, **options: Any) -> torch.Tensor:
+    return op(*step["qkv"], pool, step["starts"], step["lengths"], step["table"], **step["options"], **options)
+
+
+def _attention(library: HostLibrary, pool: str) -> tuple[bool, str]:
+    import torch
+
+    from plugins import reference
+
+    worst: dict[str, float] = {}
+    stored = True
+    for activation in TOLERANCE:
+        step = _step(pool, [(530, 1), (0, 21), (40, 3)], activation)
+        ours, theirs = step["pool"].clone(), step["pool"].clone()
+        for options in ({}, {"sliding_window": 33, "soft_cap": 20.0}):
+            actual = _run(library.paged_attention, step, ours, **options).float()
+            expected = _run(reference.paged_attention, step, theirs, **options).float()
+            worst[activation] = max(worst.get(activation, 0.0), float((actual - expected).abs().max()))
+            stored = stored and torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    passed = stored and all(difference <= TOLERANCE[name] for name, difference in worst.items())
+    text = ", ".join(f"{name} {difference:.1e}" for name, difference in worst.items())
+    return passed, f"largest difference {text}; stored bits {'equal' if stored else 'DIFFER'}"
+
+
+def _same_bits(library: HostLibrary) -> tuple[bool, str]:
+    import torch
+
+    requests = [(1030, 1), (0, 40), (511, 2)]
+    step = _step("bfloat16", requests)
+    together = _run(library.paged_attention, step, step["pool"].clone())
+    alone = True
+    for index in range(len(requests)):
+        begin, end = int(step["starts"][index]), int(step["starts"][index + 1])
+        pool = step["pool"].clone()
+        for token in range(begin, end):  # one token a step: decode instead of prefill
+            single = dict(step)
+            single["qkv"] = tuple(part[token : token + 1] for part in step["qkv"])
+            single["starts"] = torch.tensor([0, 1], dtype=torch.int32)
+            single["lengths"] = step["lengths"][index : index + 1] - (end - 1 - token)
+            single["table"] = step["table"][index : index + 1]
+            row = _run(library.paged_attention, single, pool)
+            alone = alone and torch.equal(row[0], together[token])
+    return alone, "equal" if alone else "a request's output depends on its batch"
+
+
+def _helpers(library: HostLibrary) -> tuple[bool, str]:
+    import torch
+
+    from plugins import reference
+
+    x = torch.randn(5, 96, generator=torch.Generator().manual_seed(1))
+    weight = torch.linspace(0.5, 1.5, 96)
+    angles = torch.randn(5, 32, generator=torch.Generator().manual_seed(2))
+    query, key = torch.randn(5, 128), torch.randn(5, 64)
+    rotated = reference.rope(query, angles.cos(), angles.sin(), heads=2, head_size=64)
+    library.rope(query, key, angles.cos(), angles.sin(), num_heads=2, num_kv_heads=1, head_size=64)
+    wide = torch.randn(5, 192)
+    equal = {
+        "rms_norm": torch.allclose(library.rms_norm(x, weight, eps=1e-5), reference.rms_norm(x, weight, eps=1e-5), 1e-5),
+        "rope": torch.allclose(query, rotated, 1e-5, 1e-6),
+        "silu_mul": torch.allclose(library.silu_mul(wide), reference.silu_mul(wide), 1e-5, 1e-6),
+        "fp8": torch.equal(library.fp8_fake_quant(x.clone(), 0.01), reference.fp8_fake_quant(x, 0.01)),
+        "nvfp4": torch.equal(library.nvfp4_fake_quant(x.clone(), 0.002), reference.nvfp4_fake_quant(x, 0.002)),
+        "argmax": torch.equal(library.argmax_logsumexp(x)[0], x.argmax(-1)),
+    }
+    wrong = [name for name, same in equal.items() if not same]
+    return not wrong, "agree" if not wrong else f"differ: {', '.join(wrong)}"

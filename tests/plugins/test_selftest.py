@@ -1,0 +1,24 @@
+"""The self test that ``trtforge plugins test`` runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from plugins.host.library import HostLibrary
+from plugins.selftest import POOLS, run_selftest
+
+
+def test_selftest_passes_and_covers_every_isa(host: HostLibrary) -> None:
+    before = host.isa
+    checks = run_selftest()
+    assert all(check.passed for check in checks), [check for check in checks if not check.passed]
+    assert len(checks) == len(host.info()["isas_available"]) * (len(POOLS) + 2)
+    assert host.isa == before
+
+
+def test_a_wrong_result_is_reported_not_raised(host: HostLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(host), "silu_mul", lambda self, x, out=None: x[:, : x.shape[1] // 2])
+    monkeypatch.setattr(type(host), "paged_attention", lambda self, *args, **kwargs: 1 / 0)
+    failed = [check for check in run_selftest() if not check.passed]
+    assert any("silu_mul" in check.detail for check in failed)
+    assert any("ZeroDivisionError" in check.detail for check in failed)
