@@ -23,7 +23,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plugins.host import abi
+from plugins.host import abi, checks
 from trtforge.errors import EnvironmentLacks, ForgeError
 
 if TYPE_CHECKING:
@@ -228,28 +228,28 @@ class HostLibrary:
         if out is None:
             out = torch.empty(query.shape[0], num_heads * head_size, dtype=query.dtype)
         tokens = int(query.shape[0])
-        self._matrix("query", query, (tokens, num_heads * head_size))
-        self._matrix("key", key, (tokens, num_kv_heads * head_size), query.dtype)
-        self._matrix("value", value, (tokens, num_kv_heads * head_size), query.dtype)
-        self._matrix("out", out, (tokens, num_heads * head_size), query.dtype)
-        pool_dtype = _pool_code(kv_pool)
+        checks.matrix("query", query, (tokens, num_heads * head_size))
+        checks.matrix("key", key, (tokens, num_kv_heads * head_size), query.dtype)
+        checks.matrix("value", value, (tokens, num_kv_heads * head_size), query.dtype)
+        checks.matrix("out", out, (tokens, num_heads * head_size), query.dtype)
+        pool_dtype = checks.pool_code(kv_pool)
         if kv_pool.dim() != 5 or not kv_pool.is_contiguous() or kv_pool.device.type != "cpu":
-            raise _refuse("kv_pool", kv_pool, "a contiguous CPU tensor [N, 2, K, S, E]")
+            raise checks.refuse("kv_pool", kv_pool, "a contiguous CPU tensor [N, 2, K, S, E]")
         blocks, pair, pool_heads, slots, pool_head = (int(n) for n in kv_pool.shape)
         if (pair, pool_heads, pool_head) != (2, num_kv_heads, head_size):
-            raise _refuse("kv_pool", kv_pool, f"[N, 2, {num_kv_heads}, S, {head_size}]")
+            raise checks.refuse("kv_pool", kv_pool, f"[N, 2, {num_kv_heads}, S, {head_size}]")
         requests = int(sequence_lengths.shape[0])
-        _indices("query_start", query_start, (requests + 1,))
-        _indices("sequence_lengths", sequence_lengths, (requests,))
-        _indices("block_table", block_table, (requests, int(block_table.shape[-1])))
+        checks.indices("query_start", query_start, (requests + 1,))
+        checks.indices("sequence_lengths", sequence_lengths, (requests,))
+        checks.indices("block_table", block_table, (requests, int(block_table.shape[-1])))
         width = 0
         if tree_mask is not None:
             if tree_mask.dtype not in (torch.bool, torch.uint8) or tree_mask.dim() != 2 or len(tree_mask) != tokens:
-                raise _refuse("tree_mask", tree_mask, f"bool or uint8 [{tokens}, W]")
+                raise checks.refuse("tree_mask", tree_mask, f"bool or uint8 [{tokens}, W]")
             tree_mask = tree_mask.contiguous()
             width = int(tree_mask.shape[1])
         if sinks is not None and (sinks.dtype != torch.float32 or tuple(sinks.shape) != (num_heads,)):
-            raise _refuse("sinks", sinks, f"float32 [{num_heads}]")
+            raise checks.refuse("sinks", sinks, f"float32 [{num_heads}]")
         if sinks is not None:
             sinks = sinks.contiguous()
         args = self.attention_call(
@@ -277,7 +277,7 @@ class HostLibrary:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_size=head_size,
-            activation_dtype=_code("query", query),
+            activation_dtype=checks.code("query", query),
             pool_dtype=pool_dtype,
             sliding_window=sliding_window,
             tree_mask_width=width,
@@ -298,9 +298,9 @@ class HostLibrary:
         import torch
 
         if not kv_pool.is_contiguous() or kv_pool.dim() < 1 or kv_pool.device.type != "cpu":
-            raise _refuse("kv_pool", kv_pool, "a contiguous CPU tensor [N, …]")
+            raise checks.refuse("kv_pool", kv_pool, "a contiguous CPU tensor [N, …]")
         if pairs.dtype != torch.int64 or pairs.dim() != 2 or pairs.shape[1] != 2 or not pairs.is_contiguous():
-            raise _refuse("pairs", pairs, "contiguous int64 [P, 2]")
+            raise checks.refuse("pairs", pairs, "contiguous int64 [P, 2]")
         blocks = int(kv_pool.shape[0])
         size = kv_pool.element_size() * (kv_pool.numel() // max(blocks, 1))
         self.check(
@@ -319,15 +319,15 @@ class HostLibrary:
         eps: float,
         weight_offset: float = 0.0,
     ) -> torch.Tensor:
-        """``x * rsqrt(mean(x²) + eps) * (weight + weight_offset)`` by rows of [T, D], rounded once; ``out`` may be x."""
-        out = _empty_like(x) if out is None else out
-        shape = self._matrix("x", x)
-        self._matrix("out", out, shape, x.dtype)
-        self._vector("weight", weight, shape[1])
+        """``x * rsqrt(mean(x²) + eps) * (weight + weight_offset)`` by rows of [T, D]; ``out`` may be x."""
+        out = checks.empty_like(x) if out is None else out
+        shape = checks.matrix("x", x)
+        checks.matrix("out", out, shape, x.dtype)
+        checks.vector("weight", weight, shape[1])
         self.check(
             self.raw.trtforge_rms_norm(
                 x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0), shape[0], shape[1], eps,
-                weight_offset, _code("x", x), _code("weight", weight),
+                weight_offset, checks.code("x", x), checks.code("weight", weight),
             ),
             "rms_norm",
         )  # fmt: skip
@@ -344,15 +344,16 @@ class HostLibrary:
         weight_offset: float = 0.0,
     ) -> torch.Tensor:
         """``residual += x`` in place, then the RMS norm of the residual; ``out`` may be x. Shapes [T, D]."""
-        out = _empty_like(x) if out is None else out
-        shape = self._matrix("x", x)
-        self._matrix("residual", residual, shape, x.dtype)
-        self._matrix("out", out, shape, x.dtype)
-        self._vector("weight", weight, shape[1])
+        out = checks.empty_like(x) if out is None else out
+        shape = checks.matrix("x", x)
+        checks.matrix("residual", residual, shape, x.dtype)
+        checks.matrix("out", out, shape, x.dtype)
+        checks.vector("weight", weight, shape[1])
         self.check(
             self.raw.trtforge_add_rms_norm(
                 x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), weight.data_ptr(), out.data_ptr(),
-                out.stride(0), shape[0], shape[1], eps, weight_offset, _code("x", x), _code("weight", weight),
+                out.stride(0), shape[0], shape[1], eps, weight_offset, checks.code("x", x),
+                checks.code("weight", weight),
             ),
             "add_rms_norm",
         )  # fmt: skip
@@ -378,17 +379,17 @@ class HostLibrary:
         import torch
 
         tokens = int(query.shape[0])
-        self._matrix("query", query, (tokens, num_heads * head_size))
-        self._matrix("key", key, (tokens, num_kv_heads * head_size), query.dtype)
+        checks.matrix("query", query, (tokens, num_heads * head_size))
+        checks.matrix("key", key, (tokens, num_kv_heads * head_size), query.dtype)
         for name, table in (("cosine", cosine), ("sine", sine)):
             if table.dtype != torch.float32 or table.shape != cosine.shape or not table.is_contiguous():
-                raise _refuse(name, table, "contiguous float32 [T, rotary/2]")
+                raise checks.refuse(name, table, "contiguous float32 [T, rotary/2]")
         if cosine.dim() != 2 or cosine.shape[0] != tokens:
-            raise _refuse("cosine", cosine, f"float32 [{tokens}, rotary/2]")
+            raise checks.refuse("cosine", cosine, f"float32 [{tokens}, rotary/2]")
         self.check(
             self.raw.trtforge_rope(
                 query.data_ptr(), query.stride(0), key.data_ptr(), key.stride(0), cosine.data_ptr(), sine.data_ptr(),
-                tokens, num_heads, num_kv_heads, head_size, 2 * int(cosine.shape[1]), _code("query", query),
+                tokens, num_heads, num_kv_heads, head_size, 2 * int(cosine.shape[1]), checks.code("query", query),
             ),
             "rope",
         )  # fmt: skip
@@ -397,14 +398,14 @@ class HostLibrary:
         """``silu(x[:, :F]) * x[:, F:]`` for a packed gate|up [T, 2F]; gives [T, F]."""
         import torch
 
-        rows, double = self._matrix("x", x)
+        rows, double = checks.matrix("x", x)
         if double % 2:
-            raise _refuse("x", x, "[T, 2F]")
+            raise checks.refuse("x", x, "[T, 2F]")
         out = torch.empty(rows, double // 2, dtype=x.dtype) if out is None else out
-        self._matrix("out", out, (rows, double // 2), x.dtype)
+        checks.matrix("out", out, (rows, double // 2), x.dtype)
         self.check(
             self.raw.trtforge_silu_mul(
-                x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, double // 2, _code("x", x)
+                x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, double // 2, checks.code("x", x)
             ),
             "silu_mul",
         )
@@ -417,25 +418,25 @@ class HostLibrary:
         out = x if out is None else out
         for name, tensor in (("x", x), ("out", out)):
             if not tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.shape != x.shape:
-                raise _refuse(name, tensor, f"a contiguous CPU tensor {list(x.shape)}")
+                raise checks.refuse(name, tensor, f"a contiguous CPU tensor {list(x.shape)}")
         if out.dtype != x.dtype:
-            raise _refuse("out", out, str(x.dtype))
+            raise checks.refuse("out", out, str(x.dtype))
         self.check(
             self.raw.trtforge_fp8_fake_quant(
-                x.data_ptr(), out.data_ptr(), x.numel(), scale, int(dequantize), _code("x", x)
+                x.data_ptr(), out.data_ptr(), x.numel(), scale, int(dequantize), checks.code("x", x)
             ),
             "fp8_fake_quant",
         )
         return out
 
     def nvfp4_fake_quant(self, x: torch.Tensor, scale: float, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Dynamic NVFP4 fake quantization of [T, D] in blocks of 16; ``scale`` = amax / (6·448); in place by default."""
+        """Dynamic NVFP4 fake quantization of [T, D] in blocks of 16, in place; ``scale`` = amax / (6·448)."""
         out = x if out is None else out
-        shape = self._matrix("x", x)
-        self._matrix("out", out, shape, x.dtype)
+        shape = checks.matrix("x", x)
+        checks.matrix("out", out, shape, x.dtype)
         self.check(
             self.raw.trtforge_nvfp4_fake_quant(
-                x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), shape[0], shape[1], scale, _code("x", x)
+                x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), shape[0], shape[1], scale, checks.code("x", x)
             ),
             "nvfp4_fake_quant",
         )
@@ -445,15 +446,15 @@ class HostLibrary:
         """``out[t] = table[ids[t]]`` with conversion. table [V, D] contiguous, ids int64 [T], out [T, D]."""
         import torch
 
-        shape = self._matrix("out", out)
+        shape = checks.matrix("out", out)
         if table.dim() != 2 or not table.is_contiguous() or table.shape[1] != shape[1]:
-            raise _refuse("table", table, f"contiguous [V, {shape[1]}]")
+            raise checks.refuse("table", table, f"contiguous [V, {shape[1]}]")
         if ids.dtype != torch.int64 or tuple(ids.shape) != (shape[0],) or not ids.is_contiguous():
-            raise _refuse("ids", ids, f"contiguous int64 [{shape[0]}]")
+            raise checks.refuse("ids", ids, f"contiguous int64 [{shape[0]}]")
         self.check(
             self.raw.trtforge_embedding(
                 table.data_ptr(), int(table.shape[0]), shape[1], ids.data_ptr(), shape[0], out.data_ptr(),
-                out.stride(0), _code("table", table), _code("out", out),
+                out.stride(0), checks.code("table", table), checks.code("out", out),
             ),
             "embedding",
         )  # fmt: skip
@@ -463,7 +464,7 @@ class HostLibrary:
         """Per row of float32 [L, V]: index of the first maximum (int64), the maximum, log(sum(exp))."""
         import torch
 
-        rows, width = self._matrix("logits", logits, None, torch.float32)
+        rows, width = checks.matrix("logits", logits, None, torch.float32)
         index = torch.empty(rows, dtype=torch.int64)
         maximum = torch.empty(rows)
         logsumexp = torch.empty(rows)
@@ -475,64 +476,3 @@ class HostLibrary:
             "argmax_logsumexp",
         )  # fmt: skip
         return index, maximum, logsumexp
-
-    # --- checks -----------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _matrix(
-        name: str, tensor: torch.Tensor, shape: tuple[int, int] | None = None, dtype: torch.dtype | None = None
-    ) -> tuple[int, int]:
-        good = tensor.dim() == 2 and tensor.device.type == "cpu" and (tensor.shape[1] <= 1 or tensor.stride(1) == 1)
-        if not good or (shape is not None and tuple(tensor.shape) != shape):
-            raise _refuse(name, tensor, f"a CPU matrix {list(shape) if shape else '[rows, width]'} with unit columns")
-        if dtype is not None and tensor.dtype != dtype:
-            raise _refuse(name, tensor, str(dtype))
-        return int(tensor.shape[0]), int(tensor.shape[1])
-
-    @staticmethod
-    def _vector(name: str, tensor: torch.Tensor, width: int) -> None:
-        if tuple(tensor.shape) != (width,) or not tensor.is_contiguous() or tensor.device.type != "cpu":
-            raise _refuse(name, tensor, f"a contiguous CPU vector [{width}]")
-
-
-def _empty_like(x: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.empty(tuple(x.shape), dtype=x.dtype)
-
-
-def _refuse(name: str, tensor: torch.Tensor, wanted: str) -> ForgeError:
-    got = f"{tensor.dtype} {list(tensor.shape)} strides {list(tensor.stride())} on {tensor.device}"
-    return ForgeError(
-        "TF-OPS-005",
-        f"{name} must be {wanted}",
-        asked=f"{name}: {got}",
-        why="The kernels read raw memory, so layout and dtype must be what the contract says.",
-        remedies=["see docs/ops.md for shapes and types", f"pass {name}.contiguous() or convert its dtype"],
-    )
-
-
-def _indices(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    import torch
-
-    if tensor.dtype != torch.int32 or tuple(tensor.shape) != shape or tensor.device.type != "cpu":
-        raise _refuse(name, tensor, f"int32 {list(shape)}")
-    if tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise _refuse(name, tensor, f"int32 {list(shape)} with unit columns")
-
-
-def _code(name: str, tensor: torch.Tensor) -> int:
-    import torch
-
-    code = {torch.float32: abi.FLOAT32, torch.bfloat16: abi.BFLOAT16, torch.float16: abi.FLOAT16}.get(tensor.dtype)
-    if code is None:
-        raise _refuse(name, tensor, "float32, bfloat16 or float16")
-    return code
-
-
-def _pool_code(pool: torch.Tensor) -> int:
-    import torch
-
-    if pool.dtype in (torch.float8_e4m3fn, torch.uint8):
-        return abi.FLOAT8_E4M3
-    return _code("kv_pool", pool)

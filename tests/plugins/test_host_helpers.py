@@ -114,9 +114,7 @@ def test_fp8_rounding_is_torchs_bit_for_bit(library: HostLibrary) -> None:
 
 @RANDOM
 @given(count=st.integers(0, 300), dtype=DTYPES, scale=st.floats(1e-4, 3.0), dequantize=st.booleans())
-def test_fp8_fake_quant(
-    library: HostLibrary, count: int, dtype: torch.dtype, scale: float, dequantize: bool
-) -> None:
+def test_fp8_fake_quant(library: HostLibrary, count: int, dtype: torch.dtype, scale: float, dequantize: bool) -> None:
     x = (torch.randn(count) * 2).to(dtype)
     scale = float(torch.tensor(scale))
     expected = reference.fp8_fake_quant(x, scale, dequantize=dequantize)
@@ -146,9 +144,7 @@ def test_every_pool_conversion_is_torchs(library: HostLibrary) -> None:
 
 @RANDOM
 @given(rows=st.integers(0, 4), blocks=st.integers(1, 6), dtype=DTYPES, magnitude=st.sampled_from([1e-6, 1.0, 900.0]))
-def test_nvfp4_fake_quant(
-    library: HostLibrary, rows: int, blocks: int, dtype: torch.dtype, magnitude: float
-) -> None:
+def test_nvfp4_fake_quant(library: HostLibrary, rows: int, blocks: int, dtype: torch.dtype, magnitude: float) -> None:
     x = (torch.randn(rows, 16 * blocks) * magnitude).to(dtype)
     x[:, :3] = 0
     scale = float(torch.tensor(3.0 / (6 * 448)))

@@ -81,9 +81,7 @@ def test_every_size_of_row_group(library: HostLibrary, group: int) -> None:
     window=st.sampled_from([0, 0, 5, 40]),
     block_size=st.sampled_from([16, 64]),
 )
-def test_tree_masks(
-    library: HostLibrary, nodes: int, before: int, seed: int, window: int, block_size: int
-) -> None:
+def test_tree_masks(library: HostLibrary, nodes: int, before: int, seed: int, window: int, block_size: int) -> None:
     """Verification of a draft tree: up to 64 nodes, beside a plain decode and a wider mask than needed."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.zeros(nodes + 1, nodes + 3, dtype=torch.bool)
