@@ -40,6 +40,7 @@ check-system:
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing trtforge and what it needs into $(VENV) (a few minutes)"
 	$(PIP) install -q -c constraints.txt $(PIP_EXTRA) torch
 	$(PIP) install -q -c constraints.txt $(PIP_EXTRA) -e '.[all,dev]'
 	@# PyTriton's own dependencies are not needed: only the server that its wheel carries is.
@@ -47,4 +48,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build .trtforge
+	rm -rf $(VENV) build .trtforge bundles

@@ -7,9 +7,10 @@ amplify. How far is a property of the checkpoint, so it is *measured*: the refer
 time with its embeddings perturbed by the rounding error of the model's dtype, and the distance of the
 reference to itself is the noise floor that the engine is held against.
 
-* A *near tie* is a position where the gap between the reference's two best logits is smaller than the
-  noise: ``max(NEAR_TIE_LOGITS, TIE_SIGMAS x RMS change of that gap under the perturbation)``. Another
-  choice there is reported and not counted against the engine; everywhere else the choices must agree.
+* The engine *agrees* at a position when its choice is the reference's best token or lies closer to it
+  than the noise: ``max(NEAR_TIE_LOGITS, TIE_SIGMAS x RMS change of the gap between the reference's two
+  best logits under the perturbation)``. A choice farther away counts against the engine at every
+  position. The raw share of equal choices is reported beside it, and so is the reference's with itself.
 * The engine's mean KL divergence must stay within ``MAX_KL_RATIO`` of the floor's. A wrong scale, a
   wrong kernel or a dropped rounding moves the distribution far more than rounding noise does.
 """
@@ -40,8 +41,10 @@ KL_ALLOWANCE = 1e-3
 class ParityResult:
     """Figures over all positions of all prompts.
 
-    ``agreement`` counts near-tie flips as agreement; ``raw_agreement`` does not. The ``floor_`` figures
-    are the reference against its own perturbation (None when it was not run).
+    ``agreement`` counts choices within the noise of the best (``near_tie_flips`` of them are not the best
+    itself); ``raw_agreement`` only the best. ``near_tie_share`` is the share of positions at which the
+    reference's second-best lies within the noise. The ``floor_`` figures are the reference against its
+    own perturbation (None when it was not run).
     """
 
     positions: int
@@ -66,6 +69,7 @@ class _Positions:
 
     same: list[torch.Tensor]
     kl: list[torch.Tensor]
+    shortfall: list[torch.Tensor]
     gap_change: list[torch.Tensor]
     max_difference: float = 0.0
 
@@ -99,7 +103,7 @@ def compare(
         raise ForgeError("TF-EVL-005", "parity needs at least one non-empty prompt", numbers={"prompts": len(prompts)})
     report = progress or SilentProgress()
     report.start(f"engine parity on {len(prompts)} prompts", total=len(prompts))
-    engine, floor = _Positions([], [], []), _Positions([], [], [])
+    engine, floor = _Positions([], [], [], []), _Positions([], [], [], [])
     gaps = []
     for index, prompt in enumerate(prompts):
         ids = torch.as_tensor(list(prompt), dtype=torch.int64)
@@ -118,7 +122,7 @@ def compare(
         noise = float(torch.cat(floor.gap_change).square().mean().sqrt())
         near_tie = max(near_tie, TIE_SIGMAS * noise)
     same_P, tie_P = torch.cat(engine.same), gap_P < near_tie
-    flips = int((~same_P & tie_P).sum())
+    flips = int((~same_P & (torch.cat(engine.shortfall) < near_tie)).sum())
     positions, agreed = len(same_P), int(same_P.sum())
     return ParityResult(
         positions=positions,
@@ -161,7 +165,9 @@ def _check(got_SV: torch.Tensor, want_SV: torch.Tensor, prompt: int) -> None:
 def _add(into: _Positions, got_SV: torch.Tensor, want_SV: torch.Tensor, top2_S2: torch.Tensor) -> None:
     got_top, want_top = got_SV.gather(1, top2_S2), want_SV.gather(1, top2_S2)
     log_p, log_q = want_SV.log_softmax(-1), got_SV.log_softmax(-1)
-    into.same.append(got_SV.argmax(-1) == top2_S2[:, 0])
+    choice_S = got_SV.argmax(-1)
+    into.same.append(choice_S == top2_S2[:, 0])
+    into.shortfall.append(want_top[:, 0] - want_SV.gather(1, choice_S[:, None])[:, 0])
     into.kl.append((log_p.exp() * (log_p - log_q)).sum(-1))
     into.gap_change.append((got_top[:, 0] - got_top[:, 1]) - (want_top[:, 0] - want_top[:, 1]))
     into.max_difference = max(into.max_difference, float((got_SV - want_SV).abs().max()))

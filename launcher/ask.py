@@ -14,6 +14,9 @@ from trtforge.errors import ForgeError
 def main(arguments: list[str] | None = None) -> int:
     """0 when answered, 2 on wrong usage or a refusal."""
     given = sys.argv[1:] if arguments is None else arguments
+    if given in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     if len(given) != 3:
         print(__doc__, file=sys.stderr)
         return 2
@@ -24,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
             for text, _ in client.receive(timeout=120.0):
                 print(text, end="", flush=True)
     except ForgeError as error:
-        print(f"{error} {error.why or ''}", file=sys.stderr)
+        print(": ".join(part for part in (str(error), error.why) if part), file=sys.stderr)
         return 2
     print()
     return 0

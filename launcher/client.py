@@ -80,6 +80,7 @@ class StreamClient:
     def __init__(self, url: str, model: str) -> None:
         import tritonclient.grpc as grpc
 
+        self._url = url
         self._client = grpc.InferenceServerClient(url)
         self._model = model
         self._events: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -87,9 +88,19 @@ class StreamClient:
 
     def send(self, values: dict[str, Any], dtypes: dict[str, str] | None = None, request_id: str = "") -> None:
         """Queue one request."""
-        self._client.async_stream_infer(
-            self._model, build_inputs(values, dtypes), request_id=request_id, enable_empty_final_response=True
-        )
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            self._client.async_stream_infer(
+                self._model, build_inputs(values, dtypes), request_id=request_id, enable_empty_final_response=True
+            )
+        except InferenceServerException as error:
+            raise ForgeError(
+                "TF-LCH-012",
+                f"no server answers at {self._url}",
+                why=str(error),
+                remedies=["trtforge serve BUNDLE", "the gRPC port that the server printed"],
+            ) from None
 
     def receive(self, timeout: float) -> Iterable[tuple[str, Any]]:
         """Responses of one request until its final flag: (text, result) pairs.

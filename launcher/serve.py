@@ -91,6 +91,7 @@ def serve(
     ready_timeout: float = 120.0,
     exit_timeout: int = 30,
     on_ready: Callable[[Endpoints], None] = lambda endpoints: None,
+    on_drain: Callable[[int], None] = lambda seconds: None,
 ) -> int:
     """Run until told to stop; returns the server's exit code.
 
@@ -129,6 +130,7 @@ def serve(
                     why=server.log_reason(),
                     remedies=["start it again", f"read {server.log_path}"],
                 )
+        on_drain(exit_timeout)
         return server.stop() or 0
     finally:
         server.stop()

@@ -46,6 +46,13 @@ def request_from_tensors(
             remedies=["beam_width: 1", "top_k or top_p with a random_seed for variety"],
         )
     text = _text("text_input", values["text_input"])
+    if not text:
+        raise ForgeError(
+            "TF-RUN-105",
+            "text_input is empty",
+            why="a model continues a text; there is nothing to continue",
+            remedies=["put the prompt into text_input"],
+        )
     chat = bool(values.get("chat", False))
     timeout = None
     if "timeout_ms" in values:

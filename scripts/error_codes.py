@@ -109,7 +109,7 @@ def render() -> str:
         for code in areas[title]:
             message, module = codes[code]
             message = " ".join(message.split()).replace("|", "\\|")
-            lines.append(f"| {code} | {message} | `{module}` |")
+            lines.append(f"| {code} | {message or 'worded where it is raised'} | `{module}` |")
         lines.append("")
     return "\n".join(lines)
 

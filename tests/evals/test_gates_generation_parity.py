@@ -97,6 +97,16 @@ def test_noise_of_the_references_own_size_passes_and_a_systematic_error_does_not
     assert rolled.agreement.low < 0.99
 
 
+def test_a_far_choice_at_a_near_tie_counts_against_the_engine():
+    logits = torch.zeros(1, 9)
+    logits[0, :3] = torch.tensor([5.0, 4.99, 1.0])
+    engine = logits.clone()
+    engine[0, 2] = 9.0
+    result = parity.compare(lambda ids: engine.expand(len(ids), -1), lambda ids: logits.expand(len(ids), -1), [[1, 2]])
+    assert result.near_tie_share == 1.0
+    assert result.agreement.value == 0.0
+
+
 def test_without_noise_the_constant_near_tie_binds():
     _, model = _table_model(0)
     result = parity.compare(model, model, [list(range(11))], perturbed_logits=model)

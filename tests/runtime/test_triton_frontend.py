@@ -61,6 +61,7 @@ def test_an_end_id_replaces_the_models_own():
         ("TF-RUN-101", {"max_tokens": np.zeros((1, 0), dtype=np.int32)}),
         ("TF-RUN-102", {"text_input": _text(b"\xff\xfe")}),
         ("TF-RUN-102", {"stop_words": _text(b"\xff")}),
+        ("TF-RUN-105", {"text_input": _text("")}),
         ("TF-RUN-103", {"beam_width": _value(2, np.int32)}),
         ("TF-RUN-104", {"timeout_ms": _value(0, np.int32)}),
     ],

@@ -53,6 +53,7 @@ def serve(
     metrics_port: Annotated[int, typer.Option(help="Metrics port; 0 picks a free one.")] = 8002,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's log.", show_default=False)] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is ready.")] = 300.0,
+    drain: Annotated[int, typer.Option(help="Seconds that running requests get to finish when it is stopped.")] = 30,
     verified: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Check the bundle's hashes and stamps first.")
     ] = True,
@@ -74,7 +75,7 @@ def serve(
         console.print(f"  {endpoints.curl()}")
         console.print(f"  {endpoints.curl_stream()}")
         console.print(f"  {endpoints.tritonclient()}")
-        console.print("Stop it with Ctrl-C or SIGTERM: running requests finish first.")
+        console.print(f"Stop it with Ctrl-C or SIGTERM: running requests get {drain} s to finish.")
         if console.mode == "quiet":
             console.value(f"http://{endpoints.http}")
 
@@ -87,7 +88,9 @@ def serve(
             metrics_port=metrics_port,
             log_path=log,
             ready_timeout=timeout,
+            exit_timeout=drain,
             on_ready=ready,
+            on_drain=lambda seconds: console.print(f"draining: running requests have {seconds} s to finish"),
         )
     except BaseException:
         progress.close("failed")

@@ -73,6 +73,9 @@ def bundle_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     ]
     if "agreement" in parity:
         rows.append(["engine agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")])
+        floor = parity.get("floor_raw_agreement")
+        beside = "" if floor is None else f"; the quantized model with its own rounding noise: {floor:.2%}"
+        rows.append(["  same best token, noise not allowed for", _interval(parity["raw_agreement"], ".2%") + beside])
     smoke = summary.get("smoke")
     if smoke:
         rows.append(["server checks", f"{smoke['passed']} of {smoke['of']} passed"])

@@ -23,7 +23,7 @@ class ParityStage(StageBase):
 
     name = "parity"
     needs = ("quantize", "build")
-    code_version = "2"
+    code_version = "3"
     tools = TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
