@@ -208,7 +208,7 @@ static void fp8Elements(RowCall const& call, int64_t begin, int64_t end)
         }
         for (int j = 0; j < kSTEP; ++j)
         {
-            buffer[j] = toFloat(e4m3From(buffer[j] / scale)) * after;
+            buffer[j] = e4m3Rounded(buffer[j] / scale) * after;
         }
         for (int j = 0; j < kSTEP; j += kLANES)
         {

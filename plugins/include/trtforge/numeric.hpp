@@ -102,6 +102,21 @@ TRTFORGE_INLINE E4m3 e4m3From(float x)
     return E4m3{static_cast<uint8_t>(sign | (m > 0x7f800000U ? 0x7fU : finite))};
 }
 
+//! toFloat(e4m3From(x)) in 32-bit steps only, so that a loop over it becomes vector code.
+TRTFORGE_INLINE float e4m3Rounded(float x)
+{
+    constexpr uint32_t kMAX = 0x43e00000U; // 448
+    uint32_t const u = bitsOf(x);
+    uint32_t const m = u & 0x7fffffffU;
+    uint32_t const clipped = m > kMAX ? kMAX : m;
+    uint32_t const small = bitsOf((floatOf(clipped) + 16384.0F) - 16384.0F);
+    uint32_t const normal = (clipped + 0x7ffffU + ((clipped >> 20) & 1U)) & 0xfff00000U;
+    // Masks, not choices: a choice becomes a branch around the addition, and a branch is no vector code.
+    uint32_t const subnormal = 0U - static_cast<uint32_t>(clipped < (121U << 23));
+    uint32_t const nan = (0U - static_cast<uint32_t>(m > 0x7f800000U)) & 0x7fc00000U;
+    return floatOf((u & 0x80000000U) | (small & subnormal) | (normal & ~subnormal) | nan);
+}
+
 } // namespace TRTFORGE_ISA_NAMESPACE
 } // namespace trtforge
 
