@@ -26,6 +26,7 @@ from launcher.ports import pick_free, require_free
 from trtforge.errors import ForgeError
 
 _PR_SET_PDEATHSIG = 1
+_SHM_PREFIX = "trtforge_"
 _ERROR_LINE = re.compile(r"^E\d{4} |error:|failed to|ModuleNotFoundError|Exception|Error:", re.IGNORECASE)
 #: what the CPU build of the server always says about GPUs that are not there
 _HARMLESS = re.compile(r"cuda|nvml|dcgm|gpu memory|pinned", re.IGNORECASE)
@@ -35,6 +36,15 @@ def _die_with_parent() -> None:
     """In the child, before exec: be told to stop when the parent dies, even by SIGKILL."""
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def remove_abandoned_shared_memory(folder: Path = Path("/dev/shm")) -> None:
+    """Remove regions whose launcher was killed: their names carry its process id."""
+    for region in folder.glob(f"{_SHM_PREFIX}*_*"):
+        owner = region.name[len(_SHM_PREFIX) :].split("_")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            with contextlib.suppress(OSError):
+                region.unlink()
 
 
 class TritonServer:
@@ -74,7 +84,7 @@ class TritonServer:
         self.installation = installation or find_installation()
         self.extra_arguments = extra_arguments
         self.process: subprocess.Popen[bytes] | None = None
-        self._shm_prefix = f"trtforge_{os.getpid()}_{self.http_port}_"
+        self._shm_prefix = f"{_SHM_PREFIX}{os.getpid()}_{self.http_port}_"
 
     @property
     def http_url(self) -> str:
@@ -112,6 +122,7 @@ class TritonServer:
 
     def start(self) -> None:
         """Start the process; :meth:`wait_ready` says when it serves."""
+        remove_abandoned_shared_memory()
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **self.installation.environment}
         with self.log_path.open("wb") as log:

@@ -1,6 +1,7 @@
 """The native layout on a real Triton server with real clients."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -174,6 +175,19 @@ def test_killed_under_load_then_started_again(bundle, expected, tmp_path):
     )
     with again, StreamClient(again.grpc_url, "tiny") as stream:
         assert stream.ask({"text_input": PROMPTS[0], "max_tokens": TOKENS}).text == expected[PROMPTS[0]]
+
+
+def test_an_idle_server_unloads_at_once_after_cancelled_work(bundle, tmp_path):
+    for attempt in range(3):
+        server = TritonServer(bundle / "repository", log_path=tmp_path / f"{attempt}.log", exit_timeout=60)
+        with server:
+            client = StreamClient(server.grpc_url, "tiny")
+            client.ask({"text_input": PROMPTS[0], "max_tokens": 4})
+            client.send({"text_input": PROMPTS[0], "max_tokens": 900, "min_tokens": 900, "stream": True})
+            next(iter(client.receive(30)))
+            client.close(cancel=True)
+        countdown = [int(n) for n in re.findall(r'"Timeout (\d+): Found', (tmp_path / f"{attempt}.log").read_text())]
+        assert min(countdown) > 30, "unloading an idle model waited for the exit timeout"
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
+import os
 import socket
 
 import pytest
 
 from launcher import installation
+from launcher.local import remove_abandoned_shared_memory
 from launcher.ports import is_free, pick_free, require_free
 from trtforge.errors import EnvironmentLacks, ForgeError
 
@@ -47,6 +49,14 @@ def test_a_machine_without_a_server_says_what_to_install(monkeypatch):
         installation.find_installation()
     assert caught.value.code == "TF-ENV-021"
     assert "nvidia-pytriton" in caught.value.remedies[0]
+
+
+def test_shared_memory_of_dead_launchers_is_removed_and_others_are_left(tmp_path):
+    dead, alive, other = tmp_path / "trtforge_4194399_80_x", tmp_path / f"trtforge_{os.getpid()}_80_x", tmp_path / "x"
+    for region in (dead, alive, other):
+        region.touch()
+    remove_abandoned_shared_memory(tmp_path)
+    assert [dead.exists(), alive.exists(), other.exists()] == [False, True, True]
 
 
 def test_a_server_on_path_comes_first(monkeypatch):

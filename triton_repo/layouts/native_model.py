@@ -92,8 +92,12 @@ class TritonPythonModel:
             if output.finished:
                 self._forget(handle)
                 sender.send(response, flags=FINAL)
-            else:
+                return
+            try:
                 sender.send(response)
+            except Exception:  # the client is gone: the engine cancels a request whose callback raises
+                self._forget(handle)
+                raise
 
         handle["id"] = self._engine.submit(parsed, deliver)
         with self._lock:
@@ -114,11 +118,15 @@ class TritonPythonModel:
 
     def _watch_clients(self) -> None:
         while not self._closing.wait(POLL_SECONDS):
-            with self._lock:
-                gone = [key for key, sender in self._live.items() if sender.is_cancelled()]
-            for key in gone:
-                self._engine.cancel(key)
-            self._gauges.update(self._engine.stats())
+            try:
+                with self._lock:
+                    live = list(self._live.items())
+                for key, sender in live:
+                    if sender.is_cancelled():
+                        self._engine.cancel(key)
+                self._gauges.update(self._engine.stats())
+            except Exception as error:  # one bad answer of Triton must not end all cancellation
+                pb_utils.Logger.log_warn(f"client watcher: {type(error).__name__}: {error}")
 
     def finalize(self) -> None:
         """Stop the stepping thread once Triton has drained."""
@@ -128,15 +136,20 @@ class TritonPythonModel:
 
 
 class _Gauges:
-    """The engine's counters and gauges on Triton's own metrics page, under their ``trtforge_`` names."""
+    """The engine's counters and gauges on Triton's own metrics page, under their ``trtforge_`` names.
+
+    Only figures that changed are sent: an idle model then says nothing to Triton, and a call that is
+    under way when Triton unloads the model would hold the unloading up.
+    """
 
     def __init__(self, model: str, version: str) -> None:
         self._labels = {"model": model, "version": version}
         self._metrics: dict[str, tuple[Any, Any]] = {}
+        self._sent: dict[str, float] = {}
 
     def update(self, stats: dict[str, Any]) -> None:
         for name, value in stats.items():
-            if isinstance(value, (int, float)):
+            if isinstance(value, (int, float)) and self._sent.get(name) != value:
                 if name not in self._metrics:
                     family = pb_utils.MetricFamily(
                         name=f"trtforge_{name}", description=name.replace("_", " "), kind=pb_utils.MetricFamily.GAUGE
@@ -144,3 +157,4 @@ class _Gauges:
                     # the family must outlive its metric
                     self._metrics[name] = (family, family.Metric(labels=self._labels))
                 self._metrics[name][1].set(float(value))
+                self._sent[name] = value
