@@ -30,6 +30,7 @@ from trtforge.pipeline.runlog import LoggedProgress, RunLog
 from trtforge.pipeline.stage import Artifact, GateResult, Stage, StageContext
 from trtforge.recipe.schema import Recipe
 from trtforge.recipe.units import format_size
+from trtforge.store.export import DamagedArtifact
 from trtforge.store.files import free_bytes, tree_bytes
 from trtforge.store.manifest import gates_from_json
 from trtforge.store.runs import ActiveRun, RunRecord, StageRecord, active_run, load_record, save_record
@@ -289,6 +290,14 @@ class _Run:
             return None
         return found if self.active.use(found) else None
 
+    def _take_out(self, error: DamagedArtifact) -> None:
+        """Quarantine an input that turned out damaged, so that the next run builds it again."""
+        artifact = error.artifact
+        with self.store.lock(artifact.stage, artifact.key):
+            if artifact.path.is_dir():
+                target = self.store.quarantine(Damage(artifact.path, f"{error.file} {error.reason}"))
+                self._message(f"{artifact.stage}: the damaged artifact was moved to {target}")
+
     def _execute(self, stage: Stage, key: str, ingredients: dict[str, object], inputs: dict[str, Artifact]) -> Artifact:
         self._check_space(stage, inputs)
         started = time.monotonic()
@@ -324,6 +333,8 @@ class _Run:
         except BaseException as error:
             written = tree_bytes(out)
             self.store.abandon(out)
+            if isinstance(error, DamagedArtifact):
+                self._take_out(error)
             if not isinstance(error, ForgeError) and isinstance(error, Exception) and is_disk_full(error):
                 raise self.store.disk_full(stage.name, key, written, error) from error
             raise

@@ -175,12 +175,28 @@ def read_sealed(directory: Path) -> tuple[dict[str, Any], str] | str:
 
 
 def cheap_damage(directory: Path, manifest: Mapping[str, Any]) -> str | None:
-    """A sentence when a listed file is missing or has another size; ``None`` when all are there (no hashing)."""
+    """A sentence when a listed file is missing or is not what was sealed; ``None`` when all is well.
+
+    Sizes are compared. Only a file that was written to since the manifest was is hashed, so the check stays
+    cheap for artifacts that nobody touched.
+    """
+    try:
+        sealed_at = (directory / MANIFEST).stat().st_mtime_ns
+    except OSError:
+        return f"{MANIFEST} is missing"
     for entry in manifest["files"]:
         try:
-            size = (directory / entry["path"]).lstat().st_size
+            status = (directory / entry["path"]).lstat()
         except OSError:
             return f"{entry['path']} is missing"
-        if size != entry["size"]:
-            return f"{entry['path']} has {size} bytes, the manifest says {entry['size']}"
+        if status.st_size != entry["size"]:
+            return f"{entry['path']} has {status.st_size} bytes, the manifest says {entry['size']}"
+        # not only later: a change within one tick of the file system's clock has the manifest's own time
+        if status.st_mtime_ns >= sealed_at:
+            try:
+                digest = hash_file(directory / entry["path"]) if stat.S_ISREG(status.st_mode) else "no regular file"
+            except OSError as error:
+                return f"{entry['path']} cannot be read ({error})"
+            if digest != entry["sha256"]:
+                return f"{entry['path']} was changed after it was published"
     return None

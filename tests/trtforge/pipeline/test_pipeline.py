@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ def test_damaged_artifact_is_quarantined_and_built_again(store: Store) -> None:
     assert "damaged" in messages[0]
     assert list((store.root / "quarantine").iterdir())
     victim.write_bytes(bytes([original[0] ^ 1]) + original[1:])
-    assert set(statuses(pipeline.run(recipe())).values()) == {"cached"}, "the cheap check looks at sizes"
+    os.utime(victim, ns=(1, 1))
+    assert set(statuses(pipeline.run(recipe())).values()) == {"cached"}, "the cheap check looks at sizes and times"
     assert statuses(pipeline.run(recipe(), full_check=True))["quantize"] == "ran"
     assert victim.read_bytes() == original
 

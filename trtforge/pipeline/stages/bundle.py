@@ -12,7 +12,8 @@ Policy: the bundle's identity (``content_hash``) covers what is deterministic: e
 and the quality evidence. What was measured (``evidence/smoke.json``, ``evidence/bench.json`` and the
 report, which shows them) is hashed and verified like every file, but another measurement does not make
 another bundle: it refreshes this one. So a run that was killed anywhere and run again ends with the
-same identity as an undisturbed one.
+same identity as an undisturbed one. Every copied file is held against the manifest that it comes from:
+the bundle's own manifest must not seal damage of a cached artifact.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring,
 from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, write_json
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
 from trtforge.recipe.schema import Recipe
-from trtforge.store.files import copy_file, copy_tree
+from trtforge.store.export import copy_artifact, copy_artifact_file
 from trtforge.store.hashing import hash_file
 
 ENGINE_DIR = "engine"
@@ -68,13 +69,12 @@ class BundleStage(StageBase):
 
         inputs, out = context.inputs, context.out
         context.progress.start("copying engine and repository", float(size_of(inputs["build"])))
-        own = ("manifest.json", "COMPLETE")
-        copy_tree(inputs["build"].path, out / ENGINE_DIR, context.progress.advance, exclude=own)
-        copy_tree(inputs["repository"].path / REPOSITORY_DIR, out / "repository", context.progress.advance)
+        copy_artifact(inputs["build"], out / ENGINE_DIR, context.progress.advance)
+        copy_artifact(inputs["repository"], out / "repository", context.progress.advance, below=REPOSITORY_DIR)
         evidence = out / EVIDENCE_DIR
         evidence.mkdir()
         for stage, file, name in EVIDENCE:
-            copy_file(inputs[stage].path / file, evidence / name)
+            copy_artifact_file(inputs[stage], file, evidence / name)
         write_json(evidence / "audit.json", inputs["quantize"].summary["audit"])
         write_json(evidence / "provenance.json", provenance(inputs))
         write_recipe(context.recipe, out / RECIPE_FILE)
