@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 from trtforge.errors import ExitCode, ForgeError
+
+
+def short_repr(value: object, characters: int = 200) -> str:
+    """``repr`` of anything a caller may give, cut to a length that a message can carry; never raises."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a whole number of {value.bit_length()} bits"  # Python refuses to print the largest ones
+    if isinstance(value, (str, int, float, type(None))):
+        text = repr(value)
+    else:
+        try:
+            text = reprlib.repr(value)
+        except Exception:
+            text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
 def bad_request(asked: str, why: str) -> ForgeError:
@@ -28,6 +43,22 @@ def prompt_too_long(tokens: int, limit: int, name: str) -> ForgeError:
         why=f"{name} is fixed when the engine is built; a longer prompt could never be scheduled",
         remedies=[
             f"shorten the prompt by at least {tokens - limit} tokens",
+            f"rebuild the engine with build.limits.{name} raised",
+        ],
+    )
+
+
+def prompt_too_large(size: int, least: int, limit: int, name: str, longest: int) -> ForgeError:
+    """A prompt over the engine's limit by its size alone, refused before it is tokenized."""
+    return ForgeError(
+        "TF-RUN-051",
+        f"the prompt has {size} bytes, which are at least {least} tokens; this engine takes at most {limit}",
+        asked=f"a prompt of {size} bytes",
+        numbers={"prompt_bytes": size, "prompt_tokens_at_least": least, name: limit, "longest_token_bytes": longest},
+        why="the count is a lower bound, from the longest entries of the vocabulary or from the prompt's beginning; "
+        f"{name} is fixed when the engine is built",
+        remedies=[
+            f"shorten the prompt to {limit} tokens",
             f"rebuild the engine with build.limits.{name} raised",
         ],
     )
@@ -178,8 +209,41 @@ def bad_schedule_value(name: str, value: object, allowed: str) -> ForgeError:
     """A priority or timeout that means nothing."""
     return ForgeError(
         "TF-RUN-064",
-        f"{name} is {value!r}; it must be {allowed}",
-        asked=f"{name}={value!r}",
+        f"{name} is {short_repr(value)}; it must be {allowed}",
+        asked=f"{name}={short_repr(value)}",
         why="the scheduler cannot order or time a request by it",
         remedies=[f"give {name} {allowed}", f"leave {name} out"],
+    )
+
+
+def bad_params(params: object) -> ForgeError:
+    """Something else where sampling parameters belong."""
+    return ForgeError(
+        "TF-RUN-066",
+        f"the parameters are {short_repr(params)}; they must be SamplingParams",
+        asked=short_repr(params),
+        why="how to generate cannot be read from it",
+        remedies=["give SamplingParams(…), or a mapping of its fields to Engine.generate"],
+    )
+
+
+def bad_request_field(name: str, value: object, allowed: str) -> ForgeError:
+    """An id or a salt of a wrong type."""
+    return ForgeError(
+        "TF-RUN-067",
+        f"{name} is {short_repr(value)}; it must be {allowed}",
+        asked=f"{name}={short_repr(value)}",
+        why="requests are told apart, and their cached prefixes kept apart, by it",
+        remedies=[f"give {name} {allowed}", f"leave {name} out"],
+    )
+
+
+def bad_threads(value: object) -> ForgeError:
+    """A number of threads that is none."""
+    return ForgeError(
+        "TF-RUN-068",
+        f"threads is {short_repr(value)}; it must be a whole number from 1 to 1024",
+        asked=f"threads={short_repr(value)}",
+        why="the engine computes on that many CPU threads",
+        remedies=["give a number of threads", "leave threads out for all physical cores"],
     )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.errors import short_repr
 from runtime.sampling.params import GuidedDecoding
 from trtforge.errors import EnvironmentLacks, ForgeError
 
@@ -60,7 +61,8 @@ class GrammarCompiler:
                 choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in guide.choice or ())
                 grammar = matcher_class.grammar_from_lark(f"start: {choices}")
             matcher = matcher_class(self._tokenizer, grammar)
-        except ValueError as error:
+        # TypeError: a schema with values that JSON does not have; RecursionError: one that holds itself
+        except (ValueError, TypeError, RecursionError) as error:
             raise _bad_grammar(guide, str(error)) from error
         if matcher.is_error():
             raise _bad_grammar(guide, matcher.get_error())
@@ -100,7 +102,7 @@ def _bad_grammar(guide: GuidedDecoding, detail: str) -> ForgeError:
     return ForgeError(
         "TF-RUN-087",
         f"the grammar does not compile: {detail.strip()}",
-        asked=str(guide)[:200],
+        asked=short_repr(guide),
         why="the output could not be held to it",
         remedies=["check the schema or expression", "see llguidance's documentation for the supported keywords"],
     )

@@ -14,10 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from runtime.errors import short_repr
 from trtforge.errors import ForgeError
 
 MAX_LOGPROBS = 64
 MAX_STOP_CHARACTERS = 1024
+#: Stop texts, bad words and bad sequences are compared at every token; an unbounded list would slow every client.
+MAX_WORDS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,16 @@ class GuidedDecoding:
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.json_schema is not None and not isinstance(self.json_schema, (str, Mapping)):
+            _refuse("guided", self.json_schema, "a json_schema that is text or a JSON object")
+        if self.regex is not None and not isinstance(self.regex, str):
+            _refuse("guided", self.regex, "a regex that is text")
+        if self.choice is not None:
+            if not isinstance(self.choice, (list, tuple)) or not all(isinstance(c, str) for c in self.choice):
+                _refuse("guided", self.choice, "a choice that is a list of texts")
+            object.__setattr__(self, "choice", tuple(self.choice))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +107,7 @@ class SamplingParams:
         sequences = self.bad_token_sequences
         if isinstance(sequences, (str, bytes)) or not isinstance(sequences, Sequence):
             _refuse("bad_token_sequences", sequences, "a list of token id lists")
+        _check_count("bad_token_sequences", sequences)
         object.__setattr__(
             self, "bad_token_sequences", tuple(_token_ids("bad_token_sequences", s, least=1) for s in sequences)
         )
@@ -105,7 +119,7 @@ class SamplingParams:
             # bool is an int to Python, never to a client: top_k=True is a mix-up.
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
                 _refuse(name, value, f"{'a whole number' if whole else 'a number'} {allowed}")
-            if not (whole or math.isfinite(value)) or not test(value):
+            if not _representable(value) or not test(value):
                 _refuse(name, value, allowed)
         for name in ("include_stop", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
@@ -115,6 +129,8 @@ class SamplingParams:
         if self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.guided is not None:
+            if not isinstance(self.guided, GuidedDecoding):
+                _refuse("guided", self.guided, "a GuidedDecoding (over the wire: one of json_schema, regex, choice)")
             given = [f.name for f in dataclasses.fields(self.guided) if getattr(self.guided, f.name) is not None]
             if len(given) != 1:
                 _refuse("guided", given, "exactly one of json_schema, regex, choice")
@@ -138,6 +154,7 @@ class SamplingParams:
         import difflib
 
         known = {f.name for f in dataclasses.fields(cls)}
+        values = {str(name): value for name, value in values.items()}
         for name in values:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
@@ -152,7 +169,7 @@ class SamplingParams:
         if isinstance(arguments.get("guided"), Mapping):
             try:
                 arguments["guided"] = GuidedDecoding(**arguments["guided"])
-            except TypeError:
+            except TypeError:  # an unknown field
                 _refuse("guided", arguments["guided"], "one of json_schema, regex, choice")
         return cls(**arguments)
 
@@ -200,14 +217,35 @@ _OPTIONAL = {"temperature", "seed", "logprobs"}
 
 
 def _refuse(name: str, value: Any, allowed: str) -> NoReturn:
+    shown = short_repr(value)
+    remedies = [f"give {name} {allowed}"]
+    if name != "max_tokens":  # a server's clients must give it
+        remedies.append(f"leave {name} out for its default")
     raise ForgeError(
         _CODES[name],
-        f"{name} is {value!r}; it must be {allowed}",
-        asked=f"{name}={value!r}",
-        numbers={name: value if isinstance(value, (int, str)) else repr(value)},
+        f"{name} is {shown}; it must be {allowed}",
+        asked=f"{name}={shown}",
+        numbers={name: value if isinstance(value, int) and _representable(value) else shown},
         why="the value has no meaning for sampling, and a silent correction would hide the mistake",
-        remedies=[f"give {name} {allowed}", f"leave {name} out for its default"],
+        remedies=remedies,
     )
+
+
+def _representable(value: float) -> bool:
+    """Whether a number fits 64 bits (whole numbers; a seed takes all of them unsigned) or is finite."""
+    return -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
+
+
+def _check_count(name: str, values: Sequence[Any]) -> None:
+    if len(values) > MAX_WORDS:
+        raise ForgeError(
+            _CODES[name],
+            f"{name} has {len(values)} entries; at most {MAX_WORDS} are taken",
+            asked=f"{len(values)} entries of {name}",
+            numbers={"entries": len(values), "limit": MAX_WORDS},
+            why="every entry is compared at every token, and a long list would slow all requests of the server",
+            remedies=[f"give at most {MAX_WORDS} entries of {name}", "hold the output to a grammar instead (guided)"],
+        )
 
 
 def _strings(name: str, values: Any) -> tuple[str, ...]:
@@ -215,6 +253,7 @@ def _strings(name: str, values: Any) -> tuple[str, ...]:
         values = (values,)
     if not isinstance(values, (list, tuple)):
         _refuse(name, values, "a list of texts")
+    _check_count(name, values)
     for value in values:
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_STOP_CHARACTERS:
             _refuse(name, value, f"texts of 1 to {MAX_STOP_CHARACTERS} characters")
@@ -225,6 +264,6 @@ def _token_ids(name: str, values: Any, least: int = 0) -> tuple[int, ...]:
     if not isinstance(values, (list, tuple)) or len(values) < least:
         _refuse(name, values, f"a list of at least {least} token ids")
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
             _refuse(name, value, "a list of token ids (whole numbers, at least 0)")
     return tuple(values)

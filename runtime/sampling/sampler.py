@@ -207,7 +207,7 @@ class Sampler:
         """Weights after min_p, top_k and top_p over sorted ``values`` [R, C], and whether C candidates were enough."""
         width, candidates = x_RV.shape[-1], values.shape[-1]
         device = x_RV.device
-        top_k = torch.tensor([s.params.top_k if s.params.top_k > 0 else width for s in states], device=device)
+        top_k = torch.tensor([min(s.params.top_k or width, width) for s in states], device=device)
         top_p = _column([s.params.top_p for s in states], torch.float64, device)
         min_p = _column([s.params.min_p for s in states], torch.float64, device)
         weight = _scale(values.double() - values[:, :1].double(), states).exp_()
