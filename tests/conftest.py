@@ -1,10 +1,18 @@
 """Fixtures that several packages' tests share."""
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.tiny import write_tiny_llama
+
+# No deadlines: a loaded machine is no fault of the code. Continuous integration draws the same examples each
+# time, so that a red run is a change's fault; developers' runs keep looking for new ones.
+settings.register_profile("developer", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 
 @pytest.fixture(scope="session")
