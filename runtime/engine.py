@@ -23,6 +23,7 @@ from runtime import errors
 from runtime.blocks import BlockPool, PrefixHasher
 from runtime.executors.base import Executor, ExecutorLimits, StepBatch
 from runtime.metrics import Metrics
+from runtime.prompts import check_request, check_tokens, prompt_tokens
 from runtime.request import FinishReason, Request, RequestOutput, RequestTimes, SampleOutput
 from runtime.sample import Sample
 from runtime.sampling.state import SamplingState
@@ -146,10 +147,11 @@ class EngineCore:
         """Tokenize and validate; changes nothing in the engine, so any thread may call it.
 
         Raises:
-            ForgeError: ``TF-RUN-050`` … ``TF-RUN-064`` for a request that this engine cannot serve.
+            ForgeError: ``TF-RUN-050`` … ``TF-RUN-067`` for a request that this engine cannot serve.
         """
+        check_request(request)
         params, limits = request.params, self.limits
-        prompt = self._prompt_tokens(request)
+        prompt = prompt_tokens(request, self.tokenizer, limits, self.executor.vocab_size)
         length = len(prompt)
         if length > limits.max_input_len:
             raise errors.prompt_too_long(length, limits.max_input_len, "max_input_len")
@@ -169,11 +171,6 @@ class EngineCore:
                 raise errors.token_out_of_range(token, self.executor.vocab_size)
         if self.tokenizer is None and (params.stop or params.bad_words or params.guided):
             raise errors.needs_tokenizer("stop, bad_words or guided")
-        if not isinstance(request.priority, int) or isinstance(request.priority, bool) or abs(request.priority) > 2**31:
-            raise errors.bad_schedule_value("priority", request.priority, "a whole number of at most 31 bits")
-        timeout = request.timeout
-        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < float("inf")):
-            raise errors.bad_schedule_value("timeout", timeout, "a number of seconds over 0")
         guided = None
         if params.guided is not None and self.tokenizer is not None:
             guided = self.tokenizer.guided(params.guided, self.executor.vocab_size, self.executor.eos_token_ids)
@@ -294,7 +291,7 @@ class EngineCore:
         Raises:
             ForgeError: ``TF-RUN-050``, ``051``, ``052`` or ``054``.
         """
-        tokens = self._check_tokens(token_ids)
+        tokens = check_tokens(token_ids, self.executor.vocab_size)
         length = len(tokens)
         if length > self.limits.max_seq_len:
             raise errors.prompt_too_long(length, self.limits.max_seq_len, "max_seq_len")
@@ -322,34 +319,6 @@ class EngineCore:
         return result
 
     # -- inside --------------------------------------------------------------------------------------
-
-    def _prompt_tokens(self, request: Request) -> npt.NDArray[np.int64]:
-        given = [n for n in ("prompt", "prompt_token_ids", "messages") if getattr(request, n) is not None]
-        if len(given) != 1:
-            raise errors.bad_request(", ".join(given) or "nothing", f"{len(given)} prompts were given, not one")
-        if request.prompt_token_ids is not None:
-            return self._check_tokens(request.prompt_token_ids)
-        if self.tokenizer is None:
-            raise errors.needs_tokenizer(given[0])
-        if request.prompt is not None:
-            if not isinstance(request.prompt, str):
-                raise errors.bad_request(repr(request.prompt)[:80], "a prompt is text")
-            return self._check_tokens(self.tokenizer.encode(request.prompt))
-        return self._check_tokens(self.tokenizer.encode_chat(request.messages or ()))
-
-    def _check_tokens(self, token_ids: Iterable[int]) -> npt.NDArray[np.int64]:
-        try:
-            tokens = np.asarray(token_ids if isinstance(token_ids, np.ndarray) else list(token_ids))
-        except (TypeError, ValueError) as error:
-            raise errors.bad_request(repr(token_ids)[:80], f"token ids are whole numbers ({error})") from None
-        if tokens.ndim != 1 or len(tokens) == 0:
-            raise errors.bad_request(f"shape {tokens.shape}", "the prompt has no tokens")
-        if tokens.dtype.kind not in "iu":
-            raise errors.bad_request(repr(token_ids)[:80], "token ids are whole numbers")
-        outside = tokens[(tokens < 0) | (tokens >= self.executor.vocab_size)]
-        if len(outside):
-            raise errors.token_out_of_range(int(outside[0]), self.executor.vocab_size)
-        return tokens.astype(np.int64)
 
     def _attach(self, live: _Live, sequence: Sequence) -> Sample:
         """Build the sampling and text pipeline of one sample."""

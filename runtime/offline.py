@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime import errors
 from runtime.engine import EngineConfig, EngineCore
 from runtime.executors.base import Executor
 from runtime.request import GenerationResult, Request, RequestOutput
@@ -17,7 +18,9 @@ from runtime.sampling.params import SamplingParams
 from runtime.tokenizer import EngineTokenizer
 from trtforge.errors import ForgeError
 
-Params = SamplingParams | Sequence[SamplingParams] | None
+ParamSet = SamplingParams | Mapping[str, Any]
+Params = ParamSet | Sequence[ParamSet] | None
+MAX_THREADS = 1024
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
@@ -57,6 +60,9 @@ class Engine:
         """
         from runtime.executors.torch_executor import TorchExecutor
 
+        whole = isinstance(threads, int) and not isinstance(threads, bool)
+        if threads is not None and not (whole and 1 <= threads <= MAX_THREADS):
+            raise errors.bad_threads(threads)
         directory = Path(engine_dir)
         executor = TorchExecutor(directory, device=device, threads=threads, num_blocks=num_blocks)
         return cls(EngineCore(executor, EngineTokenizer.load(directory), config=config))
@@ -88,7 +94,7 @@ class Engine:
 
         Args:
             prompts: texts, token id lists, or chats (lists of messages); a single one is taken as a list of one.
-            params: for all prompts, or one each.
+            params: for all prompts, or one each; a mapping is read by :meth:`SamplingParams.from_mapping`.
             stream: return :meth:`stream`'s iterator instead.
 
         Raises:
@@ -160,15 +166,21 @@ def prompt_index(request_id: str) -> int:
 def _as_list(prompts: Any) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
+    if not _is_list(prompts):
+        raise errors.bad_request(errors.short_repr(prompts), "prompts are texts, token id lists or chats")
     items = prompts.tolist() if isinstance(prompts, np.ndarray) else list(prompts)
+    if not isinstance(items, list):  # an array without dimensions
+        raise errors.bad_request(errors.short_repr(prompts), "prompts are texts, token id lists or chats")
     if items and isinstance(items[0], (int, np.integer, Mapping)):
         return [items]
     return items
 
 
 def _params_for(prompts: list[Any], params: Any) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * len(prompts)
+    if params is None or isinstance(params, (SamplingParams, Mapping)):
+        return [_one_params(params)] * len(prompts)
+    if isinstance(params, (str, bytes)) or not isinstance(params, Sequence):
+        raise errors.bad_params(params)
     if len(params) != len(prompts):
         raise ForgeError(
             "TF-RUN-065",
@@ -177,12 +189,28 @@ def _params_for(prompts: list[Any], params: Any) -> list[SamplingParams]:
             why="each prompt needs its own parameters, or all share one set",
             remedies=["give one SamplingParams for all", "give exactly one per prompt"],
         )
-    return list(params)
+    return [_one_params(p) for p in params]
+
+
+def _one_params(params: Any) -> SamplingParams:
+    if params is None:
+        return SamplingParams()
+    if isinstance(params, Mapping):
+        return SamplingParams.from_mapping(params)
+    if not isinstance(params, SamplingParams):
+        raise errors.bad_params(params)
+    return params
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping))
 
 
 def _request(request_id: str, prompt: Any, params: SamplingParams, stream: bool) -> Request:
     if isinstance(prompt, str):
         return Request(request_id, prompt=prompt, params=params, stream=stream)
+    if not _is_list(prompt) or (isinstance(prompt, np.ndarray) and prompt.ndim == 0):
+        raise errors.bad_request(errors.short_repr(prompt), "a prompt is a text, a list of token ids or a chat")
     items = list(prompt)
     if items and isinstance(items[0], Mapping):
         return Request(request_id, messages=items, params=params, stream=stream)

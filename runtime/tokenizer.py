@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.chat_template import render_chat
 from runtime.detokenizer import Detokenizer, DetokenizerFactory
+from runtime.token_bound import TokenBound
 from trtforge.errors import ForgeError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class EngineTokenizer:
         tokenizer.no_padding()
         self._detokenizers = DetokenizerFactory(tokenizer)
         self._guided: Any = None
+        #: How few tokens a text can have; None where nothing is certain.
+        self.bound = TokenBound.of(tokenizer)
 
     @classmethod
     def load(cls, directory: Path) -> EngineTokenizer:
