@@ -238,12 +238,19 @@ def bad_request_field(name: str, value: object, allowed: str) -> ForgeError:
     )
 
 
-def bad_threads(value: object) -> ForgeError:
-    """A number of threads that is none."""
-    return ForgeError(
+def check_resource(name: str, value: object, most: int) -> None:
+    """Refuse a number of threads or blocks that is none; None passes.
+
+    Raises:
+        ForgeError: ``TF-RUN-068``.
+    """
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is None or (whole and 1 <= value <= most):  # type: ignore[operator]
+        return
+    raise ForgeError(
         "TF-RUN-068",
-        f"threads is {short_repr(value)}; it must be a whole number from 1 to 1024",
-        asked=f"threads={short_repr(value)}",
-        why="the engine computes on that many CPU threads",
-        remedies=["give a number of threads", "leave threads out for all physical cores"],
+        f"{name} is {short_repr(value)}; it must be a whole number from 1 to {most}",
+        asked=f"{name}={short_repr(value)}",
+        why="the engine reserves that many when it is loaded",
+        remedies=[f"give {name} from 1 to {most}", f"leave {name} out for its default"],
     )

@@ -56,13 +56,13 @@ class Engine:
             config: runtime choices.
 
         Raises:
-            ForgeError: what the executor and the tokenizer raise for a directory that cannot be loaded.
+            ForgeError: ``TF-RUN-068`` for a number of threads or blocks that is none; what the executor and the
+                tokenizer raise for a directory that cannot be loaded.
         """
         from runtime.executors.torch_executor import TorchExecutor
 
-        whole = isinstance(threads, int) and not isinstance(threads, bool)
-        if threads is not None and not (whole and 1 <= threads <= MAX_THREADS):
-            raise errors.bad_threads(threads)
+        errors.check_resource("threads", threads, MAX_THREADS)
+        errors.check_resource("num_blocks", num_blocks, 2**31 - 1)  # block tables are int32
         directory = Path(engine_dir)
         executor = TorchExecutor(directory, device=device, threads=threads, num_blocks=num_blocks)
         return cls(EngineCore(executor, EngineTokenizer.load(directory), config=config))

@@ -2,9 +2,9 @@
 
 Policy: a bound is a proof or it is not given. A token stands for at most as many bytes as the longest entry of the
 vocabulary, and for at most as many dense bytes (letters, digits, all that is not ASCII: no runs of blanks or dashes,
-which make the longest entries) as the entry that holds most. That holds only where every byte of the text ends in some token, so it is claimed for
-byte-level and byte-fallback BPE with normalizers that are known to keep the bytes, and for nothing else. What the
-proof lets through is tokenized up to a place where the tokenizer always cuts first.
+which make the longest entries) as the entry that holds most. That holds only where every byte of the text ends in
+some token, so it is claimed for byte-level and byte-fallback BPE with normalizers that are known to keep the bytes,
+and for nothing else. What the proof lets through is tokenized up to a place where the tokenizer always cuts first.
 """
 
 from __future__ import annotations

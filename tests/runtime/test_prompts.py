@@ -215,3 +215,9 @@ def test_what_is_no_request_has_a_code(core: EngineCore) -> None:
 def test_threads_that_are_no_number_have_a_code(tmp_path: Path, threads: object) -> None:
     with pytest.raises(ForgeError, match="TF-RUN-068"):
         Engine.load(tmp_path, threads=threads)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_blocks", [0, -1, "4", 2**40])
+def test_blocks_that_are_no_number_have_a_code(tmp_path: Path, num_blocks: object) -> None:
+    with pytest.raises(ForgeError, match="TF-RUN-068"):
+        Engine.load(tmp_path, num_blocks=num_blocks)  # type: ignore[arg-type]
