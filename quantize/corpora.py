@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.paths import resolved_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -107,8 +108,12 @@ def _python_topics() -> list[str]:
 
 def _file_paragraphs(spec: str, relative: str, base_dir: Path) -> list[str]:
     base = base_dir.resolve()
-    path = (base / relative).resolve()
-    if not path.is_relative_to(base) or not path.is_file():
+    path = resolved_path(base / relative, code="TF-QNT-021", asked=spec)
+    try:
+        there = path.is_file()
+    except OSError:  # a name that no file system takes
+        there = False
+    if not path.is_relative_to(base) or not there:
         inside = path.is_relative_to(base)
         raise ForgeError(
             "TF-QNT-021",

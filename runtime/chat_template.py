@@ -60,6 +60,19 @@ def _compile(source: str) -> Any:
     return environment.from_string(source)
 
 
+def syntax_error(source: str) -> str | None:
+    """Why a template does not compile, None when it does; ``ImportError`` without jinja2."""
+    import jinja2
+
+    try:
+        _compile(source)
+    except jinja2.TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    except (SyntaxError, RecursionError, MemoryError) as error:  # of the Python code that jinja2 makes of it
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -70,8 +71,23 @@ class TensorInfo:
         return count
 
 
+def require_regular(path: Path) -> None:
+    """Raise ``TF-SRC-032`` when ``path`` is a pipe, a socket or a device: opening one can wait for ever."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+        raise ForgeError(
+            "TF-SRC-032",
+            f"{path.name} is {kind}, not a regular file",
+            asked=str(path),
+            why="A checkpoint is read at many places and more than once, which only a regular file allows.",
+            remedies=[f"replace {path.name} by a copy of the file itself"],
+        )
+
+
 def is_pointer_file(path: Path) -> bool:
     """Whether ``path`` is a Git-LFS (or Xet) pointer: a small text that stands for a file kept elsewhere."""
+    require_regular(path)
     with path.open("rb") as file:
         head = file.read(64)
     return head.startswith(_POINTER_MARKS)
@@ -123,8 +139,9 @@ def read_header(path: Path, name: str | None = None) -> tuple[dict[str, TensorIn
         name: what :attr:`TensorInfo.file` shall say; default the file's own name.
 
     Raises:
-        ForgeError: ``TF-SRC-004`` a pointer file, ``TF-SRC-005`` truncated or damaged.
+        ForgeError: ``TF-SRC-004`` a pointer file, ``TF-SRC-005`` truncated or damaged, ``TF-SRC-032`` no regular file.
     """
+    require_regular(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
@@ -208,6 +225,8 @@ def weight_files(directory: Path) -> list[str]:
             numbers={"files": ", ".join(names[:8])},
             remedies=[f"add {INDEX_NAME}", f"keep one file and name it {WEIGHTS_NAME}"],
         )
+    for name in names:
+        require_regular(directory / name)
     return names
 
 

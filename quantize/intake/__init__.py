@@ -18,7 +18,7 @@ type give the same bytes. Nothing here imports torch or transformers.
 | TF-SRC-009 | an unsupported architecture |
 | TF-SRC-010 | code in the checkpoint without allow_remote_code |
 | TF-SRC-011 | pickle weights |
-| TF-SRC-012 | too little disk space |
+| TF-SRC-012 | too little disk space (exit code 3) |
 | TF-SRC-013 | another SHA-256 than the recipe's |
 | TF-SRC-014 | a damaged or truncated GGUF file |
 | TF-SRC-015 | something in a GGUF file that cannot be carried over |
@@ -38,6 +38,8 @@ type give the same bytes. Nothing here imports torch or transformers.
 | TF-SRC-029 | values beyond the range of the type asked for |
 | TF-SRC-030 | a broken archive |
 | TF-SRC-031 | a file or folder that the system does not let us use |
+| TF-SRC-032 | a pipe, device or folder in the place of a file |
+| TF-SRC-033 | a chat template that does not compile |
 """
 
 from quantize.intake.api import (

@@ -14,6 +14,7 @@ from quantize.intake.hashing import cached_hashes, folder_digest
 from quantize.intake.info import CheckpointInfo
 from quantize.intake.source import Source, parse_source
 from trtforge.errors import ForgeError
+from trtforge.paths import user_path
 from trtforge.progress import Progress, SilentProgress
 
 
@@ -21,8 +22,9 @@ def default_cache_dir() -> Path:
     """Where downloads and remembered hashes live: ``TRTFORGE_CACHE``, else ``trtforge`` in the user's cache folder."""
     given = os.environ.get("TRTFORGE_CACHE")
     if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trtforge"
+        return user_path(given, code="TF-SRC-031", asked="TRTFORGE_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return user_path(home, code="TF-SRC-031", asked="XDG_CACHE_HOME") / "trtforge"
 
 
 def inspect_source(

@@ -25,6 +25,7 @@ from quantize.intake.folder import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     Folder,
+    chat_template,
     common_dtype,
     count_parameters,
     folder_info,
@@ -150,7 +151,7 @@ def _companions(folder: Folder, out: Path, dtype: str) -> None:
         tokenizer_config = _tokenizer_config(folder)
     if not keep_code:
         tokenizer_config.pop("auto_map", None)
-    template = _chat_template(folder, tokenizer_config)
+    template = chat_template(folder.path, folder.companions, tokenizer_config)
     if template is not None:
         # In both places: older readers look into tokenizer_config.json only, newer ones prefer the file.
         tokenizer_config["chat_template"] = template
@@ -161,33 +162,6 @@ def _companions(folder: Folder, out: Path, dtype: str) -> None:
             write_json(out / name, read_json(folder.path / name))
     for name in folder.code_files:
         _copy(folder.path / name, out / name, None)
-
-
-def _chat_template(folder: Folder, tokenizer_config: dict[str, Any]) -> str | None:
-    """The default chat template, from any of the places where transformers has kept it."""
-    if CHAT_TEMPLATE in folder.companions:
-        return _as_text((folder.path / CHAT_TEMPLATE).read_bytes().decode("utf-8", errors="surrogateescape"))
-    value = tokenizer_config.get("chat_template")
-    if value is None and "chat_template.json" in folder.companions:
-        value = read_json(folder.path / "chat_template.json").get("chat_template")
-    if isinstance(value, list):  # named templates
-        value = next(
-            (row.get("template") for row in value if isinstance(row, dict) and row.get("name") == "default"), None
-        )
-    return _as_text(value) if isinstance(value, str) else None
-
-
-def _as_text(template: str) -> str:
-    try:
-        template.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ForgeError(
-            "TF-SRC-021",
-            f"the chat template is no UTF-8 text ({error.reason})",
-            asked=CHAT_TEMPLATE,
-            remedies=["download the tokenizer's files again from the model's publisher"],
-        ) from None
-    return template
 
 
 def _tokenizer_config(folder: Folder) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trtforge.errors import ForgeError
+from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.recipe.units import format_size
 
 #: room that must stay beyond what is written: manifests, logs, other programs
@@ -33,7 +34,7 @@ _UNUSABLE = frozenset(
 
 def free_bytes(path: Path) -> int:
     """Bytes that an ordinary user may still write on the disk of ``path`` (or its nearest existing parent)."""
-    while not path.exists():
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 (unlike Path's it never raises)
         path = path.parent
     return shutil.disk_usage(path).free
 
@@ -44,7 +45,7 @@ def _full(path: Path, what: str, needed: int | None, free: int) -> ForgeError:
     if needed is not None:
         numbers["needed_bytes"] = needed
         message = f"too little disk space for {what}: {format_size(needed)} needed, {format_size(free)} free"
-    return ForgeError(
+    return EnvironmentLacks(
         "TF-SRC-012",
         message,
         asked=what,
@@ -52,6 +53,7 @@ def _full(path: Path, what: str, needed: int | None, free: int) -> ForgeError:
         remedies=[
             "free space: `trtforge artifacts gc` removes artifacts that no recipe needs",
             "put the store on a larger disk with --store or TRTFORGE_HOME (downloads: TRTFORGE_CACHE)",
+            "raise the quota or the limit on file sizes (ulimit -f) when the disk itself has room",
         ],
     )
 
@@ -69,7 +71,7 @@ def system_answers(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise _full(path, what, None, free_bytes(path)) from None
         if error.errno not in _UNUSABLE:
             raise

@@ -18,6 +18,7 @@ from quantize.intake.info import CheckpointInfo
 from quantize.intake.model_config import ModelShape, check_config, expected_tensors, read_json, require_architecture
 from quantize.intake.prequantized import Prequantized, is_quantization_tensor, recognize
 from quantize.intake.source import resolved
+from quantize.intake.tokenizer import check_template
 from trtforge.errors import ForgeError
 from trtforge.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
 
@@ -100,10 +101,40 @@ def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
         _require_inside(path, name)
     tensors = read_headers(path)
     _require_tokenizer(path)
+    template = chat_template(path, companions, tokenizer_config)
+    if template is not None:
+        check_template(template)
     dropped, notes = _compare(tensors, shape, prequantized)
     return Folder(
         path, config, generation, shape, tensors, prequantized, companions, code_files, tuple(dropped), tuple(notes)
     )
+
+
+def chat_template(path: Path, companions: tuple[str, ...], tokenizer_config: dict[str, Any]) -> str | None:
+    """The default chat template, from any of the places where transformers has kept it."""
+    if CHAT_TEMPLATE in companions:
+        return _as_text((path / CHAT_TEMPLATE).read_bytes().decode("utf-8", errors="surrogateescape"))
+    value = tokenizer_config.get("chat_template")
+    if value is None and "chat_template.json" in companions:
+        value = read_json(path / "chat_template.json").get("chat_template")
+    if isinstance(value, list):  # named templates
+        value = next(
+            (row.get("template") for row in value if isinstance(row, dict) and row.get("name") == "default"), None
+        )
+    return _as_text(value) if isinstance(value, str) else None
+
+
+def _as_text(template: str) -> str:
+    try:
+        template.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ForgeError(
+            "TF-SRC-021",
+            f"the chat template is no UTF-8 text ({error.reason})",
+            asked=CHAT_TEMPLATE,
+            remedies=["download the tokenizer's files again from the model's publisher"],
+        ) from None
+    return template
 
 
 def folder_info(folder: Folder, source: str) -> CheckpointInfo:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantize.intake.gguf_header import GgufHeader
+from quantize.intake.tokenizer import check_template
 from trtforge.errors import EnvironmentLacks, ForgeError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -92,6 +93,8 @@ def tokenizer_files(header: GgufHeader, max_positions: int) -> tuple[str, dict[s
     _add_special(tokenizer, header, tokens)
     _add_bos(tokenizer, header, tokens, default=model == "llama")
     template = header.get("tokenizer.chat_template", str)
+    if template is not None:
+        check_template(template)
     return str(tokenizer.to_str(pretty=True)), _config(header, tokens, max_positions, template), template
 
 

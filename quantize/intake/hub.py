@@ -17,22 +17,23 @@ from typing import Any
 from quantize.intake.disk import system_answers
 from quantize.intake.source import Source
 from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.paths import user_path
 from trtforge.progress import Progress
 from trtforge.safetensors_header import weight_files
 
 PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja")
 #: beside the model on some repositories: the same weights in another layout
 IGNORED = ("consolidated*.safetensors", "original/*", "onnx/*", "*/*")
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
 
 def hub_cache() -> Path:
     """The Hub's cache folder, by the rules of huggingface_hub, without importing it."""
     if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
+        return user_path(os.environ["HF_HUB_CACHE"], code="TF-SRC-031", asked="HF_HUB_CACHE")
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
-    return Path(home).expanduser() / "hub"
+    return user_path(home, code="TF-SRC-031", asked="HF_HOME") / "hub"
 
 
 def _entry(source: Source) -> Path:

@@ -160,6 +160,10 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
     if window is not None:
         window = _positive(config, "sliding_window")
     max_positions = _positive(config, "max_position_embeddings")
+    vocab = _positive(config, "vocab_size")
+    for name, values in (("config.json", config), ("generation_config.json", generation or {})):
+        for key in ("bos_token_id", "eos_token_id"):
+            _require_token_ids(name, values, key, vocab)
     tokens = {**config, **{key: value for key, value in (generation or {}).items() if value is not None}}
     return ModelShape(
         architecture=architecture,
@@ -170,7 +174,7 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        vocab=_positive(config, "vocab_size"),
+        vocab=vocab,
         max_positions=max_positions,
         sliding_window=window if row["model_type"] == "mistral" else None,
         tied=bool(config.get("tie_word_embeddings", False)),
@@ -193,10 +197,16 @@ def _positive(config: dict[str, Any], key: str, default: int | None = None) -> i
 
 def _token_ids(config: dict[str, Any], key: str) -> list[int]:
     value = config.get(key)
-    ids = [] if value is None else value if isinstance(value, list) else [value]
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def _require_token_ids(name: str, config: dict[str, Any], key: str, vocab: int) -> None:
+    """Both files are read by somebody, so the ids of both must be right, whichever decides here."""
+    ids = _token_ids(config, key)
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        raise _invalid("config.json", f"{key} must be a token id or a list of them, not {value!r}")
-    return list(ids)
+        raise _invalid(name, f"{key} must be a token id or a list of them, not {config[key]!r}")
+    if any(token >= vocab for token in ids):
+        raise _invalid(name, f"{key} lies beyond the vocabulary", **{key: config[key], "vocab_size": vocab})
 
 
 def _rope(config: dict[str, Any], max_positions: int) -> dict[str, Any]:

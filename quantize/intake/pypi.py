@@ -132,8 +132,8 @@ def _run_pip(source: Source, staging: Path, progress: Progress) -> None:
 
 def _pip_error(source: Source, output: str, staging: Path) -> ForgeError:
     last = next((line for line in reversed(output.splitlines()) if line.startswith("ERROR")), output.strip()[-300:])
-    if "No space left on device" in output:
-        return ForgeError(
+    if any(sign in output for sign in ("No space left on device", "Disk quota exceeded", "File too large")):
+        return EnvironmentLacks(
             "TF-SRC-012",
             "the disk is full",
             asked=source.text,

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from trtforge.errors import ForgeError
+from trtforge.paths import user_path
+from trtforge.safetensors_header import require_regular
 
 FORMS = (
     "a directory with config.json and safetensors",
@@ -47,7 +49,8 @@ def parse_source(text: str, base_dir: Path) -> Source:
     """Parse ``text``; relative paths are relative to ``base_dir``.
 
     Raises:
-        ForgeError: ``TF-SRC-001`` malformed, ``TF-SRC-002`` not there, ``TF-SRC-003`` leaves ``base_dir``.
+        ForgeError: ``TF-SRC-001`` malformed, ``TF-SRC-002`` not there, ``TF-SRC-003`` leaves ``base_dir``,
+            ``TF-SRC-032`` no regular file.
     """
     if text.startswith("pypi:"):
         match = _PYPI.match(text.removeprefix("pypi:"))
@@ -81,6 +84,7 @@ def parse_source(text: str, base_dir: Path) -> Source:
     if path.is_dir():
         return Source(text, "directory", path=path)
     if path.suffix == ".gguf":
+        require_regular(path)
         return Source(text, "gguf", path=path)
     raise _malformed(text, "it is a file that does not end in .gguf")
 
@@ -110,7 +114,7 @@ def resolved(path: Path) -> Path:
 def _local_path(text: str, base_dir: Path) -> Path:
     path = Path(text)
     if text.startswith("~"):
-        path = path.expanduser()
+        path = user_path(path, code="TF-SRC-001", asked=text)
     if path.is_absolute():
         return resolved(path)
     base = resolved(base_dir)

@@ -65,6 +65,27 @@ def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: list[int]) -> None
         raise _unfit("text does not survive encoding and decoding", sample=SAMPLE, came_back=back)
 
 
+def check_template(template: str) -> None:
+    """``TF-SRC-033`` when a chat template does not compile; without jinja2 here, serving finds out."""
+    from runtime.chat_template import syntax_error
+
+    try:
+        problem = syntax_error(template)
+    except ImportError:
+        return
+    if problem is not None:
+        raise ForgeError(
+            "TF-SRC-033",
+            f"the chat template does not compile: {problem.rstrip('.')}",
+            asked="chat_template",
+            why="Every chat request would fail, after everything has been built.",
+            remedies=[
+                "download the tokenizer's files again from the model's publisher",
+                "correct chat_template.jinja (or chat_template in tokenizer_config.json) in a copy of the checkpoint",
+            ],
+        )
+
+
 def _letters(text: str) -> str:
     """``text`` without spaces and case: decoders differ in spaces, and uncased vocabularies exist."""
     return "".join(text.split()).casefold()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantize import corpora
+from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
 from trtforge.errors import EnvironmentLacks, ForgeError
 
@@ -64,6 +65,11 @@ def test_unknown_corpus(tmp_path: Path, spec: str) -> None:
         corpora.load_corpus(spec, tmp_path, "calibration")
     assert caught.value.code == "TF-QNT-020"
     assert BUILTIN in caught.value.remedies
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300])
+def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
+    assert refusal(corpora.load_corpus, f"file:{name}", "evaluation", tmp_path).code == "TF-QNT-021"
 
 
 def test_file_outside_the_recipe_folder(tmp_path: Path) -> None:

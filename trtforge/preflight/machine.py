@@ -24,7 +24,7 @@ def probe(store: Path) -> Machine:
 
     memory = psutil.virtual_memory()
     folder = store.absolute()
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.exists(folder) and folder != folder.parent:  # noqa: PTH110 (unlike Path's it never raises)
         folder = folder.parent
     return Machine(
         memory_total=min(int(memory.total), _container_limit() or int(memory.total)),

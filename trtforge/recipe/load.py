@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trtforge.errors import ForgeError
+from trtforge.paths import resolved_path
 from trtforge.recipe.faults import recipe_refused
 from trtforge.recipe.merge import apply_overrides, deep_merge
 from trtforge.recipe.schema import Recipe
@@ -48,7 +49,7 @@ class LoadedRecipe:
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Load the recipe at ``path`` with ``key.key=value`` overrides; raises TF-RCP-001 … 013."""
     path = Path(path)
-    directory = path.parent.resolve()
+    directory = resolved_path(path.parent, code="TF-RCP-001", asked=str(path))
     data, where, files = _with_bases(path, directory, ())
     return _validated(data, where, files, path=path, directory=directory, overrides=overrides)
 
@@ -65,7 +66,7 @@ def recipe_from_mapping(
 def resolve_inside(directory: Path, relative: str, *, code: str, asked: str) -> Path:
     """``relative`` below ``directory``; raises ``code`` for an absolute path or one that leaves the folder."""
     root = directory.resolve()
-    target = (root / relative).resolve()
+    target = resolved_path(root / relative, code=code, asked=asked)
     if Path(relative).is_absolute() or not target.is_relative_to(root):
         raise ForgeError(
             code,
@@ -83,7 +84,7 @@ def _with_bases(
 ) -> tuple[dict[str, Any], dict[KeyPath, str], tuple[Path, ...]]:
     document = read_document(path)
     data, where = dict(document.data), dict(document.where)
-    here = path.resolve()
+    here = resolved_path(path, code="TF-RCP-001", asked=str(path))
     base_name = data.pop("extends", None)
     if base_name is None:
         return data, where, (here,)
@@ -98,12 +99,13 @@ def _with_bases(
         )
     # relative to the file that says it, but never out of the folder of the recipe that is run
     base_path = path.parent / base_name
-    if Path(base_name).is_absolute() or not base_path.resolve().is_relative_to(root):
+    leads_to = resolved_path(base_path, code="TF-RCP-008", asked=f"extends: {base_name}")
+    if Path(base_name).is_absolute() or not leads_to.is_relative_to(root):
         raise ForgeError(
             "TF-RCP-008",
             f"{at}: extends: {base_name} leaves the recipe's folder",
             asked=f"extends: {base_name}",
-            numbers={"folder": str(root), "resolves_to": str(base_path.resolve())},
+            numbers={"folder": str(root), "resolves_to": str(leads_to)},
             why="A recipe and its bases form one unit that can be moved and reviewed together.",
             remedies=[
                 f"put the base below {root} and name it relative to {path.name}",
@@ -111,7 +113,7 @@ def _with_bases(
             ],
         )
     names = [item.name for item in (*chain, here)]
-    if base_path.resolve() in (*chain, here) or len(chain) >= MAX_BASES:
+    if leads_to in (*chain, here) or len(chain) >= MAX_BASES:
         raise ForgeError(
             "TF-RCP-009",
             f"{at}: the bases form a circle or a chain that is too long: {' -> '.join([*names, base_path.name])}",

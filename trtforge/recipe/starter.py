@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.paths import resolved_path, user_path
 from trtforge.preflight.machine import Machine
 from trtforge.preflight.model import DTYPE_BYTES, FormatFacts, ModelShape, kv_bytes_per_token, quantized_linears
 from trtforge.recipe.units import format_size
@@ -34,7 +35,8 @@ def source_in_recipe(source: str, folder: Path) -> str:
     """The source as the recipe in ``folder`` must write it: local paths below it relative, others absolute."""
     if source.startswith(("pypi:", "hf:")):
         return source
-    target, base = Path(source).expanduser().resolve(), folder.resolve()
+    given = user_path(source, code="TF-SRC-001", asked=source)
+    target, base = resolved_path(given, code="TF-SRC-001", asked=source), folder.resolve()
     return os.fspath(target.relative_to(base)) if target.is_relative_to(base) else str(target)
 
 

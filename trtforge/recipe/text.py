@@ -91,6 +91,8 @@ def parse_document(text: str, label: str) -> Document:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _syntax_error(error, label) from error
+    except RecursionError:
+        raise _too_deep(label) from None
     if not isinstance(node, yaml.MappingNode):
         raise ForgeError(
             "TF-RCP-006",
@@ -111,7 +113,21 @@ def parse_scalar(text: str, label: str) -> Any:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _syntax_error(error, label) from error
+    except RecursionError:
+        raise _too_deep(label) from None
     return None if node is None else _Walker(label).value(node, ())
+
+
+def _too_deep(label: str) -> ForgeError:
+    """The reader itself is recursive: it gives up on nesting long before the values can be counted."""
+    return ForgeError(
+        "TF-RCP-006",
+        f"{label} is nested too deeply",
+        asked=label,
+        numbers={"depth_limit": MAX_DEPTH},
+        why="A recipe is a page of settings, a few levels deep.",
+        remedies=["close the brackets that are open", "start from one of configs/*.yaml"],
+    )
 
 
 def _syntax_error(error: yaml.YAMLError, label: str) -> ForgeError:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.paths import user_path
 from trtforge.pipeline.stage import Artifact, StageResult
 from trtforge.store import locks
 from trtforge.store.files import free_bytes, fsync_path, read_json, remove_tree, tree_bytes, write_json_atomic
@@ -50,26 +51,30 @@ from trtforge.store.steps import step
 
 LAYOUT_VERSION = 1
 KEY_DIGITS = 16
+#: how libraries that hide the error number word it
+_FULL_SIGNS = ("No space left on device", "os error 28", "Disk quota exceeded", "File too large", "os error 27")
 
 
 def default_root(option: Path | None = None) -> Path:
     """The store's folder: ``option`` (``--store``), else ``TRTFORGE_HOME``, else ``.trtforge`` below the cwd."""
     if option is not None:
-        return option.expanduser().absolute()
+        return user_path(option, code="TF-STO-001", asked=f"--store {option}").absolute()
     home = os.environ.get("TRTFORGE_HOME")
-    return Path(home).expanduser().absolute() if home else Path.cwd() / ".trtforge"
+    if home:
+        return user_path(home, code="TF-STO-001", asked=f"TRTFORGE_HOME={home}").absolute()
+    return Path.cwd() / ".trtforge"
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a full disk (or quota) is behind an exception, also when a library wrapped it."""
+    """Whether a full disk, a quota or a limit on file sizes is behind an exception, also when a library wrapped it."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        if isinstance(current, OSError) and current.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(current, OSError) and current.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return True
         text = str(current)
-        if "No space left on device" in text or "os error 28" in text or "Disk quota exceeded" in text:
+        if any(sign in text for sign in _FULL_SIGNS):
             return True
         current = current.__cause__ or current.__context__
     return False
@@ -105,7 +110,7 @@ class Store:
             self._make()
         record = read_json(self.root / "store.json")
         version = record.get("version") if isinstance(record, dict) else None
-        if version != LAYOUT_VERSION and (self.root / "store.json").exists():
+        if version != LAYOUT_VERSION and os.path.exists(self.root / "store.json"):  # noqa: PTH110 (never raises)
             raise ForgeError(
                 "TF-STO-008",
                 f"the store {self.root} has layout {version!r}, this version works with {LAYOUT_VERSION}",
@@ -373,6 +378,7 @@ class Store:
             remedies=[
                 "run `trtforge artifacts gc` to remove artifacts that no recipe's last run uses",
                 "put the store on a larger disk with --store or TRTFORGE_HOME, then run again",
+                "raise the quota or the limit on file sizes (ulimit -f) when the disk itself has room",
             ],
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from quantize.intake.hashing import folder_digest, sha256_file
 from tests.support.refusals import refusal
 from tests.support.tiny import BOS_ID, EOS_ID, to_bfloat16_bits, write_safetensors, write_tiny_llama
 from tests.support.tiny_gguf import read_float32
-from trtforge.errors import ForgeError
+from trtforge.errors import ExitCode, ForgeError
 from trtforge.safetensors_header import read_headers
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 269060552\n"
@@ -361,7 +362,16 @@ def test_disk_that_fills_up(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "model.safetensors").symlink_to("/dev/full")
-    assert refusal(fetch, "model", tmp_path).code == "TF-SRC-012"
+    error = refusal(fetch, "model", tmp_path)
+    assert (error.code, error.exit_code) == ("TF-SRC-012", ExitCode.ENVIRONMENT)
+
+
+def test_a_limit_on_file_sizes_is_no_bug(tmp_path: Path) -> None:
+    def write() -> None:
+        with disk.system_answers(tmp_path, "fetching x"):
+            raise OSError(errno.EFBIG, "File too large")
+
+    assert refusal(write).code == "TF-SRC-012"
 
 
 def test_what_the_system_does_not_allow(model: Path, tmp_path: Path) -> None:
@@ -415,16 +425,56 @@ def over_vocabulary(model: Path) -> None:
         pytest.param(lambda model: (model / "tokenizer.json").write_text("{"), id="no JSON"),
         pytest.param(lambda model: (model / "tokenizer.json").write_text("{}"), id="no model"),
         pytest.param(over_vocabulary, id="more tokens than rows"),
-        pytest.param(lambda model: edit(model / "generation_config.json", eos_token_id=9999), id="end token unknown"),
-        pytest.param(
-            lambda model: edit(model / "generation_config.json", eos_token_id=[2, 700]), id="one of two unknown"
-        ),
         pytest.param(damage_tokenizer(lambda value: value.update(decoder=None)), id="text is lost"),
     ],
 )
 def test_tokenizer_must_fit(model: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     damage(model)
     assert refusal(fetch, "model", tmp_path).code == "TF-SRC-023"
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("key", ["eos_token_id", "bos_token_id"])
+@pytest.mark.parametrize("value", ["a", 512, [2, 700], [2, "a"], 1.5, True, -1])
+def test_token_ids_of_both_files(model: Path, tmp_path: Path, file: str, key: str, value: Any) -> None:
+    edit(model / file, **{key: value})
+    error = both_refuse(model, tmp_path)
+    assert error.code == "TF-SRC-021"
+    assert error.asked == file
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages", "{% for m in messages %}{{ m }}", "{% unknown %}"])
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_chat_template_must_compile(model: Path, tmp_path: Path, template: str, file: str) -> None:
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    if file.endswith(".jinja"):
+        (model / file).write_text(template)
+    else:
+        edit(model / file, chat_template=template)
+    error = both_refuse(model, tmp_path)
+    assert error.code == "TF-SRC-033"
+    assert "line 1" in error.message
+
+
+def test_template_features_of_transformers_compile(model: Path, tmp_path: Path) -> None:
+    text = "{% for m in messages %}{% generation %}{{ m | tojson }}{% endgeneration %}{% break %}{% endfor %}"
+    (model / "chat_template.jinja").write_text(text)
+    fetch("model", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "other.safetensors"])
+def test_pipes_are_not_waited_for(model: Path, tmp_path: Path, name: str) -> None:
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / name)
+    assert both_refuse(model, tmp_path).code == "TF-SRC-032"
+    assert refusal(fingerprint_source, "model", tmp_path).code == "TF-SRC-032"
+    assert refusal(read_headers, model).code == "TF-SRC-032"
+
+
+def test_a_pipe_called_gguf(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    for call in (inspect_source, fingerprint_source):
+        assert refusal(call, "m.gguf", tmp_path).code == "TF-SRC-032"
 
 
 def test_no_end_token_at_all(model: Path, tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_pip_out_of_disk(tmp_path: Path) -> None:
     source = parse_source(SOURCE, tmp_path)
     error = pypi._pip_error(source, "ERROR: Could not install: [Errno 28] No space left on device", tmp_path)
     assert error.code == "TF-SRC-012" and error.numbers["free"] > 0
+    assert error.exit_code == ExitCode.ENVIRONMENT
 
 
 def test_progress_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,6 +278,25 @@ class TestValues:
         assert loaded.recipe.evals.perplexity.corpus == "file:texts/a.txt"
 
 
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_nesting_deeper_than_the_reader_can_go(tmp_path: Path, opening: str) -> None:
+    text = opening * 5000
+    assert refused(write(tmp_path, MINIMAL + f"report: {text}\n")).code in ("TF-RCP-004", "TF-RCP-006")
+    assert refused(write(tmp_path, MINIMAL), f"name={'[' * 5000}").code == "TF-RCP-006"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (MINIMAL + 'evals: {perplexity: {corpus: "file:a\\0b"}}\n', "TF-RCP-013"),
+        (MINIMAL + 'bench: {prompts: "file:a\\0b"}\n', "TF-RCP-013"),
+        (MINIMAL + 'extends: "a\\0b"\n', "TF-RCP-008"),
+    ],
+)
+def test_nul_in_paths(tmp_path: Path, text: str, code: str) -> None:
+    assert refused(write(tmp_path, text)).code == code
+
+
 def test_recipes_built_in_memory(tmp_path: Path) -> None:
     data: dict[str, Any] = {"name": "x", "model": {"source": "m"}}
     loaded = recipe_from_mapping(data, tmp_path, ["quantize.format=fp8"])

@@ -177,6 +177,7 @@ def test_disk_full_is_recognised_through_libraries() -> None:
     assert is_disk_full(inner)
     assert is_disk_full(wrapped)
     assert is_disk_full(RuntimeError("I/O error: No space left on device (os error 28)"))
+    assert is_disk_full(OSError(errno.EFBIG, "File too large")), "a limit on file sizes (ulimit -f)"
     assert not is_disk_full(OSError(errno.EACCES, "no"))
 
 
