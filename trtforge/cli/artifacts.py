@@ -25,7 +25,7 @@ def list_(console: Console, store: StoreOption = None) -> None:
     from trtforge.recipe.units import format_seconds, format_size
     from trtforge.store.gc import list_artifacts
 
-    opened = common.open_store(store)
+    opened = common.open_store(store, read_only=True)
     rows = list_artifacts(opened)
     total = sum(row.bytes for row in rows)
     console.result({"store": str(opened.root), "bytes": total, "artifacts": [row.to_json() for row in rows]})
@@ -63,7 +63,7 @@ def show(
     from trtforge.store.gc import show_artifact
     from trtforge.store.store import Damage
 
-    found = show_artifact(common.open_store(store), name)
+    found = show_artifact(common.open_store(store, read_only=True), name)
     if isinstance(found, Damage):
         raise ForgeError(
             "TF-CLI-002",

@@ -115,11 +115,14 @@ def interrupted() -> ForgeError:
     )
 
 
-def open_store(option: Path | None) -> Store:
-    """The artifact store that ``--store``, ``TRTFORGE_HOME`` or the working directory says."""
+def open_store(option: Path | None, *, read_only: bool = False) -> Store:
+    """The artifact store that ``--store``, ``TRTFORGE_HOME`` or the working directory says.
+
+    ``read_only`` is for commands that only look: nothing is made, and a store without write permission will do.
+    """
     from trtforge.store.store import Store, default_root
 
-    return Store(default_root(option))
+    return Store(default_root(option), read_only=read_only)
 
 
 def preflight(

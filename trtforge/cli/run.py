@@ -147,7 +147,7 @@ def explain(
     from trtforge.recipe.units import format_seconds
 
     loaded = load_recipe(recipe, overrides or ())
-    rows = explain_stages(Pipeline(default_stages(), common.open_store(store)), loaded, until)
+    rows = explain_stages(Pipeline(default_stages(), common.open_store(store, read_only=True)), loaded, until)
     console.result({"recipe": str(recipe), "name": loaded.recipe.name, "stages": [row.to_json() for row in rows]})
     console.table(
         f"{loaded.recipe.name}",

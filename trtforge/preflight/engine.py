@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trtforge.errors import ExitCode, ForgeError
+from trtforge.errors import ForgeError
 from trtforge.preflight.machine import Machine
 from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape
 from trtforge.recipe.keys import nearest
@@ -243,7 +243,7 @@ def _check_waivers(waivers: Mapping[str, str], rules: Mapping[str, Rule]) -> Non
 
 
 def refusal(report: Report, recipe_name: str) -> ForgeError:
-    """The blocking findings as one error (exit code 1)."""
+    """The blocking findings as one error: bad input, which a caller must tell apart from a missed gate."""
     blocking = [finding for finding in report.findings if finding.blocks]
     first = blocking[0]
     if len(blocking) == 1:
@@ -259,7 +259,6 @@ def refusal(report: Report, recipe_name: str) -> ForgeError:
         numbers=numbers,
         why=" ".join(dict.fromkeys(finding.why for finding in blocking)),
         remedies=[remedy for finding in blocking for remedy in finding.remedies],
-        exit_code=ExitCode.GATE_FAILED,
     )
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from tests.support.tiny import write_tiny_llama
 from trtforge.cli.main import app, invoke
+from trtforge.store.store import Store
 
 
 class Result:
@@ -149,7 +150,7 @@ class TestCheck:
 class TestRefusedRuns:
     def test_preflight_comes_first(self, cli: Any, recipe: Path, tmp_path: Path) -> None:
         result = cli("run", str(recipe), "--json", "--set", "build.target=tensorrt")
-        assert result.code == 1
+        assert result.code == 2
         assert result.document["error"]["code"] == "TF-K23-002"
         assert not list((tmp_path / "store").glob("artifacts/*/*"))
 
@@ -162,7 +163,7 @@ class TestRefusedRuns:
 
     def test_one_stage_commands_check_too(self, cli: Any, recipe: Path, tmp_path: Path) -> None:
         result = cli("quantize", str(tmp_path / "model"), "--json", "--format", "int4_awq", "--group-size", "48")
-        assert result.code == 1
+        assert result.code == 2
         assert "TF-K4-002" in result.document["error"]["numbers"]
 
     def test_a_folder_in_the_way_of_the_result(self, cli: Any, tmp_path: Path, recipe: Path) -> None:
@@ -207,6 +208,38 @@ class TestRun:
         result = cli("verify", row["path"], "--json")
         assert result.code == 1
         assert result.document["findings"][0]["path"] == "config.json"
+
+    def test_a_store_that_cannot_be_written_can_be_looked_at(
+        self, cli: Any, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert cli("run", str(recipe), "--until", "intake", "--quiet").code == 0
+
+        def refuse(store: Store) -> None:
+            raise AssertionError("nothing may be made in a store that is only looked at")
+
+        monkeypatch.setattr(Store, "_make", refuse)  # rights would not stop root, who runs tests in containers
+        assert len(cli("artifacts", "list", "--json").document["artifacts"]) == 1
+        assert cli("artifacts", "show", "intake", "--json").code == 0
+        rows = cli("explain", str(recipe), "--until", "quantize", "--json").document["stages"]
+        assert rows[0]["status"] == "cached"
+
+    def test_looking_makes_no_store(self, cli: Any, tmp_path: Path) -> None:
+        assert cli("artifacts", "list", "--json").document["artifacts"] == []
+        assert not (tmp_path / "store").exists()
+
+    @pytest.mark.parametrize("command", ["run", "check"])
+    def test_impossible_store_names(self, cli: Any, recipe: Path, command: str) -> None:
+        result = cli(command, str(recipe), "--json", "--store", "x" * 300)
+        assert result.code == (3 if command == "run" else 0)
+        if command == "run":
+            assert result.document["error"]["code"] == "TF-STO-001"
+        result = cli(command, str(recipe), "--json", "--store", "~nobody-here/x")
+        assert (result.code, result.document["error"]["code"]) == (2, "TF-STO-001")
+
+    def test_sources_below_unknown_homes(self, cli: Any, recipe: Path) -> None:
+        for arguments in (("check", str(recipe), "--set", "model.source=~nobody-here/x"), ("init", "~nobody-here/x")):
+            result = cli(*arguments, "--json")
+            assert (result.code, result.document["error"]["code"]) == (2, "TF-SRC-001")
 
 
 class TestInit:

@@ -62,7 +62,7 @@ def test_rules_without_their_facts_are_named_not_passed() -> None:
 def test_the_refusal_lists_every_blocking_finding() -> None:
     report = check_report(loaded(build={"target": "tensorrt"}, speculation={"method": "ngram"}), machine=False)
     error = refusal(report, "x")
-    assert error.exit_code == ExitCode.GATE_FAILED
+    assert error.exit_code == ExitCode.BAD_INPUT
     assert {"TF-K12-001", "TF-K23-002"} <= set(error.numbers)
     assert "2 reasons" in error.message
     assert len(error.remedies) >= 2
