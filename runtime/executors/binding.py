@@ -121,11 +121,11 @@ class Binder:
                 if source is not None and source in owner:
                     owner[out] = owner[source]
                 elif out in op.widths:
-                    owner[out], keys[out] = out, ("rows", op.widths[out])
+                    owner[out], keys[out] = out, ("rows", op.widths[out], op.params.get("few", 0))
                 elif op.kind == "linear":
                     owner[out], keys[out] = out, ("fresh", op.params["packed"].width)
                 elif op.kind == "gather":
-                    owner[out], keys[out] = out, ("rows", None)
+                    owner[out], keys[out] = out, None
                 if out in owner:
                     last[owner[out]] = i
         kept = {
@@ -135,20 +135,23 @@ class Binder:
         }
         dying: dict[int, list[tuple[str, Any]]] = {}
         for root, i in last.items():
-            if root in kept or keys[root] == ("rows", None):
+            if root in kept or keys[root] is None:
                 continue  # gathered rows keep their own buffer: there are few of them
             dying.setdefault(i, []).append((root, keys[root]))
         return dying
 
-    def _rows(self, width: int) -> Slot:
-        """A row buffer, reused when one of this width is free."""
-        pool = self.free.get(("rows", width))
+    def _rows(self, width: int, few: int = 0) -> Slot:
+        """A row buffer, reused when one of this kind is free; ``few``: with a bfloat16 twin of that many rows."""
+        pool = self.free.get(("rows", width, few))
         if pool:
             return pool.pop()
         rows = self.low.max_rows + ROW_PADDING
         tensor = torch.zeros(rows, width, dtype=self.low.dtype, device=self.low.device)
         self.buffer_bytes += tensor.numel() * tensor.element_size()
-        return Slot(tensor, rowed=True, reused=True)
+        slot = Slot(tensor, rowed=True, reused=True)
+        if few:
+            slot.few = torch.zeros(few, width, dtype=torch.bfloat16, device=self.low.device)
+        return slot
 
     def _fresh(self, width: int) -> Slot:
         pool = self.free.get(("fresh", width))
@@ -157,7 +160,7 @@ class Binder:
     def _output(self, op: Op, name: str, logits: bool) -> Slot:
         """The slot of an output in a row buffer; an in-place one takes its input's over."""
         source = op.inplace.get(name)
-        slot = self._rows(op.widths[name]) if source is None else self.refs[source].slot
+        slot = self._rows(op.widths[name], op.params.get("few", 0)) if source is None else self.refs[source].slot
         self.refs[name] = Ref(slot, 0, op.widths[name])
         return slot
 
@@ -229,7 +232,7 @@ class Binder:
         x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
         slot = self._output(op, op.outs[0], logits)
         if quant.kind == "scale":
-            factors = self.low.view.evaluate(quant.factors).to(self.low.dtype).flatten().to(self.low.device)
+            factors = self.low.view.evaluate(quant.factors).float().flatten().to(self.low.device)
             run = program.scale_columns(factors, x, slot)
         else:
             out_scale = op.params["out_scale"]

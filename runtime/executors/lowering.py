@@ -19,7 +19,7 @@ from runtime.executors import matching
 from runtime.executors.binding import Binder, Lowered, Op
 from runtime.executors.interpreter import check_operators, constant_value, run_node
 from runtime.executors.kernels import Kernels
-from runtime.executors.linears import Capability, PackedLinear, Scratch, pack
+from runtime.executors.linears import Capability, Int4Pack, PackedLinear, Scratch, pack
 from runtime.executors.matching import GraphView, InputQuant, LinearMatch
 from runtime.executors.onnx_graph import Graph, Node
 from runtime.executors.onnx_ops import OpContext, attention_params
@@ -65,7 +65,9 @@ class Lowering:
         dtype: dtype of activations (what 16-bit floats of the graph are held in).
         max_rows: most tokens of a step.
         max_positions: rows of the rotary tables.
-        int4: use the packed INT4 kernel for few rows.
+        int4: use the packed INT4 kernel for few rows; such a program is not row-invariant anyway, so its
+            other linears do not pay for it.
+        exact_rows: rows must not depend on their number.
         progress: called with each packed linear's stored bytes.
     """
 
@@ -79,6 +81,7 @@ class Lowering:
         max_rows: int,
         max_positions: int,
         int4: bool = True,
+        exact_rows: bool = True,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         check_operators(graph.nodes)
@@ -89,6 +92,8 @@ class Lowering:
         self.max_rows, self.max_positions = max_rows, max_positions
         self.device = capability.device
         self.progress = progress
+        switches = int4 and capability.int4_rows > 0 and any(c.dtype == "INT4" for c in graph.constants.values())
+        self.exact = exact_rows and not switches
         self.scratch = Scratch()
         self.producer: dict[str, Op] = {}
         self.segments: dict[str, tuple[str, int, int]] = {}  # value -> (packed value, first column, width)
@@ -116,6 +121,8 @@ class Lowering:
         self._norms()
         ops = self._ordered()
         self._drop_hazards(ops)
+        self._fold_scales(ops)
+        self._hand_on(ops)
         return Binder(self, ops).bind()
 
     def _put(self, op: Op) -> None:
@@ -157,7 +164,13 @@ class Lowering:
         sources = [m.weight for m in matches]
         input_scale = quant.scale if quant is not None and quant.kind == "fp8" else None
         packed = pack(
-            sources, self.capability, self.dtype, input_scale=input_scale, allow_int4=self.int4, scratch=self.scratch
+            sources,
+            self.capability,
+            self.dtype,
+            input_scale=input_scale,
+            allow_int4=self.int4,
+            exact=self.exact,
+            scratch=self.scratch,
         )
         for weight in sources:  # what was packed is not read again: let go of evaluated copies
             if isinstance(weight.weight, torch.Tensor):
@@ -331,6 +344,55 @@ class Lowering:
                 if waiting[id(follower)] == 0:
                     heapq.heappush(ready, (follower.index, serial[id(follower)], follower))
         return ordered
+
+    def _fold_scales(self, ops: list[Op]) -> None:
+        """Move the factor on quantized activations into the norm in front: codes(x·c; s·c)·c equals codes(x; s)·c."""
+        for op in ops:
+            factor = op.params.get("out_scale", 1.0) if op.kind == "quantize" else 1.0
+            norm = self.producer.get(op.ins[0])
+            if factor == 1.0 or not op.inplace or norm is None or norm.kind not in ("rms_norm", "add_rms_norm"):
+                continue
+            # in place means that nothing else reads the norm's output afterwards; before is as bad here
+            if sum(op.ins[0] in other.ins for other in ops) > 1:
+                continue
+            quant: InputQuant = op.params["quant"]
+            norm.params["weight"] = norm.params["weight"] * factor
+            op.params |= {"quant": InputQuant(quant.kind, quant.scale * factor), "out_scale": 1.0}
+
+    def _hand_on(self, ops: list[Op]) -> None:
+        """Let INT4 linears leave bfloat16 to attention and gated activations whose results go to INT4 linears again.
+
+        These kernels round their few rows to bfloat16 anyway; what is saved are the conversions in between.
+        """
+        readers: dict[str, list[Op]] = {}
+        for op in ops:
+            for name in op.ins:
+                readers.setdefault(self.segments.get(name, (name,))[0], []).append(op)
+
+        def int4(op: Op) -> bool:
+            return op.kind == "linear" and isinstance(op.params["packed"].kernel, Int4Pack)
+
+        def ends_in_int4(op: Op) -> bool:
+            users = [u for u in readers.get(op.outs[0], []) if u.kind != "alias"]
+            scaled = [u for u in users if u.kind == "quantize" and u.params["quant"].kind == "scale" and u.inplace]
+            if scaled:
+                return len(users) == 1 and ends_in_int4(scaled[0])
+            return op.outs[0] not in self.graph.outputs and bool(users) and all(map(int4, users))
+
+        for op in ops:
+            packed = op.outs[0]
+            users = [u for u in readers.get(packed, []) if u.kind != "alias"]
+            if not int4(op) or self.dtype != torch.float32 or not users:
+                continue
+            alone = all(
+                u.kind in ("attention", "silu_mul")
+                and all(self.segments[n][0] == packed for n in u.ins if n in self.segments)
+                for u in users
+            )
+            if alone and all(map(ends_in_int4, users)):
+                op.params["packed"].kernel.hands_on = True
+                for user in users:
+                    user.params["few"] = op.params["packed"].kernel.few
 
     def _drop_hazards(self, ops: list[Op]) -> None:
         """Keep an in-place operation only where nothing reads the old value later."""

@@ -53,6 +53,7 @@ class TorchExecutor:
         num_blocks: KV blocks to allocate instead of the engine's number.
         lowered: False interprets the graph node by node in its own dtypes (slow, the reference).
         int4: False keeps INT4 weights in one dense kernel for all row counts (row-invariant).
+        exact_rows: False lets one and two rows sum in another order than more rows do, which is faster.
         capability: overrides what the machine is detected to have (tests).
         host_library: False does without the host op library.
 
@@ -70,6 +71,7 @@ class TorchExecutor:
         num_blocks: int | None = None,
         lowered: bool = True,
         int4: bool = True,
+        exact_rows: bool = True,
         capability: Capability | None = None,
         host_library: bool = True,
         progress: Progress | None = None,
@@ -92,7 +94,7 @@ class TorchExecutor:
         self._interpreter: Interpreter | None = None
         self._lowered: Lowered | None = None
         if lowered:
-            self._lowered = self._lower(graph, int4, progress or SilentProgress())
+            self._lowered = self._lower(graph, int4, exact_rows, progress or SilentProgress())
         else:
             self.activation_dtype = _FLOATS[self.info.dtype]
             self._kernels = self._make_kernels()
@@ -251,7 +253,7 @@ class TorchExecutor:
             return TorchKernels()
         return host_kernels.HostKernels(self._library, self.activation_dtype)
 
-    def _lower(self, graph: Graph, int4: bool, progress: Progress) -> Lowered:
+    def _lower(self, graph: Graph, int4: bool, exact_rows: bool, progress: Progress) -> Lowered:
         total = sum(c.nbytes for c in graph.constants.values())
         progress.start("packing weights", float(total))
         lowering = Lowering(
@@ -262,6 +264,7 @@ class TorchExecutor:
             max_rows=self.info.limits.max_num_tokens,
             max_positions=self.info.limits.max_seq_len,
             int4=int4,
+            exact_rows=exact_rows,
             progress=lambda nbytes: progress.advance(float(nbytes)),
         )
         # packing is one long scalar loop a weight: threads would only wait for each other, worst on a busy machine
