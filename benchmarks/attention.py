@@ -22,13 +22,14 @@ from pathlib import Path
 
 import torch
 
-from plugins.host import load
+from plugins.host import abi, load
 from plugins.host.library import HostLibrary
 
 CONTEXT = 4096
 BAR = 0.5
 COPY_BYTES = 256 << 20
 POOLS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "fp8": torch.float8_e4m3fn}
+CODES = {"float32": abi.FLOAT32, "bfloat16": abi.BFLOAT16, "float16": abi.FLOAT16, "fp8": abi.FLOAT8_E4M3}
 
 
 @dataclass(frozen=True)
@@ -105,25 +106,43 @@ def decode_step(library: HostLibrary, case: Case) -> tuple[Callable[[], None], i
     starts = torch.arange(case.batch + 1, dtype=torch.int32)
     lengths = torch.full((case.batch,), CONTEXT, dtype=torch.int32)
     scaled = case.pool == "fp8"
+    # The executor's way: one argument struct, of which a step changes a few fields.
+    args = library.attention_call(
+        query=qkv.data_ptr(),
+        key=qkv.data_ptr() + heads * size * 4,
+        value=qkv.data_ptr() + (heads + kv) * size * 4,
+        kv_pool=pool.data_ptr(),
+        output=out.data_ptr(),
+        query_start=starts.data_ptr(),
+        sequence_lengths=lengths.data_ptr(),
+        query_stride=width,
+        key_stride=width,
+        value_stride=width,
+        output_stride=heads * size,
+        block_table_stride=blocks_each,
+        num_tokens=case.batch,
+        num_requests=case.batch,
+        max_blocks=blocks_each,
+        num_blocks=count,
+        block_size=case.block_size,
+        num_heads=heads,
+        num_kv_heads=kv,
+        head_size=size,
+        activation_dtype=abi.FLOAT32,
+        pool_dtype=CODES[case.pool],
+        scale=size**-0.5,
+        k_scale=0.01 if scaled else 1.0,
+        v_scale=0.01 if scaled else 1.0,
+    )
+    alive = (qkv, out, starts, lengths, tables, pool)
+    pointers = [table.data_ptr() for table in tables]
     state = {"copy": 0}
 
     def run() -> None:
+        assert alive
         state["copy"] = (state["copy"] + 1) % copies
-        library.paged_attention(
-            qkv[:, : heads * size],
-            qkv[:, heads * size : (heads + kv) * size],
-            qkv[:, (heads + kv) * size :],
-            pool,
-            starts,
-            lengths,
-            tables[state["copy"]],
-            out,
-            num_heads=heads,
-            num_kv_heads=kv,
-            head_size=size,
-            k_scale=0.01 if scaled else 1.0,
-            v_scale=0.01 if scaled else 1.0,
-        )
+        args.block_table = pointers[state["copy"]]
+        library.run_attention(args)
 
     return run, bytes_each
 
