@@ -152,15 +152,23 @@ def measure(library: HostLibrary, case: Case, rounds: int) -> Row:
     run, read = decode_step(library, case)
     source = torch.ones(COPY_BYTES // 4)
     target = torch.empty_like(source)
+    repeat = max(1, int(COPY_BYTES / 2 / read))
+
+    def move() -> None:
+        target.copy_(source)
+
+    def several() -> None:
+        for _ in range(repeat):
+            run()
+
     for _ in range(3):
         run()
-        target.copy_(source)
-    repeat = max(1, int(COPY_BYTES / 2 / read))
+        move()
     attention: list[float] = []
     copy: list[float] = []
     for _ in range(rounds):
-        copy.append(timed(lambda: target.copy_(source)))
-        attention.append(timed(lambda: [run() for _ in range(repeat)] and None) / repeat)
+        copy.append(timed(move))
+        attention.append(timed(several) / repeat)
     copy_rate = 2 * COPY_BYTES / statistics.median(copy) / 1e9
     seconds = statistics.median(attention)
     rate = read / seconds / 1e9
