@@ -8,7 +8,6 @@ would leave the target folder is refused as a whole; members are written to name
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -39,6 +38,19 @@ _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Ru
 RETRIES = 3
 
 
+def _has_pip() -> bool:
+    """Whether this Python has pip.
+
+    Asked of the metadata: looking for the *module* makes setuptools hand ``distutils`` back to the
+    standard library for the rest of the process, and importing ModelOpt then fails.
+    """
+    try:
+        metadata.distribution("pip")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def _folder(cache_dir: Path, source: Source) -> Path:
     name = re.sub(r"[-_.]+", "-", source.package).lower()
     return cache_dir / "pypi" / f"{name}-{source.version}"
@@ -60,7 +72,7 @@ def download_wheel(source: Source, cache_dir: Path, progress: Progress) -> Path:
     found = cached_wheel(source, cache_dir)
     if found is not None:
         return found
-    if importlib.util.find_spec("pip") is None:
+    if not _has_pip():
         raise EnvironmentLacks(
             "TF-SRC-027",
             "downloading from the registry needs pip, which this Python does not have",

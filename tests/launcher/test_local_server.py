@@ -20,7 +20,8 @@ ECHO = """
 import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(r, "IN").as_numpy())]) for r in requests]
+        arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in arrays]
 """
 CONFIG = """
 name: "echo" backend: "python" max_batch_size: 0

@@ -17,7 +17,6 @@ from runtime.executors import linears
 from runtime.executors.base import Executor, StepBatch, StepProfile
 from runtime.executors.linears import (
     Capability,
-    LinearSource,
     OnednnF32,
     TorchLinear,
     detect,
@@ -26,6 +25,7 @@ from runtime.executors.linears import (
 )
 from runtime.executors.onnx_graph import load_graph
 from runtime.executors.torch_executor import TorchExecutor
+from runtime.executors.weights import LinearSource
 from tests.runtime.executor_support import PROMPTS, blocks_of, make_batch, run_whole, tiny_engine
 from tests.support.refusals import refusal
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -168,9 +169,18 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pypi.importlib.util, "find_spec", lambda name: None)
+    def missing(name: str) -> None:
+        raise pypi.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(pypi.metadata, "distribution", missing)
     error = refusal(fetch, tmp_path)
     assert error.code == "TF-SRC-027" and sys.executable in error.remedies[0]
+
+
+def test_a_download_leaves_distutils_to_setuptools() -> None:
+    """Modules that build extensions must still be importable after a download in the same process."""
+    code = "from quantize.intake.pypi import _has_pip; assert _has_pip(); import distutils.core; import setuptools"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
 def test_pip_out_of_disk(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_no_colour_in_a_pipe_even_when_forced_elsewhere(tmp_path: Path) -> None:
 
 def test_a_store_that_cannot_be_written_is_an_environment_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = trtforge("artifacts", "list", "--store", str(tmp_path / "file" / "store"), "--json", cwd=tmp_path)
+    done = trtforge("artifacts", "gc", "--store", str(tmp_path / "file" / "store"), "--json", cwd=tmp_path)
     assert done.returncode == 3
     assert json.loads(done.stdout)["error"]["code"] == "TF-STO-001"
 
