@@ -19,10 +19,11 @@ from runtime.executors import matching
 from runtime.executors.binding import Binder, Lowered, Op
 from runtime.executors.interpreter import check_operators, constant_value, run_node
 from runtime.executors.kernels import Kernels
-from runtime.executors.linears import Capability, Int4Pack, PackedLinear, Scratch, pack
+from runtime.executors.linears import Capability, Int4Pack, PackedLinear, pack
 from runtime.executors.matching import GraphView, InputQuant, LinearMatch
 from runtime.executors.onnx_graph import Graph, Node
 from runtime.executors.onnx_ops import OpContext, attention_params
+from runtime.executors.weights import Scratch
 
 
 def simplify(graph: Graph, context: OpContext) -> Graph:

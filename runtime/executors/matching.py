@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from runtime.executors.interpreter import constant_value, run_node
-from runtime.executors.linears import LinearSource
 from runtime.executors.onnx_graph import Constant, Graph, Node
 from runtime.executors.onnx_ops import OpContext
+from runtime.executors.weights import LinearSource
 
 _SHAPE_ONLY = ("Unsqueeze", "Squeeze", "Reshape", "Identity")
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
