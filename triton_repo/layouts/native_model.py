@@ -7,7 +7,9 @@ copies the engine's figures to Triton's metrics page.
 """
 
 import json
+import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,31 @@ from runtime.triton_frontend import request_from_tensors, tensors_from_output
 from trtforge.errors import ForgeError
 
 POLL_SECONDS = 0.05
+PARENT_SECONDS = 0.5
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def _server_lives() -> bool:
+    """Whether this process's parent is still the server (and not whoever inherits orphans)."""
+    try:
+        return Path(f"/proc/{os.getppid()}/comm").read_text().startswith("triton")
+    except OSError:
+        return False
+
+
+def _leave_with_the_server() -> None:
+    """End this process once the server is gone.
+
+    A server that is killed does not tell the process that runs this file, which would keep the engine in
+    memory for ever. A signal at the parent's death would not do: it follows the thread that started the
+    process, and that thread may end while the server goes on.
+    """
+    while _server_lives():
+        time.sleep(PARENT_SECONDS)
+    os._exit(1)
+
+
+threading.Thread(target=_leave_with_the_server, name="server-watcher", daemon=True).start()
 
 
 class TritonPythonModel:
