@@ -54,6 +54,13 @@ class Lowered:
     state: StepState
     linears: list[PackedLinear]
     report: dict[str, Any]
+    #: the same in bfloat16 for steps of up to ``few_rows`` rows (INT4 engines)
+    few: Lowered | None = None
+    few_rows: int = 0
+
+    def for_rows(self, rows: int) -> Lowered:
+        """The program for a step of that many rows."""
+        return self.few if self.few is not None and rows <= self.few_rows else self
 
 
 class LoweringResult(Protocol):
@@ -61,11 +68,7 @@ class LoweringResult(Protocol):
 
     graph: Graph
     view: GraphView
-    context: OpContext
-    kernels: Kernels
-    dtype: torch.dtype
     device: str
-    max_rows: int
     #: value -> (packed value, first column, width)
     segments: dict[str, tuple[str, int, int]]
     producer: dict[str, Op]
@@ -73,10 +76,14 @@ class LoweringResult(Protocol):
 
 
 class Binder:
-    """Gives values their slots and makes the program's steps."""
+    """Gives values their slots and makes the program's steps, for one type of activations and a number of rows."""
 
-    def __init__(self, lowering: LoweringResult, ops: list[Op]) -> None:
+    def __init__(
+        self, lowering: LoweringResult, ops: list[Op], kernels: Kernels, dtype: torch.dtype, max_rows: int
+    ) -> None:
         self.low, self.ops = lowering, ops
+        self.kernels, self.dtype, self.max_rows = kernels, dtype, max_rows
+        self.context = OpContext(dtype)
         self.refs: dict[str, Ref] = {}
         self.state = StepState()
         self.free: dict[Any, list[Slot]] = {}
@@ -121,7 +128,7 @@ class Binder:
                 if source is not None and source in owner:
                     owner[out] = owner[source]
                 elif out in op.widths:
-                    owner[out], keys[out] = out, ("rows", op.widths[out], op.params.get("few", 0))
+                    owner[out], keys[out] = out, ("rows", op.widths[out])
                 elif op.kind == "linear":
                     owner[out], keys[out] = out, ("fresh", op.params["packed"].width)
                 elif op.kind == "gather":
@@ -140,18 +147,14 @@ class Binder:
             dying.setdefault(i, []).append((root, keys[root]))
         return dying
 
-    def _rows(self, width: int, few: int = 0) -> Slot:
-        """A row buffer, reused when one of this kind is free; ``few``: with a bfloat16 twin of that many rows."""
-        pool = self.free.get(("rows", width, few))
+    def _rows(self, width: int) -> Slot:
+        """A row buffer, reused when one of this width is free."""
+        pool = self.free.get(("rows", width))
         if pool:
             return pool.pop()
-        rows = self.low.max_rows + ROW_PADDING
-        tensor = torch.zeros(rows, width, dtype=self.low.dtype, device=self.low.device)
+        tensor = torch.zeros(self.max_rows + ROW_PADDING, width, dtype=self.dtype, device=self.low.device)
         self.buffer_bytes += tensor.numel() * tensor.element_size()
-        slot = Slot(tensor, rowed=True, reused=True)
-        if few:
-            slot.few = torch.zeros(few, width, dtype=torch.bfloat16, device=self.low.device)
-        return slot
+        return Slot(tensor, rowed=True, reused=True)
 
     def _fresh(self, width: int) -> Slot:
         pool = self.free.get(("fresh", width))
@@ -160,7 +163,7 @@ class Binder:
     def _output(self, op: Op, name: str, logits: bool) -> Slot:
         """The slot of an output in a row buffer; an in-place one takes its input's over."""
         source = op.inplace.get(name)
-        slot = self._rows(op.widths[name], op.params.get("few", 0)) if source is None else self.refs[source].slot
+        slot = self._rows(op.widths[name]) if source is None else self.refs[source].slot
         self.refs[name] = Ref(slot, 0, op.widths[name])
         return slot
 
@@ -193,7 +196,7 @@ class Binder:
         table = op.params["table"].data
         slot = self._output(op, op.outs[0], logits)
         ids = self._ref("input_ids").slot
-        self._step(program.embedding(self.low.kernels, table.to(self.low.device), ids, slot), "embedding", logits)
+        self._step(program.embedding(self.kernels, table.to(self.low.device), ids, slot), "embedding", logits)
 
     def _bind_table(self, op: Op, logits: bool) -> None:
         slot = Slot(rowed=True)
@@ -203,7 +206,7 @@ class Binder:
     def _bind_rms_norm(self, op: Op, logits: bool) -> None:
         x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
         slot = self._output(op, op.outs[0], logits)
-        run = program.rms_norm(self.low.kernels, x, op.params["weight"], op.params["epsilon"], slot)
+        run = program.rms_norm(self.kernels, x, op.params["weight"], op.params["epsilon"], slot)
         self._step(run, "norms", logits)
 
     def _residual(self, op: Op, logits: bool) -> Slot:
@@ -220,23 +223,23 @@ class Binder:
         residual = self._residual(op, logits)
         slot = self._output(op, op.outs[1], logits)
         weight, epsilon = op.params["weight"], op.params["epsilon"]
-        run = program.add_rms_norm(self.low.kernels, residual, self._ref(op.ins[1]), weight, epsilon, slot)
+        run = program.add_rms_norm(self.kernels, residual, self._ref(op.ins[1]), weight, epsilon, slot)
         self._step(run, "norms", logits)
 
     def _bind_add(self, op: Op, logits: bool) -> None:
         residual = self._residual(op, logits)
-        self._step(program.add(self.low.kernels, residual, self._ref(op.ins[1])), "norms", logits)
+        self._step(program.add(self.kernels, residual, self._ref(op.ins[1])), "norms", logits)
 
     def _bind_quantize(self, op: Op, logits: bool) -> None:
         quant: InputQuant = op.params["quant"]
         x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
         slot = self._output(op, op.outs[0], logits)
         if quant.kind == "scale":
-            factors = self.low.view.evaluate(quant.factors).float().flatten().to(self.low.device)
+            factors = self.low.view.evaluate(quant.factors).to(self.dtype).flatten().to(self.low.device)
             run = program.scale_columns(factors, x, slot)
         else:
             out_scale = op.params["out_scale"]
-            run = program.fake_quant(self.low.kernels, quant.kind, quant.scale, self._factor(quant, out_scale), x, slot)
+            run = program.fake_quant(self.kernels, quant.kind, quant.scale, self._factor(quant, out_scale), x, slot)
         self._step(run, "activation quantization", logits)
 
     @staticmethod
@@ -249,16 +252,19 @@ class Binder:
         packed: PackedLinear = op.params["packed"]
         slot = self._fresh(packed.width)
         self.refs[op.outs[0]] = Ref(slot, 0, packed.width)
-        self._step(program.linear(packed, x, slot), "logits linear" if logits else "linears", logits)
+        # logits keep the precision that they come in
+        final = any(n in self.low.graph.outputs and s[0] == op.outs[0] for n, s in self.low.segments.items())
+        run = program.linear(packed, x, slot, None if final else self.dtype)
+        self._step(run, "logits linear" if logits else "linears", logits)
 
     def _bind_attention(self, op: Op, logits: bool) -> None:
         found, params = op.params["match"], op.params["params"]
         q, k, v = (self._ref(name) for name in (found.q, found.k, found.v))
         cos, sin = self._ref(f"{found.cos}:rows").slot, self._ref(f"{found.sin}:rows").slot
-        self._step(program.rope(self.low.kernels, q, k, params.head_size, cos, sin), "rotary", logits)
+        self._step(program.rope(self.kernels, q, k, params.head_size, cos, sin), "rotary", logits)
         slot = self._output(op, op.outs[0], logits)
         pool = self._ref(found.node.inputs[3]).slot
-        run = program.attention(self.low.kernels, q, k, v, pool, self.state, params, slot)
+        run = program.attention(self.kernels, q, k, v, pool, self.state, params, slot)
         self._step(run, "attention", logits)
 
     def _bind_alias(self, op: Op, logits: bool) -> None:
@@ -267,7 +273,7 @@ class Binder:
     def _bind_silu_mul(self, op: Op, logits: bool) -> None:
         gate, up = self._ref(op.ins[0]), self._ref(op.ins[1])
         slot = self._output(op, op.outs[0], logits)
-        self._step(program.silu_mul(self.low.kernels, gate, up, slot), "activation function", logits)
+        self._step(program.silu_mul(self.kernels, gate, up, slot), "activation function", logits)
 
     def _bind_gather(self, op: Op, logits: bool) -> None:
         source = self._ref(op.ins[0])
@@ -296,7 +302,7 @@ class Binder:
                 self.refs[name] = Ref(slot)
             elif slot is not None:
                 self.refs.setdefault(name, Ref(slot))
-        self._step(program.interpret(node, self.low.context, inputs, outputs), "interpreter", logits)
+        self._step(program.interpret(node, self.context, inputs, outputs), "interpreter", logits)
 
     def _report(self) -> dict[str, Any]:
         kinds: dict[str, int] = {}

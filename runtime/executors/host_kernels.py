@@ -100,11 +100,7 @@ def load_library(path: Path) -> ctypes.CDLL:
 
 
 class HostKernels(TorchKernels):
-    """Kernels of the host library on the CPU; ``dtype`` is that of the row buffers.
-
-    Rotary embedding, attention and the gated activation take whatever their operands have, as long as the output
-    has it too: INT4 kernels hand bfloat16 on to them.
-    """
+    """Kernels of the host library for one activation dtype on the CPU."""
 
     name = "host"
 
@@ -160,8 +156,6 @@ class HostKernels(TorchKernels):
         tokens: int,
     ) -> None:
         matrix, first, width = x
-        if matrix.dtype != residual.dtype:
-            matrix, first = matrix[:tokens, first : first + width].to(residual.dtype), 0
         status = self._add_rms_norm(
             matrix.data_ptr() + first * self._item, matrix.shape[1], residual.data_ptr(), width, weight.data_ptr(),
             out.data_ptr(), width, tokens, width, epsilon, 0.0, self._dtype, 0,
@@ -170,11 +164,11 @@ class HostKernels(TorchKernels):
             raise self._fail("add_rms_norm", status)
 
     def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
-        item = q.matrix.element_size()
+        item = self._item
         status = self._rope(
             q.matrix.data_ptr() + q.first * item, q.matrix.shape[1], k.matrix.data_ptr() + k.first * item,
             k.matrix.shape[1], cos.data_ptr(), sin.data_ptr(), tokens, q.width // head_size, k.width // head_size,
-            head_size, head_size, _DTYPES[q.matrix.dtype],
+            head_size, head_size, self._dtype,
         )  # fmt: skip
         if status:
             raise self._fail("rope", status)
@@ -184,8 +178,8 @@ class HostKernels(TorchKernels):
         if up.matrix is not matrix or up.first != first + width:
             return super().silu_mul(gate, up, out, tokens)
         status = self._silu_mul(
-            matrix.data_ptr() + first * matrix.element_size(), matrix.shape[1], out.data_ptr(), width, tokens, width,
-            _DTYPES[matrix.dtype],
+            matrix.data_ptr() + first * self._item, matrix.shape[1], out.data_ptr(), width, tokens, width,
+            self._dtype,
         )  # fmt: skip
         if status:
             raise self._fail("silu_mul", status)
@@ -220,8 +214,7 @@ class HostKernels(TorchKernels):
         tokens: int,
     ) -> None:
         args, pointer = self._arguments.get(pool.data_ptr()) or self._new_arguments(pool, params)
-        item, base = q.matrix.element_size(), q.matrix.data_ptr()
-        args.activation_dtype = _DTYPES[q.matrix.dtype]
+        item, base = self._item, q.matrix.data_ptr()
         args.query = base + q.first * item
         args.key = (base if k.matrix is q.matrix else k.matrix.data_ptr()) + k.first * item
         args.value = (base if v.matrix is q.matrix else v.matrix.data_ptr()) + v.first * item
@@ -245,7 +238,7 @@ class HostKernels(TorchKernels):
         args.kv_pool = pool.data_ptr()
         args.num_blocks, args.block_size = pool.shape[0], pool.shape[3]
         args.num_heads, args.num_kv_heads, args.head_size = params.num_heads, params.num_kv_heads, params.head_size
-        args.pool_dtype = _DTYPES[pool.dtype]
+        args.activation_dtype, args.pool_dtype = self._dtype, _DTYPES[pool.dtype]
         args.sliding_window, args.soft_cap, args.scale = params.sliding_window, params.soft_cap, params.scale
         args.k_scale, args.v_scale = params.k_scale, params.v_scale
         found = args, ctypes.addressof(args)

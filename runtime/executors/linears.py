@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -125,6 +126,33 @@ def fbgemm_rows(tokens: int) -> int:
     return full * FBGEMM_PANEL + fbgemm_safe_rows()[rest]
 
 
+def _bound(packed: Any, width: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``linear_dynamic_fp16`` with its packed weight bound in.
+
+    Handing a packed object from Python to an operator costs some 10 µs a call, several times what the operator
+    itself takes for few rows; a traced function that holds it as an attribute does not pay that.
+    """
+
+    class Bound(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.packed = packed
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+            return y
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(Bound().eval(), (torch.zeros(3, width),), check_trace=False)
+        method: Callable[[torch.Tensor], torch.Tensor] = traced._c._get_method("forward")
+    except Exception:  # tracing is on its way out of torch: the plain call means the same
+        call = torch.ops.quantized.linear_dynamic_fp16.default
+        return lambda x: call(x, packed)
+    return method
+
+
 class FbgemmFp16:
     """FBGEMM: float16 weights packed in panels, float32 activations and sums."""
 
@@ -133,8 +161,7 @@ class FbgemmFp16:
     quantizes_input = False
 
     def __init__(self, codes: torch.Tensor, bias: torch.Tensor | None, exact: bool = True) -> None:
-        self._packed = torch.ops.quantized.linear_prepack_fp16(codes, bias)
-        self._call = torch.ops.quantized.linear_dynamic_fp16.default
+        self._call = _bound(torch.ops.quantized.linear_prepack_fp16(codes, bias), codes.shape[1])
         self.nbytes = codes.numel() * 2
         self.row_invariant = exact
         #: rows up to this many run unpadded: a fifth faster, summed in another order
@@ -144,8 +171,9 @@ class FbgemmFp16:
         return tokens if tokens <= self._unpadded else fbgemm_rows(tokens)
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        y: torch.Tensor = self._call(x[: self.rows(tokens)], self._packed)
-        return y
+        if x.dtype != torch.float32:
+            x = x[: self.rows(tokens)].float()
+        return self._call(x[: self.rows(tokens)])
 
 
 class OnednnF32:
@@ -211,9 +239,7 @@ class Int4Pack:
         scales = torch.cat([s.block_scales for s in sources if s.block_scales is not None]).bfloat16()
         self._scales = torch.stack((scales, torch.zeros_like(scales)), dim=-1).transpose(0, 1).contiguous()
         self._group, self._bias, self._dense = sources[0].group, bias, dense
-        self._call = torch.ops.aten._weight_int4pack_mm_for_cpu.default
-        #: leave the result of few rows in bfloat16 for a consumer that takes it
-        self.hands_on = False
+        self._call = torch._weight_int4pack_mm_for_cpu
         self.few = few
         self.name = f"int4pack (≤ {few} rows), {dense.name}"
         self.executed = f"INT4 weights, bfloat16 activations up to {few} rows; {dense.executed} beyond"
@@ -231,7 +257,7 @@ class Int4Pack:
         y: torch.Tensor = self._call(few, self._packed, self._group, self._scales)
         if self._bias is not None:
             y = y + self._bias
-        return y if self.hands_on else y.float()
+        return y
 
 
 class TorchLinear:

@@ -69,6 +69,7 @@ class Lowering:
         int4: use the packed INT4 kernel for few rows; such a program is not row-invariant anyway, so its
             other linears do not pay for it.
         exact_rows: rows must not depend on their number.
+        few_kernels: kernels for bfloat16, for the steps of few rows of an INT4 engine.
         progress: called with each packed linear's stored bytes.
     """
 
@@ -83,6 +84,7 @@ class Lowering:
         max_positions: int,
         int4: bool = True,
         exact_rows: bool = True,
+        few_kernels: Kernels | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         check_operators(graph.nodes)
@@ -95,6 +97,7 @@ class Lowering:
         self.progress = progress
         switches = int4 and capability.int4_rows > 0 and any(c.dtype == "INT4" for c in graph.constants.values())
         self.exact = exact_rows and not switches
+        self.few_kernels = few_kernels
         self.scratch = Scratch()
         self.producer: dict[str, Op] = {}
         self.segments: dict[str, tuple[str, int, int]] = {}  # value -> (packed value, first column, width)
@@ -123,8 +126,14 @@ class Lowering:
         ops = self._ordered()
         self._drop_hazards(ops)
         self._fold_scales(ops)
-        self._hand_on(ops)
-        return Binder(self, ops).bind()
+        lowered = Binder(self, ops, self.kernels, self.dtype, self.max_rows).bind()
+        few = self._few_rows(ops)
+        if few and self.few_kernels is not None:
+            lowered.few = Binder(self, ops, self.few_kernels, torch.bfloat16, few).bind()
+            lowered.few_rows = few
+            lowered.report["bfloat16_up_to_rows"] = few
+            lowered.report["buffer_bytes"] += lowered.few.report["buffer_bytes"]
+        return lowered
 
     def _put(self, op: Op) -> None:
         for name in op.outs:
@@ -360,40 +369,16 @@ class Lowering:
             norm.params["weight"] = norm.params["weight"] * factor
             op.params |= {"quant": InputQuant(quant.kind, quant.scale * factor), "out_scale": 1.0}
 
-    def _hand_on(self, ops: list[Op]) -> None:
-        """Let INT4 linears leave bfloat16 to attention and gated activations whose results go to INT4 linears again.
+    def _few_rows(self, ops: list[Op]) -> int:
+        """Rows up to which a program in bfloat16 serves: its quantized linears are packed INT4, all else lowered.
 
-        These kernels round their few rows to bfloat16 anyway; what is saved are the conversions in between.
+        Those kernels round their few rows to bfloat16 anyway; a residual stream in float32 around them would buy
+        two conversions a linear.
         """
-        readers: dict[str, list[Op]] = {}
-        for op in ops:
-            for name in op.ins:
-                readers.setdefault(self.segments.get(name, (name,))[0], []).append(op)
-
-        def int4(op: Op) -> bool:
-            return op.kind == "linear" and isinstance(op.params["packed"].kernel, Int4Pack)
-
-        def ends_in_int4(op: Op) -> bool:
-            users = [u for u in readers.get(op.outs[0], []) if u.kind != "alias"]
-            scaled = [u for u in users if u.kind == "quantize" and u.params["quant"].kind == "scale" and u.inplace]
-            if scaled:
-                return len(users) == 1 and ends_in_int4(scaled[0])
-            return op.outs[0] not in self.graph.outputs and bool(users) and all(map(int4, users))
-
-        for op in ops:
-            packed = op.outs[0]
-            users = [u for u in readers.get(packed, []) if u.kind != "alias"]
-            if not int4(op) or self.dtype != torch.float32 or not users:
-                continue
-            alone = all(
-                u.kind in ("attention", "silu_mul")
-                and all(self.segments[n][0] == packed for n in u.ins if n in self.segments)
-                for u in users
-            )
-            if alone and all(map(ends_in_int4, users)):
-                op.params["packed"].kernel.hands_on = True
-                for user in users:
-                    user.params["few"] = op.params["packed"].kernel.few
+        int4 = [p.kernel.few for p in self.linears if isinstance(p.kernel, Int4Pack)]
+        plain = all(p.input == "" and p.out_scale is None for p in self.linears)
+        lowered = all(op.kind != "interpret" or op.params["node"].kind == "Cast" for op in ops)
+        return min(int4) if int4 and plain and lowered and self.dtype == torch.float32 else 0
 
     def _drop_hazards(self, ops: list[Op]) -> None:
         """Keep an in-place operation only where nothing reads the old value later."""

@@ -25,26 +25,15 @@ from runtime.executors.torch_attention import AttentionParams
 class Slot:
     """A place for a value; ``t`` has at least as many rows as the step when ``rowed``.
 
-    ``reused``: a row buffer, which other values of the same step take over. ``full`` is the buffer and
-    ``few`` its bfloat16 twin of a few rows, which takes its place where a kernel hands bfloat16 on to another.
+    ``reused``: a row buffer, which other values of the same step take over.
     """
 
-    __slots__ = ("few", "full", "reused", "rowed", "t")
+    __slots__ = ("reused", "rowed", "t")
 
     def __init__(self, tensor: torch.Tensor | None = None, rowed: bool = False, reused: bool = False) -> None:
         self.t: Any = tensor
-        self.full: Any = tensor
-        self.few: torch.Tensor | None = None
         self.rowed = rowed
         self.reused = reused
-
-
-def receive(out: Slot, matrix: torch.Tensor, rows: int) -> torch.Tensor:
-    """The buffer of ``out`` for a result of the operand ``matrix``: its twin when the operand is bfloat16."""
-    twin = out.few
-    out.t = twin if twin is not None and matrix.dtype == twin.dtype and rows <= len(twin) else out.full
-    tensor: torch.Tensor = out.t
-    return tensor
 
 
 class Ref(NamedTuple):
@@ -174,30 +163,23 @@ def fake_quant(kernels: Kernels, kind: str, scale: float, out_scale: float, x: S
 
 
 def scale_columns(factors: torch.Tensor, x: Slot, out: Slot) -> Run:
-    """A factor a column (AWQ's pre_quant_scale); float32 factors."""
-    # operands of one type take torch's fast path; factors that bfloat16 would change stay wide
-    half = factors.bfloat16()
-    by_type = {torch.float32: factors, torch.bfloat16: half if torch.equal(half.float(), factors) else factors}
+    """A factor a column (AWQ's pre_quant_scale)."""
 
     def run(rows: int) -> None:
-        value = x.t[:rows]
-        torch.mul(value, by_type.get(value.dtype, factors), out=out.t[:rows])
+        torch.mul(x.t[:rows], factors, out=out.t[:rows])
 
     return run
 
 
-def linear(packed: PackedLinear, x: Slot, out: Slot) -> Run:
-    """One packed linear; the result is a fresh tensor with at least ``rows`` rows."""
+def linear(packed: PackedLinear, x: Slot, out: Slot, dtype: torch.dtype | None) -> Run:
+    """One packed linear; the result is a fresh tensor of ``dtype`` (None: as it comes) with at least ``rows`` rows."""
     kernel, scale = packed.kernel, packed.out_scale
-    if scale is None:
 
-        def run(rows: int) -> None:
-            out.t = kernel(x.t, rows)
-
-    else:
-
-        def run(rows: int) -> None:
-            out.t = kernel(x.t, rows).mul_(scale)
+    def run(rows: int) -> None:
+        y = kernel(x.t, rows)
+        if scale is not None:
+            y.mul_(scale)
+        out.t = y if dtype is None or y.dtype == dtype else y.to(dtype)
 
     return run
 
@@ -218,8 +200,7 @@ def attention(
 
     def run(rows: int) -> None:
         assert state.index is not None
-        target = receive(out, q.slot.t, rows)
-        kernels.paged_attention(q.columns(), k.columns(), v.columns(), pool.t, state.index, params, target, rows)
+        kernels.paged_attention(q.columns(), k.columns(), v.columns(), pool.t, state.index, params, out.t, rows)
 
     return run
 
@@ -228,7 +209,7 @@ def silu_mul(kernels: Kernels, gate: Ref, up: Ref, out: Slot) -> Run:
     """silu(gate) · up."""
 
     def run(rows: int) -> None:
-        kernels.silu_mul(gate.columns(), up.columns(), receive(out, gate.slot.t, rows), rows)
+        kernels.silu_mul(gate.columns(), up.columns(), out.t, rows)
 
     return run
 

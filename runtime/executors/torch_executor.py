@@ -93,6 +93,7 @@ class TorchExecutor:
         self._tree = "tree_mask" in graph.inputs
         self._interpreter: Interpreter | None = None
         self._lowered: Lowered | None = None
+        self._last: Lowered | None = None
         if lowered:
             self._lowered = self._lower(graph, int4, exact_rows, progress or SilentProgress())
         else:
@@ -155,7 +156,7 @@ class TorchExecutor:
             assert self._interpreter is not None
             outputs = self._interpreter.run({**feeds, **self._pools})
             return outputs["logits"].float().cpu()
-        lowered = self._lowered
+        lowered = self._last = self._lowered.for_rows(batch.num_tokens)
         for name, tensor in feeds.items():
             lowered.inputs[name].t = tensor
         lowered.state.index = StepIndex(
@@ -172,9 +173,9 @@ class TorchExecutor:
 
     def hidden_states(self, name: str, rows: int) -> torch.Tensor:
         """Rows of an extra output of the graph (``hidden_states_i``) after :meth:`execute`."""
-        if self._lowered is None or name not in self._lowered.outputs:
+        if self._last is None or name not in self._last.outputs:
             raise KeyError(name)
-        value: torch.Tensor = self._lowered.outputs[name].value(rows)
+        value: torch.Tensor = self._last.outputs[name].value(rows)
         return value[:rows]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -248,10 +249,10 @@ class TorchExecutor:
                 pools[name] = pools[name].view(dtype)
         return pools
 
-    def _make_kernels(self) -> TorchKernels:
+    def _make_kernels(self, dtype: torch.dtype | None = None) -> TorchKernels:
         if self._library is None:
             return TorchKernels()
-        return host_kernels.HostKernels(self._library, self.activation_dtype)
+        return host_kernels.HostKernels(self._library, dtype or self.activation_dtype)
 
     def _lower(self, graph: Graph, int4: bool, exact_rows: bool, progress: Progress) -> Lowered:
         total = sum(c.nbytes for c in graph.constants.values())
@@ -265,6 +266,7 @@ class TorchExecutor:
             max_positions=self.info.limits.max_seq_len,
             int4=int4,
             exact_rows=exact_rows,
+            few_kernels=self._make_kernels(torch.bfloat16) if self.device == "cpu" else None,
             progress=lambda nbytes: progress.advance(float(nbytes)),
         )
         # packing is one long scalar loop a weight: threads would only wait for each other, worst on a busy machine
@@ -277,6 +279,8 @@ class TorchExecutor:
             torch.set_num_threads(threads)
         for name, pool in self._pools.items():
             lowered.inputs[name].t = pool
+            if lowered.few is not None:
+                lowered.few.inputs[name].t = pool
         return lowered
 
     # -- reporting -------------------------------------------------------------------------------------------
