@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -153,11 +154,14 @@ class OpenVino:
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
+                # its idle threads would take time from the contenders after it
+                self._process.send_signal(signal.SIGSTOP)
                 return answer
         raise RuntimeError(f"{self.name}: the worker ended with code {self._process.wait()}")
 
@@ -173,6 +177,7 @@ class OpenVino:
     def close(self) -> None:
         """End the worker."""
         assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.close()
         self._process.wait(timeout=30)
 
