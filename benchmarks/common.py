@@ -234,12 +234,12 @@ def run_rounds(contenders: Sequence[Contender], run: Callable[[Contender], float
 def print_table(title: str, rows: list[dict[str, Any]], baseline: str) -> None:
     """The figures as text."""
     print(f"\n{title}")
-    print(f"{'':34}{'tokens/s':>10}{'spread':>9}{'× ' + baseline:>24}{'range':>14}")
+    print(f"{'(ratio: to ' + baseline + ')':46}{'tokens/s':>10}{'spread':>9}{'ratio':>9}{'range':>16}")
     for row in rows:
         low, high = row["ratio_range"]
         print(
-            f"{row['name']:34}{row['tokens_per_second']:>10.1f}{row['spread']:>9.0%}{row['ratio']:>24.2f}"
-            f"{f'{low:.2f}-{high:.2f}':>14}"
+            f"{row['name']:46}{row['tokens_per_second']:>10.1f}{row['spread']:>9.0%}{row['ratio']:>9.2f}"
+            f"{f'{low:.2f}-{high:.2f}':>16}"
         )
 
 
