@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import threading
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,9 @@ _SHM_PREFIX = "trtforge_"
 _ERROR_LINE = re.compile(r"^E\d{4} |error:|failed to|ModuleNotFoundError|Exception|Error:", re.IGNORECASE)
 #: what the CPU build of the server always says about GPUs that are not there
 _HARMLESS = re.compile(r"cuda|nvml|dcgm|gpu memory|pinned", re.IGNORECASE)
+_PORT_TAKEN = re.compile(r"already in use|failed to bind", re.IGNORECASE)
+#: starts with fresh ports when another process took a picked one first
+_PORT_ATTEMPTS = 5
 
 
 def _die_with_parent() -> None:
@@ -74,17 +78,23 @@ class TritonServer:
     ) -> None:
         self.repository = repository.resolve()
         self.host = host
-        asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
-        require_free(host, {name: port for name, port in asked.items() if port})
-        free = iter(pick_free(host, sum(port == 0 for port in asked.values())))
-        ports = {name: port or next(free) for name, port in asked.items()}
-        self.http_port, self.grpc_port, self.metrics_port = ports["http"], ports["grpc"], ports["metrics"]
+        self._asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+        require_free(host, {name: port for name, port in self._asked.items() if port})
+        # The server says its name, so that another one that took the port first is not mistaken for it.
+        self.name = f"trtforge-{os.getpid()}-{secrets.token_hex(4)}"
+        self._shm_prefix = f"{_SHM_PREFIX}{os.getpid()}_{self.name[-8:]}_"
+        self._pick_ports()
         self.log_path = log_path
         self.exit_timeout = exit_timeout
         self.installation = installation or find_installation()
         self.extra_arguments = extra_arguments
         self.process: subprocess.Popen[bytes] | None = None
-        self._shm_prefix = f"{_SHM_PREFIX}{os.getpid()}_{self.http_port}_"
+
+    def _pick_ports(self) -> None:
+        """A port of its own for each one that was left open (0)."""
+        free = iter(pick_free(self.host, sum(port == 0 for port in self._asked.values())))
+        ports = {name: port or next(free) for name, port in self._asked.items()}
+        self.http_port, self.grpc_port, self.metrics_port = ports["http"], ports["grpc"], ports["metrics"]
 
     @property
     def http_url(self) -> str:
@@ -101,6 +111,7 @@ class TritonServer:
         install = self.installation
         arguments = [
             str(install.binary),
+            f"--id={self.name}",
             f"--model-repository={self.repository}",
             f"--http-address={self.host}",
             f"--grpc-address={self.host}",
@@ -139,11 +150,15 @@ class TritonServer:
     def wait_ready(self, timeout: float = 120.0, give_up: threading.Event | None = None) -> float:
         """Seconds until every model was ready; returns early, the server not ready, when ``give_up`` is set.
 
+        A port is picked before the server binds it, so another process can take it in between: the server is
+        then started again with other ports, unless the caller named them.
+
         Raises:
             ForgeError: TF-LCH-002 when the server ended, TF-LCH-003 when it was not ready in time. The
                 process is gone in both cases.
         """
         begin = time.monotonic()
+        attempts = 1
         while time.monotonic() - begin < timeout:
             if give_up is not None and give_up.is_set():
                 return time.monotonic() - begin
@@ -151,6 +166,11 @@ class TritonServer:
                 code = None if self.process is None else self.process.returncode
                 reason = self.log_reason()
                 self.stop()
+                if _PORT_TAKEN.search(reason) and 0 in self._asked.values() and attempts < _PORT_ATTEMPTS:
+                    attempts += 1
+                    self._pick_ports()
+                    self.start()
+                    continue
                 raise ForgeError(
                     "TF-LCH-002",
                     "the Triton server ended before it was ready",
@@ -172,11 +192,14 @@ class TritonServer:
         )
 
     def is_ready(self) -> bool:
-        """Whether the server answers that all models are ready."""
+        """Whether this server (not another one on its port) answers that all models are ready."""
         try:
             with urllib.request.urlopen(f"http://{self.http_url}/v2/health/ready", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+                if answer.status != 200:
+                    return False
+            with urllib.request.urlopen(f"http://{self.http_url}/v2", timeout=2) as answer:
+                return bool(json.load(answer).get("name") == self.name)
+        except (OSError, ValueError, AttributeError):
             return False
 
     def log_reason(self, lines: int = 6) -> str:

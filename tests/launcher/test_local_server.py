@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from launcher.installation import find_installation
 from launcher.local import TritonServer
+from launcher.ports import pick_free
 from trtforge.errors import ForgeError
 
 pytestmark = pytest.mark.slow
@@ -101,6 +103,37 @@ def test_killed_under_way_and_started_again_on_the_same_ports(repository, tmp_pa
     )
     with again:
         assert _infer(again) == [1.5, -2.0]
+
+
+@pytest.mark.parametrize("taken", ["http", "grpc", "metrics"])
+def test_a_picked_port_that_another_process_takes_first_is_replaced(repository, tmp_path, monkeypatch, taken):
+    server = TritonServer(repository, log_path=tmp_path / "server.log")
+    before = getattr(server, f"{taken}_port")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", before))
+        other.listen()
+        with server:
+            assert getattr(server, f"{taken}_port") != before
+            assert _infer(server) == [1.5, -2.0]
+
+
+def test_a_port_that_was_asked_for_is_never_replaced(repository, tmp_path):
+    server = TritonServer(repository, log_path=tmp_path / "server.log", http_port=pick_free("127.0.0.1", 1)[0])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", server.http_port))
+        other.listen()
+        with pytest.raises(ForgeError) as caught, server:
+            pass
+    assert caught.value.code == "TF-LCH-002"
+    assert "already in use" in (caught.value.why or "")
+
+
+def test_another_server_on_the_port_is_not_mistaken_for_this_one(repository, tmp_path):
+    with TritonServer(repository, log_path=tmp_path / "first.log") as first:
+        second = TritonServer(repository, log_path=tmp_path / "second.log")
+        second.http_port = first.http_port
+        assert first.is_ready()
+        assert not second.is_ready()
 
 
 def test_a_model_that_fails_to_load_gives_its_reason(repository, tmp_path):
