@@ -101,7 +101,7 @@ def _undecided(stage: Stage, loaded: Loaded, unknown: list[str], before: StageRe
     inputs = f"input {unknown[0]}" if len(unknown) == 1 else f"inputs {', '.join(unknown)}"
     reasons = [f"{inputs} would be built first"]
     if before is None:
-        return StageExplanation(stage.name, "would run", ("no run of a recipe of this name is recorded",))
+        return StageExplanation(stage.name, "may run", ("no run of a recipe of this name is recorded", *reasons))
     now = {
         **before.ingredients,
         "code_version": stage.code_version,

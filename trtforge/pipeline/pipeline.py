@@ -32,6 +32,7 @@ from trtforge.recipe.schema import Recipe
 from trtforge.recipe.units import format_size
 from trtforge.store.export import DamagedArtifact
 from trtforge.store.files import free_bytes, tree_bytes
+from trtforge.store.links import remember_link
 from trtforge.store.manifest import gates_from_json
 from trtforge.store.runs import ActiveRun, RunRecord, StageRecord, active_run, load_record, save_record
 from trtforge.store.steps import step
@@ -164,6 +165,7 @@ class Pipeline:
                     if last is not None and last.stage == BUNDLE_STAGE:
                         result.bundle = last.path
                         result.link = link_bundle(last.path, output or Path.cwd() / "bundles", loaded.recipe.name)
+                        remember_link(self.store, result.link)
                         log.line(f"bundle {result.bundle}, linked from {result.link}")
                 except BaseException as error:
                     log.exception(error)

@@ -1,7 +1,7 @@
 """Lists, finds and collects artifacts.
 
-Policy of collection: what the last run of any recipe used, and what a run in progress uses, is never
-removed (``forget_runs`` gives the former up by name). Of the rest everything goes, or only what was not
+Policy of collection: what the last run of any recipe used, what a run in progress uses, and a bundle that is
+still linked is never removed (``forget_runs`` gives the first up by name; removing the link the last). Of the rest everything goes, or only what was not
 used for ``older_than`` seconds, or all but the ``keep_last`` last used of each stage. Downloads and
 other resumable work of unfinished stages (``scratch``) go only when they are older than a week or
 ``scratch=True``, since they are what a rerun resumes from.
@@ -22,6 +22,7 @@ from trtforge.errors import ForgeError
 from trtforge.pipeline.stage import Artifact
 from trtforge.store import locks
 from trtforge.store.files import remove_tree, tree_bytes
+from trtforge.store.links import linked_artifacts
 from trtforge.store.runs import active_artifacts, all_records, forget, gc_lock
 from trtforge.store.store import KEY_DIGITS, Damage, Store
 
@@ -191,7 +192,7 @@ def collect(
             )
     trash: list[Path] = []
     with locks.hold(gc_lock(store), note_holder=False):
-        protected = active_artifacts(store)
+        protected = active_artifacts(store) | linked_artifacts(store)
         rows = list_artifacts(store)
         free_rows: dict[str, list[ArtifactRow]] = defaultdict(list)
         for row in rows:

@@ -122,7 +122,7 @@ class Store:
 
     def _make(self) -> None:
         try:
-            for name in ("artifacts", "tmp", "scratch", "locks", "runs", "active", "logs"):
+            for name in ("artifacts", "tmp", "scratch", "locks", "runs", "active", "links", "logs"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             version_file = self.root / "store.json"
             if not version_file.exists():

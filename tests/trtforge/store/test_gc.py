@@ -12,6 +12,7 @@ from tests.support.synthetic import recipe, stages
 from trtforge.errors import ForgeError
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.store.gc import collect, list_artifacts, show_artifact
+from trtforge.store.integrity import verify_directory
 from trtforge.store.runs import active_run, all_records, load_record
 from trtforge.store.store import Store
 
@@ -35,7 +36,7 @@ def test_listing_says_who_uses_what(store: Store) -> None:
 
 def test_unreferenced_artifacts_go_and_the_last_run_stays_cached(store: Store) -> None:
     dry = collect(store, dry_run=True)
-    assert len(dry.removed) == 4
+    assert len(dry.removed) == 4  # intake serves both; the linked bundle is the last run's
     assert len(list_artifacts(store)) == 9
     report = collect(store)
     assert [r.key for r in report.removed] == [r.key for r in dry.removed]
@@ -58,11 +59,28 @@ def test_forgetting_a_recipe_frees_everything(store: Store) -> None:
     with pytest.raises(ForgeError) as caught:
         collect(store, forget_runs=["nobody"])
     assert caught.value.code == "TF-STO-006"
+    link = Path("bundles/synthetic")
+    kept = [row.path for row in list_artifacts(store) if row.path == link.resolve()]
+    assert len(collect(store, forget_runs=["synthetic"], dry_run=True).removed) == 8
+    link.unlink()
+    assert len(kept) == 1
     assert len(collect(store, forget_runs=["synthetic"], dry_run=True).removed) == 9
     assert load_record(store, "synthetic") is not None
     collect(store, forget_runs=["synthetic"])
     assert list_artifacts(store) == []
     assert all_records(store) == []
+
+
+def test_a_linked_bundle_stays_after_a_later_run_of_its_recipe(store: Store, tmp_path: Path) -> None:
+    link = tmp_path / "experiment" / "synthetic"
+    Pipeline(stages(), store).run(recipe(3), output=link.parent)
+    bundle = link.resolve()
+    Pipeline(stages(), store).run(recipe(4))
+    collect(store)
+    assert verify_directory(bundle).ok
+    link.unlink()
+    collect(store)
+    assert not bundle.exists()
 
 
 def test_what_a_living_run_uses_stays(store: Store) -> None:
