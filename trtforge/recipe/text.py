@@ -2,12 +2,13 @@
 
 Policy: one document of plain mappings, lists and scalars, at most 1 MiB of UTF-8. Duplicate keys are an
 error (YAML readers keep the last one in silence); merge keys (``<<``) are refused because ``extends`` does
-that job visibly; anchors are allowed, but what they expand to is counted, so that a small file cannot
-grow into a large one. Dates stay text.
+that job visibly; tags are refused; anchors are allowed, but what they expand to is counted, so that a small file cannot
+grow into a large one. Dates and times stay text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +26,19 @@ KeyPath = tuple[str | int, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader without dates: a recipe has none, and ``2026-01-01`` is a fine name."""
+    """The safe loader without dates and without numbers in base 60: ``2026-01-01`` and ``1:30`` stay text."""
 
 
+_PLAIN = "tag:yaml.org,2002:"
+_TAGS = frozenset(_PLAIN + name for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge"))
+_NUMBERS = {
+    _PLAIN + "int": re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
+    _PLAIN + "float": re.compile(
+        r"(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, _NUMBERS.get(tag, pattern)) for tag, pattern in resolvers if tag != _PLAIN + "timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -165,6 +174,14 @@ class _Walker:
                 numbers={"values_limit": MAX_VALUES, "depth_limit": MAX_DEPTH},
                 why="Anchors that contain each other multiply what a reader must build.",
                 remedies=["write the values out, or move the common part to a base recipe and use extends"],
+            )
+        if node.tag not in _TAGS:
+            raise ForgeError(
+                "TF-RCP-006",
+                f"{self._at(node)}: {dotted(path)} has the tag {node.tag.replace(_PLAIN, '!!')}",
+                asked=dotted(path),
+                why="A recipe holds text, numbers, true, false, null, lists and mappings, nothing that a tag makes.",
+                remedies=["remove the tag", "quote the value if it is text"],
             )
         self.where.setdefault(path, self._at(node))
         if isinstance(node, yaml.MappingNode):

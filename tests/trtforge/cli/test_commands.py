@@ -336,3 +336,10 @@ class TestServeArguments:
         result = cli("serve", str(tmp_path), "--json")
         assert result.code == 2
         assert result.document["error"]["code"] == "TF-LCH-030"
+
+    def test_nothing_to_verify(self, cli: Any, tmp_path: Path) -> None:
+        (tmp_path / "gone").symlink_to(tmp_path / "store")
+        for name in ("nothere", "gone"):
+            result = cli("verify", str(tmp_path / name), "--json")
+            assert result.code == 2
+            assert result.document["error"]["code"] == "TF-BND-001"

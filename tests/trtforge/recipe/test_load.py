@@ -10,6 +10,7 @@ import yaml
 
 from trtforge.errors import ExitCode, ForgeError
 from trtforge.recipe.load import LoadedRecipe, load_recipe, recipe_from_mapping
+from trtforge.recipe.text import parse_scalar
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 MINIMAL = "name: x\nmodel: {source: here}\n"
@@ -98,7 +99,7 @@ class TestUnreadable:
         assert refused(write(tmp_path, text)).code == "TF-RCP-006"
 
     @pytest.mark.parametrize(
-        "tag", ["!!python/object/apply:os.system ['true']", "!!binary '%'", "!mine x", "!!set {a}"]
+        "tag", ["!!python/object/apply:os.system ['true']", "!!binary '%'", "!!binary aGVsbG8=", "!mine x", "!!set {a}"]
     )
     def test_tags_construct_nothing(self, tmp_path: Path, tag: str) -> None:
         assert refused(write(tmp_path, f"name: {tag}\nmodel: {{source: x}}\n")).code.startswith("TF-RCP-0")
@@ -123,6 +124,16 @@ class TestUnreadable:
     def test_plain_anchors_work(self, tmp_path: Path) -> None:
         loaded = load_recipe(write(tmp_path, "name: &n x\nmodel: {source: *n}\n"))
         assert loaded.recipe.model.source == "x"
+
+    @pytest.mark.parametrize("value", ["1:30", "-2:00", "1:30.5", "010", "0b1"])
+    def test_what_looks_like_a_number_to_old_yaml_is_text(self, tmp_path: Path, value: str) -> None:
+        assert parse_scalar(value, "here") == value
+
+    @pytest.mark.parametrize(
+        ("text", "value"), [("0", 0), ("-12", -12), ("1_000", 1000), ("0x10", 16), ("1.5", 1.5), ("-.5e+3", -500.0)]
+    )
+    def test_numbers(self, text: str, value: float) -> None:
+        assert parse_scalar(text, "here") == value
 
     def test_a_date_is_text(self, tmp_path: Path) -> None:
         assert load_recipe(write(tmp_path, "name: 2026-01-31\nmodel: {source: x}\n")).recipe.name == "2026-01-31"
