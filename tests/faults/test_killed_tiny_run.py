@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -106,4 +107,68 @@ def test_killed_at_random_times(recipe: Path, undisturbed: dict[str, Any], tmp_p
         process.kill()
         process.wait(60)
     assert hashes(run(recipe, store)) == undisturbed
+    assert not list((store / "tmp").iterdir())
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: Path, undisturbed: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """A store with everything up to the bundle, and its hashes."""
+    store = recipe.parent / "finished" / ".trtforge"
+    shutil.copytree(recipe.parent / ".trtforge", store)
+    return store, hashes(run(recipe, store, "--until", "bundle"))
+
+
+def unfinished(finished: Path, folder: Path, *stages: str) -> Path:
+    """A copy of the finished store without the artifacts of some stages."""
+    store = folder / ".trtforge"
+    shutil.copytree(finished, store, symlinks=True)
+    for stage in stages:
+        shutil.rmtree(store / "artifacts" / stage)
+    return store
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_at_random_times_of_the_benchmark(
+    recipe: Path, finished: tuple[Path, dict[str, Any]], tmp_path: Path, number: int
+) -> None:
+    store = unfinished(finished[0], tmp_path, "bench", "bundle")
+    rng = random.Random(int(number))
+    for attempt in range(3):
+        before = set((store / "logs").iterdir())
+        process = subprocess.Popen(
+            command(recipe, store, "--until", "bundle"),
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 120
+        while not any("bench: " in log.read_text() for log in set((store / "logs").iterdir()) - before):
+            assert process.poll() is None, attempt
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0.2, 6.0))
+        process.send_signal(number)
+        assert process.wait(60) != 0, "it ended before it was stopped"
+        while servers_of(store):
+            assert time.monotonic() < deadline, servers_of(store)
+            time.sleep(0.2)
+        assert not (store / "artifacts" / "bench").exists() or not any((store / "artifacts" / "bench").iterdir())
+    assert hashes(run(recipe, store, "--until", "bundle")) == finished[1]
+    assert not list((store / "tmp").iterdir())
+
+
+def test_killed_while_the_bundle_is_made(
+    recipe: Path, finished: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Whatever the moment, there is no bundle or a whole one, and the rerun links it."""
+    store = unfinished(finished[0], tmp_path, "bundle")
+    for step in ("bundle.begin", "bundle.written", "publish.hashed", "seal.manifest_written", "publish.renamed"):
+        done = run(recipe, store, "--until", "bundle", "--die-at", step)
+        assert done.returncode == -9, (step, done.stderr[-2000:])
+        for bundle in (store / "artifacts" / "bundle").glob("*"):
+            assert verify_directory(bundle).ok, step
+            shutil.rmtree(bundle)
+    assert hashes(run(recipe, store, "--until", "bundle")) == finished[1]
+    assert verify_directory(tmp_path / "bundles" / "tiny").ok
     assert not list((store / "tmp").iterdir())
