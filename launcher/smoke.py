@@ -38,6 +38,8 @@ class SmokeTarget:
 
     Attributes:
         expected: greedy answers of the offline engine by prompt, ``max_tokens`` tokens each.
+        excuses: whether rounding explains a different answer to a prompt in a batch; for engines whose rows depend
+            on their number. None: every answer has to be the expected one.
         max_input_len: tokens of the longest prompt that the engine takes.
     """
 
@@ -49,6 +51,7 @@ class SmokeTarget:
     max_tokens: int
     max_input_len: int
     clients: int = 32
+    excuses: Callable[[str, str], bool] | None = None
 
 
 def run_smoke(target: SmokeTarget, progress: Progress | None = None) -> list[Check]:
@@ -147,14 +150,20 @@ def _concurrent_clients(target: SmokeTarget) -> str:
         thread.start()
     for thread in threads:
         thread.join(timeout=2 * ANSWER_SECONDS)
+    excused = 0
     for index in range(target.clients):
         answer = answers.get(index, "no answer")
-        expected = target.expected[prompts[index % len(prompts)]]
+        prompt = prompts[index % len(prompts)]
+        expected = target.expected[prompt]
         _expect(isinstance(answer, Answer), f"client {index}: {answer}")
         assert isinstance(answer, Answer)
         _expect(answer.error is None, f"client {index}: {answer.error}")
-        _expect(answer.text == expected, f"client {index} got {answer.text!r}, expected {expected!r}")
-    return f"{target.clients} clients, {len(prompts)} prompts"
+        if answer.text != expected:
+            near_tie = target.excuses is not None and target.excuses(prompt, answer.text)
+            _expect(near_tie, f"client {index} got {answer.text!r}, expected {expected!r}")
+            excused += 1
+    ties = f", {excused} answers differ from a near tie on" if target.excuses is not None else ""
+    return f"{target.clients} clients, {len(prompts)} prompts{ties}"
 
 
 _GAUGES = ("trtforge_num_requests_running", "trtforge_kv_blocks_used")

@@ -85,3 +85,40 @@ def first_divergence(
         gap = float(row.max() - min(row[a], row[b]))
         return Divergence(position, (a, b), gap, near_tie_epsilon(row, dtype))
     return None
+
+
+def leaves_at_near_tie(
+    expected: Sequence[int],
+    text: str,
+    decode: Callable[[Sequence[int]], str],
+    logits_after: Callable[[Sequence[int]], npt.NDArray[np.float32]],
+    *,
+    dtype: str = "bfloat16",
+) -> bool:
+    """Whether ``text`` may be the answer of a request that leaves the tokens ``expected`` at a near tie.
+
+    For answers of which only the text is known: there must be a position up to which the texts are the same and
+    where a token within the bound, other than the expected one, goes on as ``text`` does.
+
+    Args:
+        expected: tokens of the reference output, without the prompt.
+        decode: output tokens to text.
+        logits_after: as for :func:`first_divergence`.
+    """
+    for position, token in enumerate(expected):
+        before = _settled(decode(expected[:position]))
+        if not text.startswith(before):
+            return False
+        row = np.asarray(logits_after(expected[:position]), dtype=np.float32)
+        bound = float(row.max()) - near_tie_epsilon(row, dtype)
+        for other in np.flatnonzero(row >= bound):
+            after = _settled(decode([*expected[:position], int(other)]))
+            # a token without text is taken for the end of the answer
+            if other != token and (text.startswith(after) if after != before else text == before):
+                return True
+    return False
+
+
+def _settled(text: str) -> str:
+    """Without the end of a character whose other bytes are still to come."""
+    return text.rstrip("\ufffd")

@@ -20,9 +20,7 @@ from runtime.executors.matching import GraphView, InputQuant
 from runtime.executors.onnx_graph import Graph, Node
 from runtime.executors.onnx_ops import OpContext
 from runtime.executors.program import Program, Ref, Slot, Step, StepState
-
-#: rows that a buffer has beyond max_num_tokens, for kernels that pad
-ROW_PADDING = 16
+from runtime.executors.row_order import ROW_PADDING
 
 
 @dataclass

@@ -19,15 +19,15 @@ kernel                    weights, activations                used
 
 Rows of a result must not depend on how many rows are computed with them, or a request's greedy output
 would depend on its neighbours. FBGEMM's float16 kernels sum in another order when a tile is one or two
-rows high; :func:`fbgemm_safe_rows` measures which row counts hit those tiles and the kernel pads to the
-next count that does not. ``int4pack`` is row-invariant in itself, but the switch to ``fbgemm_fp16``
+rows high; :func:`~runtime.executors.row_order.fbgemm_safe_rows` measures which row counts hit those tiles and the kernel pads to the
+next count that does not. oneDNN cuts long sums in pieces for its threads when there are few rows;
+:func:`~runtime.executors.row_order.onednn_safe_rows` measures up to how many, and the kernel pads to the next. ``int4pack`` is row-invariant in itself, but the switch to ``fbgemm_fp16``
 at :attr:`Capability.int4_rows` rows is not; a capability with ``int4_rows=0`` never switches. Where rows
 need not be invariant (``exact=False``), one and two rows run unpadded.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -38,13 +38,12 @@ import torch
 import torch.nn.functional as F
 
 from runtime.executors.fake_quant import E4M3_MAX
+from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
 from runtime.executors.weights import LinearSource, Scratch
 
 FP16_MAX = 65504.0
 #: error of a float16 weight, relative to the tensor's largest, from which it is not used as it is
 FP16_TOLERANCE = 2.0**-16
-#: FBGEMM works through the rows in panels of this many
-FBGEMM_PANEL = 120
 
 
 @dataclass(frozen=True)
@@ -95,35 +94,6 @@ class LinearKernel(Protocol):
         """Rows that the kernel computes for ``tokens``."""
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor: ...
-
-
-@functools.cache
-def fbgemm_safe_rows() -> tuple[int, ...]:
-    """``table[r]`` for r in 0…120: the smallest row count ≥ r whose tiles all sum in the common order.
-
-    Measured rather than known: FBGEMM splits a panel of up to 120 rows by a table of its own, per
-    instruction set. A row count is safe when each of its rows equals, bit for bit, what the same row
-    gives in a product of six rows.
-    """
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(32, 512, generator=generator)
-    x = torch.randn(FBGEMM_PANEL, 512, generator=generator)
-    packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
-    product = torch.ops.quantized.linear_dynamic_fp16
-    reference = torch.cat([product(x[i : i + 6], packed) for i in range(0, FBGEMM_PANEL, 6)])
-    safe = [r for r in range(1, FBGEMM_PANEL + 1) if torch.equal(product(x[:r], packed), reference[:r])]
-    table, upper = [0] * (FBGEMM_PANEL + 1), FBGEMM_PANEL
-    for r in range(FBGEMM_PANEL, 0, -1):
-        upper = r if r in set(safe) else upper
-        table[r] = upper
-    return tuple(table)
-
-
-@functools.cache
-def fbgemm_rows(tokens: int) -> int:
-    """The padded row count for ``tokens`` rows (see :func:`fbgemm_safe_rows`)."""
-    full, rest = divmod(tokens, FBGEMM_PANEL)
-    return full * FBGEMM_PANEL + fbgemm_safe_rows()[rest]
 
 
 def _bound(packed: Any, width: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -203,22 +173,26 @@ class OnednnBf16:
 
     name = "onednn_bf16"
     executed = "bfloat16 weights, bfloat16 activations"
-    #: oneDNN picks a kernel by shape and does not promise one order of summation
-    row_invariant = False
     quantizes_input = False
 
-    def __init__(self, codes: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, codes: torch.Tensor, bias: torch.Tensor | None, exact: bool = True) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(codes.bfloat16().contiguous(), 16)
         self._bias = None if bias is None else bias.bfloat16()
         self._call = torch.ops.mkldnn._linear_pointwise.default
         self.nbytes = codes.numel() * 2
+        safe = onednn_safe_rows(codes.shape[0], codes.shape[1], torch.get_num_threads()) if exact else None
+        self.row_invariant = safe is not None
+        self._least = safe or 1
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._call(x, self._packed, self._bias, "none", [], "")
+        return y
 
     def rows(self, tokens: int) -> int:
-        return tokens
+        return max(tokens, self._least)
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        y: torch.Tensor = self._call(x[:tokens].bfloat16(), self._packed, self._bias, "none", [], "")
-        return y
+        return self._product(x[: self.rows(tokens)].bfloat16())
 
 
 class Int4Pack:
@@ -418,7 +392,7 @@ def _dense(
     """A CPU kernel for dense codes, the factor that its result lacks, and notes."""
     kind = sources[0].format
     if dtype == torch.bfloat16 and kind != "float32":
-        return OnednnBf16(codes, bias), 1.0, []
+        return OnednnBf16(codes, bias, exact), 1.0, []
     if kind == "float32" or not capability.fbgemm:
         return _float32(codes, bias), 1.0, []
     power = 1.0 if kind in ("fp8", "nvfp4") else _power_for_fp16(sources, codes)

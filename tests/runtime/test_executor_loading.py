@@ -17,13 +17,14 @@ from runtime.executors import linears
 from runtime.executors.base import Executor, StepBatch, StepProfile
 from runtime.executors.linears import (
     Capability,
+    OnednnBf16,
     OnednnF32,
     TorchLinear,
     detect,
-    fbgemm_rows,
     pack,
 )
 from runtime.executors.onnx_graph import load_graph
+from runtime.executors.row_order import ROW_PADDING, fbgemm_rows, least_rows
 from runtime.executors.torch_executor import TorchExecutor
 from runtime.executors.weights import LinearSource
 from tests.runtime.executor_support import PROMPTS, blocks_of, make_batch, run_whole, tiny_engine
@@ -314,6 +315,36 @@ def test_padded_rows_sum_in_one_order() -> None:
 
 
 @pytest.mark.skipif(not detect().bf16, reason="this processor has no bfloat16 units")
+@pytest.mark.parametrize(("n", "k"), [(576, 1536), (96, 64), (576, 577), (3072, 576), (128, 4096)])
+def test_bfloat16_rows_sum_in_one_order(n: int, k: int) -> None:
+    """Sums that cancel, so that the order shows in what is left of them."""
+    half = torch.randn(n, k // 2)
+    kernel = OnednnBf16(torch.cat((half, half, torch.randn(n, k % 2)), dim=1), None)
+    assert kernel.row_invariant
+    ahead = torch.randn(300, k // 2).bfloat16()
+    x = torch.cat((ahead, -ahead, torch.randn(300, k % 2)), dim=1)
+    want = torch.cat([kernel(x[i : i + 50], 50) for i in range(0, 300, 50)])
+    assert want.any()
+    for rows in [*range(1, 40), 47, 64, 100, 119, 200, 250]:
+        assert rows <= kernel.rows(rows) <= max(rows, ROW_PADDING)
+        assert torch.equal(kernel(x, rows)[:rows], want[:rows]), rows
+
+
+def test_the_least_rows_are_those_after_the_last_difference() -> None:
+    reference = torch.arange(20.0).reshape(20, 1)
+
+    def product(differing: set[int]) -> Callable[[int], torch.Tensor]:
+        return lambda rows: reference[:rows] + (1.0 if rows in differing else 0.0)
+
+    counts = range(1, 21)
+    assert least_rows(product(set()), counts) == 1
+    assert least_rows(product({1, 2}), counts) == 3
+    assert least_rows(product({1, 5}), counts) == 6
+    assert least_rows(product({17}), counts) is None, "more than a step may be padded by"
+    assert least_rows(product({19}), counts) is None
+
+
+@pytest.mark.skipif(not detect().bf16, reason="this processor has no bfloat16 units")
 def test_bfloat16_units(engine: Path) -> None:
     executor = TorchExecutor(engine)
     assert executor.activation_dtype == torch.bfloat16
@@ -323,7 +354,7 @@ def test_bfloat16_units(engine: Path) -> None:
 def test_bfloat16_activations_in_the_program(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program for processors with bfloat16 units, with a linear that every processor has."""
     want = run_whole(TorchExecutor(engine))
-    monkeypatch.setattr(linears, "OnednnBf16", lambda codes, bias: TorchLinear(codes, bias, torch.bfloat16, "cpu"))
+    monkeypatch.setattr(linears, "OnednnBf16", lambda codes, bias, exact: TorchLinear(codes, bias, torch.bfloat16, "cpu"))
     executor = TorchExecutor(engine, capability=Capability(bf16=True))
     assert executor.activation_dtype == torch.bfloat16
     for got, expected in zip(run_whole(executor), want, strict=True):
