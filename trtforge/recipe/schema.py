@@ -147,10 +147,27 @@ class Evals(Section):
     engine_parity: EngineParity = EngineParity()
 
 
+class Lookahead(Section):
+    """The three sizes of lookahead decoding."""
+
+    window: PositiveInt = Field(4, description="Positions that are guessed in parallel")
+    ngram: PositiveInt = Field(3, description="Tokens of a guessed n-gram")
+    verification: PositiveInt = Field(4, description="n-grams that a step verifies")
+
+
 class Speculation(Section):
     """Speculative decoding."""
 
-    method: Literal["none", "ngram", "draft_target", "eagle3"] = Field("none", description="Where drafts come from")
+    method: Literal["none", "ngram", "draft_target", "eagle", "eagle3", "medusa", "lookahead"] = Field(
+        "none", description="Where drafts come from"
+    )
+    draft: str | None = Field(None, description="Source of the draft model or of the heads, written as model.source")
+    max_draft_len: PositiveInt | None = Field(None, description="Draft tokens that a step verifies at most")
+    heads: PositiveInt | None = Field(None, description="Heads of medusa or layers of the EAGLE tree")
+    choices: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] | None = Field(
+        None, description="A static tree: the path of every node as ranks of the heads' candidates"
+    )
+    lookahead: Lookahead = Lookahead()
 
 
 class Limits(Section):
@@ -186,6 +203,36 @@ class Parallel(Section):
     ep: PositiveInt = Field(1, description="Expert-parallel ranks")
 
 
+class Lora(Section):
+    """Adapters that the engine serves beside its own weights."""
+
+    adapters: dict[str, str] = Field(default_factory=dict, description="Name: source, written as model.source")
+    max_rank: PositiveInt = Field(8, description="Largest rank of an adapter")
+    target_modules: tuple[str, ...] = Field(
+        ("attn_q", "attn_k", "attn_v"), description="Modules that adapters may change, as TensorRT-LLM names them"
+    )
+
+
+class TrtLlm(Section):
+    """What only TensorRT-LLM has: settings of trtllm-build and of its runtime."""
+
+    paged_context_attention: bool = Field(True, description="Context attention reads the paged KV cache")
+    fp8_context_attention: bool = Field(False, description="Context attention in FP8; needs an FP8 KV cache")
+    kv_reuse: bool = Field(False, description="Share KV blocks of equal prefixes; needs paged context attention")
+    chunked_context: bool = Field(True, description="Cut long prompts in chunks; needs paged context attention")
+    host_kv_memory: Size | None = Field(None, description="Host memory for KV blocks that left the GPU")
+    scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = Field(
+        "guaranteed_no_evict", description="Whether a request may be paused for want of KV blocks"
+    )
+    max_beam_width: PositiveInt = Field(1, description="Beams that a request may ask for")
+    gather_context_logits: bool = Field(False, description="Logits of the prompt's tokens are returned")
+    gather_generation_logits: bool = Field(False, description="Logits of the answer's tokens are returned")
+    guided_decoding: Literal["none", "xgrammar"] = Field("none", description="Backend of guided decoding")
+    lora: Lora | None = Field(None, description="Adapters; null builds none in")
+    workers: PositiveInt = Field(1, description="Ranks that trtllm-build builds at once")
+    timing_cache: str | None = Field(None, description="File of kernel timings that builds share, beside the recipe")
+
+
 class Build(Section):
     """The engine: what it is built for, its limits and its memory."""
 
@@ -198,6 +245,7 @@ class Build(Section):
     limits: Limits = Limits()
     kv_cache: KvCache = KvCache()
     parallel: Parallel = Parallel()
+    trtllm: TrtLlm = TrtLlm()
 
 
 class Triton(Section):
@@ -207,6 +255,23 @@ class Triton(Section):
         "native", description="native serves torch and tensorrt engines; the others serve TensorRT-LLM"
     )
     version: str | None = Field(None, description="A Triton release; default: the stack's")
+    decoupled: bool = Field(True, description="Answers may be streamed; one choice for every model of the repository")
+    preprocessing_instances: PositiveInt = Field(
+        5, description="Tokenizers that run in parallel (inflight_batcher_llm)"
+    )
+    postprocessing_instances: PositiveInt = Field(
+        5, description="Detokenizers that run in parallel (inflight_batcher_llm)"
+    )
+    accumulate_tokens: bool = Field(True, description="BLS detokenizes the whole answer so far (inflight_batcher_llm)")
+    queue_delay_us: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0, description="Microseconds that a request may wait for others; in-flight batching needs none"
+    )
+    launch: Literal["leader", "orchestrator"] = Field(
+        "leader", description="One server a rank, or one that starts workers (inflight_batcher_llm)"
+    )
+    parameters: dict[str, str] = Field(
+        default_factory=dict, description="Parameters of the tensorrt_llm model by name; they win over what follows"
+    )
 
 
 class Slo(Section):
