@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import re
 import secrets
@@ -18,9 +17,12 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from launcher.installation import Installation, find_installation
 from launcher.ports import pick_free, require_free
@@ -80,9 +82,7 @@ class TritonServer:
         self.host = host
         self._asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
         require_free(host, {name: port for name, port in self._asked.items() if port})
-        # The server says its name, so that another one that took the port first is not mistaken for it.
-        self.name = f"trtforge-{os.getpid()}-{secrets.token_hex(4)}"
-        self._shm_prefix = f"{_SHM_PREFIX}{os.getpid()}_{self.name[-8:]}_"
+        self._shm_prefix = f"{_SHM_PREFIX}{os.getpid()}_{secrets.token_hex(4)}_"
         self._pick_ports()
         self.log_path = log_path
         self.exit_timeout = exit_timeout
@@ -111,7 +111,6 @@ class TritonServer:
         install = self.installation
         arguments = [
             str(install.binary),
-            f"--id={self.name}",
             f"--model-repository={self.repository}",
             f"--http-address={self.host}",
             f"--grpc-address={self.host}",
@@ -192,15 +191,27 @@ class TritonServer:
         )
 
     def is_ready(self) -> bool:
-        """Whether this server (not another one on its port) answers that all models are ready."""
+        """Whether all models are ready and this server, not another one, listens on all of its ports."""
         try:
             with urllib.request.urlopen(f"http://{self.http_url}/v2/health/ready", timeout=2) as answer:
-                if answer.status != 200:
-                    return False
-            with urllib.request.urlopen(f"http://{self.http_url}/v2", timeout=2) as answer:
-                return bool(json.load(answer).get("name") == self.name)
-        except (OSError, ValueError, AttributeError):
+                return answer.status == 200 and self._listens()
+        except (urllib.error.URLError, OSError):
             return False
+
+    def _listens(self) -> bool:
+        """Whether the three ports are this server's: it opens them one after the other, and another may be first."""
+        if self.process is None:
+            return False
+        wanted = {self.http_port, self.grpc_port, self.metrics_port}
+        try:
+            server = psutil.Process(self.process.pid)
+            for process in (server, *server.children(recursive=True)):
+                wanted -= {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        except psutil.AccessDenied:
+            return True  # a server of another user cannot be looked into
+        except psutil.Error:
+            return False
+        return not wanted
 
     def log_reason(self, lines: int = 6) -> str:
         """The server's last error lines, for an error's ``why``."""

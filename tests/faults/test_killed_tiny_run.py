@@ -158,9 +158,7 @@ def test_stopped_at_random_times_of_the_benchmark(
     assert not list((store / "tmp").iterdir())
 
 
-def test_killed_while_the_bundle_is_made(
-    recipe: Path, finished: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_killed_while_the_bundle_is_made(recipe: Path, finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """Whatever the moment, there is no bundle or a whole one, and the rerun links it."""
     store = unfinished(finished[0], tmp_path, "bundle")
     for step in ("bundle.begin", "bundle.written", "publish.hashed", "seal.manifest_written", "publish.renamed"):

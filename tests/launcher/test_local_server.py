@@ -132,8 +132,14 @@ def test_another_server_on_the_port_is_not_mistaken_for_this_one(repository, tmp
     with TritonServer(repository, log_path=tmp_path / "first.log") as first:
         second = TritonServer(repository, log_path=tmp_path / "second.log")
         second.http_port = first.http_port
-        assert first.is_ready()
-        assert not second.is_ready()
+        second.start()
+        try:
+            for _ in range(20):
+                assert first.is_ready()
+                assert not second.is_ready()
+                time.sleep(0.1)
+        finally:
+            second.stop()
 
 
 def test_a_model_that_fails_to_load_gives_its_reason(repository, tmp_path):

@@ -10,10 +10,14 @@ import pytest
 import torch
 
 from runtime.determinism import near_tie_epsilon
+from runtime.executors.linears import Capability, detect
 from runtime.executors.torch_executor import TorchExecutor
 from tests.runtime.executor_support import PROMPTS, blocks_of, make_batch, reference, run_ragged, run_whole, tiny_engine
 
 FORMATS = ["none", "fp8", "nvfp4", "int4_awq"]
+#: float32 activations, as on a processor without bfloat16 units
+FLOAT32 = Capability()
+needs_bfloat16_units = pytest.mark.skipif(not detect().bf16, reason="this processor has no bfloat16 units")
 
 
 def relative(got: torch.Tensor, want: np.ndarray | torch.Tensor) -> np.ndarray:
@@ -26,12 +30,28 @@ def relative(got: torch.Tensor, want: np.ndarray | torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("host", [True, False])
 def test_lowered_program_against_transformers(tmp_path: Path, fmt: str, host: bool) -> None:
     engine, quantizer = tiny_engine(tmp_path, fmt, kv="float32")
-    executor = TorchExecutor(engine, int4=False, host_library=host)
+    executor = TorchExecutor(engine, int4=False, host_library=host, capability=FLOAT32)
     assert not executor.describe()["program"]["interpreted"].keys() - {"Cast"}
     for got, want in zip(run_ragged(executor), reference(engine, quantizer), strict=True):
         error = relative(got, want)
         # a value that two float32 computations round to different codes moves logits a little
         assert error.max() < (2e-2 if fmt in ("fp8", "nvfp4") else 2e-3) and np.median(error) < 1e-3
+
+
+@needs_bfloat16_units
+@pytest.mark.parametrize(
+    ("fmt", "largest", "middle"),
+    [("none", 3e-2, 5e-3), ("int4_awq", 3e-2, 5e-3), ("fp8", 0.2, 2e-2), ("nvfp4", 0.5, 6e-2)],
+)
+def test_bfloat16_activations_against_transformers(tmp_path: Path, fmt: str, largest: float, middle: float) -> None:
+    """Rounding of the activations is the only difference; low-precision activations amplify it."""
+    engine, quantizer = tiny_engine(tmp_path, fmt, kv="float32")
+    executor = TorchExecutor(engine, int4=False)
+    assert executor.activation_dtype == torch.bfloat16
+    for got, want in zip(run_ragged(executor), reference(engine, quantizer), strict=True):
+        error = relative(got, want)
+        assert error.max() < largest
+        assert np.median(error) < middle
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -72,7 +92,7 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_model_variants(tmp_path: Path, name: str) -> None:
     engine, quantizer = tiny_engine(tmp_path, kv="float32", **MODELS[name])
-    executor = TorchExecutor(engine)
+    executor = TorchExecutor(engine, capability=FLOAT32)
     for got, want in zip(run_ragged(executor), reference(engine, quantizer), strict=True):
         assert relative(got, want).max() < 2e-2
 
@@ -81,7 +101,8 @@ def test_model_variants(tmp_path: Path, name: str) -> None:
 def test_pool_formats(tmp_path: Path, kv: str) -> None:
     """The pool's rounding is the only difference: host library and torch agree far below it."""
     engine, quantizer = tiny_engine(tmp_path, kv=kv, kv_fp8=kv == "fp8")
-    host, torch_only = TorchExecutor(engine), TorchExecutor(engine, host_library=False)
+    host = TorchExecutor(engine, capability=FLOAT32)
+    torch_only = TorchExecutor(engine, host_library=False, capability=FLOAT32)
     bound = {"bfloat16": 2e-2, "float16": 4e-3, "fp8": 1e-1}[kv]
     for a, b, want in zip(run_ragged(host), run_ragged(torch_only), reference(engine, quantizer), strict=True):
         assert relative(a, want).max() < bound
