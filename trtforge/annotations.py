@@ -129,7 +129,7 @@ def _result(item: Annotation, index: int) -> dict[str, Any]:
             location["region"] = region
         result["locations"] = [{"physicalLocation": location}]
     if item.waived is not None:
-        result["suppressions"] = [{"kind": "external", "status": "accepted", "justification": redact(item.waived)}]
+        result["suppressions"] = [{"kind": "external", "justification": redact(item.waived)}]
     return result
 
 
