@@ -19,11 +19,11 @@ kernel                    weights, activations                used
 
 Rows of a result must not depend on how many rows are computed with them, or a request's greedy output
 would depend on its neighbours. FBGEMM's float16 kernels sum in another order when a tile is one or two
-rows high; :func:`~runtime.executors.row_order.fbgemm_safe_rows` measures which row counts hit those tiles and the kernel pads to the
-next count that does not. oneDNN cuts long sums in pieces for its threads when there are few rows;
-:func:`~runtime.executors.row_order.onednn_safe_rows` measures up to how many, and the kernel pads to the next. ``int4pack`` is row-invariant in itself, but the switch to ``fbgemm_fp16``
-at :attr:`Capability.int4_rows` rows is not; a capability with ``int4_rows=0`` never switches. Where rows
-need not be invariant (``exact=False``), one and two rows run unpadded.
+rows high, and oneDNN cuts long sums in pieces for its threads when there are few rows:
+:mod:`~runtime.executors.row_order` measures which row counts those are, and the kernels pad to the next
+that is not. ``int4pack`` is row-invariant in itself, but the switch to the dense kernel at
+:attr:`Capability.int4_rows` rows is not; a capability with ``int4_rows=0`` never switches. Where rows
+need not be invariant (``exact=False``), nothing is padded for it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Lists, finds and collects artifacts.
 
-Policy of collection: what the last run of any recipe used, what a run in progress uses, and a bundle that is
-still linked is never removed (``forget_runs`` gives the first up by name; removing the link the last). Of the rest everything goes, or only what was not
-used for ``older_than`` seconds, or all but the ``keep_last`` last used of each stage. Downloads and
-other resumable work of unfinished stages (``scratch``) go only when they are older than a week or
-``scratch=True``, since they are what a rerun resumes from.
+Policy of collection: what the last run of any recipe used, what a run in progress uses, and a bundle that
+is still linked is never removed (``forget_runs`` gives the first up by name; removing the link gives up the
+last). Of the rest everything goes, or only what was not used for ``older_than`` seconds, or all but the
+``keep_last`` last used of each stage. Downloads and other resumable work of unfinished stages (``scratch``)
+go only when they are older than a week or ``scratch=True``, since they are what a rerun resumes from.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from trtforge.store.store import KEY_DIGITS, Store
 
 def remember_link(store: Store, link: Path) -> None:
     """Keep what ``link`` points at from collection for as long as it does so."""
-    path = os.path.abspath(link)
+    path = os.fspath(link.absolute())
     name = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:KEY_DIGITS]
     write_json_atomic(store.root / "links" / f"{name}.json", {"link": path}, durable=False)
 
