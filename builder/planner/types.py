@@ -1,0 +1,327 @@
+"""What the planner's parts hand to each other: the model, its precision, how it is split, and the load.
+
+Everything is frozen and JSON-able through :func:`dataclasses.asdict`. Shape letters as everywhere: T tokens in
+a step, B requests, V vocabulary, D width, H heads, K kv heads, E head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trtforge.errors import ForgeError
+
+Goal = Literal["latency", "throughput", "fit"]
+
+
+@dataclass(frozen=True)
+class MoeFacts:
+    """Mixture of experts: ``experts`` routed ones a layer, ``active`` of them a token, each of width ``ffn``.
+
+    ``shared_ffn`` is the width of all shared experts of a layer together (0: none); ``dense_layers`` counts the
+    layers that have an ordinary MLP instead.
+    """
+
+    experts: int
+    active: int
+    ffn: int
+    shared_ffn: int = 0
+    dense_layers: int = 0
+
+
+@dataclass(frozen=True)
+class MlaFacts:
+    """Multi-head latent attention (DeepSeek): what the cache holds and the ranks of the projections."""
+
+    kv_rank: int
+    rope_size: int
+    q_rank: int | None
+    nope_size: int
+    value_size: int
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A decoder's sizes. Made by ``builder.planner.model`` from intake's record or from a bare ``config.json``.
+
+    ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one); ``parameters`` counts
+    every weight once (a tied head is not counted again).
+    """
+
+    name: str
+    architecture: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocab: int
+    max_positions: int
+    tied: bool
+    dtype: str = "bfloat16"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norms_a_layer: int = 2
+    window: int = 0
+    window_layers: int = 0
+    moe: MoeFacts | None = None
+    mla: MlaFacts | None = None
+    prequantized: str | None = None
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.moe.dense_layers if self.moe else 0
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of the KV cache a token and layer: 2 K E, or the latent and its rope part."""
+        if self.mla is not None:
+            return self.mla.kv_rank + self.mla.rope_size
+        return 2 * self.kv_heads * self.head_size
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How a quantized linear is stored: ``bits`` a value, and a scale of ``scale_bits`` for ``block`` values.
+
+    ``block`` 0 means one scale a tensor, -1 one a row. ``compute`` is the format the tensor cores run in on a GPU
+    that has it (:meth:`builder.planner.hardware.Gpu.flops`); weight-only formats compute in fp16.
+    """
+
+    name: str
+    bits: int
+    block: int
+    scale_bits: int
+    compute: Literal["fp32", "fp16", "fp8", "fp4", "int8"]
+    tensor_scales: int = 0
+
+    @property
+    def bits_per_value(self) -> float:
+        """Bits a value with its share of the block scales: NVFP4 has 4 + 8 / 16 = 4.5."""
+        return self.bits + (self.scale_bits / self.block if self.block > 0 else 0.0)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Formats of the linears, of everything else (``base``) and of the KV cache; keys of ``builder.planner.precision``.
+
+    ``exclude`` holds patterns of linears that keep ``base``, as the recipe's ``quantize.exclude``.
+    """
+
+    weights: str = "bfloat16"
+    base: str = "bfloat16"
+    kv: str = "bfloat16"
+    group_size: int | None = None
+    exclude: tuple[str, ...] = ("lm_head",)
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """How one replica is split, as TensorRT-LLM counts: ``tp`` x ``pp`` GPUs; ``ep`` divides ``tp``.
+
+    In a layer of experts the tp group holds ``ep`` groups of experts, each split ``tp / ep`` ways along the
+    experts' width (moe_tp x moe_ep = tp). Source: https://nvidia.github.io/TensorRT-LLM/advanced/expert-parallelism.html
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp
+
+    def __str__(self) -> str:
+        return f"tp{self.tp} pp{self.pp}" + (f" ep{self.ep}" if self.ep > 1 else "")
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of a memory plan.
+
+    ``bytes`` is what the plan counts; ``low`` and ``high`` bound it where it is an estimate (equal otherwise).
+    ``formula`` is the arithmetic with its numbers filled in; ``kind`` groups terms in charts.
+    """
+
+    name: str
+    kind: Literal["weights", "draft", "activations", "kv", "runtime", "free"]
+    bytes: int
+    formula: str
+    low: int
+    high: int
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """The paged pool of one rank: ``blocks`` of ``block_size`` tokens, ``bytes_per_block`` each (draft included).
+
+    A block of the pool holds ``block_size`` tokens of one request in every layer of the rank; the pool's tokens are
+    the replica's, because every rank holds its heads and layers of the same tokens.
+    """
+
+    bytes: int
+    block_size: int
+    bytes_per_token: int
+    bytes_per_block: int
+    blocks: int
+    sized_by: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that fit."""
+        return self.blocks * self.block_size
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Memory of the GPU of one rank (a pipeline stage; its tensor-parallel ranks are alike)."""
+
+    stage: int
+    terms: tuple[Term, ...]
+    pool: KvPool
+    capacity: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all terms, the pool included."""
+        return sum(term.bytes for term in self.terms)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Sum of the lower and of the upper bounds."""
+        return sum(term.low for term in self.terms), sum(term.high for term in self.terms)
+
+    @property
+    def free(self) -> int:
+        """What stays free; negative when it does not fit."""
+        return self.capacity - self.total
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan's total lies inside the GPU's visible memory."""
+        return self.free >= 0
+
+    def of(self, kind: str) -> int:
+        """Bytes of all terms of one kind."""
+        return sum(term.bytes for term in self.terms if term.kind == kind)
+
+
+@dataclass(frozen=True)
+class Length:
+    """Requests with ``isl`` prompt tokens and ``osl`` answer tokens; ``share`` is their weight."""
+
+    isl: int
+    osl: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The load: lengths with shares that sum to 1, the part of every prompt that is common, and the arrival rate.
+
+    ``kind`` says where it comes from: ``fixed``, ``histogram`` or ``trace``. Build one with
+    ``builder.planner.workload``.
+    """
+
+    kind: Literal["fixed", "histogram", "trace"]
+    lengths: tuple[Length, ...]
+    shared_prefix: int = 0
+    rate: float | None = None
+    source: str | None = None
+
+    @property
+    def mean_isl(self) -> float:
+        """Average prompt length in tokens."""
+        return sum(item.isl * item.share for item in self.lengths)
+
+    @property
+    def mean_osl(self) -> float:
+        """Average answer length in tokens."""
+        return sum(item.osl * item.share for item in self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return max(item.isl + item.osl for item in self.lengths)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people: a title, column heads, rows of text or numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report. ``data`` is what ``--json`` prints; ``headline`` one sentence; ``notes`` more of them.
+
+    A section that has nothing to say for a recipe returns None instead of a Section.
+    """
+
+    name: str
+    title: str
+    headline: str
+    data: Mapping[str, Any]
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What the engine is built for: the recipe's limits and KV settings, and the speculation's extra tokens.
+
+    ``pool_bytes`` (absolute, a GPU) wins over ``free_fraction`` (of what weights and workspace leave).
+    """
+
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    block_size: int = 32
+    pool_bytes: int | None = None
+    free_fraction: float = 0.9
+    draft_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything a section may read. ``memory`` has one plan a pipeline stage, in order.
+
+    ``weights`` are the model's tensor groups (``builder.planner.weights``), per layer and whole, before any split.
+    ``count`` GPUs hold ``replicas`` copies of ``parallel``. ``recipe`` is the recipe as loaded (None when the plan
+    was asked for without one).
+    """
+
+    model: ModelFacts
+    weights: Sequence[Any]
+    precision: Precision
+    gpu: Any
+    count: int
+    parallel: ParallelPlan
+    serving: Serving
+    workload: Workload
+    goal: Goal = "throughput"
+    network: str = "ib-ndr"
+    draft: ModelFacts | None = None
+    draft_weights: Sequence[Any] = ()
+    memory: tuple[MemoryPlan, ...] = ()
+    recipe: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model that the GPUs hold."""
+        return self.count // self.parallel.gpus
+
+
+def bad_input(code: str, message: str, *, asked: str, why: str, remedies: Sequence[str], **numbers: Any) -> ForgeError:
+    """A refusal of the planner (exit code 2)."""
+    return ForgeError(code, message, asked=asked, numbers=numbers, why=why, remedies=remedies)
