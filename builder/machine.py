@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from pathlib import Path
 
 import psutil
@@ -26,6 +28,28 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     except OSError:
         pass
     return frozenset()
+
+
+def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as Linux says it; the machine's architecture where there is none."""
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def machine_facts() -> dict[str, str | int]:
+    """What a reader of measured times has to know: processor, its level, logical processors, bytes of memory."""
+    return {
+        "cpu": cpu_name(),
+        "capability": cpu_capability(),
+        "cpus": os.cpu_count() or 1,
+        "memory": int(psutil.virtual_memory().total),
+    }
 
 
 def cpu_capability(flags: frozenset[str] | None = None) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under column titles."""
+    """Rows of text under column titles, with a caption of their own where a section has several tables."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
 
 
 @dataclass(frozen=True)

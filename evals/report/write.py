@@ -6,14 +6,14 @@ import html
 import json
 from pathlib import Path
 
-from evals.report.model import Report, Section, Table
+from evals.report.model import Plot, Report, Section, Table
 from evals.report.plots import render_svg
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid #d0d7de}
 table{border-collapse:collapse;margin:.8rem 0}th,td{border:1px solid #d0d7de;padding:.3rem .6rem;text-align:left}
-th{background:#f6f8fa}pre{background:#f6f8fa;padding:.8rem;overflow-x:auto}
+th{background:#f6f8fa}caption{text-align:left;font-weight:600;padding:.2rem 0}pre{background:#f6f8fa;padding:.8rem;overflow-x:auto}
 .passed{color:#116329}.failed{color:#a40e26}svg{max-width:100%;height:auto}
 """
 
@@ -56,7 +56,7 @@ def _plot_tables(section: Section) -> list[Table]:
             for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
                 label = series.labels[i] if i < len(series.labels) else f"{x:g}"
                 rows.append((series.name, label, f"{y:.4g}"))
-        tables.append(Table((plot.title, plot.x_label, plot.y_label), tuple(rows)))
+        tables.append(Table(("series", plot.x_label or "point", plot.y_label), tuple(rows), plot.title))
     return tables
 
 
@@ -64,7 +64,8 @@ def _markdown_table(table: Table) -> list[str]:
     def row(cells: tuple[str, ...]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
-    return [row(table.columns), "|" + "---|" * len(table.columns), *(row(cells) for cells in table.rows)]
+    caption = [f"**{table.caption}**", ""] if table.caption else []
+    return [*caption, row(table.columns), "|" + "---|" * len(table.columns), *(row(cells) for cells in table.rows)]
 
 
 def render_html(report: Report) -> str:
@@ -81,13 +82,29 @@ def render_html(report: Report) -> str:
         if section.text:
             parts.append(f"<p>{html.escape(section.text)}</p>")
         parts += [_html_table(table) for table in section.tables]
-        parts += [f"<figure>{render_svg(plot)}</figure>" for plot in section.plots]
+        parts += [_html_figure(plot) for plot in section.plots]
         parts += [f"<pre>{html.escape(block)}</pre>" for block in section.preformatted]
     parts.append("</body></html>\n")
     return "\n".join(parts)
 
 
+def _html_figure(plot: Plot) -> str:
+    """A plot that a reader without sight hears as one picture with its points in words."""
+    points = "; ".join(
+        f"{series.name} "
+        + ", ".join(
+            f"{series.labels[i] if i < len(series.labels) else format(x, 'g')}: {y:.4g}"
+            for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
+        )
+        for series in plot.series
+    )
+    words = html.escape(f"{plot.title}. {plot.y_label}: {points}", quote=True)
+    svg = render_svg(plot).replace("<svg", f'<svg role="img" aria-label="{words}"', 1)
+    return f"<figure>{svg}</figure>"
+
+
 def _html_table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    caption = f"<caption>{html.escape(table.caption)}</caption>" if table.caption else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -66,7 +66,7 @@ def sweep_table(sweep: Sweep) -> Table:
         )
         for level in sweep.levels
     )
-    return Table(columns, rows)
+    return Table(columns, rows, sweep.target)
 
 
 def sweep_plot(sweeps: Sequence[Sweep]) -> Plot:

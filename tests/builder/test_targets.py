@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from builder.graphs import build_graph
-from builder.machine import CPU_CAPABILITIES, cpu_capability, cpu_flags, free_memory
+from builder.machine import CPU_CAPABILITIES, cpu_capability, cpu_flags, cpu_name, free_memory, machine_facts
 from builder.targets import TARGETS, build_engine, engine_info, get_target, read_engine, torch_target
 from builder.targets.kernels import CAPABILITIES, Choice, choose, table, weight_bytes
 from tests.builder.quantized_tiny import Quantizer
@@ -205,3 +205,12 @@ def test_the_kernels_are_the_executors() -> None:
 def test_the_abi_stamp_is_the_headers() -> None:
     header = Path(__file__).parents[2] / "plugins" / "include" / "trtforge" / "host_abi.h"
     assert f"#define TRTFORGE_HOST_ABI {torch_target.HOST_ABI}\n" in header.read_text()
+
+
+def test_the_machine_in_words(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name : A Fast One (TM)\nflags : avx2\n")
+    assert cpu_name(tmp_path / "cpuinfo") == "A Fast One (TM)"
+    assert cpu_name(tmp_path / "none") != ""
+    facts = machine_facts()
+    assert facts["cpus"] >= 1  # type: ignore[operator]
+    assert facts["capability"] in dict(CPU_CAPABILITIES)

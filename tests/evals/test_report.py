@@ -20,7 +20,7 @@ def _report() -> Report:
         (Series("ppl", (0, 1), (26.0, 27.0), ("base", "fp8"), (25.0, 26.0), (27.0, 28.0)),),
         kind="bar",
     )
-    table = Table(("figure", "value"), (("a|b", "<1>"),))
+    table = Table(("figure", "value"), (("a|b", "<1>"),), "Two & more")
     return Report("Demo <x>", "all gates passed", True, [Section("Speed", "text", (table,), (plot, bars), ("curl …",))])
 
 
@@ -49,6 +49,9 @@ def test_three_files_same_bytes_twice_and_no_outside_references(tmp_path):
     assert parser.tags.count("svg") == 2
     assert "&lt;1&gt;" in page
     assert "knee" in page
+    assert "<caption>Two &amp; more</caption>" in page
+    assert page.count('<svg role="img" aria-label="') == 2
+    assert 'aria-label="Perplexity. perplexity: ppl base: 26, fp8: 27"' in page
     assert not re.search(r"<script", page)
 
 
@@ -58,4 +61,6 @@ def test_json_and_markdown_carry_the_figures(tmp_path):
     assert data["sections"][0]["plots"][0]["series"][0]["y"] == [100.0, 180.0, 200.0]
     text = (tmp_path / "report.md").read_text()
     assert "a\\|b" in text
+    assert "**Two & more**\n\n| figure | value |" in text
+    assert "**Throughput against latency**\n\n| series | p99 latency (ms) | tokens/s |" in text
     assert "| server | 4 | 180 |" in text

@@ -120,7 +120,8 @@ class ParityGate(Section):
     """How far the engine may be from the quantized checkpoint; null takes the gate away."""
 
     min_top1_agreement: Annotated[Fraction, Field(le=1)] = Field(
-        0.99, description="Smallest share of positions whose likeliest token is the same"
+        0.99,
+        description="Smallest share of positions at which the engine chooses as the checkpoint does, within its noise",
     )
 
 
@@ -292,7 +293,9 @@ class Bench(Section):
         24, description="Requests measured at each concurrency (at least the concurrency)"
     )
     max_tokens: PositiveInt = Field(32, description="Tokens an answer")
-    slo: Slo | None = None
+    slo: Slo | None = Field(
+        None, description="A gate at the lowest concurrency; every level reports its goodput, the requests that met it"
+    )
 
 
 class Recipe(Section):

@@ -26,7 +26,7 @@ class BenchStage(StageBase):
     name = "bench"
     # after smoke: a server that answers wrongly is not worth timing
     needs = ("build", "repository", "smoke")
-    code_version = "1"
+    code_version = "2"
     tools = serving.TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -41,6 +41,7 @@ class BenchStage(StageBase):
         return {**execution_facts(), "cpus": os.cpu_count()}
 
     def run(self, context: StageContext) -> StageResult:
+        from builder.machine import machine_facts
         from evals.speed import perf_analyzer
         from evals.speed.load import run_level
         from evals.speed.prompts import load_prompts
@@ -86,7 +87,7 @@ class BenchStage(StageBase):
                     )
                 ),
             )
-        figures = rounded({"sweeps": [inside.to_json(), outside.to_json()]}, 6)
+        figures = rounded({"machine": machine_facts(), "sweeps": [inside.to_json(), outside.to_json()]}, 6)
         write_json(context.out / BENCH_FILE, figures)
         return StageResult(
             summary={"concurrency": levels, "targets": ["in-process", "server"]},

@@ -54,7 +54,7 @@ class BundleStage(StageBase):
 
     name = "bundle"
     needs = ("intake", "baseline", "quantize", "evaluate", "build", "parity", "repository", "smoke", "bench")
-    code_version = "1"
+    code_version = "2"
     carries_measurements = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:

@@ -97,6 +97,9 @@ def _quality(inputs: Mapping[str, Artifact]) -> Any:
             ("engine agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")),
             ("  without the allowance for near ties", _interval(parity["raw_agreement"], ".2%")),
             ("  mean KL divergence", f"{parity['mean_kl']:.2e} nats"),
+            ("  positions whose two best tokens lie within the noise", f"{parity['near_tie_share']:.2%}"),
+            ("  the noise: a difference of logits up to", f"{parity['near_tie_logits']:.3g}"),
+            *_floor(parity),
         ),
     )
     bars = Series(
@@ -112,6 +115,16 @@ def _quality(inputs: Mapping[str, Artifact]) -> Any:
     return Section("Quality", text, (perplexity, others), (plot,))
 
 
+def _floor(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What the quantized model differs from itself by, after one rounding of its embeddings."""
+    if parity["floor_kl"] is None:
+        return ()
+    return (
+        ("  the quantized model with itself, perturbed by one rounding: KL", f"{parity['floor_kl']:.2e} nats"),
+        ("  the same: top 1", f"{parity['floor_raw_agreement']:.2%}"),
+    )
+
+
 def _speed(bench: Artifact) -> Any:
     from evals.report import Section
     from evals.speed.latency import LevelResult
@@ -121,7 +134,11 @@ def _speed(bench: Artifact) -> Any:
         Sweep(entry["target"], tuple(LevelResult(**level) for level in entry["levels"]))
         for entry in bench.manifest["measurements"]["sweeps"]
     ]
-    text = "One table a target, in this order: " + ", ".join(sweep.target for sweep in sweeps) + "."
+    machine = bench.manifest["measurements"]["machine"]
+    text = (
+        f"Measured {bench.manifest['created']} on {machine['cpus']} × {machine['cpu']} ({machine['capability']}), "
+        f"{format_size(machine['memory'])} of memory. Times hold for that machine at that moment."
+    )
     return Section("Speed", text, tuple(sweep_table(s) for s in sweeps), (sweep_plot(sweeps),))
 
 
