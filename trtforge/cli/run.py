@@ -148,7 +148,15 @@ def explain(
 
     loaded = load_recipe(recipe, overrides or ())
     rows = explain_stages(Pipeline(default_stages(), common.open_store(store, read_only=True)), loaded, until)
-    console.result({"recipe": str(recipe), "name": loaded.recipe.name, "stages": [row.to_json() for row in rows]})
+    refused = refusals(loaded)
+    console.result(
+        {
+            "recipe": str(recipe),
+            "name": loaded.recipe.name,
+            "refused": refused,
+            "stages": [row.to_json() for row in rows],
+        }
+    )
     console.table(
         f"{loaded.recipe.name}",
         ["stage", "next run", "took", "why"],
@@ -157,5 +165,18 @@ def explain(
             for row in rows
         ],
     )
+    if refused:
+        console.warning(f"a run would be refused: {', '.join(refused)}; `trtforge check {recipe}` says why")
     waiting = [row.stage for row in rows if row.status != "cached"]
     console.value(f"would run: {', '.join(waiting)}" if waiting else "everything is cached")
+
+
+def refusals(loaded: LoadedRecipe) -> list[str]:
+    """Codes for which preflight would refuse a run; a source that cannot be looked into counts too."""
+    from trtforge.errors import ForgeError
+
+    try:
+        model = common.inspect_model(loaded)
+    except ForgeError as error:
+        return [error.code]
+    return [finding.code for finding in common.preflight(loaded, model=model).findings if finding.blocks]

@@ -186,6 +186,17 @@ class TestRun:
         forced = cli("run", str(recipe), "--until", "intake", "--force", "intake", "--json")
         assert [stage["status"] for stage in forced.document["stages"]] == ["ran"]
 
+    def test_explain_says_that_a_run_would_be_refused(self, cli: Any, recipe: Path) -> None:
+        assert cli("explain", str(recipe), "--json").document["refused"] == []
+        limits = ("--set", "build.limits.max_seq_len=100000")
+        codes = {finding["code"] for finding in cli("check", str(recipe), *limits, "--json").document["findings"]}
+        refused = cli("explain", str(recipe), *limits, "--json").document["refused"]
+        assert refused and set(refused) <= codes
+        assert refused[0] in cli("explain", str(recipe), *limits).err
+        next(recipe.parent.rglob("tokenizer.json")).unlink()
+        (code,) = cli("explain", str(recipe), "--json").document["refused"]
+        assert code.startswith("TF-SRC-")
+
     def test_artifacts(self, cli: Any, recipe: Path, tmp_path: Path) -> None:
         assert cli("run", str(recipe), "--until", "intake", "--quiet").code == 0
         (row,) = cli("artifacts", "list", "--json").document["artifacts"]
