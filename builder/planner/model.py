@@ -1,0 +1,238 @@
+"""A model's sizes from intake's record or from a bare ``config.json`` of any decoder that Transformers names.
+
+Policy: the planner answers for models that nothing here can build yet (mixtures of experts, latent attention),
+so it reads every spelling of a size and refuses only what it cannot count. What a config leaves out is taken
+from the class's own default, never from a guess about a similar model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, bad_input
+
+#: model types with RMS norms on q and k. Source: modeling files of transformers
+_QK_NORM = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
+#: model types that bias q, k and v and have no key that says so
+_QKV_BIAS = frozenset({"qwen2", "qwen2_moe"})
+#: model types with a norm before and after both halves of a layer
+_FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text"})
+#: model types whose class ties the head unless the config says otherwise
+_TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
+#: every other attention layer slides when no layer_types say which
+_ALTERNATING = frozenset({"gemma2", "gpt_oss"})
+_QUANTIZED = {
+    "FP8": "fp8",
+    "NVFP4": "nvfp4",
+    "W4A16_AWQ": "int4_awq",
+    "INT4_AWQ": "int4_awq",
+    "W4A8_AWQ": "w4a8_awq",
+    "MXFP4": "mxfp4",
+}
+
+
+class CheckpointRecord(Protocol):
+    """The fields of intake's checkpoint record that the planner reads."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def ffn(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def sliding_window(self) -> int | None: ...
+    @property
+    def tied(self) -> bool: ...
+    @property
+    def prequantized(self) -> str | None: ...
+
+
+def from_checkpoint(record: CheckpointRecord, name: str = "") -> ModelFacts:
+    """The facts of intake's record (:class:`quantize.intake.CheckpointInfo`)."""
+    return ModelFacts(
+        name=name or record.architecture,
+        architecture=record.architecture,
+        layers=record.layers,
+        hidden=record.hidden,
+        ffn=record.ffn,
+        heads=record.heads,
+        kv_heads=record.kv_heads,
+        head_size=record.head_size,
+        vocab=record.vocab,
+        max_positions=record.max_positions,
+        tied=record.tied,
+        window=record.sliding_window or 0,
+        window_layers=record.layers if record.sliding_window else 0,
+        prequantized=record.prequantized,
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """``config.json`` at ``path`` or inside that directory.
+
+    Raises:
+        ForgeError: ``TF-PLN-004`` it is missing or no JSON object.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _bad_config(f"{file} cannot be read: {error}", str(path)) from error
+    if not isinstance(value, dict):
+        raise _bad_config(f"{file} is no JSON object", str(path))
+    return value
+
+
+def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping[str, Any] | None = None) -> ModelFacts:
+    """The facts of a bare ``config.json``; of a multimodal one, its text model's.
+
+    Args:
+        config: the parsed file.
+        name: what the plan calls the model.
+        quant_config: ``hf_quant_config.json`` beside it, when there is one.
+
+    Raises:
+        ForgeError: ``TF-PLN-004`` a size is missing or impossible.
+    """
+    outer = config
+    if isinstance(config.get("text_config"), Mapping):
+        config = config["text_config"]
+    kind = str(config.get("model_type", ""))
+    layers, hidden = _size(config, "num_hidden_layers", "n_layer"), _size(config, "hidden_size", "n_embd")
+    heads = _size(config, "num_attention_heads", "n_head")
+    kv_heads = _size(config, "num_key_value_heads", default=heads)
+    mla = _mla(config)
+    head_size = _size(config, "head_dim", default=hidden // heads)
+    if mla is None and heads % kv_heads:
+        raise _bad_config(f"{heads} heads do not divide into {kv_heads} key-value heads", kind)
+    window, window_layers = _window(config, kind, layers)
+    architectures = outer.get("architectures") or [kind or "decoder"]
+    ffn = _size(config, "intermediate_size", "ffn_hidden_size", "n_inner", default=4 * hidden)
+    return ModelFacts(
+        name=name or str(architectures[0]),
+        architecture=str(architectures[0]),
+        layers=layers,
+        hidden=hidden,
+        ffn=ffn,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=mla.nope_size + mla.rope_size if mla else head_size,
+        vocab=_size(config, "vocab_size"),
+        max_positions=_size(config, "max_position_embeddings", "n_positions", default=2048),
+        tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT))),
+        dtype=_dtype(config, outer),
+        attention_bias=bool(config.get("attention_bias", kind in _QKV_BIAS)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        qk_norm=kind in _QK_NORM,
+        norms_a_layer=4 if kind in _FOUR_NORMS else 2,
+        window=window,
+        window_layers=window_layers,
+        moe=_moe(config, layers, ffn),
+        mla=mla,
+        prequantized=_prequantized(outer.get("quantization_config"), quant_config),
+    )
+
+
+def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
+    for source in (config, outer):
+        for key in ("dtype", "torch_dtype"):
+            if source.get(key) in ("float32", "float16", "bfloat16"):
+                return str(source[key])
+    return "bfloat16"
+
+
+def _moe(config: Mapping[str, Any], layers: int, ffn: int) -> MoeFacts | None:
+    keys = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+    if not any(config.get(key) for key in keys):
+        return None
+    experts = _size(config, *keys)
+    active = _size(config, "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk")
+    if active > experts:
+        raise _bad_config(f"{active} active experts of {experts}", "num_experts_per_tok")
+    width = _size(config, "moe_intermediate_size", "expert_ffn_hidden_size", default=ffn)
+    shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
+    dense = int(config.get("first_k_dense_replace") or 0) + len(config.get("mlp_only_layers") or ())
+    step = int(config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1)
+    if step > 1:
+        dense += layers - layers // step
+    return MoeFacts(experts, active, width, int(shared), min(dense, layers))
+
+
+def _mla(config: Mapping[str, Any]) -> MlaFacts | None:
+    if not config.get("kv_lora_rank"):
+        return None
+    return MlaFacts(
+        kv_rank=_size(config, "kv_lora_rank"),
+        rope_size=_size(config, "qk_rope_head_dim"),
+        q_rank=config.get("q_lora_rank") or None,
+        nope_size=_size(config, "qk_nope_head_dim"),
+        value_size=_size(config, "v_head_dim"),
+    )
+
+
+def _window(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, int]:
+    """The sliding window and how many layers have it."""
+    window = config.get("sliding_window")
+    if not isinstance(window, int) or window <= 0 or config.get("use_sliding_window") is False:
+        return 0, 0
+    types = config.get("layer_types")
+    if isinstance(types, list):
+        sliding = sum(name == "sliding_attention" for name in types[:layers])
+    elif isinstance(config.get("sliding_window_pattern"), int):
+        sliding = layers - layers // int(config["sliding_window_pattern"])
+    elif kind in _ALTERNATING:
+        sliding = (layers + 1) // 2
+    else:
+        sliding = layers
+    return (window, sliding) if sliding else (0, 0)
+
+
+def _prequantized(embedded: Any, quant_config: Mapping[str, Any] | None) -> str | None:
+    """The planner's format of an already quantized checkpoint; None for plain weights."""
+    section: Any = embedded
+    if quant_config is not None:
+        section = quant_config.get("quantization", quant_config)
+    if not isinstance(section, Mapping):
+        return None
+    algorithm = str(section.get("quant_algo") or "")
+    method = str(section.get("quant_method") or "")
+    if algorithm in _QUANTIZED:
+        return _QUANTIZED[algorithm]
+    if method == "fp8":
+        return "fp8_block" if section.get("weight_block_size") else "fp8"
+    return {"mxfp4": "mxfp4", "awq": "int4_awq", "gptq": "int4_awq"}.get(method)
+
+
+def _size(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
+    value = next((config[key] for key in keys if config.get(key) is not None), default)
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise _bad_config(f"{keys[0]} must be a positive integer, not {value!r}", keys[0])
+    return value
+
+
+def _bad_config(message: str, asked: str) -> Exception:
+    return bad_input(
+        "TF-PLN-004",
+        message.rstrip("."),
+        asked=asked or "config.json",
+        why="Every byte of the plan follows from the model's sizes.",
+        remedies=["give the config.json of the checkpoint that will be served", "correct the value in a copy of it"],
+    )
