@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plugins.host.abi import ABI_VERSION
 from runtime.executors.base import ExecutorLimits
 from trtforge.errors import ForgeError
 
@@ -19,7 +20,6 @@ ENGINE_FILE = "engine.json"
 GRAPH_FILE = "model.onnx"
 ENGINE_VERSION = 1
 OPS_VERSION = 1
-HOST_ABI = 1
 DTYPES = ("float32", "float16", "bfloat16")
 KV_FORMATS = ("float32", "float16", "bfloat16", "fp8")
 _REBUILD = ["build the engine again with this version of trtforge", "install the version that built it"]
@@ -87,7 +87,7 @@ def _check_versions(raw: dict[str, Any], directory: Path) -> None:
         )
     wrong = {
         name: {"engine": raw.get(key), "runtime": need}
-        for name, key, need in (("ops", "ops_version", OPS_VERSION), ("host ABI", "host_abi", HOST_ABI))
+        for name, key, need in (("ops", "ops_version", OPS_VERSION), ("host ABI", "host_abi", ABI_VERSION))
         if raw.get(key, need) != need
     }
     if wrong:

@@ -16,39 +16,16 @@ from typing import Any
 
 import torch
 
+from plugins.host import abi
 from runtime.executors.kernels import Columns, StepIndex, TorchKernels
 from runtime.executors.torch_attention import AttentionParams
 from trtforge.errors import EnvironmentLacks
 
-HOST_ABI = 1
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}
-_P, _I64, _I32, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-
-
-class _AttentionArgs(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_uint64),
-        *((name, _P) for name in ("query", "key", "value", "kv_pool", "output", "query_start", "sequence_lengths")),
-        *((name, _P) for name in ("block_table", "tree_mask", "sinks")),
-        *((f"{name}_stride", _I64) for name in ("query", "key", "value", "output", "block_table", "tree_mask")),
-        ("num_tokens", _I64),
-        *((name, _I32) for name in ("num_requests", "max_blocks", "num_blocks", "block_size", "num_heads")),
-        *((name, _I32) for name in ("num_kv_heads", "head_size", "activation_dtype", "pool_dtype")),
-        *((name, _I32) for name in ("sliding_window", "tree_mask_width")),
-        *((name, _F) for name in ("scale", "soft_cap", "k_scale", "v_scale")),
-    )
-
-
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "trtforge_paged_attention": (_P,),
-    "trtforge_copy_blocks": (_P, _I64, _I32, _P, _I64),
-    "trtforge_rms_norm": (_P, _I64, _P, _P, _I64, _I64, _I64, _F, _F, _I32, _I32),
-    "trtforge_add_rms_norm": (_P, _I64, _P, _I64, _P, _P, _I64, _I64, _I64, _F, _F, _I32, _I32),
-    "trtforge_rope": (_P, _I64, _P, _I64, _P, _P, _I64, _I32, _I32, _I32, _I32, _I32),
-    "trtforge_silu_mul": (_P, _I64, _P, _I64, _I64, _I64, _I32),
-    "trtforge_fp8_fake_quant": (_P, _P, _I64, _F, _I32, _I32),
-    "trtforge_nvfp4_fake_quant": (_P, _I64, _P, _I64, _I64, _I64, _F, _I32),
-    "trtforge_embedding": (_P, _I64, _I64, _P, _I64, _P, _I64, _I32, _I32),
+_DTYPES = {
+    torch.float32: abi.FLOAT32,
+    torch.bfloat16: abi.BFLOAT16,
+    torch.float16: abi.FLOAT16,
+    torch.float8_e4m3fn: abi.FLOAT8_E4M3,
 }
 
 
@@ -73,7 +50,7 @@ def load_library(path: Path) -> ctypes.CDLL:
     """
     try:
         library = ctypes.CDLL(str(path))
-        abi = int(library.trtforge_host_abi())
+        found = int(library.trtforge_host_abi())
     except (OSError, AttributeError) as error:
         raise EnvironmentLacks(
             "TF-RUN-012",
@@ -82,20 +59,16 @@ def load_library(path: Path) -> ctypes.CDLL:
             why="attention and the fused kernels of the CPU executor live there",
             remedies=["run `trtforge plugins build`", "unset TRTFORGE_HOST_LIBRARY to use the packaged library"],
         ) from error
-    if abi != HOST_ABI:
+    if found != abi.ABI_VERSION:
         raise EnvironmentLacks(
             "TF-RUN-012",
-            f"the host library {path} speaks ABI {abi}; this runtime needs {HOST_ABI}",
+            f"the host library {path} speaks ABI {found}; this runtime needs {abi.ABI_VERSION}",
             asked=str(path),
-            numbers={"library": abi, "needed": HOST_ABI},
+            numbers={"library": found, "needed": abi.ABI_VERSION},
             why="arguments would be read at the wrong places",
             remedies=["run `trtforge plugins build`", "install matching versions of trtforge and its library"],
         )
-    for name, types in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, ctypes.c_int
-    library.trtforge_last_error.restype = ctypes.c_char_p
-    library.trtforge_host_info.restype = ctypes.c_char_p
+    abi.bind(library)
     return library
 
 
@@ -117,7 +90,7 @@ class HostKernels(TorchKernels):
         self._embedding = library.trtforge_embedding
         self._attention = library.trtforge_paged_attention
         #: one argument block a pool: what is fixed for a layer is written once
-        self._arguments: dict[int, tuple[_AttentionArgs, Any]] = {}
+        self._arguments: dict[int, tuple[abi.PagedAttentionArgs, Any]] = {}
 
     @property
     def info(self) -> str:
@@ -232,16 +205,16 @@ class HostKernels(TorchKernels):
         if status:
             raise self._fail("paged_attention", status)
 
-    def _new_arguments(self, pool: torch.Tensor, params: AttentionParams) -> tuple[_AttentionArgs, Any]:
-        args = _AttentionArgs()
-        args.struct_size = ctypes.sizeof(_AttentionArgs)
+    def _new_arguments(self, pool: torch.Tensor, params: AttentionParams) -> tuple[abi.PagedAttentionArgs, Any]:
+        args = abi.PagedAttentionArgs()
+        args.struct_size = ctypes.sizeof(abi.PagedAttentionArgs)
         args.kv_pool = pool.data_ptr()
         args.num_blocks, args.block_size = pool.shape[0], pool.shape[3]
         args.num_heads, args.num_kv_heads, args.head_size = params.num_heads, params.num_kv_heads, params.head_size
         args.activation_dtype, args.pool_dtype = self._dtype, _DTYPES[pool.dtype]
         args.sliding_window, args.soft_cap, args.scale = params.sliding_window, params.soft_cap, params.scale
         args.k_scale, args.v_scale = params.k_scale, params.v_scale
-        found = args, ctypes.addressof(args)
+        found = args, ctypes.pointer(args)
         self._arguments[pool.data_ptr()] = found
         return found
 
