@@ -1,0 +1,232 @@
+"""From a quantized Hugging Face checkpoint to TensorRT-LLM's: ``config.json`` and ``rank<N>.safetensors``.
+
+Policy: tensors are written one after the other from memory maps, so memory does not grow with the model. A
+rank's file gets its name when it is complete; a conversion that was killed keeps the ranks that are. The
+embedding and the output head are split over the vocabulary (rows of zeros fill it up to a multiple of the
+ranks); a tied head is written out, since TensorRT shares equal tables itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from builder.targets.trtllm.ranks import all_ranks, layers_of
+from builder.targets.trtllm.source import Checkpoint
+from builder.targets.trtllm.tensors import Requantized, Tensor, rank_tensors
+from trtforge.errors import ForgeError
+from trtforge.progress import Progress, SilentProgress
+
+CONFIG_FILE = "config.json"
+LOGITS_DTYPE = "float32"
+#: ranks that a suggestion may name
+_SIZES = (1, 2, 4, 8, 16, 32)
+_LINEARS = {
+    "attention.qkv": "self_attn.q_proj",
+    "attention.dense": "self_attn.o_proj",
+    "mlp.fc": "mlp.gate_proj",
+    "mlp.gate": "mlp.up_proj",
+    "mlp.proj": "mlp.down_proj",
+}
+
+
+def convert_checkpoint(
+    checkpoint: Path, out: Path, *, tp: int = 1, pp: int = 1, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Write TensorRT-LLM's checkpoint of ``checkpoint`` into ``out``; ranks that are there complete are kept.
+
+    Returns:
+        ``ranks``, ``bytes``, and ``requantized``: the linears whose FP8 weights were rounded again under a
+        common scale, the number of weights and the largest relative change of a normal value.
+
+    Raises:
+        ForgeError: ``TF-BLD-030`` … ``TF-BLD-035``: a format, a rope, a tensor, a fusion, a split or an
+            exclusion that TensorRT-LLM's checkpoint cannot hold.
+    """
+    out = Path(out)
+    progress = progress or SilentProgress()
+    source = Checkpoint.open(checkpoint)
+    check_split(source, tp, pp)
+    config = trtllm_config(source, tp, pp)
+    requantized = Requantized()
+    plans = [(rank, rank_tensors(source, rank, requantized)) for rank in all_ranks(tp, pp)]
+    total = sum(tensor.nbytes for _, tensors in plans for tensor in tensors)
+    progress.start("converting for TensorRT-LLM", float(total))
+    out.mkdir(parents=True, exist_ok=True)
+    for rank, tensors in plans:
+        _write_rank(out / f"rank{rank.number}.safetensors", tensors, progress)
+    partial = out / f"{CONFIG_FILE}.partial"
+    partial.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    partial.replace(out / CONFIG_FILE)
+    return {
+        "ranks": tp * pp,
+        "bytes": total,
+        "requantized": {
+            "linears": len(requantized.linears),
+            "weights": requantized.weights,
+            "largest_relative_change": round(requantized.largest, 6),
+        },
+    }
+
+
+def _write_rank(path: Path, tensors: list[Tensor], progress: Progress) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        end = offset + tensor.nbytes
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    if path.is_file() and path.stat().st_size == len(head) + offset and _begins_with(path, head):
+        progress.advance(float(offset))
+        return
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(head)
+        for tensor in tensors:
+            before = file.tell()
+            for piece in tensor.pieces():
+                file.write(piece.tobytes())
+                progress.advance(float(piece.nbytes))
+            assert file.tell() - before == tensor.nbytes, tensor.name
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _begins_with(path: Path, head: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(head)) == head
+
+
+def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
+    """``config.json`` of the checkpoint, as ``PretrainedConfig.from_dict`` of TensorRT-LLM 1.2 takes it.
+
+    Source: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/llama/config.py
+
+    Raises:
+        ForgeError: ``TF-BLD-035`` exclusions that differ between the stages of a pipeline.
+    """
+    config = source.config
+    base, scaling = _rope(config.rope)
+    return {
+        "architecture": config.architecture,
+        "dtype": config.dtype,
+        "logits_dtype": LOGITS_DTYPE,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_size": config.head_size,
+        "hidden_act": "silu",
+        "norm_epsilon": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "position_embedding_type": "rope_gpt_neox",
+        "rotary_base": base,
+        "rotary_scaling": scaling,
+        "attn_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "use_parallel_embedding": True,
+        "embedding_sharding_dim": 0,
+        "mapping": {"world_size": tp * pp, "tp_size": tp, "pp_size": pp},
+        "quantization": {
+            "quant_algo": source.algorithm,
+            "kv_cache_quant_algo": source.kv_algorithm,
+            "group_size": source.group or 128,
+            "has_zero_point": False,
+            "pre_quant_scale": source.format == "int4_awq",
+            "exclude_modules": _excluded(source, pp),
+        },
+    }
+
+
+def _rope(rope: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """Base and scaling; the type under both of its names, since readers differ in which they look for."""
+    kind = str(rope["rope_type"])
+    if kind == "default":
+        return float(rope["rope_theta"]), None
+    leave_out = ("rope_theta", "rope_type", "max_position_embeddings")
+    rest = {key: value for key, value in rope.items() if key not in leave_out and value is not None}
+    return float(rope["rope_theta"]), {**rest, "type": kind, "rope_type": kind}
+
+
+def _excluded(source: Checkpoint, pp: int) -> list[str]:
+    """Modules that are not quantized, by TensorRT-LLM's names (a rank counts its layers from 0)."""
+    head = [] if source.quantized("lm_head") else ["lm_head"]
+    if source.algorithm is None:
+        return head
+    stages = []
+    for stage in range(pp):
+        layers = layers_of(source.config.num_layers, pp, stage)
+        stages.append(
+            [
+                f"transformer.layers.{local}.{own}"
+                for local, layer in enumerate(layers)
+                for own, theirs in _LINEARS.items()
+                if not source.quantized(f"model.layers.{layer}.{theirs}")
+            ]
+        )
+    if any(set(stage) != set(stages[0]) for stage in stages):
+        raise ForgeError(
+            "TF-BLD-035",
+            "The stages of the pipeline exclude different layers from quantization",
+            asked=f"build.parallel.pp: {pp}, quantize.exclude",
+            numbers={"excluded_by_stage": [len(stage) for stage in stages]},
+            why="All ranks read one config.json, in which a layer is named by its place in its own stage.",
+            remedies=["build.parallel.pp: 1", "exclude the same linears of every layer, or none"],
+        )
+    return [*head, *stages[0]]
+
+
+def check_split(source: Checkpoint, tp: int, pp: int) -> None:
+    """Refuse a split that leaves a part of a head, a block or a byte.
+
+    Raises:
+        ForgeError: ``TF-BLD-034``, with the sizes that work.
+    """
+    faults = _split_faults(source, tp)
+    if pp > source.config.num_layers:
+        faults.append(f"{source.config.num_layers} layers over {pp} stages")
+    if not faults:
+        return
+    works = [size for size in _SIZES if not _split_faults(source, size)]
+    smaller = source.format == "int4_awq" and source.group == 128
+    raise ForgeError(
+        "TF-BLD-034",
+        f"The model does not divide over tp {tp} x pp {pp}: {'; '.join(faults)}",
+        asked=f"build.parallel: {{tp: {tp}, pp: {pp}}}",
+        numbers={"tp_that_work": works, "largest_pp": source.config.num_layers},
+        why="Each rank holds whole heads, whole blocks of scales and the same number of rows.",
+        remedies=[
+            *(f"build.parallel.tp: {size}" for size in works),
+            *(["quantize.group_size: 64"] if smaller else []),
+        ],
+    )
+
+
+def _split_faults(source: Checkpoint, tp: int) -> list[str]:
+    config, faults = source.config, []
+    if config.num_heads % tp:
+        faults.append(f"{config.num_heads} heads over {tp}")
+    if config.num_kv_heads % tp and tp % config.num_kv_heads:
+        faults.append(f"{config.num_kv_heads} KV heads over {tp}")
+    if config.intermediate_size % tp:
+        faults.append(f"{config.intermediate_size} MLP rows over {tp}")
+    if faults or source.algorithm in (None, "FP8"):
+        return faults
+    group = source.group or 16
+    inputs = {
+        "attention.dense": config.num_heads * config.head_size // tp,
+        "mlp.proj": config.intermediate_size // tp,
+    }
+    faults += [f"{name}: {width} inputs a rank in blocks of {group}" for name, width in inputs.items() if width % group]
+    if source.format == "int4_awq" and (config.intermediate_size // tp) % 2:
+        faults.append(f"mlp: {config.intermediate_size // tp} rows a rank, two to a byte")
+    return faults

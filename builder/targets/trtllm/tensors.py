@@ -1,0 +1,289 @@
+"""The tensors of one rank's file: names, types, shapes, and where their bytes come from.
+
+How a linear [N, K] lies in TensorRT-LLM 1.2's checkpoint, by format (what its loader renames, transposes
+and interleaves for the kernels happens there, at build time):
+
+* none: ``weight`` [N, K];
+* fp8: ``weight`` E4M3 [N, K], ``weights_scaling_factor`` and ``activation_scaling_factor`` F32 [1];
+* int4_awq: ``weight`` I8 [N/2, K], rows 2i and 2i+1 in a byte's low and high nibble,
+  ``weights_scaling_factor`` F32 [N, K/G], ``prequant_scaling_factor`` [K] in the model's type;
+* nvfp4: ``weight`` U8 [N, K/2], ``weights_scaling_factor`` E4M3 [N, K/16], ``weights_scaling_factor_2`` and
+  ``activation_scaling_factor`` F32 [1].
+
+Query, key and value are one linear ``qkv``, each rank with its own heads of all three. Its FP8 form has one
+scale: the largest of the three, and the other two weights are rounded again under it. ``mlp.fc`` is Hugging
+Face's gate projection, ``mlp.gate`` its up projection.
+
+Sources: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/modeling_utils.py
+(preprocess_perlayer_weights), and ModelOpt 0.47's export_tensorrt_llm_checkpoint, which the tests hold this against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from builder.targets.trtllm.fp8 import decode, rescale_table
+from builder.targets.trtllm.ranks import Rank, kv_heads_of, layers_of
+from builder.targets.trtllm.source import BITS, Array, Checkpoint, widen
+from trtforge.errors import ForgeError
+
+#: bytes handled at once
+BAND = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor to write; ``pieces`` yields its bits in order when the writer gets to it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterator[Array]]
+
+    @property
+    def nbytes(self) -> int:
+        count = BITS[self.dtype].itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows ``begin`` to ``end`` of a linear; rows past its last one are zeros."""
+
+    module: str
+    begin: int
+    end: int
+
+
+@dataclass
+class Requantized:
+    """Weights that were rounded a second time, and the largest relative change of a normal value."""
+
+    linears: set[str] = field(default_factory=set)
+    weights: int = 0
+    largest: float = 0.0
+
+
+def rank_tensors(source: Checkpoint, rank: Rank, requantized: Requantized) -> list[Tensor]:
+    """Everything that ``rank<N>.safetensors`` holds, sorted by name; fills in ``requantized``.
+
+    Raises:
+        ForgeError: ``TF-BLD-032`` a tensor is missing, ``TF-BLD-033`` linears that TensorRT-LLM fuses are
+            stored in different forms.
+    """
+    return sorted(_Plan(source, rank, requantized).tensors(), key=lambda tensor: tensor.name)
+
+
+class _Plan:
+    def __init__(self, source: Checkpoint, rank: Rank, requantized: Requantized) -> None:
+        self.source, self.rank, self.requantized = source, rank, requantized
+        self.config = source.config
+
+    def tensors(self) -> Iterator[Tensor]:
+        rank, config = self.rank, self.config
+        share = -(-config.vocab_size // rank.tp)
+        vocabulary = [(rank.tp_rank * share, (rank.tp_rank + 1) * share)]
+        if rank.first:
+            yield self._rows("transformer.vocab_embedding.weight", "model.embed_tokens.weight", vocabulary)
+        for local, layer in enumerate(layers_of(config.num_layers, rank.pp, rank.pp_rank)):
+            yield from self._layer(f"transformer.layers.{local}", f"model.layers.{layer}")
+        if rank.last:
+            yield self._rows("transformer.ln_f.weight", "model.norm.weight")
+            if self.source.has("lm_head.weight"):
+                yield from self._linear("lm_head", [Part("lm_head", *vocabulary[0])])
+            else:
+                yield self._rows("lm_head.weight", "model.embed_tokens.weight", vocabulary)
+
+    def _layer(self, out: str, name: str) -> Iterator[Tensor]:
+        config, rank, head = self.config, self.rank, self.config.head_size
+        yield self._rows(f"{out}.input_layernorm.weight", f"{name}.input_layernorm.weight")
+        yield self._rows(f"{out}.post_layernorm.weight", f"{name}.post_attention_layernorm.weight")
+        queries = config.num_heads // rank.tp
+        first = rank.tp_rank * queries
+        heads = kv_heads_of(config.num_kv_heads, rank.tp, rank.tp_rank)
+        yield from self._linear(
+            f"{out}.attention.qkv",
+            [
+                Part(f"{name}.self_attn.q_proj", first * head, (first + queries) * head),
+                Part(f"{name}.self_attn.k_proj", heads.start * head, heads.stop * head),
+                Part(f"{name}.self_attn.v_proj", heads.start * head, heads.stop * head),
+            ],
+        )
+        width = queries * head
+        dense = [Part(f"{name}.self_attn.o_proj", 0, config.hidden_size)]
+        yield from self._linear(f"{out}.attention.dense", dense, (rank.tp_rank * width, (rank.tp_rank + 1) * width))
+        if self.source.kv_algorithm == "FP8":
+            yield _numbers(f"{out}.attention.kv_cache_scaling_factor", [self._kv_scale(name)])
+        ffn = config.intermediate_size // rank.tp
+        begin, end = rank.tp_rank * ffn, (rank.tp_rank + 1) * ffn
+        yield from self._linear(f"{out}.mlp.fc", [Part(f"{name}.mlp.gate_proj", begin, end)])
+        yield from self._linear(f"{out}.mlp.gate", [Part(f"{name}.mlp.up_proj", begin, end)])
+        yield from self._linear(f"{out}.mlp.proj", [Part(f"{name}.mlp.down_proj", 0, config.hidden_size)], (begin, end))
+
+    def _kv_scale(self, name: str) -> float:
+        """One scale for keys and values, the larger: TensorRT-LLM's attention has one. A cast cache stores none."""
+        scales = [f"{name}.self_attn.{kind}_proj.{kind}_scale" for kind in "kv"]
+        return max((self.source.scalar(scale) for scale in scales if self.source.has(scale)), default=1.0)
+
+    def _rows(self, out: str, name: str, spans: Sequence[tuple[int, int]] | None = None) -> Tensor:
+        """Rows of a tensor as they are, in the order of ``spans``; default: all of it."""
+        values = self.source.read(name)
+        spans = [(0, values.shape[0])] if spans is None else spans
+        shape = (sum(end - begin for begin, end in spans), *values.shape[1:])
+        dtype = self.source.headers[name].dtype
+        return Tensor(out, dtype, shape, lambda: _bands(values, spans, None))
+
+    def _linear(self, out: str, parts: list[Part], columns: tuple[int, int] | None = None) -> Iterator[Tensor]:
+        """A linear of ``parts`` one below the other, of which this rank has the given columns of K (default: all)."""
+        kinds = {self.source.quantized(part.module) for part in parts}
+        if len(kinds) > 1:
+            raise _unlike(out, parts, "some are quantized and some are excluded", {})
+        write = _WRITERS[self.source.format] if kinds.pop() else _Plan._plain
+        yield from write(self, out, parts, columns)
+        if self.source.has(f"{parts[0].module}.bias"):
+            yield self._bias(f"{out}.bias", parts)
+
+    def _bias(self, out: str, parts: list[Part]) -> Tensor:
+        names = [f"{part.module}.bias" for part in parts]
+        values = [self.source.read(name) for name in names]
+
+        def pieces() -> Iterator[Array]:
+            for part, value in zip(parts, values, strict=True):
+                yield from _bands(value, [(part.begin, part.end)], None)
+
+        shape = (sum(part.end - part.begin for part in parts),)
+        return Tensor(out, self.source.headers[names[0]].dtype, shape, pieces)
+
+    def _stack(
+        self,
+        out: str,
+        parts: list[Part],
+        leaf: str,
+        columns: tuple[int, int] | None,
+        *,
+        rows: int = 1,
+        dtype: str | None = None,
+        tables: dict[str, Array] | None = None,
+    ) -> Tensor:
+        """``leaf`` of each part below the other. ``rows`` rows of the linear lie in one stored row."""
+        values = [self.source.read(f"{part.module}.{leaf}") for part in parts]
+        spans = [(part.begin // rows, part.end // rows) for part in parts]
+        width = values[0].shape[1] if columns is None else columns[1] - columns[0]
+
+        def pieces() -> Iterator[Array]:
+            for part, value, span in zip(parts, values, spans, strict=True):
+                table = (tables or {}).get(part.module)
+                for band in _bands(value, [span], columns):
+                    yield band if table is None else table[band]
+
+        stored = dtype or self.source.headers[f"{parts[0].module}.{leaf}"].dtype
+        return Tensor(out, stored, (sum(end - begin for begin, end in spans), width), pieces)
+
+    def _plain(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Iterator[Tensor]:
+        yield self._stack(f"{out}.weight", parts, "weight", columns)
+
+    def _fp8(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Iterator[Tensor]:
+        scales = {part.module: self.source.scalar(f"{part.module}.weight_scale") for part in parts}
+        scale = max(scales.values())
+        tables = {
+            module: rescale_table(own / scale) for module, own in scales.items() if own != scale and own > 0 and scale
+        }
+        for part in parts:
+            if part.module in tables:
+                self._count(part, scales[part.module] / scale, tables[part.module])
+        yield self._stack(f"{out}.weight", parts, "weight", columns, tables=tables)
+        yield _numbers(f"{out}.weights_scaling_factor", [scale])
+        yield self._input_scale(out, parts)
+
+    def _count(self, part: Part, ratio: float, table: Array) -> None:
+        codes = np.arange(8, 0x7F, dtype=np.uint8)
+        before = decode(codes).astype(np.float64) * ratio
+        normal = before >= 2.0**-6
+        changes = np.abs(decode(table[codes]).astype(np.float64)[normal] / before[normal] - 1)
+        self.requantized.linears.add(part.module)
+        self.requantized.weights += (part.end - part.begin) * int(self.source.read(f"{part.module}.weight").shape[1])
+        self.requantized.largest = max(self.requantized.largest, float(changes.max(initial=0.0)))
+
+    def _int4_awq(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Iterator[Tensor]:
+        yield self._stack(f"{out}.weight", parts, "weight", columns, rows=2, dtype="I8")
+        group = self.source.group or 128
+        blocks = None if columns is None else (columns[0] // group, columns[1] // group)
+        scales = self._stack(f"{out}.weights_scaling_factor", parts, "weight_scale", blocks)
+        stored = scales.dtype
+        yield Tensor(scales.name, "F32", scales.shape, lambda: (widen(piece, stored) for piece in scales.pieces()))
+        yield self._input_factors(out, parts, columns)
+
+    def _input_factors(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Tensor:
+        """Factors of the input's channels; where they were folded into the norm before, TensorRT-LLM wants ones."""
+        width = self.source.read(f"{parts[0].module}.weight").shape[1]
+        begin, end = columns or (0, width)
+        names = [f"{part.module}.pre_quant_scale" for part in parts]
+        present = [self.source.read(name) for name in names if self.source.has(name)]
+        if present and (len(present) < len(parts) or any(not np.array_equal(present[0], other) for other in present)):
+            raise _unlike(out, parts, "their inputs have different factors (pre_quant_scale)", {})
+        if present:
+            dtype = self.source.headers[names[0]].dtype
+            values = present[0][begin:end]
+        else:
+            dtype = {"bfloat16": "BF16", "float16": "F16"}.get(self.config.dtype, "F32")
+            one = {"BF16": 0x3F80, "F16": 0x3C00, "F32": 1.0}[dtype]
+            values = np.full(end - begin, one, dtype=BITS[dtype])
+        return Tensor(f"{out}.prequant_scaling_factor", dtype, (end - begin,), lambda: iter((values,)))
+
+    def _nvfp4(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Iterator[Tensor]:
+        scales = {part.module: self.source.scalar(f"{part.module}.weight_scale_2") for part in parts}
+        if len(set(scales.values())) > 1:
+            raise _unlike(out, parts, "their weights have different global scales (weight_scale_2)", scales)
+        block = self.source.group or 16
+        halves = None if columns is None else (columns[0] // 2, columns[1] // 2)
+        blocks = None if columns is None else (columns[0] // block, columns[1] // block)
+        yield self._stack(f"{out}.weight", parts, "weight", halves)
+        yield self._stack(f"{out}.weights_scaling_factor", parts, "weight_scale", blocks)
+        yield _numbers(f"{out}.weights_scaling_factor_2", [next(iter(scales.values()))])
+        yield self._input_scale(out, parts)
+
+    def _input_scale(self, out: str, parts: list[Part]) -> Tensor:
+        scales = [self.source.scalar(f"{part.module}.input_scale") for part in parts]
+        return _numbers(f"{out}.activation_scaling_factor", [max(scales)])
+
+
+_WRITERS = {"fp8": _Plan._fp8, "int4_awq": _Plan._int4_awq, "nvfp4": _Plan._nvfp4}
+
+
+def _numbers(name: str, values: list[float]) -> Tensor:
+    array = np.array(values, dtype=np.float32)
+    return Tensor(name, "F32", array.shape, lambda: iter((array,)))
+
+
+def _bands(values: Array, spans: Sequence[tuple[int, int]], columns: tuple[int, int] | None) -> Iterator[Array]:
+    """Rows by spans, then columns, some megabytes at a time; rows past the end are zeros."""
+    view = values if columns is None else values[:, columns[0] : columns[1]]
+    row = max(1, int(np.prod(view.shape[1:], dtype=np.int64)) * view.itemsize)
+    step = max(1, BAND // row)
+    for begin, end in spans:
+        last = min(end, len(view))
+        for start in range(begin, last, step):
+            yield np.ascontiguousarray(view[start : min(start + step, last)])
+        missing = end - max(begin, last)
+        if missing > 0:
+            yield np.zeros((missing, *view.shape[1:]), dtype=view.dtype)
+
+
+def _unlike(out: str, parts: list[Part], how: str, numbers: dict[str, float]) -> ForgeError:
+    modules = [part.module for part in parts]
+    return ForgeError(
+        "TF-BLD-033",
+        f"{', '.join(modules)} cannot be one linear: {how}",
+        asked=out,
+        numbers=numbers,
+        why="TensorRT-LLM computes them as one product with one form and one set of global scales.",
+        remedies=[
+            "exclude all of them or none (quantize.exclude)",
+            "quantize the unquantized model with trtforge, which gives them common scales",
+        ],
+    )
