@@ -14,6 +14,7 @@ from typing import Literal
 
 from builder.planner.precision import weight_format
 from builder.planner.types import ModelFacts, ParallelPlan, Precision
+from trtforge.preflight.model import matches
 
 Rows = Literal["tokens", "logits"]
 #: along which side tensor parallelism cuts: output rows, input columns, experts, or not at all
@@ -94,11 +95,15 @@ FUSED_POINTWISE = frozenset(
 )
 
 
-def excluded(module: str, precision: Precision) -> bool:
-    """Whether a linear keeps the base format (the recipe's ``quantize.exclude``)."""
-    from trtforge.preflight.model import matches
+def kept_layers(module: str, layers: range, precision: Precision) -> int:
+    """In how many of ``layers`` a linear keeps the base format (the recipe's ``quantize.exclude``).
 
-    return any(matches(module.replace("*", "0"), pattern) for pattern in precision.exclude)
+    A module outside the layers has no ``*`` and counts once.
+    """
+    if precision.weights == precision.base:
+        return len(layers)
+    names = [module.replace("*", str(layer), 1) for layer in layers] if "*" in module else [module]
+    return sum(any(matches(name, pattern) for pattern in precision.exclude) for name in names)
 
 
 class _Writer:
@@ -115,17 +120,20 @@ class _Writer:
         n: int,
         k: int,
         source: str,
-        count: int,
+        layers: range,
         *,
         split: Split,
         rows: Rows = "tokens",
         experts: int = 0,
         active: int = 0,
     ) -> None:
-        keeps = self.precision.weights == self.precision.base or excluded(name, self.precision)
-        weights = self.precision.base if keeps else self.precision.weights
-        activations = None if keeps else self.activations
-        self.ops.append(Linear(name, n, k, weights, activations, source, rows, split, experts, active, count=count))
+        kept = kept_layers(name, layers, self.precision)
+        formats = ((self.precision.base, None, kept), (self.precision.weights, self.activations, len(layers) - kept))
+        self.ops.extend(
+            Linear(name, n, k, weights, activations, source, rows, split, experts, active, count=count)
+            for weights, activations, count in formats
+            if count
+        )
 
     def pointwise(
         self,
@@ -156,7 +164,7 @@ def ops_of_model(model: ModelFacts, precision: Precision) -> list[Op]:
     _mlps(writer, model)
     writer.pointwise("model", "Gather", width, width, rows="logits")
     writer.pointwise("model.norm", "RMSNormalization", width, width, rows="logits")
-    writer.linear("lm_head", model.vocab, width, "model.norm", 1, split="rows", rows="logits")
+    writer.linear("lm_head", model.vocab, width, "model.norm", range(1), split="rows", rows="logits")
     if precision.base != "float32":
         writer.pointwise("lm_head", "Cast", model.vocab, model.vocab, rows="logits", split="rows")
     return writer.ops
@@ -164,13 +172,14 @@ def ops_of_model(model: ModelFacts, precision: Precision) -> list[Op]:
 
 def _attention(writer: _Writer, model: ModelFacts) -> None:
     module, layers, source = "model.layers.*.self_attn", model.layers, "model.layers.*.input_layernorm"
+    every = range(layers)
     queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
     if model.mla is not None:
         _latent_attention(writer, model, module, source)
         return
-    writer.linear(f"{module}.q_proj", queries, model.hidden, source, layers, split="rows")
-    writer.linear(f"{module}.k_proj", keys, model.hidden, source, layers, split="rows")
-    writer.linear(f"{module}.v_proj", keys, model.hidden, source, layers, split="rows")
+    writer.linear(f"{module}.q_proj", queries, model.hidden, source, every, split="rows")
+    writer.linear(f"{module}.k_proj", keys, model.hidden, source, every, split="rows")
+    writer.linear(f"{module}.v_proj", keys, model.hidden, source, every, split="rows")
     if model.qk_norm:
         writer.pointwise(f"{module}.q_norm", "RMSNormalization", queries, queries, layers, split="rows")
         writer.pointwise(f"{module}.k_norm", "RMSNormalization", keys, keys, layers, split="rows")
@@ -183,7 +192,7 @@ def _attention(writer: _Writer, model: ModelFacts) -> None:
                     module, model.heads, model.kv_heads, model.head_size, window, writer.precision.kv, count=count
                 )
             )
-    writer.linear(f"{module}.o_proj", model.hidden, queries, module, layers, split="columns")
+    writer.linear(f"{module}.o_proj", model.hidden, queries, module, every, split="columns")
 
 
 def _latent_attention(writer: _Writer, model: ModelFacts, module: str, source: str) -> None:
@@ -191,16 +200,17 @@ def _latent_attention(writer: _Writer, model: ModelFacts, module: str, source: s
     mla = model.mla
     assert mla is not None
     layers, heads = model.layers, model.heads
+    every = range(layers)
     query = heads * (mla.nope_size + mla.rope_size)
     if mla.q_rank is None:
-        writer.linear(f"{module}.q_proj", query, model.hidden, source, layers, split="rows")
+        writer.linear(f"{module}.q_proj", query, model.hidden, source, every, split="rows")
     else:
-        writer.linear(f"{module}.q_a_proj", mla.q_rank, model.hidden, source, layers, split="none")
-        writer.linear(f"{module}.q_b_proj", query, mla.q_rank, f"{module}.q_a_layernorm", layers, split="rows")
+        writer.linear(f"{module}.q_a_proj", mla.q_rank, model.hidden, source, every, split="none")
+        writer.linear(f"{module}.q_b_proj", query, mla.q_rank, f"{module}.q_a_layernorm", every, split="rows")
     latent = mla.kv_rank + mla.rope_size
-    writer.linear(f"{module}.kv_a_proj_with_mqa", latent, model.hidden, source, layers, split="none")
+    writer.linear(f"{module}.kv_a_proj_with_mqa", latent, model.hidden, source, every, split="none")
     expanded = heads * (mla.nope_size + mla.value_size)
-    writer.linear(f"{module}.kv_b_proj", expanded, mla.kv_rank, f"{module}.kv_a_layernorm", layers, split="rows")
+    writer.linear(f"{module}.kv_b_proj", expanded, mla.kv_rank, f"{module}.kv_a_layernorm", every, split="rows")
     writer.ops.append(
         Attention(
             module,
@@ -214,7 +224,7 @@ def _latent_attention(writer: _Writer, model: ModelFacts, module: str, source: s
             count=layers,
         )
     )
-    writer.linear(f"{module}.o_proj", model.hidden, heads * mla.value_size, module, layers, split="columns")
+    writer.linear(f"{module}.o_proj", model.hidden, heads * mla.value_size, module, every, split="columns")
 
 
 def _norms(writer: _Writer, model: ModelFacts) -> None:
@@ -232,42 +242,32 @@ def _mlps(writer: _Writer, model: ModelFacts) -> None:
     moe = model.moe
     dense = model.layers - model.moe_layers
     if dense:
-        _gated(writer, module, source, model.hidden, model.ffn, dense)
+        _gated(writer, module, source, model.hidden, model.ffn, range(dense))
     if moe is None or not model.moe_layers:
         return
-    layers = model.moe_layers
-    writer.ops.append(
-        Linear(f"{module}.gate", moe.experts, model.hidden, writer.precision.base, None, source, count=layers)
+    sparse = range(dense, model.layers)
+    router = Linear(f"{module}.gate", moe.experts, model.hidden, writer.precision.base, None, source)
+    writer.ops.append(replace(router, count=len(sparse)))
+    shapes: tuple[tuple[str, int, int, str, Split], ...] = (
+        ("gate_proj", moe.ffn, model.hidden, source, "rows"),
+        ("up_proj", moe.ffn, model.hidden, source, "rows"),
+        ("down_proj", model.hidden, moe.ffn, f"{module}.experts", "columns"),
     )
-    for part, n, k, split in (
-        ("gate_proj", moe.ffn, model.hidden, "rows"),
-        ("up_proj", moe.ffn, model.hidden, "rows"),
-        ("down_proj", model.hidden, moe.ffn, "columns"),
-    ):
-        origin = f"{module}.experts" if part == "down_proj" else source
-        cut: Split = "rows" if split == "rows" else "columns"
-        writer.linear(
-            f"{module}.experts.*.{part}",
-            n,
-            k,
-            origin,
-            layers,
-            split=cut,
-            experts=moe.experts,
-            active=moe.active,
-        )
+    for part, n, k, origin, split in shapes:
+        name = f"{module}.experts.{part}"
+        writer.linear(name, n, k, origin, sparse, split=split, experts=moe.experts, active=moe.active)
     active = moe.active * moe.ffn
-    writer.pointwise(f"{module}.experts", "Mul", 2 * active, active, layers, split="rows")
+    writer.pointwise(f"{module}.experts", "Mul", 2 * active, active, len(sparse), split="rows")
     if moe.shared_ffn:
-        _gated(writer, f"{module}.shared_expert", source, model.hidden, moe.shared_ffn, layers)
+        _gated(writer, f"{module}.shared_experts", source, model.hidden, moe.shared_ffn, sparse)
 
 
-def _gated(writer: _Writer, module: str, source: str, hidden: int, ffn: int, count: int) -> None:
-    writer.linear(f"{module}.gate_proj", ffn, hidden, source, count, split="rows")
-    writer.linear(f"{module}.up_proj", ffn, hidden, source, count, split="rows")
-    writer.pointwise(f"{module}.act_fn", "Swish", ffn, ffn, count, split="rows")
-    writer.pointwise(module, "Mul", 2 * ffn, ffn, count, split="rows")
-    writer.linear(f"{module}.down_proj", hidden, ffn, module, count, split="columns")
+def _gated(writer: _Writer, module: str, source: str, hidden: int, ffn: int, layers: range) -> None:
+    writer.linear(f"{module}.gate_proj", ffn, hidden, source, layers, split="rows")
+    writer.linear(f"{module}.up_proj", ffn, hidden, source, layers, split="rows")
+    writer.pointwise(f"{module}.act_fn", "Swish", ffn, ffn, len(layers), split="rows")
+    writer.pointwise(module, "Mul", 2 * ffn, ffn, len(layers), split="rows")
+    writer.linear(f"{module}.down_proj", hidden, ffn, module, layers, split="columns")
 
 
 def fused(ops: Iterable[Op]) -> list[Op]:
@@ -280,14 +280,10 @@ def fused(ops: Iterable[Op]) -> list[Op]:
     rest: list[Op] = []
     for op in ops:
         if isinstance(op, Linear):
-            key = (op.source, op.k, op.weights, op.activations, op.rows, op.experts, op.active, op.count)
-            if op.source and op.split != "columns" and key in merged and merged[key].split == op.split:
-                have = merged[key]
-                merged[key] = replace(have, name=f"{have.name}+{op.name.rpartition('.')[2]}", n=have.n + op.n)
-            elif key in merged:
-                merged[(*key, op.name)] = op
-            else:
-                merged[key] = op
+            key = (op.source or op.name, op.k, op.weights, op.activations, op.rows, op.split, op.experts, op.count)
+            have = merged.get(key)
+            name = f"{have.name}+{op.name.rpartition('.')[2]}" if have else op.name
+            merged[key] = replace(op, name=name, n=op.n + (have.n if have else 0))
         elif isinstance(op, Pointwise) and op.kind in FUSED_POINTWISE:
             continue
         elif isinstance(op, Pointwise) and op.kind == "RMSNormalization" and ".layers.*." in op.name:

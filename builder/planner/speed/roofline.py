@@ -1,0 +1,152 @@
+"""The time of a step: for every op the larger of arithmetic and memory time, plus launches and communication.
+
+Roofline: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", 2009,
+https://doi.org/10.1145/1498765.1498785. Ops of a rank run one after another; nothing overlaps with communication,
+so the sum is an upper bound where an engine overlaps them. Times are seconds, arrays [3, …] over the variants slow,
+typical and fast, behind them the shape of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from builder.planner.calibration import Calibration
+from builder.planner.hardware import Gpu, Link
+from builder.planner.speed.cost import Cost, costs, message_bytes
+from builder.planner.speed.efficiency import efficiency, link_efficiency
+from builder.planner.speed.ops import Collective, Op, fused, ops_of_model, sharded
+from builder.planner.speed.step import Step
+from builder.planner.types import ModelFacts, ParallelPlan, Precision
+
+Times = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """One op in a step: its share of the time and the roof that it meets.
+
+    ``compute`` and ``memory`` are what either roof alone would take, ``launch`` what starting costs; all [3, …].
+    """
+
+    name: str
+    op_class: str
+    flops: Times
+    bytes: Times
+    compute: Times
+    memory: Times
+    launch: Times
+
+    @property
+    def total(self) -> Times:
+        """Seconds [3, …]."""
+        return np.maximum(self.compute, self.memory) + self.launch
+
+    def bound(self) -> str:
+        """The roof that the typical variant of a single step meets."""
+        if self.op_class == "communication":
+            return "communication"
+        compute, memory, launch = (float(np.ravel(part[1])[0]) for part in (self.compute, self.memory, self.launch))
+        if launch > max(compute, memory):
+            return "launch"
+        return "compute" if compute >= memory else "memory"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step's time and what it is made of; ``total`` is the sum of the ops' times."""
+
+    ops: tuple[OpTime, ...]
+    total: Times = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", np.sum([op.total for op in self.ops], axis=0))
+
+    def by_class(self) -> dict[str, Times]:
+        """Seconds by class of op."""
+        found: dict[str, Times] = {}
+        for op in self.ops:
+            found[op.op_class] = found.get(op.op_class, np.zeros_like(op.total)) + op.total
+        return found
+
+
+class Engine:
+    """One replica of a model as the planner times it: the fused ops of a rank, on a GPU, over its links.
+
+    Args:
+        model: sizes; ``raw_ops`` of the written graph replace the ops that follow from them.
+        tp_link, pp_link: what joins tensor-parallel ranks and pipeline stages.
+        calibration: measured over planned times on this GPU.
+    """
+
+    def __init__(
+        self,
+        model: ModelFacts,
+        precision: Precision,
+        gpu: Gpu,
+        parallel: ParallelPlan,
+        *,
+        tp_link: Link,
+        pp_link: Link,
+        raw_ops: Sequence[Op] | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.model, self.precision, self.gpu, self.parallel = model, precision, gpu, parallel
+        self.tp_link, self.pp_link, self.calibration = tp_link, pp_link, calibration
+        raw = ops_of_model(model, precision) if raw_ops is None else list(raw_ops)
+        self.ops = fused(sharded(raw, model, parallel))
+
+    def time(self, step: Step) -> StepTime:
+        """The time of ``step`` from the first stage's embedding to the last stage's logits."""
+        times: list[OpTime] = []
+        for op in self.ops:
+            if isinstance(op, Collective):
+                times.append(self._collective(op, step))
+            else:
+                times.extend(self._op(cost) for cost in costs(op, step, self.precision, self.gpu))
+        return StepTime(tuple(times))
+
+    def _op(self, cost: Cost) -> OpTime:
+        found = efficiency(self.gpu.arch, cost.op_class, self.calibration)
+        peak = self.gpu.flops(cost.compute)
+        assert peak is not None
+        shape = (3,) + (1,) * np.ndim(cost.flops)
+        scale = found.scale.reshape(shape)
+        return OpTime(
+            cost.name,
+            cost.op_class,
+            cost.flops,
+            cost.bytes,
+            cost.flops / (peak * found.compute.reshape(shape)) * scale,
+            cost.bytes / (self.gpu.bandwidth * found.memory.reshape(shape)) * scale,
+            cost.launches * found.launch.reshape(shape) * scale,
+        )
+
+    def _collective(self, op: Collective, step: Step) -> OpTime:
+        size = message_bytes(op, step, self.precision)
+        stage = op.kind == "point_to_point"
+        link, ranks = (self.pp_link, 2) if stage else (self.tp_link, self.parallel.tp)
+        found = link_efficiency(link.name, self.calibration)
+        shape = (3,) + (1,) * np.ndim(size)
+        bandwidth = link.one_way * found.bandwidth.reshape(shape)
+        scale = found.scale.reshape(shape) * op.count * (size > 0)
+        if stage:
+            # the ranks of a stage hand over their shares side by side
+            size = size / self.parallel.tp
+        moved = _moved(op.kind, ranks) * size / bandwidth
+        start = _hops(op.kind, ranks) * link.latency + found.launch.reshape(shape)
+        zero = np.zeros_like(moved * scale)
+        return OpTime(f"{op.name} {op.kind}", "communication", zero[1], size * op.count, zero, moved * scale, start * scale)
+
+
+def _moved(kind: str, ranks: int) -> float:
+    """Of the message, what each rank's link carries: 2(N−1)/N for a ring all-reduce, (N−1)/N to gather, 1 on."""
+    return {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks}.get(kind, 1.0)
+
+
+def _hops(kind: str, ranks: int) -> int:
+    """Latencies one after another."""
+    return {"all_reduce": 2 * (ranks - 1), "all_gather": ranks - 1}.get(kind, 1)
