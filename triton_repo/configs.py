@@ -28,12 +28,15 @@ def add_tensors(config: Any, inputs: Iterable[TensorRow], outputs: Iterable[Tens
     from tritonclient.grpc import model_config_pb2 as pb
 
     for row in inputs:
-        config.input.add(
+        tensor = config.input.add(
             name=row.name,
             data_type=pb.DataType.Value(f"TYPE_{row.dtype}"),
             dims=list(row.dims),
             optional=row.optional,
+            allow_ragged_batch=row.ragged,
         )
+        if row.scalar:
+            tensor.reshape.SetInParent()
     for row in outputs:
         config.output.add(name=row.name, data_type=pb.DataType.Value(f"TYPE_{row.dtype}"), dims=list(row.dims))
 
@@ -43,6 +46,13 @@ def add_cpu_instance(config: Any, count: int = 1) -> None:
     from tritonclient.grpc import model_config_pb2 as pb
 
     config.instance_group.add(count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
+
+
+def add_queue(config: Any, *, preferred: int, delay_us: int) -> None:
+    """Turn on Triton's batcher: batches of ``preferred`` where they come, a wait of ``delay_us``, no queue limit."""
+    config.dynamic_batching.preferred_batch_size.append(preferred)
+    config.dynamic_batching.max_queue_delay_microseconds = delay_us
+    config.dynamic_batching.default_queue_policy.max_queue_size = 0
 
 
 def set_parameters(config: Any, parameters: Mapping[str, str]) -> None:

@@ -1,0 +1,244 @@
+"""Triton Python-backend model ``tensorrt_llm_bls``; copied into the repository as ``1/model.py``.
+
+preprocessing → tensorrt_llm → text, with the detokenizer's state kept for every sequence, so that streaming is
+exact: joined pieces are the whole answer, no half characters, no missing spaces, stop words found across token
+borders. Each streamed response holds the *new* text. A decoupled model serves its requests on threads; one
+that is not answers one request an instance at a time.
+
+A stop text or a client that has gone ends the request in the engine through its ``stop`` input.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils  # provided by Triton
+
+from runtime.tokenizer import EngineTokenizer
+from triton_repo.layouts.ifb_code.generation import Answer, refusal
+from triton_repo.layouts.ifb_tensors import DIRECT, TO_ENGINE, TO_PREPROCESSING
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+#: what BLS makes itself; everything else that a client asks for goes through
+OWN = {"text_output", "finish_reason", "num_output_tokens"}
+#: goes with the last piece of a sequence too, beside the text
+REPEATED = {"batch_index", "sequence_index", "cum_log_probs"}
+
+
+class Refused(Exception):
+    """An error that is the client's answer."""
+
+
+class TritonPythonModel:
+    """Runs the three models behind one."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer; the other models are called by name."""
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self._decoupled = bool(config["model_transaction_policy"]["decoupled"])
+        self._inputs = [tensor["name"] for tensor in config["input"]]
+        self._engine = parameters["tensorrt_llm_model_name"]
+        self._accumulate = parameters["accumulate_tokens"] == "true"
+        self._skip = parameters["skip_special_tokens"] == "true"
+        self._max_beam_width = int(parameters["max_beam_width"])
+        self._tokenizer = EngineTokenizer.load((Path(args["model_repository"]) / parameters["tokenizer_dir"]).resolve())
+        self._pool = ThreadPoolExecutor(max(1, int(config["max_batch_size"])), "bls")
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        """Answer through response senders when decoupled, else return one response a request."""
+        if not self._decoupled:
+            return [self._whole_response(_Job(request, self._inputs)) for request in requests]
+        for request in requests:
+            self._pool.submit(self._serve, _Job(request, self._inputs), request.get_response_sender())
+        return None
+
+    def _whole_response(self, job: "_Job") -> Any:
+        try:
+            responses = list(self._answers(job, None))
+        except Exception as error:  # whatever it is, the client must get an answer
+            return _failure(error)
+        return responses[0] if responses else _failure(Refused("TF-TRI-079: the engine returned nothing"))
+
+    def _serve(self, job: "_Job", sender: Any) -> None:
+        held: Any = None
+        try:
+            for response in self._answers(job, sender):
+                if job.stream:
+                    sender.send(response)
+                    continue
+                if held is not None:
+                    sender.send(held)
+                held = response
+            if held is None:
+                sender.send(flags=FINAL)
+            else:
+                sender.send(held, flags=FINAL)
+        except Exception as error:
+            sender.send(_failure(error), flags=FINAL)
+
+    def _answers(self, job: "_Job", sender: Any) -> Iterator[Any]:
+        beams = int(job.value("beam_width", 1))
+        fault = refusal(
+            stream=job.stream, decoupled=self._decoupled, beam_width=beams, max_beam_width=self._max_beam_width
+        )
+        if fault is not None:
+            raise Refused(fault)
+        prepared = self._prepare(job)
+        answers: dict[tuple[int, int, int], Answer] = {}
+        last: dict[tuple[int, int, int], dict[str, Any]] = {}
+        request_id = uuid.uuid4().hex
+        ended = False
+        for response in self._generate(job, prepared, request_id):
+            tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
+            if "output_ids" not in tensors or ended:
+                continue
+            ids, lengths = tensors["output_ids"].as_numpy(), tensors["sequence_length"].as_numpy()
+            sequence = int(tensors["sequence_index"].as_numpy().reshape(-1)[0]) if "sequence_index" in tensors else 0
+            first = int(tensors["batch_index"].as_numpy().reshape(-1)[0]) if "batch_index" in tensors else 0
+            texts, counts, reasons = [], [], []
+            for offset, (row, row_lengths) in enumerate(zip(ids, lengths, strict=True)):
+                row_texts, row_reasons = [], []
+                for beam, (tokens, length) in enumerate(zip(row, row_lengths, strict=True)):
+                    key = (first + offset, sequence, beam)
+                    text = "" if key in answers else job.echo(key[0])
+                    if key not in answers:
+                        answers[key] = self._answer(job, key[0])
+                    answer = answers[key]
+                    text += answer.push(tokens[:length].tolist())
+                    if not job.stream:
+                        text += answer.finish()
+                    row_texts.append(text.encode("utf-8"))
+                    row_reasons.append(b"" if job.stream else answer.reason(job.max_tokens(key[0])).encode())
+                    last[key] = {name: tensors[name] for name in REPEATED & tensors.keys()}
+                texts.append(row_texts)
+                reasons.append(row_reasons)
+                counts.append([answers[first + offset, sequence, 0].tokens])
+            yield _response(job, texts, reasons, counts, [t for n, t in tensors.items() if n not in OWN])
+            gone = sender is not None and sender.is_cancelled()
+            if gone or (job.stream and len(answers) >= job.sequences and all(a.stopped for a in answers.values())):
+                ended = True  # drained, not left: the engine answers a stopped request with its own end
+                self._stop(request_id)
+        if job.stream:
+            for key, answer in answers.items():
+                reason = answer.reason(job.max_tokens(key[0])).encode()
+                text = answer.finish().encode("utf-8")
+                yield _response(job, [[text]], [[reason]], [[answer.tokens]], list(last[key].values()))
+
+    def _answer(self, job: "_Job", row: int) -> Answer:
+        apart = None
+        if job.stream and not self._accumulate:
+
+            def apart(tokens: Any) -> str:
+                return self._tokenizer.decode(tokens, skip_special_tokens=self._skip)
+
+        return Answer(
+            self._tokenizer.detokenizer(skip_special_tokens=self._skip),
+            job.texts("stop_words", row),
+            min_tokens=int(job.value("min_tokens", 0)),
+            apart=apart,
+        )
+
+    def _prepare(self, job: "_Job") -> dict[str, Any]:
+        inputs = [_named(inner, job.tensors[name]) for name, inner in TO_PREPROCESSING.items() if name in job.tensors]
+        request = pb_utils.InferenceRequest(
+            model_name="preprocessing", inputs=inputs, requested_output_names=list(TO_ENGINE)
+        )
+        response = request.exec()
+        if response.has_error():
+            raise Refused(response.error().message())
+        return {tensor.name(): tensor for tensor in response.output_tensors()}
+
+    def _generate(self, job: "_Job", prepared: dict[str, Any], request_id: str) -> Iterator[Any]:
+        inputs = [_named(TO_ENGINE[name], tensor) for name, tensor in prepared.items()]
+        inputs += [_named(inner, job.tensors[name]) for name, inner in DIRECT.items() if name in job.passed]
+        if "seed" not in job.tensors and "random_seed" in job.tensors:
+            inputs.append(_named("seed", job.tensors["random_seed"]))
+        column = (job.batch, 1)
+        # the prompt is put before the text here: token by token it could not be told from the answer
+        inputs.append(pb_utils.Tensor("exclude_input_in_output", np.ones(column, dtype=np.bool_)))
+        inputs.append(pb_utils.Tensor("streaming", np.full(column, job.stream, dtype=np.bool_)))
+        outputs = ["output_ids", "sequence_length", "batch_index", "sequence_index"]
+        request = pb_utils.InferenceRequest(
+            model_name=self._engine,
+            request_id=request_id,
+            inputs=inputs,
+            requested_output_names=[*outputs, *sorted(job.wanted - OWN - set(outputs))],
+        )
+        responses = request.exec(decoupled=True) if self._decoupled else [request.exec()]
+        for response in responses:
+            if response.has_error():
+                raise Refused(response.error().message())
+            yield response
+
+    def _stop(self, request_id: str) -> None:
+        inputs = [
+            pb_utils.Tensor("stop", np.ones((1, 1), dtype=np.bool_)),
+            pb_utils.Tensor("input_lengths", np.ones((1, 1), dtype=np.int32)),
+            pb_utils.Tensor("request_output_len", np.ones((1, 1), dtype=np.int32)),
+        ]
+        request = pb_utils.InferenceRequest(
+            model_name=self._engine, request_id=request_id, inputs=inputs, requested_output_names=["output_ids"]
+        )
+        for _ in request.exec(decoupled=True) if self._decoupled else [request.exec()]:
+            pass
+
+    def finalize(self) -> None:
+        """Wait for the requests in flight."""
+        self._pool.shutdown()
+
+
+class _Job:
+    """What a client sent, read once."""
+
+    def __init__(self, request: Any, inputs: list[str]) -> None:
+        found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in inputs}
+        self.tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
+        self.wanted = set(request.requested_output_names())
+        self._text = self.tensors["text_input"].as_numpy()
+        self.batch = len(self._text)
+        self.stream = bool(self.value("stream", False))
+        self.sequences = self.batch * int(self.value("num_return_sequences", 1))
+        self.passed = self.tensors.keys() - {"exclude_input_in_output", "stream"}
+
+    def value(self, name: str, default: Any) -> Any:
+        """The first value of a tensor, or ``default`` when it was not sent."""
+        return self.tensors[name].as_numpy().reshape(-1)[0] if name in self.tensors else default
+
+    def max_tokens(self, row: int) -> int:
+        return int(self.tensors["max_tokens"].as_numpy().reshape(-1)[row])
+
+    def texts(self, name: str, row: int) -> list[str]:
+        """Texts of one row of a STRING tensor."""
+        if name not in self.tensors:
+            return []
+        return [item.decode("utf-8") for item in self.tensors[name].as_numpy().reshape(self.batch, -1)[row]]
+
+    def echo(self, row: int) -> str:
+        """The prompt, when the client asked to have it back; a chat is never repeated."""
+        if self.value("exclude_input_in_output", True) or self.value("chat", False):
+            return ""
+        return str(self._text[row][0].decode("utf-8"))
+
+
+def _named(name: str, tensor: Any) -> Any:
+    return tensor if tensor.name() == name else pb_utils.Tensor(name, tensor.as_numpy())
+
+
+def _response(job: _Job, texts: list[Any], reasons: list[Any], counts: list[Any], passed: list[Any]) -> Any:
+    own = {
+        "text_output": np.array(texts, dtype=np.object_),
+        "finish_reason": np.array(reasons, dtype=np.object_),
+        "num_output_tokens": np.array(counts, dtype=np.int32),
+    }
+    tensors = [pb_utils.Tensor(name, array) for name, array in own.items() if name in job.wanted]
+    return pb_utils.InferenceResponse([*tensors, *(tensor for tensor in passed if tensor.name() in job.wanted)])
+
+
+def _failure(error: Exception) -> Any:
+    text = str(error) if isinstance(error, Refused) else f"TF-TRI-079: {type(error).__name__}: {error}"
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text))
