@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from runtime.executors.fake_quant import E4M3_MAX
 from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
 from runtime.executors.weights import LinearSource, Scratch
+from trtforge.store.machine import host_isa
 
 FP16_MAX = 65504.0
 #: error of a float16 weight, relative to the tensor's largest, from which it is not used as it is
@@ -72,11 +73,15 @@ def detect(device: str = "cpu") -> Capability:
     if device != "cpu":
         major, minor = torch.cuda.get_device_capability(device)
         return Capability("cuda", True, False, (major, minor) >= (8, 9), 0, f"cuda sm_{major}{minor}")
-    bf16 = bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    isa = host_isa()
+    # oneDNN takes bfloat16 on any AVX-512 processor; without units for it, it is slower than float16 weights
+    units = "avx512_bf16" in isa or "amx_bf16" in isa
+    bf16 = bool(units and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
     label = torch.backends.cpu.get_cpu_capability()
     # measured on both classes of machine: where the 4-bit kernel stops being the fastest
-    return Capability("cpu", bf16, fbgemm, False, 16 if bf16 else 4, f"{label}{', bf16' if bf16 else ''}")
+    int4_rows = 16 if "avx512f" in isa else 4
+    return Capability("cpu", bf16, fbgemm, False, int4_rows, f"{label}{', bf16' if bf16 else ''}")
 
 
 class LinearKernel(Protocol):

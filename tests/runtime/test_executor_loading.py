@@ -345,6 +345,24 @@ def test_the_least_rows_are_those_after_the_last_difference() -> None:
     assert least_rows(product({19}), counts) is None
 
 
+@pytest.mark.parametrize(
+    ("isa", "bf16", "int4_rows"),
+    [
+        (("avx2",), False, 4),
+        (("avx2", "avx512f"), False, 16),
+        (("avx2", "avx512f", "avx512_bf16"), detect().bf16, 16),
+        ((), False, 4),
+    ],
+)
+def test_the_processor_decides(
+    monkeypatch: pytest.MonkeyPatch, isa: tuple[str, ...], bf16: bool, int4_rows: int
+) -> None:
+    """As the table of the build's plan has it; oneDNN alone would say bfloat16 for any AVX-512."""
+    monkeypatch.setattr(linears, "host_isa", lambda: isa)
+    found = detect()
+    assert (found.bf16, found.int4_rows) == (bf16, int4_rows)
+
+
 @pytest.mark.skipif(not detect().bf16, reason="this processor has no bfloat16 units")
 def test_bfloat16_units(engine: Path) -> None:
     executor = TorchExecutor(engine)
