@@ -8,9 +8,9 @@ from typing import Any
 
 from evals.gates import at_most
 from evals.report import Plot, Series, Table
-from evals.speed.knee import knee_index
 from evals.speed.latency import LevelResult
 from evals.statistics import Interval
+from trtforge.knee import knee_index
 from trtforge.pipeline.stage import GateResult
 from trtforge.recipe.schema import Slo
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.speed.knee import knee_index
 from evals.speed.latency import RequestTiming, meets, percentiles, summarize
 from evals.speed.load import run_level
 from evals.speed.perf_analyzer import input_data, parse_export
 from evals.speed.prompts import load_prompts
 from evals.speed.sweep import Sweep, slo_gates, sweep_plot, sweep_table
 from trtforge.errors import ForgeError
+from trtforge.knee import knee_index
 from trtforge.recipe.schema import Slo
 
 

@@ -139,7 +139,9 @@ class Engine:
         moved = _moved(op.kind, ranks) * size / bandwidth
         start = _hops(op.kind, ranks) * link.latency + found.launch.reshape(shape)
         zero = np.zeros_like(moved * scale)
-        return OpTime(f"{op.name} {op.kind}", "communication", zero[1], size * op.count, zero, moved * scale, start * scale)
+        return OpTime(
+            f"{op.name} {op.kind}", "communication", zero[1], size * op.count, zero, moved * scale, start * scale
+        )
 
 
 def _moved(kind: str, ranks: int) -> float:

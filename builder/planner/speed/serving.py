@@ -1,33 +1,38 @@
 """From step times to what a user sees: time to the first token, time between tokens, tokens a second.
 
-Model of a replica in steady state (Orca, 2022, https://www.usenix.org/conference/osdi22/presentation/yu; chunks as
-in Sarathi-Serve, 2024, https://arxiv.org/abs/2403.02310): every request brings a prompt of ``isl`` tokens in chunks
-that share steps with decoding ones, then ``osl - 1`` further tokens. A request that ends makes room for the next,
-so per request there are P = isl / chunk mixed steps and G = max(0, (osl − 1) / (B · E) − P) plain ones, where B
-requests decode and a step yields E tokens each; when P alone covers the decode steps, fewer than B decode at once.
+Model of a replica in steady state with B requests in flight (Orca, 2022,
+https://www.usenix.org/conference/osdi22/presentation/yu; chunks as in Sarathi-Serve, 2024,
+https://arxiv.org/abs/2403.02310). A request brings a prompt, cut in chunks that share steps with decoding requests,
+and then lives through R = (osl - 1) / E decode steps, a step yielding E tokens (1 without speculation). Per request
+the replica runs P mixed steps, D requests decoding beside the chunk, and G plain steps of all B:
 
-With pipeline stages the batch runs as pp micro-batches side by side: a token still passes every stage, while each
-stage works on B / pp requests, so one round of all of them takes the time of a whole step of B / pp.
+    P · D + G · B = R,   D = min(B − n, R / P) with n prompts in a mixed step,
+    requests a second = 1 / (P · t_mixed + G · t_plain)
+
+When P mixed steps alone cover R, there is no plain step and fewer than B decode at once: the load is bound by
+prompts. With pp pipeline stages, min(pp, B) micro-batches run side by side; each passes every stage, so its step
+takes the time of a whole step of its share of the batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from builder.planner.speculation import NONE, Speculating
-from builder.planner.speed.roofline import Engine, StepTime, Times
-from builder.planner.speed.step import decode_part, decode_step, mixed_step, prefill_part, prefill_step
+from builder.planner.speed.roofline import Engine, Times
+from builder.planner.speed.step import Part, decode_part, decode_step, mixed_step, prefill_part, prefill_step
 
-#: of a mean answer, the part that stands in the cache on average while it grows
-_HALF = 0.5
+#: tokens between which the slowest per cent lies: the share of tokens that a percentile leaves above it
+_TAIL = 0.01
 
 
 @dataclass(frozen=True)
 class Load:
-    """What the replica serves: mean prompt and answer, and prompt tokens that the prefix cache holds already."""
+    """What a replica serves: mean prompt and answer, and the prompt tokens that the prefix cache holds already."""
 
     isl: float
     osl: float
@@ -35,45 +40,63 @@ class Load:
 
     @property
     def new_tokens(self) -> float:
-        """Prompt tokens that are computed."""
+        """Prompt tokens that are computed (the last one always is)."""
         return max(1.0, self.isl - self.cached_prefix)
 
     @property
     def context(self) -> float:
-        """Mean context of a decoding request."""
-        return self.isl + _HALF * self.osl
+        """Mean context of a decoding request: its prompt and half of its answer."""
+        return self.isl + self.osl / 2
 
 
 @dataclass(frozen=True)
 class Served:
-    """A replica at given batches, arrays [3, B] over slow, typical, fast and the batches; seconds and tokens a second.
+    """A replica at every batch: arrays [3, B] over slow, typical, fast and the batches; seconds, tokens a second.
 
-    ``ttft`` of a prompt that finds a free slot; ``itl`` mean and ``itl_mixed`` of a step that carries a chunk (what
-    the slowest tokens see); ``mixed_share`` of all steps; ``requests`` a second; ``input`` and ``output`` tokens a
-    second of the replica; ``input_share`` of the time that the prompts cost.
+    ``ttft`` of a prompt that finds a free slot (at most a step later otherwise); ``itl`` the mean time a token;
+    ``gap`` the 99th percentile of the time between two steps of a request: with speculation several tokens arrive
+    at once. ``requests`` a second; ``input`` and ``output`` tokens a second; ``input_share`` of the time that the
+    prompts cost beyond the decoding beside them. ``plain`` and ``mixed`` are the times of the two kinds of step.
     """
 
-    batches: Times
     ttft: Times
     itl: Times
-    itl_mixed: Times
-    mixed_share: Times
+    gap: Times
     requests: Times
     input: Times
     output: Times
     input_share: Times
-    tokens_a_step: Times
+    plain: Times
+    mixed: Times
 
-    def itl_percentile(self, share: float = 0.99) -> Times:
-        """Time between tokens that ``share`` of the steps stay below: a mixed step's where they are that frequent."""
-        plain = np.where(self.mixed_share < 1, self.itl_plain, self.itl_mixed)
-        return np.where(self.mixed_share > 1 - share, self.itl_mixed, plain)
 
-    @property
-    def itl_plain(self) -> Times:
-        """Time between tokens in a step without a chunk."""
-        mixed = np.minimum(self.mixed_share, 1 - 1e-12)
-        return (self.itl - mixed * self.itl_mixed) / (1 - mixed)
+def prefill_time(engine: Engine, tokens: Any, *, cached: Any = 0, requests: Any = 1) -> Times:
+    """Seconds [3, …] of a step of prompts alone: the time to the first token of an idle replica."""
+    return engine.time(prefill_step(requests, tokens, cached)).total
+
+
+def decode_time(
+    engine: Engine, requests: Any, context: Any, speculating: Speculating = NONE, draft: Engine | None = None
+) -> Times:
+    """Seconds [3, …] of one decode step of ``requests``: verification and the drafts before it.
+
+    The draft's passes are timed on ``draft`` where its shapes are known, else as ``draft_cost`` plain steps each.
+    """
+    step = decode_step(requests, context, speculating.verified_tokens)
+    return engine.time(step).total + drafting_time(engine, requests, context, speculating, draft)
+
+
+def drafting_time(
+    engine: Engine, requests: Any, context: Any, speculating: Speculating, draft: Engine | None = None
+) -> Times:
+    """Seconds [3, …] of all draft passes of a round; 0 where drafts cost nothing."""
+    if not speculating.draft_steps:
+        return np.zeros((3, *np.shape(requests)))
+    if draft is not None:
+        return speculating.draft_steps * draft.time(decode_step(requests, context)).total
+    if not speculating.draft_cost:
+        return np.zeros((3, *np.shape(requests)))
+    return speculating.draft_steps * speculating.draft_cost * engine.time(decode_step(requests, context)).total
 
 
 def steady_state(
@@ -83,56 +106,92 @@ def steady_state(
     *,
     max_num_tokens: int,
     speculating: Speculating = NONE,
+    draft: Engine | None = None,
 ) -> Served:
-    """The replica at every batch of ``batches`` (requests in flight).
+    """The replica with ``batches`` requests in flight (an array [B]).
 
     Args:
-        max_num_tokens: tokens of one step; decoding requests take theirs first.
-        speculating: drafts; every decode step verifies ``verified_tokens`` a request.
+        max_num_tokens: tokens of one step; decoding requests take theirs before prompts do.
+        speculating: drafts; a decode step verifies ``verified_tokens`` a request. The slow variant goes with the
+            low acceptance, the fast one with the high one.
+        draft: the draft model's engine, where its shapes are known.
     """
     batch = np.atleast_1d(np.asarray(batches, dtype=np.float64))
-    stages = engine.parallel.pp
-    verified = speculating.verified_tokens
-    accepted = np.array([speculating.tokens_a_round[0], 0.0, speculating.tokens_a_round[1]])
-    accepted[1] = (accepted[0] + accepted[2]) / 2
-    tokens = accepted.reshape(3, 1)
-    local = np.maximum(batch / stages, 1.0)
-
-    chunk = np.maximum(np.minimum(load.new_tokens, max_num_tokens - local * verified), 1.0)
-    prompts = np.maximum(1.0, np.floor((max_num_tokens - local * verified) / load.new_tokens))
-    # never more prompts in a step than requests there are
-    prompts = np.minimum(prompts, local)
-    packed = np.where(chunk >= load.new_tokens, prompts, 1.0)
-    chunks = load.new_tokens / (chunk * packed)  # P: mixed steps a request
-    behind = load.cached_prefix + np.maximum(load.new_tokens - chunk, 0) / 2
-
-    decoding = np.maximum(local - packed * (chunks * tokens * 0 + 1), 0.0)
-    rounds = (load.osl - 1) / tokens  # decode steps that a request lives through
-    full = np.where(local > 0, rounds / np.maximum(local, 1e-9), 0.0)
-    plain_steps = np.maximum(full - chunks, 0.0)  # G
-    beside = np.minimum(rounds / chunks, np.maximum(decoding, 0.0))
-
-    plain = _decode_time(engine, local, load.context, speculating)
-    mixed_steps = _mixed_time(engine, chunk, packed, behind, beside, load.context, speculating)
-    round_time = chunks * mixed_steps + plain_steps * plain
-    requests = stages / round_time
-    steps = chunks + plain_steps
-    share = chunks / steps
-    mean_step = round_time / steps
-    whole = np.maximum(np.ceil(load.new_tokens / chunk), 1.0)
-    first = _mixed_time(engine, chunk, 1.0 + 0 * chunk, behind, beside, load.context, speculating)
-    overlap = (whole + stages - 1) / (whole * stages)  # chunks follow each other through the stages
-    ttft = whole * first * np.minimum(overlap * stages, 1.0) if stages == 1 else whole * first * overlap
-    extra = np.maximum(mixed_steps - plain, 0.0) * chunks
+    low, high = speculating.tokens_a_round
+    solved: dict[float, Served] = {}
+    rows = []
+    for yielded in (low, (low + high) / 2, high):
+        if yielded not in solved:
+            solved[yielded] = _solve(engine, load, batch, max_num_tokens, speculating, yielded, draft)
+        rows.append(solved[yielded])
     return Served(
-        batches=batch,
-        ttft=ttft,
-        itl=mean_step / tokens,
-        itl_mixed=mixed_steps / tokens,
-        mixed_share=share,
+        **{
+            item.name: np.stack([getattr(row, item.name)[index] for index, row in enumerate(rows)])
+            for item in fields(Served)
+        }
+    )
+
+
+def _solve(
+    engine: Engine,
+    load: Load,
+    batch: npt.NDArray[np.float64],
+    max_num_tokens: int,
+    speculating: Speculating,
+    yielded: float,
+    draft: Engine | None,
+) -> Served:
+    """:func:`steady_state` for one number of tokens a step."""
+    micro = np.minimum(float(engine.parallel.pp), batch)
+    local = batch / micro
+    rounds = max(load.osl - 1, 0.0) / yielded
+    budget = np.maximum(max_num_tokens - local * speculating.verified_tokens, 1.0)
+    chunks = np.ceil(load.new_tokens / budget)
+    # several whole prompts share a step only when that many requests end in one
+    together = np.clip(local / max(rounds, 1e-9), 1.0, np.maximum(np.floor(budget / load.new_tokens), 1.0))
+    together = np.minimum(together, local)
+    mixed_steps = chunks / together
+    beside = np.minimum(local - together, rounds / mixed_steps)
+    plain_steps = np.maximum(rounds - mixed_steps * beside, 0.0) / local
+
+    chunk = load.new_tokens / chunks
+    behind = load.cached_prefix + (load.new_tokens - chunk) / 2
+    prompts = prefill_part(together, chunk, behind)
+    plain = decode_time(engine, local, load.context, speculating, draft)
+    drafting = drafting_time(engine, beside, load.context, speculating, draft) * (beside > 0)
+    decoding = _verification(beside, load.context, speculating)
+    mixed = engine.time(mixed_step(prompts, decoding)).total + drafting
+    alone = np.where(beside > 0, decode_time(engine, beside, load.context, speculating, draft), 0.0)
+
+    spent = mixed_steps * mixed + plain_steps * plain
+    in_mixed, in_plain = mixed_steps * beside, plain_steps * local
+    lived = np.maximum(in_mixed + in_plain, 1e-12)
+    mean = np.where(rounds > 0, (in_mixed * mixed + in_plain * plain) / lived, plain)
+    requests = micro / spent
+    return Served(
+        ttft=chunks * mixed,
+        itl=mean / yielded,
+        gap=np.where(in_mixed / lived > _TAIL, mixed, plain),
         requests=requests,
         input=requests * load.isl,
         output=requests * load.osl,
-        input_share=extra / round_time,
-        tokens_a_step=np.broadcast_to(tokens, mean_step.shape),
+        input_share=np.clip(mixed_steps * (mixed - alone) / spent, 0.0, 1.0),
+        plain=plain,
+        mixed=mixed,
     )
+
+
+def _verification(requests: Any, context: float, speculating: Speculating) -> Part:
+    return decode_part(requests, context, speculating.verified_tokens)
+
+
+def knee(batches: Any, served: Served) -> int | None:
+    """The batch behind which more load buys little throughput, or None without a bend (typical variant).
+
+    The point farthest above the chord of time between tokens against tokens a second
+    (:func:`trtforge.knee.knee_index`).
+    """
+    from trtforge.knee import knee_index
+
+    found = knee_index(list(served.itl[1]), list(served.output[1]))
+    return None if found is None else int(np.atleast_1d(batches)[found])

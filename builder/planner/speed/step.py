@@ -5,7 +5,7 @@ Every field may be a number or a numpy array (all of one shape), so that thousan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -70,21 +70,22 @@ def decode_part(requests: Any, context: Any, tokens: Any = 1) -> Part:
     return Part(b * t, pairs, b * s, b * np.ones_like(s))
 
 
-_EMPTY = prefill_part(0, 0)
-
-
 def prefill_step(requests: Any, new: Any, cached: Any = 0) -> Step:
     """A step of prompts only; each gives one row of logits."""
-    part = prefill_part(requests, new, cached)
-    return Step(part, _EMPTY, part.requests)
+    return mixed_step(prefill_part(requests, new, cached), decode_part(0, 0))
 
 
 def decode_step(requests: Any, context: Any, tokens: Any = 1) -> Step:
     """A step of decoding only; every new token gives a row of logits."""
-    part = decode_part(requests, context, tokens)
-    return Step(_EMPTY, part, part.tokens)
+    return mixed_step(prefill_part(0, 0), decode_part(requests, context, tokens))
 
 
 def mixed_step(prefill: Part, decode: Part) -> Step:
     """Chunks of prompts beside decoding requests (Sarathi-Serve, 2024, https://arxiv.org/abs/2403.02310)."""
-    return Step(prefill, decode, prefill.requests + decode.tokens)
+    shape = np.broadcast_shapes(prefill.tokens.shape, decode.tokens.shape)
+    first, second = (_shaped(part, shape) for part in (prefill, decode))
+    return Step(first, second, first.requests + second.tokens)
+
+
+def _shaped(part: Part, shape: tuple[int, ...]) -> Part:
+    return Part(*(np.broadcast_to(getattr(part, item.name), shape) for item in fields(Part)))
