@@ -16,7 +16,7 @@ import numpy.typing as npt
 from builder.planner.calibration import Calibration
 from builder.planner.speed.cost import OpClass
 
-Three = npt.NDArray[np.float64]
+Three = npt.NDArray[Any]
 #: names of the variants, in the order of the first axis
 VARIANTS = ("slow", "typical", "fast")
 CLASSES: tuple[str, ...] = get_args(OpClass)

@@ -78,11 +78,15 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Collective:
-    """Communication of ``values`` a row in the base format: among the tp ranks, or to the next pipeline stage."""
+    """Communication of ``values`` a row in the base format among ``ranks``, or to the next pipeline stage.
+
+    An all-gather moves what an all-to-all of the whole result does, so both have one kind.
+    """
 
     name: str
-    kind: Literal["all_reduce", "all_to_all", "all_gather", "point_to_point"]
-    values: int
+    kind: Literal["all_reduce", "all_to_all", "point_to_point"]
+    values: float
+    ranks: int
     rows: Rows = "tokens"
     count: int = 1
 
@@ -329,10 +333,20 @@ def _cut_linear(op: Linear, cut: int, kv: ModelFacts | None, ep: int) -> Linear:
 
 
 def _collectives(model: ModelFacts, parallel: ParallelPlan) -> list[Op]:
+    """What :func:`builder.planner.communication.step_communication` sums, and the gathering of the logits."""
+    tp, ep, layers = parallel.tp, parallel.ep, "model.layers.*"
     result: list[Op] = []
-    if parallel.tp > 1:
-        result.append(Collective("model.layers.*", "all_reduce", model.hidden, count=2 * model.layers))
-        result.append(Collective("lm_head", "all_gather", model.vocab, rows="logits"))
+    if tp > 1 and ep > 1 and model.moe is not None:
+        dense, copies = model.layers - model.moe_layers, model.hidden * model.moe.active / ep
+        result.append(Collective(layers, "all_reduce", model.hidden, tp, count=model.layers + dense))
+        result.append(Collective(f"{layers}.mlp.experts", "all_to_all", copies, ep, count=2 * model.moe_layers))
+        if tp > ep:
+            cut = Collective(f"{layers}.mlp.experts", "all_reduce", copies, tp // ep, count=model.moe_layers)
+            result.append(cut)
+    elif tp > 1:
+        result.append(Collective(layers, "all_reduce", model.hidden, tp, count=2 * model.layers))
+    if tp > 1:
+        result.append(Collective("lm_head", "all_to_all", model.vocab, tp, rows="logits"))
     if parallel.pp > 1:
-        result.append(Collective("model", "point_to_point", model.hidden, count=parallel.pp - 1))
+        result.append(Collective("model", "point_to_point", model.hidden, 2, count=parallel.pp - 1))
     return result

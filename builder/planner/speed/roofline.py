@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from builder.planner.calibration import Calibration
-from builder.planner.hardware import Gpu, Link
+from builder.planner.communication import all_to_all, link_between, point_to_point, ring_all_reduce
+from builder.planner.hardware import Gpu
 from builder.planner.speed.cost import Cost, costs, message_bytes
 from builder.planner.speed.efficiency import efficiency, link_efficiency
 from builder.planner.speed.ops import Collective, Op, fused, ops_of_model, sharded
 from builder.planner.speed.step import Step
 from builder.planner.types import ModelFacts, ParallelPlan, Precision
 
-Times = npt.NDArray[np.float64]
+Times = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Engine:
 
     Args:
         model: sizes; ``raw_ops`` of the written graph replace the ops that follow from them.
-        tp_link, pp_link: what joins tensor-parallel ranks and pipeline stages.
+        network: what joins nodes; inside a node the GPU's own links do.
         calibration: measured over planned times on this GPU.
     """
 
@@ -89,13 +91,14 @@ class Engine:
         gpu: Gpu,
         parallel: ParallelPlan,
         *,
-        tp_link: Link,
-        pp_link: Link,
+        network: str = "ib-ndr",
         raw_ops: Sequence[Op] | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         self.model, self.precision, self.gpu, self.parallel = model, precision, gpu, parallel
-        self.tp_link, self.pp_link, self.calibration = tp_link, pp_link, calibration
+        self.calibration = calibration
+        self.tensor_link = link_between(gpu, parallel.tp, network) if parallel.tp > 1 else None
+        self.stage_link = link_between(gpu, parallel.gpus, network) if parallel.pp > 1 else None
         raw = ops_of_model(model, precision) if raw_ops is None else list(raw_ops)
         self.ops = fused(sharded(raw, model, parallel))
 
@@ -127,28 +130,24 @@ class Engine:
 
     def _collective(self, op: Collective, step: Step) -> OpTime:
         size = message_bytes(op, step, self.precision)
-        stage = op.kind == "point_to_point"
-        link, ranks = (self.pp_link, 2) if stage else (self.tp_link, self.parallel.tp)
-        found = link_efficiency(link.name, self.calibration)
+        joint = self.stage_link if op.kind == "point_to_point" else self.tensor_link
+        assert joint is not None
+        found = link_efficiency(joint.name, self.calibration)
         shape = (3,) + (1,) * np.ndim(size)
-        bandwidth = link.one_way * found.bandwidth.reshape(shape)
         scale = found.scale.reshape(shape) * op.count * (size > 0)
-        if stage:
-            # the ranks of a stage hand over their shares side by side
-            size = size / self.parallel.tp
-        moved = _moved(op.kind, ranks) * size / bandwidth
-        start = _hops(op.kind, ranks) * link.latency + found.launch.reshape(shape)
-        zero = np.zeros_like(moved * scale)
-        return OpTime(
-            f"{op.name} {op.kind}", "communication", zero[1], size * op.count, zero, moved * scale, start * scale
-        )
+        bandwidth = joint.one_way * found.bandwidth.reshape(shape)
+        # the formulas are linear in the message: the part that latency makes, and seconds a byte of bandwidth one
+        start = _collective_time(op, 0.0, 1.0, joint.latency)
+        seconds = start + size * _collective_time(op, 1.0, 1.0, 0.0) / bandwidth
+        name = f"{op.name} {op.kind}"
+        moved, nothing = size * op.count, np.zeros_like(size)
+        launch = found.launch.reshape(shape) * scale
+        return OpTime(name, "communication", nothing, moved, 0 * launch, seconds * scale, launch)
 
 
-def _moved(kind: str, ranks: int) -> float:
-    """Of the message, what each rank's link carries: 2(N−1)/N for a ring all-reduce, (N−1)/N to gather, 1 on."""
-    return {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks}.get(kind, 1.0)
-
-
-def _hops(kind: str, ranks: int) -> int:
-    """Latencies one after another."""
-    return {"all_reduce": 2 * (ranks - 1), "all_gather": ranks - 1}.get(kind, 1)
+def _collective_time(op: Collective, size: float, bandwidth: float, latency: float) -> float:
+    if op.kind == "all_reduce":
+        return ring_all_reduce(op.ranks, size, bandwidth, latency)
+    if op.kind == "all_to_all":
+        return all_to_all(op.ranks, size, bandwidth, latency)
+    return point_to_point(size, bandwidth, latency)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Count = npt.NDArray[np.float64]
+Count = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
