@@ -1,0 +1,75 @@
+"""Host memory and disk that quantizing and building take, so that a run is not killed after an hour.
+
+Policy: quantizing loads the model whole in the recipe's dtype and evaluates the reference in float32, as the
+preflight rules of host memory say; building is a range a billion parameters, as users report it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from builder.planner.types import Term
+from trtforge.preflight.model import DTYPE_BYTES
+from trtforge.preflight.rules.memory import QUANTIZER_BYTES, REFERENCE_BYTES_PER_PARAMETER
+
+#: GB of host memory for a billion parameters when an engine is built
+BUILD_GB_A_BILLION = (3.0, 4.0)
+_BUILD_SOURCE = "https://github.com/NVIDIA/TensorRT-Edge-LLM/issues/30"
+#: directories that hold the quantized weights: quantized checkpoint, graph, engine, bundle
+COPIES = 4
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Terms of host memory to quantize and to build, and of disk."""
+
+    quantize: tuple[Term, ...]
+    build: tuple[Term, ...]
+    disk: tuple[Term, ...]
+
+    def totals(self) -> dict[str, int]:
+        """Bytes by purpose."""
+        return {
+            "quantize": sum(term.bytes for term in self.quantize),
+            "build": sum(term.bytes for term in self.build),
+            "disk": sum(term.bytes for term in self.disk),
+        }
+
+
+def plan_host(parameters: int, dtype: str, served_bytes: int) -> HostPlan:
+    """Host memory and disk.
+
+    Args:
+        parameters: weights of the model.
+        dtype: the recipe's ``model.dtype``.
+        served_bytes: weights in the precision that is served, over all ranks.
+    """
+    plain = parameters * DTYPE_BYTES[dtype]
+    reference = parameters * REFERENCE_BYTES_PER_PARAMETER
+    low, high = (int(parameters * each) for each in BUILD_GB_A_BILLION)
+    billions = parameters / 1e9
+    return HostPlan(
+        quantize=(
+            _exact("reference model", reference, f"{billions:.2f} billion x {REFERENCE_BYTES_PER_PARAMETER} B"),
+            _exact("quantizer and libraries", QUANTIZER_BYTES, "torch, transformers and ModelOpt, before any weight"),
+        ),
+        build=(
+            Term(
+                "builder",
+                "runtime",
+                high,
+                f"{billions:.2f} billion x {BUILD_GB_A_BILLION[0]:g} to {BUILD_GB_A_BILLION[1]:g} B",
+                low,
+                high,
+                _BUILD_SOURCE,
+            ),
+        ),
+        disk=(
+            _exact("checkpoint in the recipe's dtype", plain, f"{billions:.2f} billion x {DTYPE_BYTES[dtype]} B"),
+            _exact("quantized weights", COPIES * served_bytes, f"{COPIES} directories x {served_bytes:,} B"),
+        ),
+    )
+
+
+def _exact(name: str, size: int, formula: str) -> Term:
+    return Term(name, "weights", size, formula, size, size)
