@@ -82,7 +82,7 @@ ENGINE_INPUTS: tuple[TensorRow, ...] = (
     _many("retention_token_range_durations_ms", "INT32", "KV retention: how long each range keeps it"),
     TensorRow("retention_decode_priority", "INT32", (1,), True, "KV retention: priority of the answer", ragged=True),
     TensorRow("retention_decode_duration_ms", "INT32", (1,), True, "KV retention: how long", ragged=True),
-    TensorRow("guided_decoding_guide_type", "STRING", (1,), True, "json, json_schema, regex, ebnf_grammar", ragged=True),
+    TensorRow("guided_decoding_guide_type", "STRING", (1,), True, "json, json_schema, regex, ebnf", ragged=True),
     TensorRow("guided_decoding_guide", "STRING", (1,), True, "the schema, expression or grammar", ragged=True),
     TensorRow("lookahead_window_size", "INT32", (1,), True, "at most the server's", ragged=True),
     TensorRow("lookahead_ngram_size", "INT32", (1,), True, "at most the server's", ragged=True),

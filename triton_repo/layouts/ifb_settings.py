@@ -1,0 +1,164 @@
+"""Parameters of ``tensorrt_llm`` from a recipe and an engine, and the refusals where the two do not fit.
+
+The engine decides what can be switched on; a recipe that asks for more is refused here with what would work,
+because TensorRT-LLM ignores some of it in silence (guided decoding without its file) and fails at load with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtforge.errors import ForgeError
+from trtforge.recipe.schema import Recipe
+
+#: recipe's speculation method → the engine's mode and the decoding mode
+_SPECULATION = {
+    "medusa": ("medusa", "medusa"),
+    "eagle": ("eagle", "eagle"),
+    "lookahead": ("lookahead_decoding", "lookahead"),
+}
+
+
+def parameters(recipe: Recipe, engine: Mapping[str, Any], engine_reference: str) -> dict[str, str]:
+    """The values that differ from the defaults; ``triton.parameters`` of the recipe win.
+
+    Raises:
+        ForgeError: TF-TRI-064 naming everything that does not fit.
+    """
+    faults = _faults(recipe, engine)
+    if faults:
+        raise ForgeError(
+            "TF-TRI-064",
+            f"the recipe asks for {len(faults)} thing{'s' if len(faults) > 1 else ''} that the engine cannot do",
+            asked="; ".join(asked for asked, _, _ in faults),
+            why="; ".join(why for _, why, _ in faults),
+            remedies=[remedy for _, _, remedy in faults],
+        )
+    settings = recipe.build.trtllm
+    values = {
+        "gpt_model_path": engine_reference,
+        "max_beam_width": str(engine["max_beam_width"]),
+        "batch_scheduler_policy": settings.scheduler_policy,
+        "enable_kv_cache_reuse": _flag(settings.kv_reuse),
+        "enable_chunked_context": _flag(settings.chunked_context and engine.get("paged_context_attention", True)),
+        "exclude_input_in_output": "true",
+        **_kv_cache(recipe, engine),
+        **_decoding(recipe, engine),
+        **_devices(recipe, engine),
+    }
+    if settings.host_kv_memory is not None:
+        values["kv_cache_host_memory_bytes"] = str(int(settings.host_kv_memory))
+    if settings.lora is not None:
+        values["lora_cache_optimal_adapter_size"] = str(settings.lora.max_rank)
+        values["lora_cache_max_adapter_size"] = str(settings.lora.max_rank)
+    if settings.guided_decoding != "none":
+        values["guided_decoding_backend"] = settings.guided_decoding
+        values["xgrammar_tokenizer_info_path"] = f"{engine_reference}/{engine['xgrammar_tokenizer_info']}"
+    return {**values, **recipe.triton.parameters}
+
+
+def _kv_cache(recipe: Recipe, engine: Mapping[str, Any]) -> dict[str, str]:
+    cache = recipe.build.kv_cache
+    if cache.free_fraction is not None:
+        return {"kv_cache_free_gpu_mem_fraction": f"{cache.free_fraction:g}"}
+    if cache.memory is None:
+        return {}
+    block = int(engine["tokens_per_block"])
+    blocks = int(cache.memory) // (int(engine["kv_bytes_per_token"]) * block)
+    return {"max_tokens_in_paged_kv_cache": str(blocks * block)}
+
+
+def _decoding(recipe: Recipe, engine: Mapping[str, Any]) -> dict[str, str]:
+    wanted = recipe.speculation
+    if wanted.method not in _SPECULATION:
+        return {"decoding_mode": "beam_search" if engine["max_beam_width"] > 1 else "top_k_top_p"}
+    values = {"decoding_mode": _SPECULATION[wanted.method][1]}
+    if wanted.method == "lookahead":
+        sizes = wanted.lookahead
+        values["lookahead_window_size"] = str(sizes.window)
+        values["lookahead_ngram_size"] = str(sizes.ngram)
+        values["lookahead_verification_set_size"] = str(sizes.verification)
+    elif wanted.choices is not None:
+        values[f"{wanted.method}_choices"] = ", ".join(
+            "{" + ", ".join(str(rank) for rank in path) + "}" for path in wanted.choices
+        )
+    return values
+
+
+def _devices(recipe: Recipe, engine: Mapping[str, Any]) -> dict[str, str]:
+    if recipe.triton.launch != "orchestrator":
+        return {}
+    return {"gpu_device_ids": ",".join(str(number) for number in range(engine["tp"] * engine["pp"]))}
+
+
+def _faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(asked, why, remedy) of everything that the engine cannot do."""
+    settings, faults = recipe.build.trtllm, []
+    paged = engine.get("paged_context_attention", True)
+    if settings.kv_reuse and not paged:
+        faults.append(
+            (
+                "build.trtllm.kv_reuse: true",
+                "reused KV blocks are read by paged context attention, and the engine was built without",
+                "build.trtllm.paged_context_attention: true, and build again",
+            )
+        )
+    parallel = recipe.build.parallel
+    if (parallel.tp, parallel.pp) != (engine["tp"], engine["pp"]):
+        faults.append(
+            (
+                f"build.parallel: tp {parallel.tp}, pp {parallel.pp}",
+                f"the engine has tp {engine['tp']}, pp {engine['pp']}",
+                f"build.parallel: {{tp: {engine['tp']}, pp: {engine['pp']}}}",
+            )
+        )
+    if recipe.build.kv_cache.memory is not None:
+        faults += _memory_faults(recipe, engine)
+    faults += _speculation_faults(recipe, engine)
+    if settings.lora is not None and "max_lora_rank" in engine and engine["max_lora_rank"] < settings.lora.max_rank:
+        faults.append(
+            (
+                f"build.trtllm.lora.max_rank: {settings.lora.max_rank}",
+                f"the engine takes adapters up to rank {engine['max_lora_rank']}",
+                "build the engine with the recipe's LoRA section",
+            )
+        )
+    if settings.guided_decoding != "none" and not engine.get("xgrammar_tokenizer_info"):
+        faults.append(
+            (
+                f"build.trtllm.guided_decoding: {settings.guided_decoding}",
+                "the C++ backend reads the tokenizer from xgrammar_tokenizer_info.json; without that file guided "
+                "decoding is off and nothing says so",
+                "put xgrammar_tokenizer_info.json (examples/generate_xgrammar_tokenizer_info.py) into the engine",
+            )
+        )
+    return faults
+
+
+def _memory_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    memory = int(recipe.build.kv_cache.memory or 0)
+    each = engine.get("kv_bytes_per_token")
+    asked = f"build.kv_cache.memory: {memory} bytes"
+    if not each:
+        why = "this version takes the KV cache in tokens, and the engine does not say how many bytes a token takes"
+        return [(asked, why, "build.kv_cache: {free_fraction: 90%}")]
+    need = int(each) * int(engine["max_seq_len"])
+    if memory < need:
+        why = f"one request of max_seq_len {engine['max_seq_len']} takes {need} bytes a rank"
+        return [(asked, why, f"build.kv_cache.memory: {-(-need // 2**20)}MiB")]
+    return []
+
+
+def _speculation_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    method, built = recipe.speculation.method, engine.get("speculation") or "none"
+    asked = f"speculation.method: {method}"
+    if method in _SPECULATION and built != _SPECULATION[method][0]:
+        return [(asked, f"the engine was built for {built}", "build the engine with the recipe's speculation section")]
+    if method in ("ngram", "eagle3", "draft_target"):
+        return [(asked, "our models of this layout do not draft", "build.target: trtllm-llmapi, triton.layout: llmapi")]
+    return []
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

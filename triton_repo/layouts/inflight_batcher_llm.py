@@ -1,0 +1,215 @@
+"""The ``inflight_batcher_llm`` layout: an engine of TensorRT-LLM ≤ 1.2.1 behind preprocessing, ensemble and BLS.
+
+Five models. ``tensorrt_llm`` is served by TensorRT-LLM's C++ backend; preprocessing, postprocessing and BLS are
+our own Python models (``ifb_code/``) and bring their modules along. The batch size, the decoupled flag and the
+types of the logits and of the weights are decided once, from the recipe and the engine, and written everywhere.
+
+Paths: ``engine_reference`` (``gpt_model_path``) is relative to the server's working directory, because
+the C++ backend opens it there; the launch scripts start the server in the bundle. ``tokenizer_reference`` is
+relative to a model's own folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triton_repo.configs import (
+    add_cpu_instance,
+    add_queue,
+    add_tensors,
+    new_config,
+    print_config,
+    set_parameters,
+)
+from triton_repo.layouts import ifb_settings
+from triton_repo.layouts import ifb_tensors as tensors
+from triton_repo.layouts.shipping import TOKENIZER_MODULES, ship, source_of
+from triton_repo.layouts.writing import writing
+from triton_repo.parameters import checked
+from triton_repo.tensors import TensorRow
+from triton_repo.trtllm_engine import require_facts
+from trtforge.errors import ForgeError
+from trtforge.recipe.schema import Recipe
+
+LAYOUT = "inflight_batcher_llm"
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+#: most processes of a BLS model that is not decoupled: each holds a tokenizer
+MAX_BLS_INSTANCES = 16
+_TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
+_CODE = "triton_repo.layouts.ifb_code"
+_SHIPPED: Mapping[str, Mapping[str, str]] = {
+    "preprocessing": {
+        f"{_CODE}.preprocessing_model": "model.py",
+        f"{_CODE}.words": "words.py",
+        f"{_CODE}.ends": "ends.py",
+        **TOKENIZER_MODULES,
+    },
+    "postprocessing": {f"{_CODE}.postprocessing_model": "model.py", **TOKENIZER_MODULES},
+    "tensorrt_llm_bls": {
+        f"{_CODE}.bls_model": "model.py",
+        f"{_CODE}.generation": "generation.py",
+        "runtime.sampling.words": "stop_texts.py",
+        "triton_repo.layouts.ifb_tensors": "ensemble_tensors.py",
+        "triton_repo.tensors": "tensors.py",
+        **TOKENIZER_MODULES,
+    },
+}
+
+
+def emit(
+    recipe: Recipe,
+    engine: Mapping[str, Any],
+    out: Path,
+    *,
+    engine_reference: str = "engine",
+    tokenizer_reference: str = "../../engine",
+) -> dict[str, Any]:
+    """Write the repository as the folder ``out``, which must be new or empty; it appears whole or not at all.
+
+    Args:
+        recipe: what was asked for.
+        engine: the engine's facts (:func:`~triton_repo.trtllm_engine.describe_engine`).
+        engine_reference: folder of the engine, seen from the server's working directory.
+        tokenizer_reference: folder of ``tokenizer.json``, seen from a model's folder.
+
+    Returns:
+        Layout, models, the engine's limits, and the parameters of ``tensorrt_llm``.
+
+    Raises:
+        ForgeError: TF-TRI-003 (the folder is not empty), TF-TRI-061/062 (``triton.parameters``), TF-TRI-063
+            (the description lacks facts), TF-TRI-064 (recipe and engine do not fit).
+    """
+    require_facts(engine)
+    parameters = checked(LAYOUT, "tensorrt_llm", ifb_settings.parameters(recipe, engine, engine_reference))
+    types = {"logits": _triton_type(engine, "logits_dtype"), "weights": _triton_type(engine, "dtype")}
+    configs = {
+        "preprocessing": _preprocessing(recipe, engine, tokenizer_reference, types),
+        "tensorrt_llm": _engine_model(recipe, engine, parameters, types),
+        "postprocessing": _postprocessing(recipe, engine, tokenizer_reference),
+        "ensemble": _ensemble(engine, types, recipe.triton.decoupled),
+        "tensorrt_llm_bls": _bls(recipe, engine, tokenizer_reference, types),
+    }
+    with writing(out) as folder:
+        for name, config in configs.items():
+            version = folder / name / "1"
+            version.mkdir(parents=True)
+            (version.parent / "config.pbtxt").write_text(print_config(config), encoding="utf-8")
+            if name in _SHIPPED:
+                ship(_SHIPPED[name], version)
+            else:
+                # a folder of nothing does not survive an archive or a version control system
+                (version / ".keep").touch()
+    limits = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")
+    return {
+        "layout": LAYOUT,
+        "model": "tensorrt_llm_bls",
+        "models": list(MODELS),
+        "limits": {name: engine[name] for name in limits},
+        "decoupled": recipe.triton.decoupled,
+        "parameters": parameters,
+    }
+
+
+def _triton_type(engine: Mapping[str, Any], fact: str) -> str:
+    found = _TYPES.get(str(engine[fact]))
+    if found is None:
+        raise ForgeError(
+            "TF-TRI-063",
+            "this is no engine of TensorRT-LLM",
+            asked=f"{fact}: {engine[fact]}",
+            why=f"a type that Triton's tensors can have is one of {', '.join(_TYPES)}",
+            remedies=["describe it with triton_repo.trtllm_engine.describe_engine"],
+        )
+    return found
+
+
+def code_files() -> list[Path]:
+    """Source files whose content ends up in a repository (for a stage's key)."""
+    return sorted({source_of(module) for modules in _SHIPPED.values() for module in modules})
+
+
+def _engine_model(
+    recipe: Recipe, engine: Mapping[str, Any], parameters: Mapping[str, str], types: Mapping[str, str]
+) -> Any:
+    size = engine["max_batch_size"]
+    config = new_config("tensorrt_llm", backend="tensorrtllm", max_batch_size=size, decoupled=recipe.triton.decoupled)
+    add_queue(config, preferred=size, delay_us=recipe.triton.queue_delay_us)
+    _add(config, tensors.ENGINE_INPUTS, tensors.ENGINE_OUTPUTS, types)
+    add_cpu_instance(config, max(1, len(parameters["gpu_device_ids"].split(";"))))
+    set_parameters(config, parameters)
+    return config
+
+
+def _preprocessing(recipe: Recipe, engine: Mapping[str, Any], tokenizer: str, types: Mapping[str, str]) -> Any:
+    size = engine["max_batch_size"]
+    config = new_config("preprocessing", backend="python", max_batch_size=size, decoupled=False)
+    add_queue(config, preferred=size, delay_us=recipe.triton.queue_delay_us)
+    _add(config, tensors.PREPROCESSING_INPUTS, tensors.PREPROCESSING_OUTPUTS, types)
+    add_cpu_instance(config, recipe.triton.preprocessing_instances)
+    values = {"tokenizer_dir": tokenizer, "vocab_size": str(engine["vocab_size"])}
+    set_parameters(config, checked(LAYOUT, "preprocessing", values))
+    return config
+
+
+def _postprocessing(recipe: Recipe, engine: Mapping[str, Any], tokenizer: str) -> Any:
+    config = new_config("postprocessing", backend="python", max_batch_size=engine["max_batch_size"], decoupled=False)
+    config.dynamic_batching.SetInParent()
+    add_tensors(config, tensors.POSTPROCESSING_INPUTS, tensors.POSTPROCESSING_OUTPUTS)
+    add_cpu_instance(config, recipe.triton.postprocessing_instances)
+    set_parameters(config, checked(LAYOUT, "postprocessing", {"tokenizer_dir": tokenizer}))
+    return config
+
+
+def _bls(recipe: Recipe, engine: Mapping[str, Any], tokenizer: str, types: Mapping[str, str]) -> Any:
+    size, decoupled = engine["max_batch_size"], recipe.triton.decoupled
+    config = new_config("tensorrt_llm_bls", backend="python", max_batch_size=size, decoupled=decoupled)
+    _add(config, tensors.BLS_INPUTS, tensors.BLS_OUTPUTS, types)
+    add_cpu_instance(config, 1 if decoupled else min(size, MAX_BLS_INSTANCES))
+    values = {
+        "tokenizer_dir": tokenizer,
+        "accumulate_tokens": str(recipe.triton.accumulate_tokens).lower(),
+        "max_beam_width": str(engine["max_beam_width"]),
+    }
+    set_parameters(config, checked(LAYOUT, "tensorrt_llm_bls", values))
+    return config
+
+
+def _ensemble(engine: Mapping[str, Any], types: Mapping[str, str], decoupled: bool) -> Any:
+    """The three steps; what a step makes for the next one is named ``_NAME``.
+
+    An ensemble has no decoupled flag of its own to set: Triton takes it from its members.
+    """
+    config = new_config("ensemble", backend="", max_batch_size=engine["max_batch_size"], decoupled=decoupled)
+    config.platform = "ensemble"
+    _add(config, tensors.ENSEMBLE_INPUTS, tensors.ENSEMBLE_OUTPUTS, types)
+    inside = {name: f"_{name}" for name in tensors.TO_ENGINE}
+    passed = {row.name: row.name for row in tensors.ENSEMBLE_OUTPUTS if row.name != "text_output"}
+    _step(config, "preprocessing", {inner: name for name, inner in tensors.TO_PREPROCESSING.items()}, inside)
+    _step(
+        config,
+        "tensorrt_llm",
+        {
+            **{inner: inside[name] for name, inner in tensors.TO_ENGINE.items()},
+            **{inner: name for name, inner in tensors.DIRECT.items()},
+        },
+        {"output_ids": "_TOKENS_BATCH", "sequence_length": "_SEQUENCE_LENGTH", **passed},
+    )
+    _step(
+        config,
+        "postprocessing",
+        {"TOKENS_BATCH": "_TOKENS_BATCH", "SEQUENCE_LENGTH": "_SEQUENCE_LENGTH"},
+        {"OUTPUT": "text_output"},
+    )
+    return config
+
+
+def _step(config: Any, model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> None:
+    step = config.ensemble_scheduling.step.add(model_name=model, model_version=-1)
+    step.input_map.update(inputs)
+    step.output_map.update(outputs)
+
+
+def _add(config: Any, inputs: tuple[TensorRow, ...], outputs: tuple[TensorRow, ...], types: Mapping[str, str]) -> None:
+    add_tensors(config, tensors.typed(inputs, **types), tensors.typed(outputs, **types))
