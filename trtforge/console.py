@@ -248,7 +248,9 @@ class PlainProgress(StageProgress):
             return
         self._last_line = now
         share = (
-            f" {round(self.done, 1):g}/{self.total:g} ({min(self.done / self.total, 1):.0%})" if self.total and self.done else ""
+            f" {round(self.done, 1):g}/{self.total:g} ({min(self.done / self.total, 1):.0%})"
+            if self.total and self.done
+            else ""
         )
         self._line(f"[{self.stage}] {self.description}{share}, {_clock(self.elapsed)}")
 
