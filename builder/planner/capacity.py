@@ -139,13 +139,16 @@ def kv_trade(
     serving: Serving,
     gpu: Gpu,
     workload: Workload,
+    *,
+    draft: ModelFacts | None = None,
+    draft_weights: Sequence[TensorGroup] = (),
 ) -> list[KvTrade]:
     """What each KV format buys on the same GPUs, widest first."""
     wide = precision.base
     rows = []
     for kv in (wide, *(name for name, bits in KV_BITS.items() if bits < 16)):
         chosen = replace(precision, kv=kv)
-        memory = plan_memory(model, weights, chosen, parallel, serving, gpu)
+        memory = plan_memory(model, weights, chosen, parallel, serving, gpu, draft=draft, draft_weights=draft_weights)
         found = capacity(model, memory, workload, serving)
         rows.append(KvTrade(kv, kv_bytes_per_token(model, kv), found.pool_tokens, found.guaranteed))
     return rows

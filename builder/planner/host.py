@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from builder.planner.types import Term
 from trtforge.preflight.model import DTYPE_BYTES
-from trtforge.preflight.rules.memory import QUANTIZER_BYTES, REFERENCE_BYTES_PER_PARAMETER
+from trtforge.preflight.rules.host import QUANTIZER_BYTES, REFERENCE_BYTES_PER_PARAMETER
 
 #: GB of host memory for a billion parameters when an engine is built
 BUILD_GB_A_BILLION = (3.0, 4.0)

@@ -63,6 +63,8 @@ class CheckpointRecord(Protocol):
     def tied(self) -> bool: ...
     @property
     def prequantized(self) -> str | None: ...
+    @property
+    def prequantized_kv_cache(self) -> str | None: ...
 
 
 def from_checkpoint(record: CheckpointRecord, name: str = "") -> ModelFacts:
@@ -82,6 +84,7 @@ def from_checkpoint(record: CheckpointRecord, name: str = "") -> ModelFacts:
         window=record.sliding_window or 0,
         window_layers=record.layers if record.sliding_window else 0,
         prequantized=record.prequantized,
+        prequantized_kv=record.prequantized_kv_cache,
     )
 
 
@@ -148,6 +151,7 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
         moe=_moe(config, layers, ffn),
         mla=mla,
         prequantized=_prequantized(outer.get("quantization_config"), quant_config),
+        prequantized_kv=_prequantized_kv(outer.get("quantization_config"), quant_config),
     )
 
 
@@ -219,6 +223,14 @@ def _prequantized(embedded: Any, quant_config: Mapping[str, Any] | None) -> str 
     if method == "fp8":
         return "fp8_block" if section.get("weight_block_size") else "fp8"
     return {"mxfp4": "mxfp4", "awq": "int4_awq", "gptq": "int4_awq"}.get(method)
+
+
+def _prequantized_kv(embedded: Any, quant_config: Mapping[str, Any] | None) -> str | None:
+    section: Any = embedded if quant_config is None else quant_config.get("quantization", quant_config)
+    if not isinstance(section, Mapping):
+        return None
+    algorithm = section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")
+    return {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}.get(algorithm) if isinstance(algorithm, str) else None
 
 
 def _size(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:

@@ -70,6 +70,7 @@ class ModelFacts:
     moe: MoeFacts | None = None
     mla: MlaFacts | None = None
     prequantized: str | None = None
+    prequantized_kv: str | None = None
 
     @property
     def moe_layers(self) -> int:
@@ -296,8 +297,9 @@ class Facts:
     """Everything a section may read. ``memory`` has one plan a pipeline stage, in order.
 
     ``weights`` are the model's tensor groups (``builder.planner.weights``), per layer and whole, before any split.
-    ``count`` GPUs hold ``replicas`` copies of ``parallel``. ``recipe`` is the recipe as loaded (None when the plan
-    was asked for without one).
+    ``count`` GPUs hold ``replicas`` copies of ``parallel``; ``splits`` are all of ``builder.planner.parallelism`` and
+    ``chosen`` says why this one. ``recipe`` is the recipe (``trtforge.recipe.schema.Recipe``). ``notes`` are facts
+    that the plan had to assume.
     """
 
     model: ModelFacts
@@ -313,7 +315,10 @@ class Facts:
     draft: ModelFacts | None = None
     draft_weights: Sequence[Any] = ()
     memory: tuple[MemoryPlan, ...] = ()
+    splits: Sequence[Any] = ()
+    chosen: str = ""
     recipe: Any = None
+    notes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

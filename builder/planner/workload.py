@@ -8,6 +8,7 @@ header line is skipped. An optional ``timestamp`` (milliseconds) gives the arriv
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from builder.planner.types import Length, Workload, bad_input
 
 _KEYS = (("isl", "osl"), ("input_length", "output_length"), ("input_tokens", "output_tokens"))
+_HISTOGRAM = re.compile(r"\s*(\d{1,9})\+(\d{1,9})(?::(\d{1,12}(?:\.\d{1,9})?))?\s*")
 #: requests of a trace that are read at most; more tell nothing new about lengths
 MAX_REQUESTS = 2_000_000
 
@@ -115,6 +117,21 @@ def _line_fault(path: Path, number: int, text: str, reason: str) -> Exception:
         line=number,
         text=text[:120],
     )
+
+
+def parse_lengths(text: str) -> list[tuple[int, int, float]]:
+    """Rows of a histogram from ``512+128:3,4096+512:1`` (prompt + answer : weight; the weight may be left out).
+
+    Raises:
+        ForgeError: ``TF-PLN-005`` a part that does not parse.
+    """
+    rows = []
+    for part in text.split(","):
+        found = _HISTOGRAM.fullmatch(part)
+        if found is None:
+            raise _bad(f"{part.strip()!r} is no length of a histogram", f"--lengths {text}")
+        rows.append((int(found[1]), int(found[2]), float(found[3] or 1)))
+    return rows
 
 
 def percentile(workload: Workload, share: float) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trtforge import __version__
-from trtforge.cli import artifacts, bench, bundle, check, doctor, engine, plugins, recipes, run, stages, triton
+from trtforge.cli import artifacts, bench, bundle, check, doctor, engine, plan, plugins, recipes, run, stages, triton
 
 app = typer.Typer(
     name="trtforge",
@@ -39,6 +39,7 @@ def root(
 _COMMANDS: tuple[tuple[str, Any], ...] = (
     ("run", run.run),
     ("check", check.check),
+    ("plan", plan.plan),
     ("explain", run.explain),
     ("init", recipes.init),
     ("schema", recipes.schema),

@@ -1,0 +1,219 @@
+"""From a recipe and the hardware to the facts that every section reads.
+
+Policy: what the recipe writes is planned as written; where it leaves the split open, the split follows the goal.
+An assumption (lengths of requests, a draft whose sizes are not here) becomes a note of the plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from builder.planner import workload as workloads
+from builder.planner.hardware import Gpu, link
+from builder.planner.memory import plan_memory
+from builder.planner.model import CheckpointRecord, from_checkpoint, from_config, read_config
+from builder.planner.parallelism import Split, invalid_reasons, recommend, splits
+from builder.planner.precision import recipe_precision
+from builder.planner.types import Facts, Goal, ModelFacts, ParallelPlan, Precision, Serving, Workload, bad_input
+from builder.planner.weights import TensorGroup, groups_from_facts, groups_from_headers, in_precision
+from trtforge.recipe.schema import Recipe
+from trtforge.safetensors_header import read_headers, weight_files
+
+QUANT_CONFIG = "hf_quant_config.json"
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model and its tensors as they are stored; ``measured`` is whether the tensors come from real headers."""
+
+    facts: ModelFacts
+    groups: Sequence[TensorGroup]
+    measured: bool
+
+
+def model_from_folder(folder: Path, name: str = "") -> KnownModel:
+    """A checkpoint folder: sizes from ``config.json``, tensors from its safetensors headers when it has any.
+
+    Raises:
+        ForgeError: ``TF-PLN-004`` the configuration; ``TF-SRC-…`` damaged or missing weight files.
+    """
+    quant = folder / QUANT_CONFIG
+    facts = from_config(read_config(folder), name or folder.name, read_config(quant) if quant.is_file() else None)
+    if not weight_files(folder):
+        return KnownModel(facts, groups_from_facts(facts), False)
+    return KnownModel(facts, groups_from_headers(read_headers(folder), facts), True)
+
+
+def model_from_config(path: Path, name: str = "") -> KnownModel:
+    """A bare ``config.json`` (or the folder that holds it), with ``hf_quant_config.json`` beside it if there is one.
+
+    Raises:
+        ForgeError: ``TF-PLN-004`` it is missing, no JSON, or lacks a size.
+    """
+    folder = path if path.is_dir() else path.parent
+    quant = folder / QUANT_CONFIG
+    facts = from_config(read_config(path), name, read_config(quant) if quant.is_file() else None)
+    return KnownModel(facts, groups_from_facts(facts), False)
+
+
+def model_from_record(record: CheckpointRecord, name: str = "") -> KnownModel:
+    """Intake's record: its sizes say which tensors the checkpoint will have."""
+    facts = from_checkpoint(record, name)
+    return KnownModel(facts, groups_from_facts(facts), False)
+
+
+def served_precision(recipe: Recipe, model: ModelFacts) -> Precision:
+    """The recipe's precision; a checkpoint that is quantized already keeps its own."""
+    quantize = recipe.quantize
+    precision = recipe_precision(
+        quantize.format,
+        quantize.kv_cache,
+        recipe.model.dtype,
+        group_size=quantize.group_size,
+        exclude=quantize.exclude,
+    )
+    if model.prequantized and quantize.format == "none":
+        precision = replace(precision, weights=model.prequantized)
+    if model.prequantized_kv and quantize.kv_cache == "none":
+        precision = replace(precision, kv=model.prequantized_kv)
+    return precision
+
+
+def served_limits(recipe: Recipe) -> Serving:
+    """Limits, pool and draft tokens as the recipe has them; without a pool TensorRT-LLM's 0.9 of free memory."""
+    limits, cache, speculation = recipe.build.limits, recipe.build.kv_cache, recipe.speculation
+    drafts = (speculation.max_draft_len or 4) if speculation.method != "none" else 0
+    if speculation.choices:
+        drafts = len(speculation.choices)
+    return Serving(
+        limits.max_batch_size,
+        limits.max_num_tokens,
+        limits.max_seq_len,
+        cache.block_size,
+        cache.memory,
+        cache.free_fraction or 0.9,
+        drafts,
+    )
+
+
+def default_workload(recipe: Recipe) -> Workload:
+    """Without lengths: a quarter of max_seq_len is the answer, the rest of it the prompt."""
+    osl = max(recipe.build.limits.max_seq_len // 4, 1)
+    return workloads.fixed(max(recipe.build.limits.max_seq_len - osl, 1), osl)
+
+
+def collect(
+    recipe: Recipe,
+    known: KnownModel,
+    gpu: Gpu,
+    count: int,
+    *,
+    workload: Workload | None = None,
+    goal: Goal = "throughput",
+    network: str = "ib-ndr",
+    parallel: ParallelPlan | None = None,
+    draft: KnownModel | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Facts:
+    """The facts of a plan.
+
+    Args:
+        parallel: the split that must be used; None chooses by ``goal``.
+        draft: the draft model of the recipe's speculation, when its sizes are known.
+
+    Raises:
+        ForgeError: ``TF-PLN-002`` unknown network, ``TF-PLN-003`` unknown format, ``TF-PLN-008`` no GPUs,
+            ``TF-PLN-013`` a split that the model or the count does not allow.
+    """
+    link(network)
+    precision = served_precision(recipe, known.facts)
+    weights = in_precision(known.groups, precision)
+    draft_facts = draft.facts if draft else None
+    # a draft stays in the recipe's dtype: the quantize section is the target's
+    draft_weights = in_precision(draft.groups, replace(precision, weights=precision.base)) if draft else []
+    serving = served_limits(recipe)
+    notes = [] if known.measured else ["weights follow from the model's sizes; no safetensors headers were read"]
+    if workload is None:
+        workload = default_workload(recipe)
+        only = workload.lengths[0]
+        notes.append(f"lengths are assumed from max_seq_len: {only.isl:,} prompt and {only.osl:,} answer tokens")
+    if recipe.speculation.draft and draft is None:
+        notes.append("the draft's sizes are not known here; its memory is not counted")
+    found = splits(
+        known.facts,
+        weights,
+        precision,
+        serving,
+        gpu,
+        count,
+        workload,
+        network=network,
+        draft=draft_facts,
+        draft_weights=draft_weights,
+    )
+    chosen, why = _choose(known.facts, precision, parallel, count, found, goal)
+    memory = plan_memory(
+        known.facts, weights, precision, chosen, serving, gpu, draft=draft_facts, draft_weights=draft_weights
+    )
+    return Facts(
+        model=known.facts,
+        weights=weights,
+        precision=precision,
+        gpu=gpu,
+        count=count,
+        parallel=chosen,
+        serving=serving,
+        workload=workload,
+        goal=goal,
+        network=network,
+        draft=draft_facts,
+        draft_weights=draft_weights,
+        memory=memory,
+        splits=found,
+        chosen=why,
+        recipe=recipe,
+        notes=tuple(notes),
+        options=dict(options or {}),
+    )
+
+
+def _choose(
+    model: ModelFacts,
+    precision: Precision,
+    asked: ParallelPlan | None,
+    count: int,
+    found: Sequence[Split],
+    goal: Goal,
+) -> tuple[ParallelPlan, str]:
+    if asked is not None:
+        reasons = invalid_reasons(model, precision, asked, count)
+        if reasons:
+            raise _invalid(asked, count, reasons, found)
+        return asked, "as the recipe's build.parallel says"
+    best = recommend(found, goal)
+    if best is not None:
+        return best[0].parallel, best[1]
+    valid = [split.parallel for split in found if split.valid]
+    if not valid:
+        raise _invalid(ParallelPlan(count, 1, 1), count, ["no split of the model uses these GPUs"], found)
+    # nothing fits: the split that spreads the model widest shows how far it is
+    widest = max(valid, key=lambda split: (split.gpus, split.tp))
+    return widest, "no split fits; this one spreads the model over the most GPUs"
+
+
+def _invalid(asked: ParallelPlan, count: int, reasons: Sequence[str], found: Sequence[Split]) -> Exception:
+    works = [split.parallel for split in found if split.valid]
+    near = sorted(works, key=lambda split: (abs(split.gpus - asked.gpus), abs(split.tp - asked.tp)))[:3]
+    return bad_input(
+        "TF-PLN-013",
+        f"{asked} on {count} GPUs is not possible: {'; '.join(reasons)}",
+        asked=json.dumps({"tp": asked.tp, "pp": asked.pp, "ep": asked.ep}),
+        why="Every rank holds a whole part of the heads, the MLP and the experts, and replicas are alike.",
+        remedies=[f"build.parallel: {{tp: {s.tp}, pp: {s.pp}, ep: {s.ep}}}" for s in near] or ["another --count"],
+        reasons=list(reasons),
+        valid=[str(split) for split in works],
+    )

@@ -1,0 +1,100 @@
+"""The plan as a report of sections. A section module has ``section(facts) -> Section | None`` and is named here.
+
+Order is the order of the report. A section reads only :class:`builder.planner.types.Facts`; it may compute, never
+change them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from builder.planner.types import Facts, Section
+
+SECTIONS: tuple[str, ...] = (
+    "builder.planner.sections.memory",
+    "builder.planner.sections.capacity",
+    "builder.planner.sections.parallelism",
+    "builder.planner.sections.disaggregation",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The facts and what the sections made of them."""
+
+    facts: Facts
+    sections: tuple[Section, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage holds the model and at least one request of the workload's longest."""
+        memory = self.facts.memory
+        if not all(plan.fits and plan.pool.blocks > 0 for plan in memory):
+            return False
+        return min(plan.pool.tokens for plan in memory) >= min(
+            self.facts.workload.longest, self.facts.serving.max_seq_len
+        )
+
+    def section(self, name: str) -> Section | None:
+        """The section called ``name``, or None."""
+        return next((item for item in self.sections if item.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``--json`` prints."""
+        facts = self.facts
+        return {
+            "model": plain(facts.model),
+            "gpu": {"name": facts.gpu.name, "title": facts.gpu.title, "arch": facts.gpu.arch},
+            "count": facts.count,
+            "replicas": facts.replicas,
+            "parallel": plain(facts.parallel),
+            "chosen": facts.chosen,
+            "goal": facts.goal,
+            "network": facts.network,
+            "precision": plain(facts.precision),
+            "serving": plain(facts.serving),
+            "workload": {
+                "kind": facts.workload.kind,
+                "mean_isl": facts.workload.mean_isl,
+                "mean_osl": facts.workload.mean_osl,
+                "longest": facts.workload.longest,
+                "shared_prefix": facts.workload.shared_prefix,
+                "rate": facts.workload.rate,
+            },
+            "notes": list(facts.notes),
+            "fits": self.fits,
+            "sections": {item.name: {"headline": item.headline, **plain(item.data)} for item in self.sections},
+        }
+
+
+def build_plan(facts: Facts) -> Plan:
+    """Run every section over the facts."""
+    made = []
+    for name in SECTIONS:
+        found = importlib.import_module(name).section(facts)
+        if found is not None:
+            made.append(found)
+    return Plan(facts, tuple(made))
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON-able containers."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def size(value: float) -> str:
+    """Bytes for people: GiB with two decimals, MiB or KiB below a tenth of it."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(value) >= scale / 10:
+            return f"{value / scale:,.2f} {unit}"
+    return f"{value:,.0f} B"

@@ -1,0 +1,94 @@
+"""Capacity: requests at once, prefix sharing, KV formats, the context ceiling, admission, replicas for a rate."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from builder.planner.capacity import admission, capacity, context_ceiling, kv_trade, prefix_saving
+from builder.planner.fleet import size_fleet
+from builder.planner.memory import kv_bytes_per_token
+from builder.planner.report import plain, size
+from builder.planner.types import Facts, Section, Table
+from builder.planner.workload import percentile
+
+#: headroom over the arrival rate that a fleet keeps for its SLO
+SLO_MARGIN = 0.2
+
+
+def section(facts: Facts) -> Section:
+    """The capacity section."""
+    found = capacity(facts.model, facts.memory, facts.workload, facts.serving)
+    ceiling = context_ceiling(facts.model, facts.memory)
+    settings = admission(facts.model, facts.memory, facts.workload, facts.serving)
+    trade = kv_trade(
+        facts.model,
+        facts.weights,
+        facts.precision,
+        facts.parallel,
+        facts.serving,
+        facts.gpu,
+        facts.workload,
+        draft=facts.draft,
+        draft_weights=facts.draft_weights,
+    )
+    load = facts.workload
+    per_token = kv_bytes_per_token(facts.model, facts.precision.kv)
+    lengths = f"{load.mean_isl:,.0f} + {load.mean_osl:,.0f} tokens on average"
+    headline = (
+        f"{found.running * facts.replicas:,} requests run at once ({facts.replicas} x {found.running:,}; {lengths}); "
+        f"{found.binding} binds"
+    )
+    notes = [
+        f"a replica's pool holds {found.pool_tokens:,} tokens at {per_token:,} B a token: {found.guaranteed:,} "
+        f"requests at full length, {found.expected:,} while answers grow, {found.longest:,} of the longest "
+        f"({load.longest:,} tokens); 99 % need at most {percentile(load, 0.99):,}",
+        f"a single request can have {ceiling:,} tokens of context",
+    ]
+    data: dict[str, Any] = {
+        "requests": {**asdict(found), "all_replicas": found.running * facts.replicas},
+        "kv_bytes_per_token": per_token,
+        "context_ceiling": ceiling,
+        "percentiles": {str(p): percentile(load, p / 100) for p in (50, 90, 99)},
+        "admission": settings.recipe(),
+        "kv_formats": plain(trade),
+        "lengths": plain(load.lengths[:256]),
+    }
+    if load.shared_prefix:
+        rest = round(load.mean_isl + load.mean_osl) - load.shared_prefix
+        saving = prefix_saving(load.shared_prefix, max(rest, 0), max(found.running, 1), per_token)
+        data["prefix_cache"] = asdict(saving)
+        notes.append(
+            f"prefix cache: {load.shared_prefix:,} common tokens stored once save {saving.saved:.1%} "
+            f"({size(saving.alone)} to {size(saving.shared)})"
+        )
+    fleet = _fleet(facts, found.running)
+    if fleet:
+        data["fleet"] = fleet
+        notes.append(fleet["text"])
+    tables = [
+        Table(
+            "KV formats",
+            ("format", "bytes a token", "pool tokens", "requests a replica"),
+            tuple((row.kv, row.bytes_per_token, row.pool_tokens, row.requests) for row in trade),
+        ),
+        Table("Admission settings", ("key", "value"), tuple(settings.recipe().items())),
+    ]
+    return Section("capacity", "Capacity", headline, data, tuple(tables), tuple(notes))
+
+
+def _fleet(facts: Facts, running: int) -> dict[str, Any] | None:
+    """Little's law for an arrival rate, with the floor of a step as the service time."""
+    load = facts.workload
+    split = next((item for item in facts.splits if item.parallel == facts.parallel), None)
+    if load.rate is None or split is None or split.step is None or not running:
+        return None
+    service = split.step * load.mean_osl
+    fleet = size_fleet(load.rate, service, running, service, margin=SLO_MARGIN)
+    have = facts.replicas
+    verdict = "enough" if have >= fleet.replicas else f"{fleet.replicas - have} too few"
+    text = (
+        f"{load.rate:g} requests/s for at least {service:.2f} s each: {fleet.in_flight:.0f} in flight; "
+        f"needs {fleet.replicas} with {SLO_MARGIN:.0%} headroom, has {have} replicas ({verdict})"
+    )
+    return {**asdict(fleet), "service_seconds": service, "margin": SLO_MARGIN, "text": text}
