@@ -2,15 +2,14 @@
 
 preprocessing → tensorrt_llm → text, with the detokenizer's state kept for every sequence, so that streaming is
 exact: joined pieces are the whole answer, no half characters, no missing spaces, stop words found across token
-borders. Each streamed response holds the *new* text. A decoupled model serves its requests on threads; one
-that is not answers one request an instance at a time.
+borders. Each streamed response holds the *new* text. One instance serves ``max_batch_size`` requests on threads.
 
 A stop text or a client that has gone ends the request in the engine through its ``stop`` input.
 """
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -49,20 +48,10 @@ class TritonPythonModel:
         self._tokenizer = EngineTokenizer.load((Path(args["model_repository"]) / parameters["tokenizer_dir"]).resolve())
         self._pool = ThreadPoolExecutor(max(1, int(config["max_batch_size"])), "bls")
 
-    def execute(self, requests: list[Any]) -> list[Any] | None:
-        """Answer through response senders when decoupled, else return one response a request."""
-        if not self._decoupled:
-            return [self._whole_response(_Job(request, self._inputs)) for request in requests]
+    def execute(self, requests: list[Any]) -> None:
+        """Put every request on a thread; each answers through its own response sender."""
         for request in requests:
             self._pool.submit(self._serve, _Job(request, self._inputs), request.get_response_sender())
-        return None
-
-    def _whole_response(self, job: "_Job") -> Any:
-        try:
-            responses = list(self._answers(job, None))
-        except Exception as error:  # whatever it is, the client must get an answer
-            return _failure(error)
-        return responses[0] if responses else _failure(Refused("TF-TRI-079: the engine returned nothing"))
 
     def _serve(self, job: "_Job", sender: Any) -> None:
         held: Any = None
@@ -74,6 +63,8 @@ class TritonPythonModel:
                 if held is not None:
                     sender.send(held)
                 held = response
+            if held is None and not job.stream:
+                raise Refused("TF-TRI-079: the engine returned nothing")
             if held is None:
                 sender.send(flags=FINAL)
             else:
@@ -89,45 +80,19 @@ class TritonPythonModel:
         if fault is not None:
             raise Refused(fault)
         prepared = self._prepare(job)
-        answers: dict[tuple[int, int, int], Answer] = {}
-        last: dict[tuple[int, int, int], dict[str, Any]] = {}
+        sequences = _Sequences(job, self._answer)
         request_id = uuid.uuid4().hex
         ended = False
         for response in self._generate(job, prepared, request_id):
             tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
             if "output_ids" not in tensors or ended:
                 continue
-            ids, lengths = tensors["output_ids"].as_numpy(), tensors["sequence_length"].as_numpy()
-            sequence = int(tensors["sequence_index"].as_numpy().reshape(-1)[0]) if "sequence_index" in tensors else 0
-            first = int(tensors["batch_index"].as_numpy().reshape(-1)[0]) if "batch_index" in tensors else 0
-            texts, counts, reasons = [], [], []
-            for offset, (row, row_lengths) in enumerate(zip(ids, lengths, strict=True)):
-                row_texts, row_reasons = [], []
-                for beam, (tokens, length) in enumerate(zip(row, row_lengths, strict=True)):
-                    key = (first + offset, sequence, beam)
-                    text = "" if key in answers else job.echo(key[0])
-                    if key not in answers:
-                        answers[key] = self._answer(job, key[0])
-                    answer = answers[key]
-                    text += answer.push(tokens[:length].tolist())
-                    if not job.stream:
-                        text += answer.finish()
-                    row_texts.append(text.encode("utf-8"))
-                    row_reasons.append(b"" if job.stream else answer.reason(job.max_tokens(key[0])).encode())
-                    last[key] = {name: tensors[name] for name in REPEATED & tensors.keys()}
-                texts.append(row_texts)
-                reasons.append(row_reasons)
-                counts.append([answers[first + offset, sequence, 0].tokens])
-            yield _response(job, texts, reasons, counts, [t for n, t in tensors.items() if n not in OWN])
-            gone = sender is not None and sender.is_cancelled()
-            if gone or (job.stream and len(answers) >= job.sequences and all(a.stopped for a in answers.values())):
+            yield sequences.response(tensors)
+            if sender.is_cancelled() or (job.stream and sequences.all_stopped()):
                 ended = True  # drained, not left: the engine answers a stopped request with its own end
                 self._stop(request_id)
         if job.stream:
-            for key, answer in answers.items():
-                reason = answer.reason(job.max_tokens(key[0])).encode()
-                text = answer.finish().encode("utf-8")
-                yield _response(job, [[text]], [[reason]], [[answer.tokens]], list(last[key].values()))
+            yield from sequences.ends()
 
     def _answer(self, job: "_Job", row: int) -> Answer:
         apart = None
@@ -223,6 +188,61 @@ class _Job:
         if self.value("exclude_input_in_output", True) or self.value("chat", False):
             return ""
         return str(self._text[row][0].decode("utf-8"))
+
+
+class _Sequences:
+    """The texts of one request's sequences: one a row, a returned sequence and a beam."""
+
+    def __init__(self, job: _Job, make: Callable[[_Job, int], Answer]) -> None:
+        self._job = job
+        self._make = make
+        self._answers: dict[tuple[int, int, int], Answer] = {}
+        self._last: dict[tuple[int, int, int], list[Any]] = {}
+
+    def all_stopped(self) -> bool:
+        """Whether every sequence has come to a stop text."""
+        return len(self._answers) >= self._job.sequences and all(answer.stopped for answer in self._answers.values())
+
+    def response(self, tensors: dict[str, Any]) -> Any:
+        """The client's response to one of the engine's: output_ids [rows, beams, tokens]."""
+        ids, lengths = tensors["output_ids"].as_numpy(), tensors["sequence_length"].as_numpy()
+        first, sequence = (
+            int(tensors[name].as_numpy().reshape(-1)[0]) if name in tensors else 0
+            for name in ("batch_index", "sequence_index")
+        )
+        repeated = [tensors[name] for name in sorted(REPEATED & tensors.keys())]
+        texts: list[list[bytes]] = []
+        reasons: list[list[bytes]] = []
+        counts: list[list[int]] = []
+        for row, (beams, beam_lengths) in enumerate(zip(ids, lengths, strict=True), start=first):
+            keys = [(row, sequence, beam) for beam in range(len(beams))]
+            pieces = [
+                self._push(key, tokens[:length].tolist())
+                for key, tokens, length in zip(keys, beams, beam_lengths, strict=True)
+            ]
+            self._last.update(dict.fromkeys(keys, repeated))
+            texts.append([piece.encode("utf-8") for piece in pieces])
+            reasons.append([b"" if self._job.stream else self._reason(key) for key in keys])
+            counts.append([self._answers[keys[0]].tokens])
+        passed = [tensor for name, tensor in tensors.items() if name not in OWN]
+        return _response(self._job, texts, reasons, counts, passed)
+
+    def ends(self) -> Iterator[Any]:
+        """The last response of every streamed sequence: what was held back, and why it ended."""
+        for key, answer in self._answers.items():
+            text = answer.finish().encode("utf-8")
+            yield _response(self._job, [[text]], [[self._reason(key)]], [[answer.tokens]], self._last[key])
+
+    def _push(self, key: tuple[int, int, int], tokens: list[int]) -> str:
+        echo = ""
+        if key not in self._answers:
+            self._answers[key] = self._make(self._job, key[0])
+            echo = self._job.echo(key[0])
+        text = echo + self._answers[key].push(tokens)
+        return text if self._job.stream else text + self._answers[key].finish()
+
+    def _reason(self, key: tuple[int, int, int]) -> bytes:
+        return self._answers[key].reason(self._job.max_tokens(key[0])).encode()
 
 
 def _named(name: str, tensor: Any) -> Any:

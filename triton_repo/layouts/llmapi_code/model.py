@@ -1,0 +1,179 @@
+"""Triton Python-backend model of the ``llmapi`` layout; copied into the repository as ``1/model.py``.
+
+``1/model.yaml`` holds ``triton_config`` and the arguments of TensorRT-LLM's ``LLM()``; relative paths in it are
+relative to the model's own folder. ``LLM`` batches by itself: a Triton request carries one prompt, and requests
+run side by side on one event loop. A streamed response holds the *new* text.
+
+``tensorrt_llm`` is imported only once the instance's GPUs are set, because its import opens them.
+"""
+
+import asyncio
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils  # provided by Triton
+import yaml
+
+from triton_repo.layouts.llmapi_code.request import (
+    Refused,
+    adapter,
+    instance_devices,
+    performance,
+    piece,
+    sampling,
+    scalar,
+    texts,
+)
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+#: variables of an MPI job that started the server; the ranks that LLM() starts are not part of it
+_MPI_JOB = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_MCA_orte_", "ORTE_", "PMIX_", "PMI_")
+#: keys of ``model.yaml`` that name a folder
+_PATHS = (("model",), ("speculative_config", "speculative_model_dir"))
+
+
+class TritonPythonModel:
+    """One ``LLM`` behind one Triton instance."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model that ``model.yaml`` describes."""
+        config = json.loads(args["model_config"])
+        folder = Path(args["model_repository"])
+        document = yaml.safe_load((folder / args["model_version"] / "model.yaml").read_text(encoding="utf-8"))
+        settings = document.pop("triton_config")
+        self._decoupled = bool(config["model_transaction_policy"]["decoupled"])
+        self._check(config, settings)
+        self._inputs = [tensor["name"] for tensor in config["input"]]
+        self._period = int(settings.get("cancellation_check_period_ms", 100)) / 1000.0
+        adapters = settings.get("lora_directory")
+        self._adapters = None if adapters is None else (folder / adapters).resolve()
+        parameters = config.get("parameters", {})
+        devices = instance_devices(
+            parameters.get("gpu_device_ids", {}).get("string_value", ""), args["model_instance_name"]
+        )
+        for name in [name for name in os.environ if name.startswith(_MPI_JOB)]:
+            del os.environ[name]
+        if devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["TRTLLM_VISIBLE_DEVICES"] = devices
+            document["gpus_per_node"] = len(devices.split(","))
+        for path in _PATHS:
+            _resolve(document, path, folder)
+
+        import tensorrt_llm
+
+        self._library = tensorrt_llm
+        self._llm = tensorrt_llm.LLM(**document)
+        self._running: dict[str, set[Any]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm-requests", daemon=True)
+        self._thread.start()
+
+    def _check(self, config: dict[str, Any], settings: dict[str, Any]) -> None:
+        for name, here in (("decoupled", self._decoupled), ("max_batch_size", int(config["max_batch_size"]))):
+            if settings[name] != here:
+                raise pb_utils.TritonModelException(
+                    f"TF-TRI-084: {name} is {here} in config.pbtxt and {settings[name]} in model.yaml; emit it again"
+                )
+
+    def execute(self, requests: list[Any]) -> None:
+        """Put every request on the event loop; each answers through its own response sender."""
+        for request in requests:
+            found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
+            tensors = {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
+            work = self._serve(tensors, request.request_id(), request.get_response_sender())
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _serve(self, tensors: dict[str, np.ndarray], request_id: str, sender: Any) -> None:
+        try:
+            if scalar(tensors, "stop", False):
+                self._abort(request_id)
+                sender.send(flags=FINAL)
+                return
+            await self._generate(tensors, request_id, sender)
+        except Exception as error:  # whatever it is, the client must get an answer
+            text = str(error) if isinstance(error, Refused) else f"TF-TRI-085: {type(error).__name__}: {error}"
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)), flags=FINAL)
+
+    async def _generate(self, tensors: dict[str, np.ndarray], request_id: str, sender: Any) -> None:
+        stream = bool(scalar(tensors, "streaming", False))
+        if stream and not self._decoupled:
+            raise Refused("TF-TRI-076: streaming asks for a decoupled repository; emit it with triton.decoupled: true")
+        if "image_url" in tensors:
+            raise Refused("TF-TRI-086: this model serves text; image_url is not read")
+        prompt = scalar(tensors, "text_input")
+        arguments: dict[str, Any] = {}
+        lora = adapter(tensors, self._adapters)
+        if lora is not None:
+            from tensorrt_llm.executor.request import LoRARequest
+
+            arguments["lora_request"] = LoRARequest(**lora)
+        params = self._library.SamplingParams(**sampling(tensors))
+        output = self._llm.generate_async(prompt, params, streaming=stream, **arguments)
+        self._running.setdefault(request_id, set()).add(output)
+        watcher = asyncio.ensure_future(self._watch(output, sender))
+        shown: dict[int, str] = {}
+        try:
+            async for step in output:
+                if not stream and not step.finished:
+                    continue
+                pieces = []
+                for index, sequence in enumerate(step.outputs):
+                    new = piece(shown.get(index, ""), sequence.text, step.finished)
+                    shown[index] = shown.get(index, "") + new
+                    pieces.append(new)
+                sender.send(self._response(tensors, step, pieces), flags=FINAL if step.finished else 0)
+                if step.finished:
+                    return
+            raise Refused("TF-TRI-087: the request was ended before its answer was complete")
+        finally:
+            watcher.cancel()
+            self._running[request_id].discard(output)
+            if not self._running[request_id]:
+                del self._running[request_id]
+
+    async def _watch(self, output: Any, sender: Any) -> None:
+        while True:
+            await asyncio.sleep(self._period)
+            if sender.is_cancelled():
+                output.abort()
+                return
+
+    def _abort(self, request_id: str) -> None:
+        if not request_id:
+            raise Refused("TF-TRI-088: stop needs the id of the request that it ends")
+        for output in list(self._running.get(request_id, ())):
+            output.abort()
+
+    def _response(self, tensors: dict[str, np.ndarray], step: Any, pieces: list[str]) -> Any:
+        outputs = step.outputs
+        arrays = {"text_output": texts(pieces)}
+        if scalar(tensors, "return_finish_reason", False):
+            arrays["finish_reason"] = texts(sequence.finish_reason for sequence in outputs)
+        if scalar(tensors, "return_stop_reason", False):
+            arrays["stop_reason"] = texts(sequence.stop_reason for sequence in outputs)
+        if scalar(tensors, "return_cumulative_logprob", False):
+            sums = [sequence.cumulative_logprob for sequence in outputs]
+            arrays["cumulative_logprob"] = np.array([np.nan if s is None else s for s in sums], dtype=np.float32)
+        metrics = getattr(outputs[0], "request_perf_metrics", None)
+        if metrics is not None:
+            arrays.update(performance(metrics))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
+
+    def finalize(self) -> None:
+        """End the event loop and the engine once Triton has drained."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+        self._llm.shutdown()
+
+
+def _resolve(document: dict[str, Any], path: tuple[str, ...], folder: Path) -> None:
+    """Make a relative path of ``model.yaml`` absolute where it leads to a folder; other names are left to LLM()."""
+    for key in path[:-1]:
+        document = document.get(key) or {}
+    value = document.get(path[-1])
+    if value is not None and (folder / value).is_dir():
+        document[path[-1]] = str((folder / value).resolve())
