@@ -56,9 +56,9 @@ def test_ensemble_clients_find_their_tensor_names():
 
 
 FAULTS = [
-    ("TF-TRI-001", lambda t: t.replace("max_batch_size: 1", "max_batchsize: 1")),
+    ("TF-TRI-102", lambda t: t.replace("max_batch_size: 1", "max_batchsize: 1")),
     ("TF-TRI-001", lambda t: t + "\ninput ["),
-    ("TF-TRI-001", lambda t: t.replace("max_batch_size: 1", "max_batch_size: ${max_batch_size}")),
+    ("TF-TRI-101", lambda t: t.replace("max_batch_size: 1", "max_batch_size: ${max_batch_size}")),
     ("TF-TRI-023", lambda t: t.replace('name: "demo"', 'name: "other"', 1)),
     ("TF-TRI-024", lambda t: t.replace('name: "top_k"', 'name: "top_p"', 1)),
     ("TF-TRI-024", lambda t: t.replace("dims: 1", "dims: 0", 1)),

@@ -1,0 +1,303 @@
+"""What lint knows of a repository: its models, their configurations, version folders and engines.
+
+Reading never raises on a faulty repository: what cannot be read becomes a :class:`Problem`, and the rules go
+on with the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from triton_repo.lint.files import Unreadable, entries, inside, read_text
+from triton_repo.lint.schema import Config, parse_config
+from trtforge.errors import ForgeError
+
+CONFIG = "config.pbtxt"
+#: files by which Triton's auto-complete finds the backend, and the backend that it takes
+#: (https://github.com/triton-inference-server/core, AutoCompleteBackendFields)
+MODEL_FILES: Mapping[str, str] = {
+    "model.savedmodel": "tensorflow",
+    "model.graphdef": "tensorflow",
+    "model.plan": "tensorrt",
+    "model.onnx": "onnxruntime",
+    "model.xml": "openvino",
+    "model.pt": "pytorch",
+    "model.pt2": "pytorch",
+    "model.py": "python",
+}
+HOLE = re.compile(r"\$\{[^}]*\}?|\{\{.*?\}\}")
+#: a version folder that Triton loads: a number without leading zeros
+VERSION = re.compile(r"0|[1-9]\d{0,17}")
+MAX_MODELS = 5000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file or folder that could not be read."""
+
+    path: Path
+    reason: str
+    outside: bool
+
+
+@dataclass
+class Version:
+    """One version folder: its number, and its entries by name (None when the folder cannot be listed)."""
+
+    number: int
+    folder: Path
+    names: frozenset[str] | None
+
+
+@dataclass
+class Model:
+    """One model folder."""
+
+    name: str
+    folder: Path
+    root: Path
+    config: Config | None
+    versions: list[Version]
+    odd_folders: list[Path]
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def message(self) -> Any:
+        """The configuration's message; an empty one where there is no configuration."""
+        if self.config is not None:
+            return self.config.message
+        return _empty()
+
+    @property
+    def path(self) -> Path:
+        """The configuration file."""
+        return self.folder / CONFIG
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is a configuration and its message can be judged."""
+        return self.config is not None and "" not in self.config.unknown
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self.readable and (self.message.platform == "ensemble" or self.message.HasField("ensemble_scheduling"))
+
+    def knows(self, *path: str) -> bool:
+        """Whether the field is as the message says (it was not a placeholder and not of a wrong type)."""
+        return self.readable and self.config is not None and not self.config.is_unknown(*path)
+
+    @cached_property
+    def backend(self) -> str:
+        """The backend, stated or as auto-complete would find it; empty when nothing tells."""
+        message = self.message
+        if message.backend:
+            return str(message.backend)
+        platforms = {
+            "tensorrt_plan": "tensorrt",
+            "onnxruntime_onnx": "onnxruntime",
+            "pytorch_libtorch": "pytorch",
+            "libtorch": "pytorch",
+            "torch_aoti": "pytorch",
+            "tensorflow_savedmodel": "tensorflow",
+            "tensorflow_graphdef": "tensorflow",
+            "ensemble": "",
+        }
+        if message.platform:
+            return platforms.get(message.platform, "")
+        if message.default_model_filename in MODEL_FILES:
+            return MODEL_FILES[message.default_model_filename]
+        for version in self.versions:
+            for file, backend in MODEL_FILES.items():
+                if version.names is not None and file in version.names:
+                    return backend
+        return ""
+
+    def parameter(self, name: str) -> str | None:
+        """A parameter's text; None when it is missing, empty or an unfilled placeholder."""
+        if not self.readable or name not in self.message.parameters:
+            return None
+        text = self.message.parameters[name].string_value.strip()
+        return None if not text or HOLE.search(text) else text
+
+    def raw_parameter(self, name: str) -> str | None:
+        """A parameter's text as it stands; None when it is missing."""
+        if not self.readable or name not in self.message.parameters:
+            return None
+        return str(self.message.parameters[name].string_value)
+
+    @cached_property
+    def code(self) -> str | None:
+        """``model.py`` of the first version that has one and can be read."""
+        name = self.message.default_model_filename or "model.py"
+        for version in self.versions:
+            if version.names is not None and name in version.names:
+                return self.read(version.folder / name)
+        return None
+
+    def read(self, path: Path) -> str | None:
+        """A text file of this model; None, and a problem, when it cannot be read."""
+        try:
+            return read_text(path, self.root)
+        except Unreadable as error:
+            self.problems.append(Problem(path, error.reason, error.outside))
+            return None
+
+    def here(self, text: str) -> Path | None:
+        """The file or folder that a parameter names, when it lies in the repository or exists on this machine."""
+        path = Path(text)
+        place = path if path.is_absolute() else self.folder / path
+        try:
+            return place if place.exists() else None
+        except OSError:
+            return None
+
+    @cached_property
+    def engine(self) -> Engine | None:
+        """``config.json`` of the TensorRT-LLM engine that ``gpt_model_path`` names, when it can be reached."""
+        stated = self.parameter("gpt_model_path")
+        folder = self.here(stated) if stated is not None else None
+        return read_trtllm_engine(folder) if folder is not None else None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What rules use of a TensorRT-LLM engine's ``config.json``."""
+
+    folder: Path
+    build: Mapping[str, Any]
+    plugins: Mapping[str, Any]
+    mapping: Mapping[str, Any]
+    pretrained: Mapping[str, Any]
+
+    def limit(self, name: str) -> int | None:
+        value = self.build.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def world_size(self) -> int | None:
+        tp, pp = self.mapping.get("tp_size"), self.mapping.get("pp_size", 1)
+        if isinstance(tp, int) and isinstance(pp, int):
+            return tp * pp
+        return None
+
+
+@dataclass
+class Repository:
+    """A repository: where it is, its models by folder name, and what could not be read."""
+
+    root: Path
+    models: dict[str, Model]
+    problems: list[Problem]
+    engine_dir: Path | None = None
+
+    def get(self, name: str) -> Model | None:
+        """The model that clients and ensembles reach as ``name``."""
+        return self.models.get(name)
+
+
+def read_repository(folder: Path, engine_dir: Path | None = None) -> Repository:
+    """Read a repository.
+
+    Args:
+        folder: the model repository.
+        engine_dir: engine that a ``native`` model will serve, where its own reference does not reach it yet.
+
+    Raises:
+        ForgeError: TF-TRI-100 when there is no such folder or it cannot be listed.
+    """
+    try:
+        root = folder.resolve(strict=True)
+        listing = entries(root)
+    except (OSError, RuntimeError, Unreadable) as error:
+        reason = error.reason if isinstance(error, Unreadable) else getattr(error, "strerror", None) or str(error)
+        raise ForgeError(
+            "TF-TRI-100",
+            f"{folder} cannot be read as a model repository",
+            asked=str(folder),
+            why=str(reason),
+            remedies=["name the folder that holds one folder a model"],
+        ) from None
+    repository = Repository(folder, {}, [], engine_dir)
+    folders = [entry for entry in listing if not entry.name.startswith(".") and _is_folder(entry)]
+    if len(folders) > MAX_MODELS:
+        raise ForgeError(
+            "TF-TRI-100",
+            f"{folder} cannot be read as a model repository",
+            asked=str(folder),
+            numbers={"folders": len(folders), "maximum": MAX_MODELS},
+            why="It has more folders than any repository; another folder was probably meant.",
+            remedies=["name the folder that holds one folder a model"],
+        )
+    for entry in folders:
+        path = folder / entry.name
+        try:
+            inside(path, root)
+            repository.models[entry.name] = _read_model(path, root)
+        except Unreadable as error:
+            repository.problems.append(Problem(path, error.reason, error.outside))
+    return repository
+
+
+def _is_folder(entry: Any) -> bool:
+    """A folder, or a link that may be one (its target is looked at later, inside the repository only)."""
+    try:
+        return bool(entry.is_dir(follow_symlinks=False) or entry.is_symlink())
+    except OSError:
+        return True
+
+
+def _read_model(folder: Path, root: Path) -> Model:
+    model = Model(folder.name, folder, root, None, [], [])
+    for entry in entries(folder):
+        path = folder / entry.name
+        if entry.name == CONFIG:
+            text = model.read(path)
+            model.config = parse_config(path, text) if text is not None else None
+        elif _is_folder(entry):
+            if VERSION.fullmatch(entry.name):
+                model.versions.append(_read_version(model, path))
+            else:
+                model.odd_folders.append(path)
+    model.versions.sort(key=lambda version: version.number)
+    return model
+
+
+def _read_version(model: Model, path: Path) -> Version:
+    names: frozenset[str] | None = None
+    try:
+        inside(path, model.root)
+        names = frozenset(entry.name for entry in entries(path))
+    except Unreadable as error:
+        model.problems.append(Problem(path, error.reason, error.outside))
+    return Version(int(path.name), path, names)
+
+
+def read_trtllm_engine(folder: Path) -> Engine | None:
+    """The engine in ``folder``; None when its ``config.json`` is missing or is not one."""
+    try:
+        document = json.loads(read_text(folder / "config.json", folder.resolve()))
+    except (Unreadable, ValueError, OSError, RecursionError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    build = _mapping(document.get("build_config"))
+    pretrained = _mapping(document.get("pretrained_config"))
+    if not build:
+        return None
+    return Engine(folder, build, _mapping(build.get("plugin_config")), _mapping(pretrained.get("mapping")), pretrained)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _empty() -> Any:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    return pb.ModelConfig()

@@ -1,0 +1,286 @@
+"""Rules on schedulers: dynamic and sequence batching, queues, warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from triton_repo.lint.names import nearest
+from triton_repo.lint.repository import Model, Repository
+from triton_repo.lint.rules import TRITON_BATCHER, TRITON_CONFIG, TRITON_CORE, Hit, each_model, hit, listed, rule
+from triton_repo.lint.shapes import agree, text
+
+_CORRELATION = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+
+
+@rule(
+    "TF-TRI-131",
+    "error",
+    "a preferred batch size is outside the model's batches",
+    why="Triton refuses preferred sizes below 1 or above max_batch_size.",
+    source=TRITON_CORE,
+)
+@each_model
+def preferred_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
+    maximum = model.message.max_batch_size
+    if not model.knows("max_batch_size"):
+        return
+    for path, sizes in (
+        (("dynamic_batching",), model.message.dynamic_batching.preferred_batch_size),
+        (("sequence_batching", "oldest"), model.message.sequence_batching.oldest.preferred_batch_size),
+    ):
+        wrong = [size for size in sizes if size < 1 or size > maximum]
+        if wrong:
+            fit = sorted({size for size in sizes if 1 <= size <= maximum} or ({maximum} if maximum else set()))
+            yield hit(
+                model,
+                f"preferred_batch_size {wrong} with max_batch_size {maximum}",
+                f"preferred_batch_size: {fit}" if fit else "no preferred_batch_size",
+                *path,
+                "preferred_batch_size",
+            )
+
+
+@rule(
+    "TF-TRI-132",
+    "warning",
+    "dynamic batching of a model that does not batch",
+    why="With max_batch_size 0 there is nothing to batch; requests go one by one.",
+    source=TRITON_BATCHER,
+)
+@each_model
+def dynamic_without_batch(model: Model, repository: Repository) -> Iterator[Hit]:
+    message = model.message
+    if message.HasField("dynamic_batching") and message.max_batch_size == 0 and model.knows("max_batch_size"):
+        if model.config is not None and not model.config.states("max_batch_size"):
+            return  # auto-complete may set it
+        yield hit(model, "dynamic_batching with max_batch_size 0", "max_batch_size: 8", "dynamic_batching")
+
+
+@rule(
+    "TF-TRI-134",
+    "error",
+    "a sequence control is declared wrongly",
+    why="Each control has a tensor of its own, once, with exactly the two values of false and true; a "
+    "correlation id has a type instead.",
+    source=TRITON_CORE,
+)
+@each_model
+def sequence_controls(model: Model, repository: Repository) -> Iterator[Hit]:
+    names: set[str] = set()
+    kinds: set[int] = set()
+    for index, row in enumerate(model.message.sequence_batching.control_input):
+        place = ("sequence_batching", "control_input", index)
+        if not row.name:
+            yield hit(model, "a sequence control has no name", 'name: "START"', *place)
+        if row.name in names:
+            yield hit(model, f"sequence control {row.name!r} is declared twice", "one tensor a control", *place)
+        names.add(row.name)
+        for control in row.control:
+            kind = control.Kind.Name(control.kind)
+            if control.kind in kinds:
+                yield hit(model, f"{kind} has two tensors", "one tensor a control", *place, "control")
+            kinds.add(control.kind)
+            yield from _control(model, row.name, control, kind, place)
+
+
+def _control(model: Model, name: str, control: Any, kind: str, place: tuple[str | int, ...]) -> Iterator[Hit]:
+    pairs = [
+        list(values)
+        for values in (control.int32_false_true, control.fp32_false_true, control.bool_false_true)
+        if len(values)
+    ]
+    if kind == "CONTROL_SEQUENCE_CORRID":
+        from tritonclient.grpc import model_config_pb2 as pb
+
+        given = pb.DataType.Name(control.data_type)
+        if given not in _CORRELATION:
+            yield hit(
+                model,
+                f"the correlation id {name!r} is {given}",
+                "data_type: TYPE_UINT64",
+                *place,
+                "control",
+                "data_type",
+            )
+        return
+    if len(pairs) != 1 or len(pairs[0]) != 2:
+        yield hit(model, f"{kind} of {name!r} has values {pairs}", "int32_false_true: [ 0, 1 ]", *place, "control")
+
+
+@rule(
+    "TF-TRI-135",
+    "error",
+    "sequence batching is set beyond its range",
+    why="minimum_slot_utilization is a share of the slots, from 0 to 1.",
+    source=TRITON_CORE,
+)
+@each_model
+def sequence_ranges(model: Model, repository: Repository) -> Iterator[Hit]:
+    direct = model.message.sequence_batching.direct
+    if not 0.0 <= direct.minimum_slot_utilization <= 1.0:
+        yield hit(
+            model,
+            f"minimum_slot_utilization is {direct.minimum_slot_utilization:g}",
+            "minimum_slot_utilization: 1.0",
+            "sequence_batching",
+            "direct",
+            "minimum_slot_utilization",
+        )
+
+
+@rule(
+    "TF-TRI-137",
+    "error",
+    "states of a sequence do not fit",
+    why="A state has the name that the model reads and the name that it writes, and each is declared once.",
+    source="https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/implicit_state_management.html",
+)
+@each_model
+def states(model: Model, repository: Repository) -> Iterator[Hit]:
+    seen: set[str] = set()
+    for index, state in enumerate(model.message.sequence_batching.state):
+        place = ("sequence_batching", "state", index)
+        for name in (state.input_name, state.output_name):
+            if not name:
+                yield hit(model, "a state has no input_name or no output_name", 'input_name: "…"', *place)
+        if state.input_name and state.input_name in seen:
+            yield hit(model, f"state {state.input_name!r} is declared twice", "one state a tensor", *place)
+        seen.add(state.input_name)
+
+
+@rule(
+    "TF-TRI-146",
+    "error",
+    "priorities or queue policies contradict each other",
+    why="The default level is one of the levels, and preserve_ordering allows one level and no DELAY.",
+    source=TRITON_CORE,
+)
+@each_model
+def priorities(model: Model, repository: Repository) -> Iterator[Hit]:
+    batching = model.message.dynamic_batching
+    levels = batching.priority_levels
+    if levels and not 1 <= batching.default_priority_level <= levels:
+        yield hit(
+            model,
+            f"default_priority_level {batching.default_priority_level} of {levels} levels",
+            f"default_priority_level: {(levels + 1) // 2}",
+            "dynamic_batching",
+            "default_priority_level" if batching.default_priority_level else "priority_levels",
+        )
+    if levels:
+        for level in batching.priority_queue_policy:
+            if not 1 <= level <= levels:
+                yield hit(
+                    model,
+                    f"a queue policy for level {level} of {levels}",
+                    f"a key from 1 to {levels}",
+                    "dynamic_batching",
+                    "priority_queue_policy",
+                )
+    if batching.preserve_ordering:
+        if levels > 1:
+            yield hit(
+                model,
+                f"preserve_ordering with {levels} priority levels",
+                "preserve_ordering: false",
+                "dynamic_batching",
+                "preserve_ordering",
+            )
+        policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+        if any(p.default_timeout_microseconds and p.TimeoutAction.Name(p.timeout_action) == "DELAY" for p in policies):
+            yield hit(
+                model,
+                "preserve_ordering with a timeout that delays",
+                "timeout_action: REJECT",
+                "dynamic_batching",
+                "preserve_ordering",
+            )
+
+
+@rule(
+    "TF-TRI-143",
+    "error",
+    "a warm-up request does not fit the model",
+    why="Triton builds the request at load; one that does not fit fails the load.",
+    source=TRITON_CONFIG,
+)
+@each_model
+def warmup(model: Model, repository: Repository) -> Iterator[Hit]:
+    declared = {row.name: row for row in model.message.input}
+    if not declared or not model.knows("input", "data_type") or not model.knows("input", "dims"):
+        return
+    for index, sample in enumerate(model.message.model_warmup):
+        place: tuple[str | int, ...] = ("model_warmup", index)
+        maximum = model.message.max_batch_size
+        if sample.batch_size > max(maximum, 1) and model.knows("max_batch_size"):
+            yield hit(
+                model,
+                f"warm-up {sample.name!r} has batch_size {sample.batch_size}, max_batch_size is {maximum}",
+                f"batch_size: {max(maximum, 1)}",
+                *place,
+                "batch_size",
+            )
+        for name in sorted(set(declared) - set(sample.inputs)):
+            if not declared[name].optional:
+                yield hit(
+                    model,
+                    f"warm-up {sample.name!r} lacks the required input {name!r}",
+                    f'inputs {{ key: "{name}" … }}',
+                    *place,
+                )
+        for name in sorted(sample.inputs):
+            where = (*place, "inputs", f"key={name}")
+            if name not in declared:
+                near = nearest(name, declared)
+                yield hit(
+                    model,
+                    f"warm-up {sample.name!r} sends {name!r}, which is no input",
+                    f'key: "{near}"' if near else "one of " + listed(declared),
+                    *where,
+                )
+                continue
+            yield from _warmup_tensor(model, sample.inputs[name], declared[name], where)
+
+
+def _warmup_tensor(model: Model, given: Any, row: Any, where: tuple[str | int, ...]) -> Iterator[Hit]:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    if given.data_type != row.data_type:
+        yield hit(
+            model,
+            f"warm-up input {row.name!r} is {pb.DataType.Name(given.data_type)} and the model's is "
+            f"{pb.DataType.Name(row.data_type)}",
+            f"data_type: {pb.DataType.Name(row.data_type)}",
+            *where,
+            "value",
+            "data_type",
+        )
+    if any(dim < 1 for dim in given.dims):
+        yield hit(
+            model,
+            f"warm-up input {row.name!r} has dims {text(given.dims)}: a request has a size",
+            "dims: [ 1 ]",
+            *where,
+            "value",
+            "dims",
+        )
+    elif not agree(list(given.dims), list(row.dims)):
+        yield hit(
+            model,
+            f"warm-up input {row.name!r} has dims {text(given.dims)} and the model's has {text(row.dims)}",
+            f"dims: {text([1 if dim < 0 else dim for dim in row.dims])}",
+            *where,
+            "value",
+            "dims",
+        )
+    name = given.input_data_file
+    if name and "/" not in name and not (model.folder / "warmup" / name).is_file():
+        yield hit(
+            model,
+            f"the warm-up file warmup/{name} is not there",
+            "zero_data: true",
+            *where,
+            "value",
+            "input_data_file",
+        )

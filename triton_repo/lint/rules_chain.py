@@ -1,0 +1,288 @@
+"""Rules across the TensorRT-LLM models of one repository: flags, sizes, names and memory that must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from triton_repo.lint.names import nearest
+from triton_repo.lint.repository import Model, Repository
+from triton_repo.lint.roles import DEFAULT_FRACTION, Chain, chain, device_sets, flag, number
+from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
+from triton_repo.lint.rules_parameters import at
+
+
+def each_chain(check: Callable[[Chain, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:
+    """A check of the repository's TensorRT-LLM models together."""
+
+    def checked(repository: Repository) -> Iterable[Hit]:
+        models = chain(repository)
+        if models.engines:
+            yield from check(models, repository)
+
+    checked.__doc__ = check.__doc__
+    return checked
+
+
+def _decoupled(model: Model) -> bool:
+    return bool(model.message.model_transaction_policy.decoupled)
+
+
+def _asked(models: Chain, bls: Model) -> list[Model]:
+    """The engine models that a BLS model asks."""
+    names = [bls.parameter("tensorrt_llm_model_name") or "tensorrt_llm"]
+    return [engine for engine in models.engines if engine.name in names]
+
+
+@rule(
+    "TF-TRI-203",
+    "error",
+    "decoupled flags differ between models that hand a stream on",
+    why="A stream is only a stream when every model in it is decoupled: a BLS model that is and an engine that is "
+    "not (or the other way round) gives one answer or an error.",
+    source=thread("TB#34"),
+)
+@each_chain
+def decoupled(models: Chain, repository: Repository) -> Iterator[Hit]:
+    for bls in models.bls:
+        for engine in _asked(models, bls):
+            known = bls.knows("model_transaction_policy", "decoupled") and engine.knows(
+                "model_transaction_policy", "decoupled"
+            )
+            if known and _decoupled(bls) != _decoupled(engine):
+                wanted = str(_decoupled(engine)).lower()
+                yield hit(
+                    bls,
+                    f"decoupled is {str(_decoupled(bls)).lower()} here and {wanted} in {engine.name}",
+                    f"decoupled: {wanted} here, or {str(_decoupled(bls)).lower()} in {engine.name}",
+                    "model_transaction_policy",
+                    "decoupled",
+                )
+
+
+@rule(
+    "TF-TRI-204",
+    "warning",
+    "batch sizes differ between the models of one chain",
+    why="A request goes through all of them whole, so the smallest one is the limit that clients meet.",
+    source=thread("TB#189"),
+)
+@each_chain
+def batch_sizes(models: Chain, repository: Repository) -> Iterator[Hit]:
+    parts = [m for m in (*models.preprocessing, *models.postprocessing, *models.bls) if m.knows("max_batch_size")]
+    if len(models.engines) != 1 or not models.engines[0].knows("max_batch_size"):
+        return
+    engine = models.engines[0]
+    size = engine.message.max_batch_size
+    for model in parts:
+        other = model.message.max_batch_size
+        if other != size:
+            yield hit(
+                model,
+                f"max_batch_size is {other} here and {size} in {engine.name}",
+                f"max_batch_size: {size}",
+                "max_batch_size",
+            )
+
+
+@rule(
+    "TF-TRI-205",
+    "error",
+    "a BLS model asks a model that is not there",
+    why="The name is looked up when a request comes; until then nothing tells.",
+    source=TRTLLM_PARAMETERS,
+)
+def bls_names(repository: Repository) -> Iterator[Hit]:
+    models = chain(repository)
+    broken = {problem.path.name for problem in repository.problems}
+    for bls in models.bls:
+        for name in ("tensorrt_llm_model_name", "tensorrt_llm_draft_model_name", "multimodal_encoders_name"):
+            stated = bls.parameter(name)
+            if stated is not None and repository.get(stated) is None and stated not in broken:
+                near = nearest(stated, repository.models)
+                yield hit(
+                    bls,
+                    f"{name}: there is no model {stated!r}",
+                    f'{name}: "{near}"' if near else "one of " + listed(repository.models),
+                    *at(bls, name),
+                )
+        needed = ["preprocessing", "postprocessing"] if bls.code is not None else []
+        if bls.parameter("tensorrt_llm_model_name") is None:
+            needed.append("tensorrt_llm")
+        for name in needed:
+            asked = bls.code is not None and (f'"{name}"' in bls.code or f"'{name}'" in bls.code)
+            if asked and repository.get(name) is None and name not in broken:
+                yield hit(bls, f"it asks {name!r}, and there is no such model", f"a folder {name}/", "name")
+
+
+@rule(
+    "TF-TRI-206",
+    "note",
+    "text of a stream is decoded token by token",
+    why="A tokenizer may need its neighbours to write a space or a character: decoded alone, pieces lose them. "
+    "A BLS model with accumulate_tokens keeps the tokens of a stream (beam width 1 only).",
+    source=thread("TB#332"),
+)
+@each_chain
+def token_by_token(models: Chain, repository: Repository) -> Iterator[Hit]:
+    for bls in models.bls:
+        if _decoupled(bls) and flag(bls, "accumulate_tokens") is not True:
+            yield hit(
+                bls,
+                "decoupled without accumulate_tokens",
+                'accumulate_tokens: "true"',
+                *(at(bls, "accumulate_tokens") if "accumulate_tokens" in bls.message.parameters else ("name",)),
+            )
+    engines = {engine.name for engine in models.engines if _decoupled(engine)}
+    posts = {model.name for model in models.postprocessing}
+    for model in repository.models.values():
+        if model.is_ensemble and not models.bls:
+            names = {step.model_name for step in model.message.ensemble_scheduling.step}
+            if names & engines and names & posts:
+                yield hit(
+                    model,
+                    f"a stream of {listed(names & engines)} goes through {listed(names & posts)} piece by piece",
+                    "a tensorrt_llm_bls model with accumulate_tokens for streaming clients",
+                    "name",
+                )
+
+
+@rule(
+    "TF-TRI-207",
+    "note",
+    "one tokenizer feeds the engine",
+    why="Pre- and postprocessing run on one CPU thread an instance; with one of them a batch of requests waits "
+    "in line before the engine sees it. NVIDIA's advice is about 5, or as many as the batch size.",
+    source=thread("TB#532"),
+)
+@each_chain
+def one_tokenizer(models: Chain, repository: Repository) -> Iterator[Hit]:
+    for model in (*models.preprocessing, *models.postprocessing):
+        count = sum(max(group.count, 1) for group in model.message.instance_group) or 1
+        size = model.message.max_batch_size
+        if count == 1 and size >= 8 and model.knows("instance_group", "count"):
+            yield hit(
+                model,
+                f"1 instance for batches of {size}",
+                f"count: {min(size, 5)}",
+                "instance_group",
+            )
+    for bls in models.bls:
+        count = sum(max(group.count, 1) for group in bls.message.instance_group) or 1
+        size = bls.message.max_batch_size
+        if count == 1 and size >= 8 and not _decoupled(bls) and bls.knows("instance_group", "count"):
+            yield hit(
+                bls, f"1 BLS instance: requests of a batch of {size} go one by one", f"count: {size}", "instance_group"
+            )
+
+
+@rule(
+    "TF-TRI-208",
+    "error",
+    "the models of one chain have different tokenizers",
+    why="Ids of one tokenizer are words of another: the answer is nonsense, without an error.",
+    source=thread("TB#197"),
+)
+@each_chain
+def tokenizers(models: Chain, repository: Repository) -> Iterator[Hit]:
+    if len(models.preprocessing) != 1 or len(models.postprocessing) != 1:
+        return
+    pre, post = models.preprocessing[0], models.postprocessing[0]
+    one, other = pre.parameter("tokenizer_dir"), post.parameter("tokenizer_dir")
+    if one is None or other is None:
+        return
+    if one.rstrip("/") != other.rstrip("/"):
+        here, there = pre.here(one), post.here(other)
+        if here is not None and there is not None and here.resolve() == there.resolve():
+            return
+        yield hit(
+            post,
+            f"tokenizer_dir {other!r} here and {one!r} in {pre.name}",
+            f'tokenizer_dir: "{one}"',
+            *at(post, "tokenizer_dir"),
+        )
+
+
+@rule(
+    "TF-TRI-213",
+    "error",
+    "a tokenizer's folder has no tokenizer",
+    why="The folder is there and none of the files that a tokenizer is loaded from are in it.",
+    source=thread("TB#109"),
+)
+@each_chain
+def tokenizer_files(models: Chain, repository: Repository) -> Iterator[Hit]:
+    files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+    for model in (*models.preprocessing, *models.postprocessing):
+        stated = model.parameter("tokenizer_dir")
+        folder = model.here(stated) if stated is not None else None
+        if folder is None:
+            continue
+        if folder.is_file():
+            yield hit(model, f"tokenizer_dir {stated!r} is a file", "its folder", *at(model, "tokenizer_dir"))
+        elif not any((folder / name).exists() for name in files):
+            yield hit(
+                model,
+                f"tokenizer_dir {stated!r} has none of {', '.join(files[:3])}",
+                "the checkpoint's folder",
+                *at(model, "tokenizer_dir"),
+            )
+
+
+def _gpus(model: Model) -> set[int] | None:
+    """The GPUs of an engine model; None when it may use all."""
+    text = model.parameter("gpu_device_ids")
+    sets = device_sets(text) if text is not None else None
+    return {device for group in sets for device in group} if sets else None
+
+
+@rule(
+    "TF-TRI-198",
+    "warning",
+    "several engines take a share of the same free memory",
+    why="kv_cache_free_gpu_mem_fraction is a share of what is free when the model loads: the first takes most, and "
+    "what the second gets depends on the order of loading.",
+    source=thread("TB#456"),
+)
+@each_chain
+def shared_gpu(models: Chain, repository: Repository) -> Iterator[Hit]:
+    free = [m for m in models.engines if m.parameter("max_tokens_in_paged_kv_cache") is None]
+    for index, model in enumerate(free):
+        together = [
+            other
+            for other in free
+            if other is not model and (_gpus(model) is None or _gpus(other) is None or _gpus(model) & _gpus(other))  # type: ignore[operator]
+        ]
+        before = [other for other in together if other in free[:index]]
+        if not before:
+            continue
+        shares = {m.name: _share(m) for m in (*before, model)}
+        if sum(shares.values()) <= 1.0:
+            continue
+        count = len(together) + 1
+        left = 1.0
+        for other in before:
+            left *= 1 - shares[other.name]
+        yield hit(
+            model,
+            f"{listed(shares)} share a GPU and take "
+            + ", ".join(f"{share:g}" for share in shares.values())
+            + f" of what is free: at most {shares[model.name] * left:.0%} of the GPU is left for {model.name}",
+            f"fractions that add up to 0.9 when each is taken of the rest ({_fractions(count)} in the order of "
+            "loading), or max_tokens_in_paged_kv_cache in each",
+            *(
+                at(model, "kv_cache_free_gpu_mem_fraction")
+                if "kv_cache_free_gpu_mem_fraction" in model.message.parameters
+                else ("name",)
+            ),
+        )
+
+
+def _share(model: Model) -> float:
+    stated = number(model, "kv_cache_free_gpu_mem_fraction")
+    return stated if stated is not None else DEFAULT_FRACTION
+
+
+def _fractions(count: int) -> str:
+    """Fractions of the rest that give ``count`` models the same part of 0.9 of the free memory."""
+    part = DEFAULT_FRACTION / count
+    return ", ".join(f"{part / (1 - part * index):.2f}" for index in range(count))

@@ -1,0 +1,288 @@
+"""Rules on a repository against the ``config.json`` of the TensorRT-LLM engine that it serves.
+
+They apply where the engine can be reached from here; an absolute path that only exists inside a container is
+not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from triton_repo.lint.repository import Engine, Model, Repository
+from triton_repo.lint.roles import flag, number
+from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, each_model, hit, rule, thread
+from triton_repo.lint.rules_parameters import at, device_faults, each_engine_model
+
+_DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
+
+
+def each_engine(check: Callable[[Model, Engine], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:
+    """A check of every engine model whose engine can be read."""
+
+    def checked(model: Model, repository: Repository) -> Iterable[Hit]:
+        if model.engine is not None:
+            yield from check(model, model.engine)
+
+    checked.__doc__ = check.__doc__
+    return each_engine_model(checked)
+
+
+@rule(
+    "TF-TRI-188",
+    "error",
+    "the engine's folder holds no engine",
+    why="The backend reads config.json and one rankN.engine a rank from gpt_model_path.",
+    source=thread("TB#79"),
+)
+@each_engine_model
+def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
+    stated = model.parameter("gpt_model_path")
+    if stated is None:
+        return
+    folder = model.here(stated)
+    if folder is None:
+        if not Path(stated).is_absolute() and model.engine is None:
+            yield hit(
+                model,
+                f"gpt_model_path {stated!r} is relative and leads nowhere from {model.name}/",
+                "an absolute path: the server resolves it from its own working directory",
+                *at(model, "gpt_model_path"),
+                severity="warning",
+            )
+        return
+    if model.engine is None:
+        yield hit(
+            model,
+            f"{stated} has no config.json of an engine",
+            "the folder that trtllm-build wrote",
+            *at(model, "gpt_model_path"),
+        )
+        return
+    ranks = model.engine.world_size
+    missing = [r for r in range(ranks or 0) if not (folder / f"rank{r}.engine").exists()]
+    if missing:
+        yield hit(
+            model,
+            f"{stated} lacks {', '.join(f'rank{r}.engine' for r in missing[:4])} of {ranks} ranks",
+            "build all ranks again",
+            *at(model, "gpt_model_path"),
+        )
+
+
+@rule(
+    "TF-TRI-191",
+    "error",
+    "KV-cache reuse needs paged-context attention",
+    why="Reused blocks are read by the context phase, which only kernels built with use_paged_context_fmha do.",
+    source=thread("TB#271"),
+)
+@each_engine
+def reuse(model: Model, engine: Engine) -> Iterator[Hit]:
+    if flag(model, "enable_kv_cache_reuse") and engine.plugins.get("use_paged_context_fmha") is False:
+        yield hit(
+            model,
+            "enable_kv_cache_reuse true, and the engine was built with use_paged_context_fmha false",
+            'trtllm-build --use_paged_context_fmha enable, or enable_kv_cache_reuse: "false"',
+            *at(model, "enable_kv_cache_reuse"),
+        )
+
+
+@rule(
+    "TF-TRI-192",
+    "error",
+    "chunked context needs paged-context attention",
+    why="A chunk attends to the blocks of the chunks before it.",
+    source=TRTLLM_PARAMETERS,
+)
+@each_engine
+def chunked(model: Model, engine: Engine) -> Iterator[Hit]:
+    if flag(model, "enable_chunked_context") and engine.plugins.get("use_paged_context_fmha") is False:
+        yield hit(
+            model,
+            "enable_chunked_context true, and the engine was built with use_paged_context_fmha false",
+            'trtllm-build --use_paged_context_fmha enable, or enable_chunked_context: "false"',
+            *at(model, "enable_chunked_context"),
+        )
+
+
+@rule(
+    "TF-TRI-215",
+    "error",
+    "in-flight batching needs a paged KV cache",
+    why="Requests that come and go need blocks; an engine with a contiguous cache runs static batches only.",
+    source=TRTLLM_PARAMETERS,
+)
+@each_engine
+def paged_cache(model: Model, engine: Engine) -> Iterator[Hit]:
+    kind = str(engine.build.get("kv_cache_type", "PAGED")).upper().removeprefix("KVCACHETYPE.")
+    contiguous = kind in ("CONTINUOUS", "DISABLED") or engine.plugins.get("paged_kv_cache") is False
+    static = (model.parameter("gpt_model_type") or "").lower() == "v1"
+    if contiguous and not static:
+        yield hit(
+            model,
+            f"in-flight batching of an engine whose KV cache is {kind.lower() if kind != 'PAGED' else 'not paged'}",
+            'trtllm-build --kv_cache_type paged, or gpt_model_type: "V1"',
+            *at(model, "gpt_model_type"),
+        )
+
+
+@rule(
+    "TF-TRI-193",
+    "error",
+    "a limit above the engine's",
+    why="The engine was built for its limits; more is refused, at load or at the first such request.",
+    source=thread("TB#115"),
+)
+@each_engine
+def limits(model: Model, engine: Engine) -> Iterator[Hit]:
+    width, built = number(model, "max_beam_width"), engine.limit("max_beam_width")
+    if width is not None and built is not None and width > built:
+        yield hit(
+            model,
+            f"max_beam_width {width:g}, and the engine has {built}",
+            f'max_beam_width: "{built}", or trtllm-build --max_beam_width {width:g}',
+            *at(model, "max_beam_width"),
+        )
+    batch, built = model.message.max_batch_size, engine.limit("max_batch_size")
+    if built is not None and batch > built and model.knows("max_batch_size"):
+        yield hit(
+            model,
+            f"max_batch_size {batch}, and the engine runs {built} sequences at a time",
+            f"max_batch_size: {built}, or trtllm-build --max_batch_size {batch}",
+            "max_batch_size",
+            severity="warning",
+        )
+
+
+@rule(
+    "TF-TRI-194",
+    "warning",
+    "the KV cache is too small for one full-length request",
+    why="A request that needs more blocks than there are is refused, however idle the server is.",
+    source=thread("TB#565"),
+)
+@each_engine
+def cache_tokens(model: Model, engine: Engine) -> Iterator[Hit]:
+    tokens, length = number(model, "max_tokens_in_paged_kv_cache"), engine.limit("max_seq_len")
+    width = number(model, "max_beam_width") or 1
+    window = model.parameter("max_attention_window_size")
+    if tokens is None or length is None or window is not None:
+        return
+    block = engine.plugins.get("tokens_per_block")
+    size = block if isinstance(block, int) and block > 0 else 64
+    needed = -(-length // size) * size * int(width)
+    if tokens < needed:
+        yield hit(
+            model,
+            f"max_tokens_in_paged_kv_cache {tokens:g}, and one request of max_seq_len {length} needs {needed}",
+            f'max_tokens_in_paged_kv_cache: "{needed}" or more',
+            *at(model, "max_tokens_in_paged_kv_cache"),
+        )
+
+
+@rule(
+    "TF-TRI-200",
+    "error",
+    "gpu_device_ids do not match the engine's ranks",
+    why="Every rank of tp × pp has a GPU of its own.",
+    source=thread("TL#2021"),
+)
+@each_engine
+def ranks(model: Model, engine: Engine) -> Iterator[Hit]:
+    size = engine.world_size
+    if size is not None:
+        for found in device_faults(model, size):
+            if "rank" in found.message:
+                yield found
+
+
+@rule(
+    "TF-TRI-211",
+    "error",
+    "LoRA weights of another type than the engine's",
+    why="The plugin reads the bytes as its own type: the adapter has no effect, or a wrong one, without an error.",
+    source=thread("TB#750"),
+)
+@each_engine
+def lora_type(model: Model, engine: Engine) -> Iterator[Hit]:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    plugin = engine.plugins.get("lora_plugin")
+    if not plugin:
+        sized = [n for n in ("lora_cache_max_adapter_size", "lora_prefetch_dir") if model.parameter(n) is not None]
+        if sized and plugin is None and "lora_plugin" in engine.plugins:
+            yield hit(
+                model,
+                f"{sized[0]} is set, and the engine has no LoRA plugin",
+                "trtllm-build --lora_plugin auto, or leave it out",
+                *at(model, sized[0]),
+                severity="warning",
+            )
+        return
+    wanted = _DTYPES.get(str(plugin))
+    for index, row in enumerate(model.message.input):
+        if row.name == "lora_weights" and wanted and pb.DataType.Name(row.data_type) != wanted:
+            if not model.knows("input", "data_type"):
+                return
+            yield hit(
+                model,
+                f"lora_weights is {pb.DataType.Name(row.data_type)}, and the engine's lora_plugin is {plugin}",
+                f"data_type: {wanted}",
+                "input",
+                index,
+                "data_type",
+            )
+
+
+@rule(
+    "TF-TRI-214",
+    "error",
+    "the decoding mode does not match the engine",
+    why="An engine is built for one way to speculate; another one has no heads or buffers in it.",
+    source=thread("TL#1449"),
+)
+@each_engine
+def engine_speculation(model: Model, engine: Engine) -> Iterator[Hit]:
+    built = engine.build.get("speculative_decoding_mode")
+    mode = model.parameter("decoding_mode")
+    if built is None or mode is None:
+        return
+    names = {1: "none", 2: "draft", 4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
+    text = str(built).rsplit(".", 1)[-1].lower() if not isinstance(built, int) else names.get(built, "none")
+    engine_mode = {"explicit_draft_tokens": "redrafter", "lookahead_decoding": "lookahead"}.get(text, text)
+    if mode in ("medusa", "redrafter", "lookahead", "eagle") and engine_mode != mode:
+        yield hit(
+            model,
+            f"decoding_mode {mode}, and the engine was built for {engine_mode}",
+            f"an engine that was built for {mode}, or no decoding_mode",
+            *at(model, "decoding_mode"),
+        )
+
+
+@rule(
+    "TF-TRI-210",
+    "error",
+    "logits are declared in another type than the engine's",
+    why="Triton copies the bytes of the logits into a tensor of the declared type.",
+    source=TRTLLM_PARAMETERS,
+)
+@each_model
+def logits_type(model: Model, repository: Repository) -> Iterator[Hit]:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    engine = model.engine if "gpt_model_type" in model.message.parameters else None
+    stated = engine.pretrained.get("logits_dtype") if engine is not None else None
+    wanted = _DTYPES.get(str(stated))
+    if wanted is None or not model.knows("output", "data_type"):
+        return
+    for index, row in enumerate(model.message.output):
+        if row.name in ("context_logits", "generation_logits") and pb.DataType.Name(row.data_type) != wanted:
+            yield hit(
+                model,
+                f"{row.name} is {pb.DataType.Name(row.data_type)}, and the engine's logits are {stated}",
+                f"data_type: {wanted} in every model that has it",
+                "output",
+                index,
+                "data_type",
+            )

@@ -1,0 +1,459 @@
+"""Rules on files and folders: what can be read, what is missing, what has the wrong name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from triton_repo.lint.names import nearest
+from triton_repo.lint.repository import CONFIG, HOLE, MODEL_FILES, Model, Repository, Version
+from triton_repo.lint.rules import (
+    TRITON_CONFIG,
+    TRITON_PYTHON,
+    TRITON_REPOSITORY,
+    Hit,
+    each_model,
+    hit,
+    hit_file,
+    listed,
+    rule,
+    thread,
+)
+from triton_repo.lint.schema import FaultKind
+
+#: backends whose model is a folder or several files of free names
+_FREE_FILES = frozenset({"dali", "fil", "tensorrtllm", "vllm", "openvino", "tensorflow"})
+
+
+@rule(
+    "TF-TRI-020",
+    "error",
+    "the repository holds no model",
+    why="Every sub-folder of a repository is a model; a server started on this one serves nothing.",
+    source=TRITON_REPOSITORY,
+)
+def no_model(repository: Repository) -> Iterator[Hit]:
+    if repository.models or repository.problems:
+        return
+    meant = (repository.root / CONFIG).is_file()
+    yield Hit(
+        "this folder is one model, not a repository" if meant else "the repository holds no model",
+        f"the folder above it: {repository.root.resolve().parent}" if meant else "emit it again",
+        "",
+        repository.root,
+    )
+
+
+@rule(
+    "TF-TRI-106",
+    "error",
+    "a file or folder cannot be read",
+    why="The server reads it too, and would fail or wait there.",
+    source=TRITON_REPOSITORY,
+)
+def unreadable(repository: Repository) -> Iterator[Hit]:
+    for problem in repository.problems:
+        if not problem.outside:
+            yield Hit(f"{problem.path.name}: {problem.reason}", "a readable folder", problem.path.name, problem.path)
+    for model in repository.models.values():
+        if model.config is None or model.backend == "python":
+            model.code  # noqa: B018 - reading it notes what is unreadable
+        for problem in model.problems:
+            if not problem.outside:
+                yield hit_file(model, problem.path, f"{problem.path.name}: {problem.reason}", "a readable text file")
+
+
+@rule(
+    "TF-TRI-107",
+    "note",
+    "a link leaves the repository and is not followed",
+    why="What lies behind it is outside the folder that was asked for, so it is neither read nor judged.",
+    source=TRITON_REPOSITORY,
+)
+def links_outside(repository: Repository) -> Iterator[Hit]:
+    for problem in repository.problems:
+        if problem.outside:
+            yield Hit(f"{problem.path.name}: {problem.reason}", "lint the folder that it leads to", "", problem.path)
+    for model in repository.models.values():
+        for problem in model.problems:
+            if problem.outside:
+                yield hit_file(
+                    model, problem.path, f"{problem.path.name}: {problem.reason}", "a copy inside the repository"
+                )
+
+
+@rule(
+    "TF-TRI-022",
+    "error",
+    "config.pbtxt is missing",
+    why="Nothing in the folder says which backend serves it, so auto-complete cannot either.",
+    source=TRITON_CONFIG,
+)
+def config_missing(repository: Repository) -> Iterator[Hit]:
+    for model in repository.models.values():
+        if model.config is not None or model.path.is_symlink() or model.path.exists() or _completes(model):
+            continue
+        files = [p.name for p in sorted(model.folder.glob("*")) if p.is_file() and not p.is_symlink()]
+        near = nearest(CONFIG, files) or next((name for name in files if "pbtxt" in name), None)
+        yield hit_file(
+            model,
+            model.path,
+            "config.pbtxt is missing" + (f"; there is {near}" if near else ""),
+            f"mv {near} {CONFIG}" if near else "emit the repository again",
+        )
+
+
+def _completes(model: Model) -> bool:
+    """Whether auto-complete finds a backend without a configuration."""
+    return bool(model.backend) or ("." in model.name and bool(model.versions))
+
+
+@rule(
+    "TF-TRI-104",
+    "note",
+    "the configuration is left to auto-complete",
+    why="It works with a server that may complete configurations; --disable-auto-complete-config, which "
+    "TensorRT-LLM's launch script sets on all ranks but the first, refuses the model.",
+    source=TRITON_CONFIG,
+)
+def auto_complete(repository: Repository) -> Iterator[Hit]:
+    for model in repository.models.values():
+        if model.config is None and not model.path.exists() and _completes(model):
+            yield hit_file(
+                model, model.folder, f"no config.pbtxt; the backend is {model.backend or 'in the name'}", "write one"
+            )
+
+
+@rule(
+    "TF-TRI-023",
+    "error",
+    "the configuration is named otherwise than its folder",
+    why="Triton refuses a model whose configuration has another name than its folder.",
+    source=TRITON_REPOSITORY,
+)
+def name_differs(repository: Repository) -> Iterator[Hit]:
+    for model in repository.models.values():
+        name = model.message.name
+        if model.knows("name") and name and name != model.name:
+            yield hit(
+                model,
+                f"the configuration is named {name!r} and its folder {model.name!r}",
+                f'name: "{model.name}"',
+                "name",
+            )
+
+
+@rule(
+    "TF-TRI-124",
+    "error",
+    "two models have one name",
+    why="A name stands for one model in all repositories of a server; the second is not loaded.",
+    source=TRITON_REPOSITORY,
+)
+def duplicate_names(repository: Repository) -> Iterator[Hit]:
+    first: dict[str, str] = {}
+    for model in repository.models.values():
+        name = model.message.name if model.readable else ""
+        if not name:
+            continue
+        if name in first:
+            yield hit(
+                model, f"{name!r} is also the name of the model in {first[name]}/", f'name: "{model.name}"', "name"
+            )
+        first.setdefault(name, model.name)
+
+
+def _versions_needed(model: Model) -> bool:
+    return not model.is_ensemble
+
+
+@rule(
+    "TF-TRI-025",
+    "error",
+    "a version folder or its model.py is missing",
+    why="Triton loads numbered folders only, and its Python backend waits for ever on one without model.py.",
+    source=TRITON_REPOSITORY,
+)
+def versions(repository: Repository) -> Iterator[Hit]:
+    for model in repository.models.values():
+        if not model.readable:
+            continue
+        if not model.versions:
+            if _versions_needed(model):
+                yield hit_file(model, model.folder, "no version folder", "a folder 1/ with the model")
+            continue
+        if model.backend == "python":
+            name = model.message.default_model_filename or "model.py"
+            for version in _loaded(model):
+                if version.names is not None and name not in version.names:
+                    yield hit_file(
+                        model,
+                        version.folder / name,
+                        f"the version folder has no {name}: Triton would wait for ever",
+                        "put it back",
+                    )
+
+
+def _loaded(model: Model) -> list[Version]:
+    """The versions that the version policy serves; the latest one by default."""
+    policy = model.message.version_policy
+    if policy.HasField("all"):
+        return model.versions
+    if policy.HasField("specific"):
+        return [version for version in model.versions if version.number in policy.specific.versions]
+    count = policy.latest.num_versions if policy.HasField("latest") else 1
+    return model.versions[-max(count, 1) :]
+
+
+@rule(
+    "TF-TRI-120",
+    "error",
+    "the version policy asks for versions that are not there",
+    why="A version that the policy names and that has no folder is not served; with none left, the model is not.",
+    source=TRITON_CONFIG,
+)
+@each_model
+def version_policy(model: Model, repository: Repository) -> Iterator[Hit]:
+    policy = model.message.version_policy
+    there = {version.number for version in model.versions}
+    if policy.HasField("specific"):
+        missing = sorted(set(policy.specific.versions) - there)
+        if missing or not policy.specific.versions:
+            yield hit(
+                model,
+                f"versions {missing} have no folder" if missing else "the policy names no version",
+                f"versions: {sorted(there)}" if there else "a folder 1/",
+                "version_policy",
+                "specific",
+                "versions",
+            )
+    if (
+        policy.HasField("latest")
+        and model.config is not None
+        and model.config.states("version_policy", "latest", "num_versions")
+        and policy.latest.num_versions < 1
+    ):
+        yield hit(model, "latest 0 versions are none", "num_versions: 1", "version_policy", "latest", "num_versions")
+
+
+@rule(
+    "TF-TRI-121",
+    "error",
+    "the model file is missing in a version folder",
+    why="The backend looks for this one name in every version that it loads.",
+    source=TRITON_REPOSITORY,
+)
+@each_model
+def model_file(model: Model, repository: Repository) -> Iterator[Hit]:
+    if model.backend in ("python", "") or model.is_ensemble:
+        return
+    stated = model.message.default_model_filename
+    if not stated and model.backend in _FREE_FILES:
+        return
+    wanted = [stated] if stated else [file for file, backend in MODEL_FILES.items() if backend == model.backend]
+    if not wanted:
+        return
+    others = set(model.message.cc_model_filenames.values())
+    for version in _loaded(model):
+        if version.names is None or any(name in version.names for name in wanted) or others & version.names:
+            continue
+        near = nearest(wanted[0], version.names)
+        line = "default_model_filename" if stated else "backend"
+        found = f" (there is {listed(version.names)})" if version.names else " (it is empty)"
+        yield hit(
+            model,
+            f"version {version.number} has no {' or '.join(wanted)}{found}",
+            f'default_model_filename: "{near}"' if near else f"put {wanted[0]} into {version.folder.name}/",
+            line,
+        )
+
+
+@rule(
+    "TF-TRI-122",
+    "warning",
+    "a folder looks like a version and is not loaded",
+    why="Only folders whose name is a number without a leading zero are versions; others are ignored silently.",
+    source=TRITON_REPOSITORY,
+)
+def odd_versions(repository: Repository) -> Iterator[Hit]:
+    for model in repository.models.values():
+        for folder in model.odd_folders:
+            digits = folder.name.lower().removeprefix("version").removeprefix("v").lstrip("_-0").split(".")[0]
+            looks = folder.name.lower() in ("latest", "current", "version") or (
+                bool(digits) and digits.isdigit() and folder.name.lower().strip("v0123456789._-") in ("", "ersion")
+            )
+            if looks or folder.name.strip("0") == "":
+                yield hit_file(model, folder, f"{folder.name}/ is no version folder", f"mv {folder.name} {digits or 1}")
+
+
+@rule(
+    "TF-TRI-127",
+    "error",
+    "model.py has no TritonPythonModel",
+    why="The Python backend makes an instance of the class TritonPythonModel and of no other.",
+    source=TRITON_PYTHON,
+)
+def python_class(repository: Repository) -> Iterator[Hit]:
+    for model in repository.models.values():
+        if (
+            model.backend == "python"
+            and model.readable
+            and model.code is not None
+            and ("TritonPythonModel" not in model.code)
+        ):
+            yield hit_file(
+                model, _code_path(model), "the class TritonPythonModel is not in it", "class TritonPythonModel:", 1
+            )
+
+
+@rule(
+    "TF-TRI-128",
+    "error",
+    "model.py is no Python",
+    why="The Python backend cannot import it.",
+    source=TRITON_PYTHON,
+)
+def python_syntax(repository: Repository) -> Iterator[Hit]:
+    parsed: dict[str, SyntaxError | None] = {}
+    for model in repository.models.values():
+        if model.backend != "python" or not model.readable or model.code is None:
+            continue
+        if model.code not in parsed:
+            parsed[model.code] = _syntax_error(model.code)
+        error = parsed[model.code]
+        if error is not None:
+            yield hit_file(model, _code_path(model), f"{error.msg}", "correct this line", error.lineno or 1)
+
+
+def _syntax_error(code: str) -> SyntaxError | None:
+    try:
+        ast.parse(code)
+    except SyntaxError as error:
+        return error
+    except (ValueError, RecursionError, MemoryError) as error:
+        return SyntaxError(str(error) or "nested too deeply")
+    return None
+
+
+def _code_path(model: Model) -> Path:
+    name = model.message.default_model_filename or "model.py"
+    for version in model.versions:
+        if version.names is not None and name in version.names:
+            return version.folder / name
+    return model.folder / "1" / name
+
+
+def _faults(repository: Repository, kind: FaultKind) -> Iterator[Hit]:
+    for model in repository.models.values():
+        if model.config is None:
+            continue
+        for fault in model.config.faults:
+            if fault.kind == kind:
+                yield Hit(fault.message, fault.remedy, model.name, model.path, fault.line, fault.column)
+
+
+@rule(
+    "TF-TRI-001",
+    "error",
+    "the configuration cannot be parsed",
+    why="Triton reads it as protobuf text of the message ModelConfig and refuses what does not parse.",
+    source=TRITON_CONFIG,
+)
+def syntax(repository: Repository) -> Iterator[Hit]:
+    return _faults(repository, "syntax")
+
+
+@rule(
+    "TF-TRI-101",
+    "error",
+    "a template placeholder was not filled in",
+    why='A number, a flag or a type is read there; Triton says "Expected integer, got: $".',
+    source=thread("TB#61"),
+)
+def placeholder(repository: Repository) -> Iterator[Hit]:
+    return _faults(repository, "placeholder")
+
+
+@rule(
+    "TF-TRI-102",
+    "error",
+    "a field does not exist",
+    why="One unknown field makes Triton refuse the whole configuration.",
+    source=TRITON_CONFIG,
+)
+def unknown_field(repository: Repository) -> Iterator[Hit]:
+    return _faults(repository, "unknown")
+
+
+@rule(
+    "TF-TRI-103",
+    "error",
+    "a value has the wrong type",
+    why="The field's type is fixed in the message ModelConfig; another one does not parse.",
+    source=TRITON_CONFIG,
+)
+def wrong_type(repository: Repository) -> Iterator[Hit]:
+    return _faults(repository, "type")
+
+
+@rule(
+    "TF-TRI-109",
+    "error",
+    "a field is set twice",
+    why="A field that is not repeated may stand once; the parser refuses the second.",
+    source=TRITON_CONFIG,
+)
+def set_twice(repository: Repository) -> Iterator[Hit]:
+    return _faults(repository, "twice")
+
+
+@rule(
+    "TF-TRI-133",
+    "error",
+    "two schedulers are asked for",
+    why="A model has one scheduler: dynamic batching, sequence batching or an ensemble.",
+    source=TRITON_CONFIG,
+)
+def two_schedulers(repository: Repository) -> Iterator[Hit]:
+    return _faults(repository, "schedulers")
+
+
+@rule(
+    "TF-TRI-105",
+    "note",
+    "a field of a newer Triton",
+    why="It exists in current releases and not in older ones, which refuse the configuration; it is not judged.",
+    source="https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto",
+)
+def newer_field(repository: Repository) -> Iterator[Hit]:
+    for model in repository.models.values():
+        if model.config is not None:
+            for node in model.config.newer:
+                line, column = model.config.text.position(node.start)
+                yield Hit(
+                    f"{node.name} is newer than the message that this version knows",
+                    "leave it out for older servers",
+                    model.name,
+                    model.path,
+                    line,
+                    column,
+                )
+
+
+@rule(
+    "TF-TRI-108",
+    "error",
+    "a placeholder stands in a name or a path of the configuration",
+    why="The text is taken as it stands: the name of a file, a model or a tensor with ${…} in it exists nowhere.",
+    source=thread("TB#79"),
+)
+def placeholder_in_text(repository: Repository) -> Iterator[Hit]:
+    for model in repository.models.values():
+        if model.config is None:
+            continue
+        for path, _, node in model.config.text.root.walk():
+            # values of parameters have rules of their own: their backend decides what an unfilled one means
+            if node.kind == "string" and path[:1] != ("parameters",) and HOLE.search(node.text):
+                line, column = model.config.text.position(node.value_start)
+                yield Hit(f"{node.name} is {node.text}", f'{node.name}: "…"', model.name, model.path, line, column)

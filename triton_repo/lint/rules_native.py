@@ -1,0 +1,97 @@
+"""Rules on the ``native`` layout: the repository against the engine that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from triton_repo.layouts.native import read_engine
+from triton_repo.lint.repository import HOLE, Model, Repository
+from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, rule
+from triton_repo.lint.rules_parameters import at
+from trtforge.errors import ForgeError
+
+LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")
+
+
+def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None, Hit | None]:
+    """The engine of a native model, or the finding that there is none."""
+    reference = model.raw_parameter("engine_dir") or ""
+    if HOLE.search(reference) or not reference.strip():
+        return None, hit(
+            model,
+            f"engine_dir is {reference!r}: not filled in",
+            'engine_dir: "../../engine"',
+            *at(model, "engine_dir"),
+        )
+    folder = repository.engine_dir if repository.engine_dir is not None else (model.folder / reference).resolve()
+    try:
+        return read_engine(folder), None
+    except ForgeError as fault:
+        return None, hit(
+            model, f"engine_dir {reference!r}: {fault.why}", "put the engine there", *at(model, "engine_dir")
+        )
+
+
+def _is_native(model: Model) -> bool:
+    return model.backend == "python" and "engine_dir" in model.message.parameters
+
+
+@rule(
+    "TF-TRI-027",
+    "error",
+    "the engine of a native model cannot be read",
+    why="The model loads the engine that engine_dir names, relative to its own folder.",
+    source=TRITON_PYTHON,
+)
+@each_model
+def engine_missing(model: Model, repository: Repository) -> Iterator[Hit]:
+    if _is_native(model):
+        found = _engine(model, repository)[1]
+        if found is not None:
+            yield found
+
+
+@rule(
+    "TF-TRI-028",
+    "error",
+    "a limit differs from the engine's",
+    why="The runtime refuses to serve an engine under other limits than it was built for.",
+    source=TRITON_PYTHON,
+)
+@each_model
+def limits(model: Model, repository: Repository) -> Iterator[Hit]:
+    engine = _engine(model, repository)[0] if _is_native(model) else None
+    if engine is None:
+        return
+    for name in LIMITS:
+        stated = model.raw_parameter(name) or "missing"
+        if stated != str(engine["limits"][name]):
+            yield hit(
+                model,
+                f"{name} is {stated} here and {engine['limits'][name]} in the engine",
+                f'{name}: "{engine["limits"][name]}"',
+                *(at(model, name) if name in model.message.parameters else ("name",)),
+            )
+
+
+@rule(
+    "TF-TRI-029",
+    "error",
+    "a native model streams and is not decoupled",
+    why="It sends a response for each piece of text, which only a decoupled model may.",
+    source=TRITON_PYTHON,
+)
+@each_model
+def not_decoupled(model: Model, repository: Repository) -> Iterator[Hit]:
+    if (
+        _is_native(model)
+        and _engine(model, repository)[0] is not None
+        and model.knows("model_transaction_policy", "decoupled")
+    ) and not model.message.model_transaction_policy.decoupled:
+        yield hit(
+            model,
+            "the model streams and is not decoupled",
+            "model_transaction_policy { decoupled: true }",
+            "model_transaction_policy",
+        )
