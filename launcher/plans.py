@@ -1,0 +1,255 @@
+"""How the servers of a bundle are started: which process runs where, with which arguments and devices.
+
+- Leader mode (``inflight_batcher_llm``): one tritonserver a rank. Rank 0 serves all models; the others load
+  ``tensorrt_llm`` only, by explicit model control, and answer nobody. Every rank has its own ports and
+  shared-memory prefix, because ranks share a machine.
+- Orchestrator mode: one tritonserver that starts a worker a rank; several models or instances, one node.
+- ``llmapi`` and ``native``: one tritonserver; ``LLM()`` starts its own ranks.
+
+Sources: https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/llama_multi_instance.md and
+``triton_backend/scripts/launch_triton_server.py`` of TensorRT-LLM. No plan has run on GPUs here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from trtforge.errors import ForgeError
+from trtforge.recipe.schema import Recipe
+
+Mode = Literal["leader", "orchestrator", "single"]
+#: ports of a rank: http, grpc, metrics
+PORTS_A_RANK = 3
+DEFAULT_PORT = 8000
+_PLAIN = re.compile(r"[A-Za-z0-9._/:@+=,-]+")
+#: stands for a number that the script knows when it runs: it keeps two servers' regions apart
+JOB = "${job}"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of the plan.
+
+    Attributes:
+        rank: number in the job; 0 answers clients.
+        node: number of its node.
+        device: number of its device among the node's visible ones; None where the server uses several.
+        command: program and arguments; ``${job}`` is filled in by the script.
+    """
+
+    rank: int
+    node: int
+    device: int | None
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """The processes of one server.
+
+    Attributes:
+        world_size: ranks of the engine, tp × pp.
+        devices_a_node: devices that every node must show.
+        device_sets: devices of each instance, where they are named (``gpu_device_ids``).
+        environment: variables of every process.
+    """
+
+    mode: Mode
+    world_size: int
+    nodes: int
+    devices_a_node: int
+    device_sets: tuple[tuple[str, ...], ...]
+    environment: dict[str, str]
+    ranks: tuple[Rank, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str] | None:
+    """The GPUs that a process here would see, as CUDA counts them; None when this machine does not say."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [part.strip() for part in named.split(",") if part.strip() and part.strip() != "-1"]
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=20, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [str(number) for number, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU"))]
+
+
+def plan(
+    recipe: Recipe,
+    *,
+    nodes: int = 1,
+    devices: Sequence[str] | None = None,
+    repository: str = "repository",
+    tritonserver: str = "tritonserver",
+    host: str = "127.0.0.1",
+    first_port: int = DEFAULT_PORT,
+    exit_timeout: int = 30,
+) -> LaunchPlan:
+    """The plan for a recipe's layout, ``triton.launch`` and parallelism.
+
+    Args:
+        nodes: machines that the ranks are spread over, evenly.
+        devices: what a node shows (:func:`visible_devices`); None checks nothing now: the script checks again.
+        repository: seen from the folder that the script starts the server in (the bundle).
+        host: address that rank 0 listens on; the others stay on the loopback.
+        first_port: rank r listens on ``first_port + 3 r`` and the two after it.
+
+    Raises:
+        ForgeError: TF-LCH-040 (too few devices), TF-LCH-041 (a device named twice, or sets that do not fit the
+            ranks), TF-LCH-042 (ranks do not spread evenly), TF-LCH-043 (the mode is for one node), TF-LCH-044
+            (ports), TF-LCH-045 (a name that scripts cannot carry).
+    """
+    _check_names(repository, tritonserver, host)
+    mode: Mode = "single"
+    if recipe.triton.layout == "inflight_batcher_llm":
+        mode = recipe.triton.launch
+    parallel = recipe.build.parallel
+    world = 1 if recipe.triton.layout == "native" else parallel.tp * parallel.pp
+    named = recipe.triton.parameters.get("gpu_device_ids", "")
+    sets = tuple(tuple(part.split(",")) for part in named.split(";")) if named else ()
+    _check_sets(sets, world)
+    _check_nodes(mode, world, nodes)
+    a_node = len(sets) * world if sets else world // nodes
+    _check_devices(devices, a_node, sets, world)
+    count = world if mode == "leader" else 1
+    last_port = first_port + PORTS_A_RANK * count - 1
+    if not 0 < first_port <= last_port <= 65535:
+        raise ForgeError(
+            "TF-LCH-044",
+            f"there are no {PORTS_A_RANK * count} ports from {first_port} on",
+            asked=f"first port {first_port}",
+            numbers={"ranks": count, "last": last_port},
+            remedies=[f"--port {DEFAULT_PORT}"],
+        )
+    ranks = []
+    for rank in range(count):
+        command = _server(tritonserver, repository, rank, host if rank == 0 else "127.0.0.1", first_port, exit_timeout)
+        if rank > 0:
+            command += ["--model-control-mode=explicit", "--load-model=tensorrt_llm"]
+        if mode == "orchestrator":
+            # the workers own the GPUs; the server itself keeps its pools off them
+            command += ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
+            command += [f"--cuda-memory-pool-byte-size={number}:0" for number in range(a_node)]
+        node = rank // (world // nodes) if mode == "leader" else 0
+        device = rank % (world // nodes) if mode == "leader" else None
+        ranks.append(Rank(rank, node, device, tuple(command)))
+    environment = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+    return LaunchPlan(
+        mode=mode,
+        world_size=world,
+        nodes=nodes,
+        devices_a_node=0 if recipe.triton.layout == "native" else a_node,
+        device_sets=sets,
+        environment=environment if mode == "orchestrator" else {},
+        ranks=tuple(ranks),
+    )
+
+
+def _server(program: str, repository: str, rank: int, host: str, first_port: int, exit_timeout: int) -> list[str]:
+    port = first_port + PORTS_A_RANK * rank
+    return [
+        program,
+        f"--model-repository={repository}",
+        f"--http-address={host}",
+        f"--grpc-address={host}",
+        f"--metrics-address={host}",
+        f"--http-port={port}",
+        f"--grpc-port={port + 1}",
+        f"--metrics-port={port + 2}",
+        f"--exit-timeout-secs={exit_timeout}",
+        "--disable-auto-complete-config",
+        f"--backend-config=python,shm-region-prefix-name=trtllm_{JOB}_rank{rank}_",
+    ]
+
+
+def _check_names(*names: str) -> None:
+    """Shells, mpirun and srun read the scripts, each with quotes of its own: names that need none are safe in all."""
+    odd = [name for name in names if not _PLAIN.fullmatch(name)]
+    if odd:
+        raise ForgeError(
+            "TF-LCH-045",
+            "a launch script cannot carry this name",
+            asked=", ".join(repr(name) for name in odd),
+            why="shells, mpirun and srun quote differently",
+            remedies=["a name of letters, digits and ._/:@+=,-"],
+        )
+
+
+def _check_sets(sets: tuple[tuple[str, ...], ...], world: int) -> None:
+    every = [device for part in sets for device in part]
+    twice = sorted({device for device in every if every.count(device) > 1})
+    wrong = [",".join(part) for part in sets if len(part) != world]
+    if not twice and not wrong:
+        return
+    why = [f"an instance has tp × pp = {world} ranks, and {'; '.join(wrong)} is no set of {world}"] if wrong else []
+    why += [f"device {', '.join(twice)} would run two ranks"] if twice else []
+    fitting = ";".join(",".join(str(i * world + k) for k in range(world)) for i in range(len(sets)))
+    raise ForgeError(
+        "TF-LCH-041",
+        "the devices that are named do not fit the ranks",
+        asked="gpu_device_ids: " + ";".join(",".join(part) for part in sets),
+        numbers={"ranks": world, "instances": len(sets)},
+        why="; ".join(why),
+        remedies=[f"gpu_device_ids: {fitting}"],
+    )
+
+
+def _check_nodes(mode: Mode, world: int, nodes: int) -> None:
+    if nodes > 1 and mode != "leader":
+        raise ForgeError(
+            "TF-LCH-043",
+            "this way of starting is for one node",
+            asked=f"{nodes} nodes",
+            why="an orchestrator starts its workers by MPI_Comm_spawn, and LLM() its ranks beside itself",
+            remedies=["triton.launch: leader (inflight_batcher_llm)", "trtllm-llmapi-launch trtllm-serve (llmapi)"],
+        )
+    if nodes < 1 or world % nodes:
+        raise ForgeError(
+            "TF-LCH-042",
+            f"{world} ranks do not spread evenly over {nodes} nodes",
+            asked=f"{nodes} nodes",
+            numbers={"world_size": world, "nodes": nodes},
+            why="every node runs the same number of ranks, one on each of its devices",
+            remedies=[f"--nodes {count}" for count in range(1, world + 1) if world % count == 0],
+        )
+
+
+def _check_devices(devices: Sequence[str] | None, a_node: int, sets: tuple[tuple[str, ...], ...], world: int) -> None:
+    if devices is None:
+        return
+    if len(set(devices)) != len(devices):
+        raise ForgeError(
+            "TF-LCH-041",
+            "a device is named twice",
+            asked="CUDA_VISIBLE_DEVICES=" + ",".join(devices),
+            why="two ranks on one device wait for each other until one is ended",
+            remedies=["CUDA_VISIBLE_DEVICES=" + ",".join(dict.fromkeys(devices))],
+        )
+    beyond = sorted({device for part in sets for device in part if int(device) >= len(devices)}, key=int)
+    if len(devices) < a_node or beyond:
+        why = f"every rank has a device of its own, and a node shows {len(devices)}"
+        if beyond:
+            why = f"device {', '.join(beyond)} is beyond the {len(devices)} that a node shows"
+        fits = [f"build.parallel.tp: {tp}" for tp in range(len(devices), 0, -1) if world % tp == 0]
+        raise ForgeError(
+            "TF-LCH-040",
+            f"{a_node} devices a node are needed",
+            asked=f"{len(devices)} devices",
+            numbers={"world_size": world, "devices": len(devices), "needed": a_node},
+            why=why,
+            remedies=[*fits[:1], "a machine with more GPUs", "more nodes, in leader mode"],
+        )

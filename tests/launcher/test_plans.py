@@ -1,0 +1,190 @@
+"""Launch plans: ranks, ports, devices, and the scripts run against programs that only say what they were told."""
+
+import json
+import re
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.plans import plan, visible_devices
+from launcher.scripts import write_scripts
+from trtforge.errors import ForgeError
+from trtforge.recipe.schema import Recipe
+
+
+def recipe(layout="inflight_batcher_llm", *, tp=1, pp=1, **triton):
+    target = {"native": "torch", "llmapi": "trtllm-llmapi"}.get(layout, "trtllm-engine")
+    document = {
+        "name": "x",
+        "model": {"source": "/m"},
+        "build": {"target": target, "parallel": {"tp": tp, "pp": pp}},
+        "triton": {"layout": layout, **triton},
+    }
+    return Recipe.model_validate(document)
+
+
+def refused(code, *args, **kwargs):
+    with pytest.raises(ForgeError) as caught:
+        plan(*args, **kwargs)
+    assert caught.value.code == code
+    assert caught.value.remedies
+    return caught.value
+
+
+@given(tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 3]), first=st.integers(1024, 60000))
+def test_leader_ranks_have_ports_prefixes_and_devices_of_their_own(tp, pp, first):
+    made = plan(recipe(tp=tp, pp=pp), first_port=first)
+    assert [rank.rank for rank in made.ranks] == list(range(tp * pp)) == [rank.device for rank in made.ranks]
+    words = [word for rank in made.ranks for word in rank.command]
+    ports = [int(word.split("=")[1]) for word in words if re.match(r"--(http|grpc|metrics)-port=", word)]
+    assert len(ports) == len(set(ports)) == 3 * tp * pp
+    prefixes = [word for word in words if "shm-region-prefix-name" in word]
+    assert len(prefixes) == len(set(prefixes)) == tp * pp
+    for rank in made.ranks:
+        assert "--disable-auto-complete-config" in rank.command
+        explicit = {"--model-control-mode=explicit", "--load-model=tensorrt_llm"} <= set(rank.command)
+        assert explicit == (rank.rank > 0)
+
+
+def test_only_rank_0_listens_beyond_the_loopback():
+    made = plan(recipe(tp=2), host="0.0.0.0")
+    assert "--http-address=0.0.0.0" in made.ranks[0].command
+    assert "--http-address=127.0.0.1" in made.ranks[1].command
+    assert "--http-address=127.0.0.1" in plan(recipe()).ranks[0].command
+
+
+def test_ranks_spread_over_nodes():
+    made = plan(recipe(tp=4, pp=2), nodes=2, devices=["0", "1", "2", "3"])
+    assert [(rank.node, rank.device) for rank in made.ranks] == [(n, d) for n in (0, 1) for d in range(4)]
+    assert refused("TF-LCH-042", recipe(tp=4), nodes=3).remedies == ["--nodes 1", "--nodes 2", "--nodes 4"]
+
+
+def test_world_size_is_checked_against_the_devices():
+    error = refused("TF-LCH-040", recipe(tp=4, pp=2), devices=["0", "1", "2", "3"])
+    assert error.numbers == {"world_size": 8, "devices": 4, "needed": 8}
+    assert error.remedies[0] == "build.parallel.tp: 4"
+    assert plan(recipe(tp=4), devices=["0", "1", "2", "3"]).devices_a_node == 4
+    refused("TF-LCH-041", recipe(tp=2), devices=["0", "0"])
+
+
+def test_named_devices_fit_the_ranks_and_are_not_booked_twice():
+    sets = {"launch": "orchestrator", "parameters": {"gpu_device_ids": "0,1;2,3"}}
+    made = plan(recipe(tp=2, **sets), devices=["0", "1", "2", "3"])
+    assert made.device_sets == (("0", "1"), ("2", "3"))
+    assert made.devices_a_node == 4
+    beyond = refused("TF-LCH-040", recipe(tp=2, **sets), devices=["0", "1", "2"])
+    assert "device 3" in (beyond.why or "")
+    twice = {"launch": "orchestrator", "parameters": {"gpu_device_ids": "0,1;1,2"}}
+    assert "device 1" in (refused("TF-LCH-041", recipe(tp=2, **twice)).why or "")
+    short = {"launch": "orchestrator", "parameters": {"gpu_device_ids": "0;1"}}
+    assert refused("TF-LCH-041", recipe(tp=2, **short)).remedies == ["gpu_device_ids: 0,1;2,3"]
+
+
+def test_orchestrator_starts_one_server_that_spawns():
+    made = plan(recipe(tp=2, launch="orchestrator"))
+    assert made.environment == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+    assert len(made.ranks) == 1
+    assert {"--cuda-memory-pool-byte-size=0:0", "--cuda-memory-pool-byte-size=1:0"} <= set(made.ranks[0].command)
+    refused("TF-LCH-043", recipe(tp=2, launch="orchestrator"), nodes=2)
+    refused("TF-LCH-043", recipe("llmapi", tp=2), nodes=2)
+
+
+def test_one_server_for_the_layouts_that_start_their_ranks_themselves():
+    made = plan(recipe("llmapi", tp=2))
+    assert (made.mode, len(made.ranks), made.devices_a_node) == ("single", 1, 2)
+    assert plan(recipe("native")).devices_a_node == 0
+
+
+def test_impossible_ports_and_names_are_refused():
+    refused("TF-LCH-044", recipe(tp=8), first_port=65530)
+    refused("TF-LCH-044", recipe(), first_port=0)
+    refused("TF-LCH-045", recipe(), repository="my repository; rm -rf x")
+
+
+def test_visible_devices_are_read_from_the_environment():
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "0, 2,MIG-abc"}) == ["0", "2", "MIG-abc"]
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "-1"}) == []
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Programs that write down their arguments, and a machine with two GPUs."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    tell = 'printf "%s\\n" "$0" "$@"; env | grep ^TRTLLM_ || true; pwd\n'
+    last = 'for word in "$@"; do file=$word; done; cat "$file"\n'
+    files = {
+        "mpirun": tell,
+        "tritonserver": tell,
+        "srun": tell + last,
+        "nvidia-smi": "echo 'GPU 0: x'; echo 'GPU 1: y'\n",
+    }
+    for name, body in files.items():
+        (programs / name).write_text(f"#!/bin/sh\n{body}")
+        (programs / name).chmod(0o755)
+
+    def run(script, **environment):
+        path = f"{programs}:/usr/bin:/bin"
+        return subprocess.run([script], env={"PATH": path, **environment}, capture_output=True, text=True, timeout=20)
+
+    return run
+
+
+def test_scripts_start_every_rank_in_the_bundle(machine, tmp_path):
+    bundle = tmp_path / "bundle"
+    files = write_scripts(plan(recipe(tp=2)), bundle / "launch")
+    assert [path.name for path in files] == ["mpirun.sh", "plan.json", "slurm.sh"]
+    done = machine(bundle / "launch" / "mpirun.sh")
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.splitlines()
+    assert words[0].endswith("/mpirun")
+    assert words.count("tritonserver") == 2
+    assert words.count(":") == 1
+    assert words[-1] == str(bundle)
+    prefixes = [word.rsplit("=", 1)[1] for word in words if "shm-region" in word]
+    assert re.fullmatch(r"trtllm_\d+_rank0_", prefixes[0])
+    assert re.fullmatch(r"trtllm_\d+_rank1_", prefixes[1])
+    slurm = machine(bundle / "launch" / "slurm.sh", SLURM_JOB_ID="77", SLURM_SUBMIT_DIR=str(bundle))
+    assert slurm.returncode == 0, slurm.stderr
+    lines = [line for line in slurm.stdout.splitlines() if re.match(r"\d+ tritonserver ", line)]
+    assert [line.split()[0] for line in lines] == ["0", "1"]
+    assert "trtllm_77_rank1_" in lines[1]
+    assert "--load-model=tensorrt_llm" in lines[1]
+    assert "--load-model" not in lines[0]
+    assert json.loads((bundle / "launch" / "plan.json").read_text())["world_size"] == 2
+
+
+def test_the_orchestrator_script_sets_its_environment(machine, tmp_path):
+    write_scripts(plan(recipe(tp=2, launch="orchestrator")), tmp_path / "launch")
+    words = machine(tmp_path / "launch" / "mpirun.sh").stdout.splitlines()
+    assert "TRTLLM_ORCHESTRATOR=1" in words
+    assert words.count("tritonserver") == 1
+
+
+def test_a_machine_with_too_few_devices_is_refused_before_anything_starts(machine, tmp_path):
+    write_scripts(plan(recipe(tp=4)), tmp_path / "launch")
+    done = machine(tmp_path / "launch" / "mpirun.sh")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "GPUs needed on this node: 4" in done.stderr
+    assert "visible: 2" in done.stderr
+    write_scripts(plan(recipe(tp=2)), tmp_path / "launch2")
+    assert machine(tmp_path / "launch2" / "mpirun.sh", CUDA_VISIBLE_DEVICES="1").returncode == 3
+    assert machine(tmp_path / "launch2" / "mpirun.sh", CUDA_VISIBLE_DEVICES="1,0").returncode == 0
+
+
+def test_several_nodes_are_slurms_work(tmp_path):
+    files = write_scripts(plan(recipe(tp=4, pp=2), nodes=2), tmp_path / "launch")
+    assert [path.name for path in files] == ["plan.json", "slurm.sh"]
+    text = (tmp_path / "launch" / "slurm.sh").read_text()
+    assert text.index("#SBATCH --nodes=2") < text.index("set -eu")
+    assert "--ntasks=8 --ntasks-per-node=4" in text
+
+
+def test_one_server_needs_neither(machine, tmp_path):
+    files = write_scripts(plan(recipe("llmapi", tp=2)), tmp_path / "launch")
+    assert [path.name for path in files] == ["plan.json", "server.sh"]
+    done = machine(tmp_path / "launch" / "server.sh")
+    assert done.stdout.splitlines()[0].endswith("/tritonserver")
