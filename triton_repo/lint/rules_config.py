@@ -68,9 +68,9 @@ def tensors(model: Model, repository: Repository) -> Iterator[Hit]:
 def _tensor(model: Model, kind: str, index: int, row: Any) -> Iterator[Hit]:
     if not row.name:
         yield hit(model, f"an {kind} has no name", 'name: "…"', kind, index)
-    if row.data_type == 0 and model.knows(kind, "data_type"):
+    if row.data_type == 0 and model.knows(kind, "data_type") and _stated(model, kind, index, "data_type"):
         yield hit(model, f"{kind} {row.name!r} has no data type", "data_type: TYPE_FP32", kind, index)
-    if not model.knows(kind, "dims"):
+    if not model.knows(kind, "dims") or not _stated(model, kind, index, "dims"):
         return
     if any(dim == 0 or dim < -1 for dim in row.dims) or not row.dims:
         yield hit(model, f"{kind} {row.name!r} has dims {text(row.dims)}", "dims of -1 or ≥ 1", kind, index, "dims")
@@ -97,12 +97,18 @@ def _tensor(model: Model, kind: str, index: int, row: Any) -> Iterator[Hit]:
 
 
 def _tensors_needed(model: Model) -> bool:
-    """Whether nothing completes the tensors of this model."""
+    """Whether nothing completes the tensors of this model, so that the file must hold all of them."""
     if model.is_ensemble or model.backend in _NO_COMPLETION:
         return True
     if model.backend == "python":
         return model.code is not None and "auto_complete_config" not in model.code
     return False
+
+
+def _stated(model: Model, kind: str, index: int, field: str) -> bool:
+    """Whether the file states the field, or must."""
+    assert model.config is not None
+    return model.config.states(kind, index, field) or _tensors_needed(model)
 
 
 @rule(
@@ -116,9 +122,9 @@ def _tensors_needed(model: Model) -> bool:
 def no_backend(model: Model, repository: Repository) -> Iterator[Hit]:
     if model.is_ensemble or not (model.knows("backend") and model.knows("platform")):
         return
-    if not model.backend and not model.message.platform and not ("." in model.name and model.versions):
-        if any(version.names is None for version in model.versions):
-            return
+    if not model.versions or any(version.names is None for version in model.versions):
+        return  # that there is no version to look into is a finding of its own
+    if not model.backend and not model.message.platform and "." not in model.name:
         yield hit(model, "neither backend nor platform is set", 'backend: "python"', "name")
 
 
@@ -298,30 +304,26 @@ def response_cache(model: Model, repository: Repository) -> Iterator[Hit]:
 def batch_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
     inputs = {row.name for row in model.message.input}
     outputs = {row.name for row in model.message.output}
-    for index, row in enumerate(model.message.batch_input):
-        for name in row.source_input:
-            if name not in inputs:
-                near = nearest(name, inputs)
-                yield hit(
-                    model,
-                    f"batch_input reads {name!r}, which is no input",
-                    f'source_input: "{near}"' if near else "an input's name",
-                    "batch_input",
-                    index,
-                    "source_input",
-                )
-    for index, row in enumerate(model.message.batch_output):
-        for name in row.target_name:
-            if name not in outputs:
-                near = nearest(name, outputs)
-                yield hit(
-                    model,
-                    f"batch_output writes {name!r}, which is no output",
-                    f'target_name: "{near}"' if near else "an output's name",
-                    "batch_output",
-                    index,
-                    "target_name",
-                )
+    written: set[str] = set()
+    for field, rows in (("batch_input", model.message.batch_input), ("batch_output", model.message.batch_output)):
+        for index, row in enumerate(rows):
+            place = (field, index, "source_input")
+            if len(row.source_input) != 1:
+                yield hit(model, f"{field} reads {len(row.source_input)} inputs", 'source_input: "…", one', *place)
+            for name in row.source_input:
+                if name not in inputs:
+                    near = nearest(name, inputs)
+                    remedy = f'source_input: "{near}"' if near else "an input's name"
+                    yield hit(model, f"{field} reads {name!r}, which is no input", remedy, *place)
+            for name in row.target_name if field == "batch_output" else ():
+                place = (field, index, "target_name")
+                if name not in outputs:
+                    near = nearest(name, outputs)
+                    remedy = f'target_name: "{near}"' if near else "an output's name"
+                    yield hit(model, f"{field} writes {name!r}, which is no output", remedy, *place)
+                elif name in written:
+                    yield hit(model, f"{field} writes {name!r} a second time", "each output once", *place)
+                written.add(name)
 
 
 @rule(
@@ -349,7 +351,7 @@ def ragged(model: Model, repository: Repository) -> Iterator[Hit]:
 
 @rule(
     "TF-TRI-151",
-    "error",
+    "warning",
     "a file that the configuration names is missing",
     why="Labels are read from the model's folder when the model is loaded.",
     source=TRITON_CONFIG,

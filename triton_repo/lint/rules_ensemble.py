@@ -525,6 +525,14 @@ def _joined(model: Model, flags: list[bool]) -> Iterator[Hit]:
             return
         label = frozenset({index}) if flags[index] else next(iter(labels), frozenset())
         streams.update(dict.fromkeys(steps[index].output_map.values(), label))
+    ends = {streams[row.name] for row in model.message.output if row.name in streams}
+    if len(ends) > 1:
+        yield hit(
+            model,
+            "the ensemble's outputs come from different decoupled steps",
+            "outputs of one stream, or a BLS model that joins them",
+            "output",
+        )
 
 
 @rule(
@@ -538,7 +546,7 @@ def _joined(model: Model, flags: list[bool]) -> Iterator[Hit]:
 def step_version(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         used = repository.get(step.model_name)
-        if used is None or step.model_version == -1 or used.is_ensemble:
+        if used is None or step.model_version == -1 or used.is_ensemble or not used.versions:
             continue
         there = [version.number for version in used.versions]
         if (

@@ -96,6 +96,9 @@ def config_missing(repository: Repository) -> Iterator[Hit]:
             continue
         files = [p.name for p in sorted(model.folder.glob("*")) if p.is_file() and not p.is_symlink()]
         near = nearest(CONFIG, files) or next((name for name in files if "pbtxt" in name), None)
+        for version in model.versions:
+            if near is None and version.names is not None and CONFIG in version.names:
+                near = f"{version.folder.name}/{CONFIG}"
         yield hit_file(
             model,
             model.path,

@@ -324,7 +324,7 @@ def vllm_json(model: Model, repository: Repository) -> Iterator[Hit]:
 
 @rule(
     "TF-TRI-231",
-    "warning",
+    "note",
     "several vLLM models on one GPU take more than there is",
     why="gpu_memory_utilization is a share of the whole GPU, 0.9 when nothing is said; together they must fit.",
     source="https://docs.vllm.ai/en/latest/configuration/engine_args/",
@@ -341,9 +341,9 @@ def vllm_memory(repository: Repository) -> Iterator[Hit]:
             continue
         share = document.get("gpu_memory_utilization", 0.9) if isinstance(document, dict) else None
         kinds = {group.Kind.Name(group.kind) for group in model.message.instance_group}
-        if isinstance(share, (int, float)) and not any(group.gpus for group in model.message.instance_group):
-            if "KIND_MODEL" in kinds or not kinds:
-                shares.append((model, found[0], found[1], float(share)))
+        pinned = any(group.gpus for group in model.message.instance_group)
+        if isinstance(share, (int, float)) and not pinned and ("KIND_MODEL" in kinds or not kinds):
+            shares.append((model, found[0], found[1], float(share)))
     total = sum(share for *_, share in shares)
     if len(shares) > 1 and total > 1:
         model, path, text, _ = shares[-1]
@@ -353,5 +353,4 @@ def vllm_memory(repository: Repository) -> Iterator[Hit]:
             ", ".join(f"{m.name} {share:g}" for m, _, _, share in shares) + f" are {total:g} of one GPU",
             f"{0.9 / len(shares):.2f} each, or a GPU of its own for each",
             _line(text, "gpu_memory_utilization"),
-            "warning",
         )
