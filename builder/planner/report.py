@@ -18,6 +18,9 @@ SECTIONS: tuple[str, ...] = (
     "builder.planner.sections.memory",
     "builder.planner.sections.capacity",
     "builder.planner.sections.parallelism",
+    "builder.planner.sections.speed",
+    "builder.planner.sections.speculation",
+    "builder.planner.sections.cost",
     "builder.planner.sections.disaggregation",
 )
 

@@ -1,0 +1,193 @@
+"""From points to a plan: the front, the best under service levels, and why none is good enough when none is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from builder.planner.search.points import Found, Point
+from builder.planner.types import Goal, bad_input
+
+#: plans whose objective differs by less than this are equal, and the quicker one is taken
+_EQUAL = 1.02
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What a plan must meet: seconds of the 99th percentiles, and requests a second of the whole deployment."""
+
+    ttft: float | None = None
+    itl: float | None = None
+    rate: float | None = None
+
+    def terms(self, point: Point) -> dict[str, tuple[float, float]]:
+        """``(value, limit)`` by name of what is asked; a rate's are turned round, so a value over its limit misses."""
+        found = {}
+        if self.ttft is not None:
+            found["time to the first token"] = (point.first[1], self.ttft)
+        if self.itl is not None:
+            found["time between tokens"] = (point.gap[1], self.itl)
+        if self.rate is not None:
+            found["request rate"] = (1 / point.requests[1], 1 / self.rate)
+        return found
+
+    def met(self, point: Point) -> bool:
+        """Whether the typical figures meet every term."""
+        return all(value <= limit for value, limit in self.terms(point).values())
+
+    def worst(self, point: Point) -> tuple[float, str]:
+        """The largest value over its limit, and its name."""
+        rows = [(value / limit, name) for name, (value, limit) in self.terms(point).items()]
+        return max(rows) if rows else (0.0, "")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The recommended point, the front of all that fit, how many meet the service levels, and what was passed over.
+
+    ``certain`` is whether the slow figures meet the service levels too. ``refused`` holds the checks that kept
+    better points out, by code or message.
+    """
+
+    best: Point
+    front: tuple[Point, ...]
+    meeting: int
+    certain: bool
+    refused: tuple[str, ...] = ()
+
+
+def pareto(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Points that no other beats in both time between tokens and output tokens a second a GPU, quickest first."""
+    front: list[Point] = []
+    best = -math.inf
+    for point in sorted(points, key=lambda item: (item.itl[1], -item.output_per_gpu)):
+        if point.output_per_gpu > best:
+            front.append(point)
+            best = point.output_per_gpu
+    return tuple(front)
+
+
+def choose(
+    found: Found,
+    slo: Slo,
+    goal: Goal,
+    *,
+    accept: Callable[[Point], Sequence[str]] | None = None,
+    terms: Callable[[Point], dict[str, float]] | None = None,
+) -> Choice:
+    """The best point for a goal under the service levels.
+
+    ``throughput``: most output tokens a second; ``latency``: shortest time between tokens; ``fit``: fewest GPUs a
+    replica. Among equals (2 %) the quicker one.
+
+    Args:
+        accept: what stands against writing a point's recipe (empty: nothing); refused points are passed over.
+        terms: the shares of a point's step by class of op, for the refusal when nothing meets the levels.
+
+    Raises:
+        ForgeError: ``TF-PLN-056`` nothing meets the service levels, with the closest point and what binds;
+            ``TF-PLN-057`` nothing fits the memory; ``TF-PLN-058`` every point that would do is refused.
+    """
+    if not found.points:
+        raise _nothing_fits(found)
+    meeting = [point for point in found.points if slo.met(point)]
+    if not meeting:
+        raise _nothing_meets(found, slo, terms)
+    refused: dict[tuple[Any, ...], str] = {}
+    for point in sorted(meeting, key=lambda item: _order(item, goal)):
+        key = (point.precision, point.parallel, point.speculating)
+        if key in refused:
+            continue
+        reasons = accept(point) if accept is not None else ()
+        if not reasons:
+            certain = all(
+                value <= limit
+                for value, limit in (
+                    (point.first[0], slo.ttft or math.inf),
+                    (point.gap[0], slo.itl or math.inf),
+                    (1 / point.requests[0], 1 / slo.rate if slo.rate else math.inf),
+                )
+            )
+            notes = tuple(dict.fromkeys(refused.values()))
+            return Choice(point, pareto(found.points), len(meeting), certain, notes)
+        refused[key] = "; ".join(reasons)
+    raise _all_refused(meeting, list(dict.fromkeys(refused.values())))
+
+
+def _order(point: Point, goal: Goal) -> tuple[float, ...]:
+    step = math.log(_EQUAL)
+    if goal == "latency":
+        return (round(math.log(point.itl[1]) / step), -point.output[1])
+    tokens = -math.floor(math.log(point.output[1]) / step)
+    if goal == "fit":
+        return (point.parallel.gpus, tokens, point.itl[1])
+    return (tokens, point.itl[1])
+
+
+def describe(point: Point) -> str:
+    """A point in one line."""
+    parts = [f"weights {point.precision.weights}", f"KV {point.precision.kv}", str(point.parallel)]
+    parts += [f"{point.replicas} replica{'s' if point.replicas > 1 else ''}", f"batch {point.batch}"]
+    if point.speculating.method != "none":
+        parts.append(f"{point.speculating.method} of {point.speculating.draft_length}")
+    return ", ".join(parts)
+
+
+def _nothing_meets(found: Found, slo: Slo, terms: Callable[[Point], dict[str, float]] | None) -> Exception:
+    point = min(found.points, key=lambda item: slo.worst(item)[0])
+    ratio, name = slo.worst(point)
+    value, limit = slo.terms(point)[name]
+    shares = terms(point) if terms is not None else {}
+    binding = max(shares, key=shares.__getitem__) if shares else None
+    asked = {"time to the first token": "ttft", "time between tokens": "itl", "request rate": "rate"}[name]
+    if asked == "rate":
+        value, limit = 1 / value, 1 / limit
+    text = (
+        f"{value:.4g} /s of {limit:.4g} /s" if asked == "rate" else f"{value * 1e3:.4g} ms, asked {limit * 1e3:.4g} ms"
+    )
+    because = f"; {shares[binding]:.0%} of the step is {binding.replace('_', ' ')}" if binding else ""
+    remedies = [f"allow a {name} of {value * 1e3:.4g} ms" if asked != "rate" else f"plan for {value:.4g} requests/s"]
+    remedies.append("more GPUs (--count) or faster ones (--gpu)")
+    if asked == "ttft":
+        remedies.append("shorter prompts, or a prefix cache for their common part")
+    return bad_input(
+        "TF-PLN-056",
+        f"no plan meets the service levels; the closest misses the {name}: {text}{because}",
+        asked=", ".join(f"{key} {item:g}" for key, item in vars(slo).items() if item is not None),
+        why=f"Of {len(found.points)} plans that fit, none meets every term; the closest is {describe(point)}.",
+        remedies=remedies,
+        closest=point.to_json(),
+        misses=name,
+        ratio=round(ratio, 4),
+        binding=binding,
+        shares={key: round(share, 4) for key, share in shares.items()},
+    )
+
+
+def _nothing_fits(found: Found) -> Exception:
+    where = ""
+    if found.nearest is not None:
+        precision, parallel = found.nearest
+        where = f"; the closest, {precision.weights} with {parallel}, lacks {found.deficit / 2**30:.2f} GiB a GPU"
+    return bad_input(
+        "TF-PLN-057",
+        f"no plan fits into the GPUs' memory{where}",
+        asked=f"a search over {found.considered} points",
+        why=f"{found.invalid} points break a rule of arithmetic, {found.too_large} hold no request of the load.",
+        remedies=["more GPUs (--count) or larger ones (--gpu)", "a smaller model, or shorter requests (--isl, --osl)"],
+        deficit_bytes=found.deficit,
+        considered=found.considered,
+    )
+
+
+def _all_refused(meeting: Sequence[Point], reasons: Sequence[str]) -> Exception:
+    return bad_input(
+        "TF-PLN-058",
+        f"{len(meeting)} plans meet the service levels, but no recipe of them passes the checks: {reasons[0]}",
+        asked="a recipe for the recommended plan",
+        why="A recipe that `trtforge check` refuses could not run.",
+        remedies=["search without -o: the figures stand", "change what the checks name, for example build.target"],
+        reasons=list(reasons[:8]),
+    )

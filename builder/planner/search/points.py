@@ -1,0 +1,274 @@
+"""The points of a search and their figures: memory, time, throughput; thousands at once over the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from builder.planner.calibration import Calibration
+from builder.planner.capacity import capacity
+from builder.planner.hardware import Gpu
+from builder.planner.memory import plan_memory
+from builder.planner.parallelism import invalid_reasons
+from builder.planner.search.space import Space
+from builder.planner.speculation import Speculating
+from builder.planner.speed.roofline import Engine
+from builder.planner.speed.serving import Load, Served, steady_state
+from builder.planner.types import ModelFacts, ParallelPlan, Precision, Serving, Workload
+from builder.planner.weights import TensorGroup, in_precision
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination that fits, with its figures: seconds and tokens a second as (slow, typical, fast).
+
+    ``output``, ``input`` and ``requests`` a second are of all ``replicas``; ``first`` is the time to the first token
+    with the wait for the step that runs; ``gap`` the 99th percentile between steps; ``room`` requests that a
+    replica's pool holds.
+    """
+
+    precision: Precision
+    parallel: ParallelPlan
+    speculating: Speculating
+    batch: int
+    max_num_tokens: int
+    replicas: int
+    gpus: int
+    room: int
+    first: tuple[float, float, float]
+    itl: tuple[float, float, float]
+    gap: tuple[float, float, float]
+    requests: tuple[float, float, float]
+    input: tuple[float, float, float]
+    output: tuple[float, float, float]
+    input_share: tuple[float, float, float]
+
+    @property
+    def output_per_gpu(self) -> float:
+        """Typical output tokens a second of one of the deployment's GPUs."""
+        return self.output[1] / self.gpus
+
+    def to_json(self) -> dict[str, Any]:
+        """The point as one JSON-able object."""
+        return {
+            "weights": self.precision.weights,
+            "kv": self.precision.kv,
+            "group_size": self.precision.group_size,
+            "tp": self.parallel.tp,
+            "pp": self.parallel.pp,
+            "ep": self.parallel.ep,
+            "replicas": self.replicas,
+            "batch": self.batch,
+            "max_num_tokens": self.max_num_tokens,
+            "speculation": self.speculating.method,
+            "draft_length": self.speculating.draft_length,
+            "room": self.room,
+            "ttft_p99": list(self.first),
+            "itl": list(self.itl),
+            "itl_p99": list(self.gap),
+            "requests_per_second": list(self.requests),
+            "input_tokens_per_second": list(self.input),
+            "output_tokens_per_second": list(self.output),
+            "output_per_gpu": self.output_per_gpu,
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """All points of a search that fit, and why the others do not.
+
+    ``considered`` = invalid + too large + fitting. ``deficit`` is the smallest number of bytes that any split lacks
+    on its fullest GPU (0 when something fits), with the combination that lacks it.
+    """
+
+    points: tuple[Point, ...]
+    considered: int
+    invalid: int
+    too_large: int
+    deficit: int = 0
+    nearest: tuple[Precision, ParallelPlan] | None = None
+
+
+def evaluate(
+    model: ModelFacts,
+    weights: Sequence[TensorGroup],
+    space: Space,
+    gpu: Gpu,
+    count: int,
+    serving: Serving,
+    workload: Workload,
+    *,
+    network: str = "ib-ndr",
+    calibration: Calibration | None = None,
+    draft: ModelFacts | None = None,
+    draft_weights: Sequence[TensorGroup] = (),
+) -> Found:
+    """Every point of the space, for ``count`` GPUs that hold as many replicas as they can.
+
+    Args:
+        weights, draft_weights: unquantized groups (:func:`builder.planner.weights.groups_from_facts` or headers).
+        serving: block size, lengths and the share of free memory; batch, tokens and draft come from the point.
+    """
+    load = Load(workload.mean_isl, workload.mean_osl, workload.shared_prefix)
+    batches = np.asarray(space.batches, dtype=np.float64)
+    points: list[Point] = []
+    invalid = too_large = 0
+    deficit: tuple[int, Precision, ParallelPlan] | None = None
+    inner = len(space.batches) * len(space.speculating) * len(space.step_tokens)
+    held = {precision: in_precision(weights, precision) for p in space.precisions for precision in space.grouped(p)}
+    draft_held = {} if draft is None else {p.base: in_precision(draft_weights, p) for p in space.precisions}
+    for wanted in space.precisions:
+        for parallel in space.parallels:
+            precision = _valid(model, space.grouped(wanted), parallel, count)
+            if precision is None:
+                invalid += inner
+                continue
+            engine = Engine(model, precision, gpu, parallel, network=network, calibration=calibration)
+            for speculating in space.speculating:
+                drafts = draft if speculating.method not in ("none", "ngram") else None
+                beside = _draft_engine(drafts, precision, gpu, network, calibration)
+                for tokens in space.step_tokens:
+                    room, lacks = _room(
+                        model,
+                        held[precision],
+                        precision,
+                        parallel,
+                        gpu,
+                        workload,
+                        space,
+                        _serving(serving, space, speculating, tokens),
+                        drafts,
+                        draft_held.get(precision.base, ()),
+                    )
+                    if lacks > 0 and (deficit is None or lacks < deficit[0]):
+                        deficit = (lacks, precision, parallel)
+                    usable = (batches <= room) & (batches / parallel.pp * speculating.verified_tokens < tokens)
+                    too_large += int(np.count_nonzero(~usable))
+                    if not usable.any():
+                        continue
+                    served = steady_state(
+                        engine,
+                        load,
+                        batches[usable],
+                        max_num_tokens=tokens,
+                        speculating=speculating,
+                        draft=beside,
+                    )
+                    points += _points(
+                        served, batches[usable], room[usable], precision, parallel, speculating, tokens, count
+                    )
+    nearest = None if deficit is None or points else (deficit[1], deficit[2])
+    return Found(tuple(points), space.size, invalid, too_large, 0 if points or deficit is None else deficit[0], nearest)
+
+
+def _valid(model: ModelFacts, precisions: Sequence[Precision], parallel: ParallelPlan, count: int) -> Precision | None:
+    """The first block length that the split allows; a replica need not divide the GPUs, the rest stay idle."""
+    whole = count // parallel.gpus * parallel.gpus
+    for precision in precisions:
+        if whole and not invalid_reasons(model, precision, parallel, whole):
+            return precision
+    return None
+
+
+def _serving(serving: Serving, space: Space, speculating: Speculating, tokens: int) -> Serving:
+    return replace(
+        serving,
+        max_batch_size=max(space.batches),
+        max_num_tokens=tokens,
+        draft_tokens=speculating.verified_tokens - 1,
+    )
+
+
+def _room(
+    model: ModelFacts,
+    weights: Sequence[TensorGroup],
+    precision: Precision,
+    parallel: ParallelPlan,
+    gpu: Gpu,
+    workload: Workload,
+    space: Space,
+    serving: Serving,
+    draft: ModelFacts | None,
+    draft_weights: Sequence[TensorGroup],
+) -> tuple[Any, int]:
+    """Requests that a replica's pool holds at every batch, and the bytes that its fullest GPU lacks for one.
+
+    Only the logits grow with the batch, linearly, so two plans give all of them.
+    """
+    ends, lacks = [], 0
+    for batch in (min(space.batches), max(space.batches)):
+        plans = plan_memory(
+            model,
+            weights,
+            precision,
+            parallel,
+            replace(serving, max_batch_size=batch),
+            gpu,
+            draft=draft,
+            draft_weights=draft_weights,
+        )
+        if all(plan.fits and plan.pool.blocks > 0 for plan in plans):
+            found = capacity(model, plans, workload, replace(serving, max_batch_size=batch))
+            ends.append(found.guaranteed)
+        else:
+            ends.append(0)
+        if batch == min(space.batches) and not ends[0]:
+            tokens = workload.longest
+            lacks = max(
+                plan.total - plan.of("kv") + plan.pool.bytes_per_token * tokens - plan.capacity for plan in plans
+            )
+    batches = np.asarray(space.batches, dtype=np.float64)
+    span = max(batches[-1] - batches[0], 1.0)
+    return np.floor(ends[0] + (ends[1] - ends[0]) * (batches - batches[0]) / span), max(lacks, int(not ends[0]))
+
+
+def _draft_engine(
+    draft: ModelFacts | None, precision: Precision, gpu: Gpu, network: str, calibration: Calibration | None
+) -> Engine | None:
+    """The draft runs in the base format on one rank."""
+    if draft is None:
+        return None
+    plain = Precision(precision.base, precision.base, precision.kv, exclude=())
+    return Engine(draft, plain, gpu, ParallelPlan(), network=network, calibration=calibration)
+
+
+def _points(
+    served: Served,
+    batches: Any,
+    room: Any,
+    precision: Precision,
+    parallel: ParallelPlan,
+    speculating: Speculating,
+    tokens: int,
+    count: int,
+) -> list[Point]:
+    replicas = count // parallel.gpus
+    first = served.ttft + served.gap
+
+    def three(values: Any, index: int, factor: float = 1.0) -> tuple[float, float, float]:
+        slow, typical, fast = (float(value) * factor for value in values[:, index])
+        return slow, typical, fast
+
+    return [
+        Point(
+            precision=precision,
+            parallel=parallel,
+            speculating=speculating,
+            batch=int(batch),
+            max_num_tokens=tokens,
+            replicas=replicas,
+            gpus=count,
+            room=int(room[index]),
+            first=three(first, index),
+            itl=three(served.itl, index),
+            gap=three(served.gap, index),
+            requests=three(served.requests, index, replicas),
+            input=three(served.input, index, replicas),
+            output=three(served.output, index, replicas),
+            input_share=three(served.input_share, index),
+        )
+        for index, batch in enumerate(batches)
+    ]
