@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from builder.planner.capacity import capacity
 from builder.planner.communication import StepCommunication, step_communication
-from builder.planner.hardware import Gpu
+from builder.planner.hardware import Gpu, link
 from builder.planner.memory import plan_memory
 from builder.planner.precision import compute_format, weight_format
 from builder.planner.types import (
@@ -155,6 +155,7 @@ def splits(
             why="A plan places the model on at least one GPU.",
             remedies=["--count 1"],
         )
+    link(network)
     found = []
     for parallel in candidates(count, model.moe is not None):
         reasons = invalid_reasons(model, precision, parallel, count)

@@ -188,7 +188,7 @@ def groups_from_facts(model: ModelFacts) -> list[TensorGroup]:
     bits, dtype = _BASE_BITS[model.dtype], _SHORT[model.dtype]
     every = tuple(range(model.layers))
     dense = model.moe.dense_layers if model.moe else model.layers
-    rows = [
+    rows: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = [
         ("model.embed_tokens.weight", (model.vocab, model.hidden), (), 1),
         ("model.norm.weight", (model.hidden,), (), 1),
     ]
