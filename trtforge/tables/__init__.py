@@ -27,12 +27,23 @@ class Source(_Row):
     says: str
 
 
+Probe = Literal["tensorrt", "cudart", "driver", "tensorrt_llm", "tritonserver", "torch", "python", "distribution"]
+
+
 class Component(_Row):
-    """One piece of a stack: its version and what matters about it."""
+    """One piece of a stack: its version and what matters about it.
+
+    ``version`` is a release (2.13 covers 2.13.1) or a PEP 440 rule. ``probe`` says how the piece that would be
+    loaded is asked for its version, ``distribution`` what pip calls it; a piece without a probe cannot be asked.
+    ``serving`` marks what a server of a bundle loads: ``verify`` looks at these.
+    """
 
     name: str
     version: str
     note: str = ""
+    probe: Probe | None = None
+    distribution: str | None = None
+    serving: bool = False
 
 
 class Removed(_Row):
@@ -53,10 +64,15 @@ class StackRow(_Row):
     triton: str | None = Field(description="The Triton release that serves it; null where no one release is tied to it")
     layouts: tuple[str, ...] = Field(description="Triton layouts that this stack serves")
     numpy: str | None = Field(None, description="numpy versions that its Triton Python stub works with (PEP 440)")
+    container: str | None = Field(None, description="Image that holds the stack")
     components: tuple[Component, ...]
     removed: tuple[Removed, ...] = ()
     notes: tuple[str, ...] = ()
     sources: tuple[Source, ...] = Field(min_length=1)
+
+    def version_of(self, component: str) -> str | None:
+        """The version of the piece called ``component``, or None."""
+        return next((item.version for item in self.components if item.name == component), None)
 
 
 class StackTable(_Row):
