@@ -1,6 +1,7 @@
 """Engine targets: one interface, one module each.
 
-Policy: a target that is not implemented is refused by name, with the one that is; there are no stubs.
+Policy: a target that is not implemented is refused by name, with those that are; there are no stubs. Some
+targets are built from the ONNX graph, others from the quantized checkpoint (TensorRT-LLM makes its own network).
 ``engine_info`` reads an engine's record and says what this machine will execute.
 """
 
@@ -17,12 +18,18 @@ from trtforge.errors import ForgeError
 from trtforge.progress import Progress
 from trtforge.recipe.schema import Build
 
-#: target -> module that builds it
-TARGETS = {"torch": "builder.targets.torch_target"}
+#: target built from the graph -> its module
+GRAPH_TARGETS = {"torch": "builder.targets.torch_target"}
+#: target built from the quantized checkpoint -> its module
+CHECKPOINT_TARGETS = {
+    "trtllm-engine": "builder.targets.trtllm.engine_target",
+    "trtllm-llmapi": "builder.targets.trtllm.llmapi_target",
+}
+TARGETS = {**GRAPH_TARGETS, **CHECKPOINT_TARGETS}
 
 
 class Target(Protocol):
-    """What a target's module offers."""
+    """What the module of a target built from the graph offers."""
 
     NAME: str
 
@@ -32,30 +39,53 @@ class Target(Protocol):
         """Write the engine of ``graph_dir`` into ``out``; returns the contents of engine.json."""
 
 
-def get_target(name: str) -> Target:
-    """The module of a target.
+class CheckpointTarget(Protocol):
+    """What the module of a target built from the checkpoint offers beside its own ``build_engine``."""
 
-    Raises:
-        ForgeError: ``TF-BLD-001`` this version does not build that target.
-    """
-    if name not in TARGETS:
+    NAME: str
+
+    def engine_info(self, artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
+        """What the artifact holds, for people."""
+
+
+def _module(name: str, modules: dict[str, str]) -> Any:
+    if name not in modules:
         raise ForgeError(
             "TF-BLD-001",
             f"This version does not build the target {name}",
             asked=f"build.target: {name}",
             numbers={"targets": sorted(TARGETS)},
-            why="Only the torch target is implemented; it runs the same graph and op contracts on any machine.",
-            remedies=["Set build.target: torch"],
+            why="No module of this version makes that kind of engine.",
+            remedies=[f"Set build.target: {other}" for other in sorted(TARGETS)],
         )
-    module: Target = importlib.import_module(TARGETS[name])
+    return importlib.import_module(modules[name])
+
+
+def get_target(name: str) -> Target:
+    """The module of a target built from the graph.
+
+    Raises:
+        ForgeError: ``TF-BLD-001`` this version does not build that target.
+    """
+    module: Target = _module(name, GRAPH_TARGETS)
     return module
 
 
 def build_engine(
     graph_dir: Path, out: Path, *, name: str, build: Build, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Build the engine that ``build.target`` names; see the target's module."""
+    """Build the engine that ``build.target`` names from a graph; see the target's module."""
     return get_target(build.target).build_engine(graph_dir, out, name=name, build=build, progress=progress)
+
+
+def get_checkpoint_target(name: str) -> CheckpointTarget:
+    """The module of a target built from the checkpoint.
+
+    Raises:
+        ForgeError: ``TF-BLD-001`` this version does not build that target.
+    """
+    module: CheckpointTarget = _module(name, CHECKPOINT_TARGETS)
+    return module
 
 
 def read_engine(engine_dir: Path) -> dict[str, Any]:
@@ -88,11 +118,14 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
         capability: processor level to answer for; default: this machine's.
 
     Returns:
+        For TensorRT-LLM's targets engine.json and what was read back of a compiled engine. Else
         engine.json without hashes and rows, with ``linears`` decided anew for this machine, ``machine``
         (its capability) and ``execution``: for each (stored, executed, kernel, native) the number of
         linears and of weights.
     """
     engine = read_engine(engine_dir)
+    if engine["target"] in CHECKPOINT_TARGETS:
+        return get_checkpoint_target(engine["target"]).engine_info(Path(engine_dir), engine)
     capability = capability or cpu_capability()
     rows = tuple(Choice.from_json(row) for row in engine["kernel_choices"])
     linears: list[dict[str, Any]] = []

@@ -80,6 +80,11 @@ def bundle_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     if smoke:
         rows.append(["server checks", f"{smoke['passed']} of {smoke['of']} passed"])
     rows.append(["limits", ", ".join(f"{key} {value}" for key, value in summary["limits"].items())])
+    if "compiled" in summary:
+        rows.append(["compiled", "yes" if summary["compiled"] else "NO: see engine/engine.json"])
+    for stage, reason in summary.get("not_run", {}).items():
+        gates = f"; no verdict on {', '.join(reason['gates'])}" if reason["gates"] else ""
+        rows.append([f"not run: {stage}", f"{reason['reason']}{gates}"])
     if summary.get("emulated"):
         rows.append(["emulated on this machine", ", ".join(map(str, summary["emulated"]))])
     return rows

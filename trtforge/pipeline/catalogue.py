@@ -20,18 +20,19 @@ def default_stages() -> list[Stage]:
     from trtforge.pipeline.stages.quantize import QuantizeStage
     from trtforge.pipeline.stages.repository import RepositoryStage
     from trtforge.pipeline.stages.smoke import SmokeStage
+    from trtforge.pipeline.stages.targets import PerTarget
 
     return [
         IntakeStage(),
         BaselineStage(),
         QuantizeStage(),
         EvaluateStage(),
-        GraphStage(),
+        PerTarget(GraphStage()),
         BuildStage(),
-        ParityStage(),
+        PerTarget(ParityStage()),
         RepositoryStage(),
-        SmokeStage(),
-        BenchStage(),
+        PerTarget(SmokeStage()),
+        PerTarget(BenchStage()),
         BundleStage(),
     ]
 

@@ -7,7 +7,7 @@ headers belong to preflight, not here.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -253,7 +253,9 @@ class Triton(Section):
     """The Triton model repository."""
 
     layout: Literal["native", "inflight_batcher_llm", "llmapi"] = Field(
-        "native", description="native serves torch and tensorrt engines; the others serve TensorRT-LLM"
+        "native",
+        description="native serves torch and tensorrt engines, inflight_batcher_llm and llmapi those of TensorRT-LLM; "
+        "left out, it is the one that serves build.target",
     )
     version: str | None = Field(None, description="A Triton release; default: the stack's")
     decoupled: bool = Field(True, description="Answers may be streamed; one choice for every model of the repository")
@@ -298,6 +300,10 @@ class Bench(Section):
     )
 
 
+#: targets whose layout is not ``native``
+IMPLIED_LAYOUTS = {"trtllm-engine": "inflight_batcher_llm", "trtllm-llmapi": "llmapi"}
+
+
 class Recipe(Section):
     """A whole recipe after inheritance and overrides."""
 
@@ -314,3 +320,15 @@ class Recipe(Section):
     triton: Triton = Triton()
     bench: Bench = Bench()
     waive: dict[str, str] = Field(default_factory=dict, description="Preflight code: justification")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layout_of_target(cls, data: Any) -> Any:
+        """A recipe that names no layout gets the one that serves its target."""
+        if not isinstance(data, dict) or not isinstance(data.get("build"), dict):
+            return data
+        implied = IMPLIED_LAYOUTS.get(str(data["build"].get("target")))
+        triton = data.get("triton", {})
+        if implied is None or not isinstance(triton, dict) or "layout" in triton:
+            return data
+        return {**data, "triton": {**triton, "layout": implied}}

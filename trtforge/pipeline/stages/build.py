@@ -1,26 +1,36 @@
-"""build: the engine of the recipe's target, planned for this machine."""
+"""build: the engine of the recipe's target: of the graph, planned for this machine, or of the checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trtforge.errors import ForgeError
 from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import copy_estimate, plain
 from trtforge.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from builder.targets.trtllm.llmapi_target import LlmSettings
+
+#: files of an engine that two builds of the same inputs need not agree on
+MEASURED = ("build.log", "model.cache", "trtllm/*")
 
 
 class BuildStage(StageBase):
     """Keyed by the kind of processor too: kernels are planned for it."""
 
     name = "build"
-    needs = ("graph",)
+    needs = ("quantize", "graph")
     code_version = "1"
     tools = ("torch",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        return {"name": recipe.name, "build": plain(recipe.build)}
+        section = {"name": recipe.name, "build": plain(recipe.build)}
+        if _of_checkpoint(recipe):
+            section |= _trtllm_section(recipe, recipe_dir)
+        return section
 
     def host_facts(self) -> dict[str, Any]:
         from builder.machine import cpu_capability
@@ -28,9 +38,11 @@ class BuildStage(StageBase):
         return {"cpu_capability": cpu_capability()}
 
     def disk_estimate(self, recipe: Recipe, inputs: Mapping[str, Artifact]) -> int:
-        return copy_estimate(inputs["graph"])
+        return copy_estimate(inputs["quantize" if _of_checkpoint(recipe) else "graph"])
 
     def run(self, context: StageContext) -> StageResult:
+        if _of_checkpoint(context.recipe):
+            return _build_of_checkpoint(context)
         from builder.targets import build_engine
 
         engine = build_engine(
@@ -47,3 +59,102 @@ class BuildStage(StageBase):
             name = f"{linear['stored']} as {linear['executed']}, {'native' if linear['native'] else 'emulated'}"
             kernels[name] = kernels.get(name, 0) + 1
         return StageResult(summary={**summary, "linears": kernels})
+
+
+def _of_checkpoint(recipe: Recipe) -> bool:
+    from builder.targets import CHECKPOINT_TARGETS
+
+    return recipe.build.target in CHECKPOINT_TARGETS
+
+
+def _trtllm_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+    """What TensorRT-LLM's targets depend on beside ``build``."""
+    from builder.targets.trtllm.common import engine_stack
+    from builder.targets.trtllm.runner import why_not_here
+    from trtforge.store.hashing import hash_file
+
+    target = recipe.build.target
+    row, version = engine_stack(target, recipe.stack)
+    cache = timing_cache(recipe, recipe_dir)
+    draft = draft_directory(recipe, recipe_dir)
+    return {
+        "speculation": plain(recipe.speculation),
+        "stack": {"name": row.name, "container": row.container, "tensorrt_llm": version},
+        "not_compiled": why_not_here(version) if target == "trtllm-engine" else None,
+        "timing_cache": hash_file(cache) if cache else None,
+        "draft": {path.name: hash_file(path) for path in sorted(draft.iterdir()) if path.is_file()} if draft else None,
+    }
+
+
+def timing_cache(recipe: Recipe, recipe_dir: Path) -> Path | None:
+    """The file that ``build.trtllm.timing_cache`` names, below the recipe's folder.
+
+    Raises:
+        ForgeError: ``TF-BLD-045`` it is missing or lies elsewhere.
+    """
+    named = recipe.build.trtllm.timing_cache
+    if named is None:
+        return None
+    path = (recipe_dir / named).resolve()
+    if path.is_relative_to(recipe_dir.resolve()) and path.is_file():
+        return path
+    raise ForgeError(
+        "TF-BLD-045",
+        f"There is no timing cache {named} beside the recipe",
+        asked=f"build.trtllm.timing_cache: {named}",
+        why="It must be a file below the recipe's folder; a build writes model.cache, which a later one can read.",
+        remedies=["remove build.trtllm.timing_cache for the first build", "copy model.cache of a build to that place"],
+    )
+
+
+def draft_directory(recipe: Recipe, recipe_dir: Path) -> Path | None:
+    """The directory that ``speculation.draft`` names; None when it names none that is here."""
+    if recipe.speculation.draft is None:
+        return None
+    path = (recipe_dir / recipe.speculation.draft).resolve()
+    return path if path.is_dir() else None
+
+
+def _build_of_checkpoint(context: StageContext) -> StageResult:
+    recipe, checkpoint = context.recipe, context.inputs["quantize"].path
+    if recipe.build.target == "trtllm-engine":
+        from builder.targets.trtllm import engine_target
+
+        engine = engine_target.build_engine(
+            checkpoint,
+            context.out,
+            name=recipe.name,
+            build=recipe.build,
+            speculation=recipe.speculation,
+            stack=recipe.stack,
+            timing_cache=timing_cache(recipe, context.recipe_dir),
+            scratch=context.scratch,
+            progress=context.progress,
+        )
+        return StageResult(summary=engine, measured=MEASURED)
+    from builder.targets.trtllm import llmapi_target
+
+    engine = llmapi_target.build_engine(
+        checkpoint,
+        context.out,
+        name=recipe.name,
+        build=recipe.build,
+        settings=_llm_settings(recipe),
+        speculation=recipe.speculation,
+        stack=recipe.stack,
+        draft=draft_directory(recipe, context.recipe_dir),
+        progress=context.progress,
+    )
+    return StageResult(summary=engine)
+
+
+def _llm_settings(recipe: Recipe) -> LlmSettings:
+    """The layout's own arguments: the repository and the artifact must not differ."""
+    from builder.targets.trtllm.llmapi_target import CHECKPOINT_DIR, DRAFT_DIR, LlmSettings
+    from triton_repo.layouts.llmapi_settings import llm_arguments, serve_options
+
+    draft = DRAFT_DIR if recipe.speculation.draft else None
+    options = serve_options(recipe, CHECKPOINT_DIR, draft=draft)
+    return LlmSettings(
+        llm_arguments(recipe, CHECKPOINT_DIR, draft=draft), options.command, options.file_name, options.file_text
+    )

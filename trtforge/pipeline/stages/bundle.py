@@ -4,7 +4,8 @@ Layout::
 
     engine/           the engine directory
     repository/       the Triton model repository; its models find ../../engine
-    evidence/         deterministic: perplexity, generation, parity, audit, gates; measured: smoke, bench
+    evidence/         deterministic: perplexity, generation, parity, audit, gates; measured: smoke, bench;
+                      not_run.json: stages that the target leaves out, and gates that nobody has looked at
     report.html|md|json
     recipe.yaml       the recipe after inheritance, overrides and defaults
 
@@ -26,6 +27,7 @@ from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResu
 from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke
 from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, write_json
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
+from trtforge.pipeline.stages.targets import not_run
 from trtforge.recipe.schema import Recipe
 from trtforge.store.export import copy_artifact, copy_artifact_file
 from trtforge.store.hashing import hash_file
@@ -54,7 +56,7 @@ class BundleStage(StageBase):
 
     name = "bundle"
     needs = ("intake", "baseline", "quantize", "evaluate", "build", "parity", "repository", "smoke", "bench")
-    code_version = "2"
+    code_version = "3"
     carries_measurements = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -73,8 +75,12 @@ class BundleStage(StageBase):
         copy_artifact(inputs["repository"], out / "repository", context.progress.advance, below=REPOSITORY_DIR)
         evidence = out / EVIDENCE_DIR
         evidence.mkdir()
+        missing = {name: reason for name, artifact in inputs.items() if (reason := not_run(artifact)) is not None}
         for stage, file, name in EVIDENCE:
-            copy_artifact_file(inputs[stage], file, evidence / name)
+            if stage not in missing:
+                copy_artifact_file(inputs[stage], file, evidence / name)
+        if missing:
+            write_json(evidence / "not_run.json", missing)
         write_json(evidence / "audit.json", inputs["quantize"].summary["audit"])
         write_json(evidence / "provenance.json", provenance(inputs))
         write_recipe(context.recipe, out / RECIPE_FILE)
@@ -118,8 +124,12 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
     table = stack_table()
     row = table.row(recipe.stack) if recipe.stack else table.newest(recipe.build.target)
     planned_for = engine.get("planned_for")
+    of_torch = engine["target"] == "torch"
     return {
         "target": engine["target"],
+        "compiled": engine.get("compiled", True),
+        "stack": row.name if row else None,
+        "serves_with": [item.model_dump(exclude_none=True) for item in row.components if item.serving] if row else [],
         "planned_for": planned_for,
         "isa": sorted(dict(CPU_CAPABILITIES).get(str(planned_for), frozenset())),
         "gpu_architectures": list(recipe.build.architectures),
@@ -128,7 +138,7 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
         "layout": recipe.triton.layout,
         "triton": recipe.triton.version or (row.triton if row else None),
         "numpy": row.numpy if row else None,
-        "python": PYTHON_RULE,
+        "python": PYTHON_RULE if of_torch else None,
         "tokenizer_sha256": hash_file(context.inputs["quantize"].path / "tokenizer.json"),
     }
 
@@ -136,7 +146,8 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
 def summarize(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
     """The deterministic figures of a whole run, as ``trtforge run`` shows them at its end."""
     evaluated, engine = inputs["evaluate"].summary, inputs["build"].summary
-    return {
+    left_out = {name: dict(reason) for name, artifact in inputs.items() if (reason := not_run(artifact)) is not None}
+    summary = {
         "model": inputs["intake"].summary["source"],
         "architecture": inputs["intake"].summary["architecture"],
         "format": inputs["quantize"].summary["format"],
@@ -152,11 +163,17 @@ def summarize(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
             "quantized": evaluated["candidate"],
             "increase": evaluated["increase"],
         },
-        "parity": dict(inputs["parity"].summary),
+        "parity": {} if "parity" in left_out else dict(inputs["parity"].summary),
         "limits": engine["limits"],
         "kv_blocks": engine["kv_cache"],
-        "smoke": {"passed": inputs["smoke"].summary["passed"], "of": len(inputs["smoke"].summary["checks"])},
     }
+    if "smoke" not in left_out:
+        smoke = inputs["smoke"].summary
+        summary["smoke"] = {"passed": smoke["passed"], "of": len(smoke["checks"])}
+    if left_out:
+        summary["not_run"] = left_out
+        summary["compiled"] = engine["compiled"]
+    return summary
 
 
 def weight_bytes(artifact: Artifact) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from trtforge.pipeline.stage import Artifact, StageContext
 from trtforge.pipeline.stages.common import plain, read_json, size_of
 from trtforge.pipeline.stages.smoke import SMOKE_FILE
+from trtforge.pipeline.stages.targets import not_run
 from trtforge.recipe.units import format_size
 
 
@@ -18,24 +19,30 @@ def build_report(context: StageContext) -> Any:
     inputs = context.inputs
     gates = [gate for artifact in inputs.values() for gate in artifact.manifest["gates"]]
     passed = all(gate["passed"] for gate in gates)
+    missing = {name: reason for name, artifact in inputs.items() if (reason := not_run(artifact)) is not None}
+    unseen = [gate for reason in missing.values() for gate in reason["gates"]]
     increase = inputs["evaluate"].summary["increase"]
     verdict = (
         f"{len(gates)} gates {'passed' if passed else 'checked, some were missed'}; perplexity "
         f"{increase['value']:+.2%} [{increase['low']:+.2%}, {increase['high']:+.2%}] against the baseline"
     )
+    if unseen:
+        verdict += f"; {len(unseen)} gates were not run: {', '.join(unseen)}"
     sections = [
         _model(inputs),
         _quality(inputs),
-        _speed(inputs["bench"]),
-        _server(inputs["smoke"]),
+        *([] if "bench" in missing else [_speed(inputs["bench"])]),
+        *([] if "smoke" in missing else [_server(inputs["smoke"])]),
         _gates(gates),
-        _serving(context),
+        *([_not_run(missing)] if missing else []),
+        _serving_of_trtllm(inputs["build"]) if missing else _serving(context),
         _origin(inputs),
     ]
     data = {
         "recipe": plain(context.recipe),
         "stages": {name: _stage_data(artifact) for name, artifact in inputs.items()},
         "gates": gates,
+        "not_run": missing,
     }
     return Report(f"{context.recipe.name}: deployment report", verdict, passed, sections, data)
 
@@ -62,12 +69,38 @@ def _model(inputs: Mapping[str, Artifact]) -> Any:
         ("format", f"{quantized['format']}, KV cache {quantized['kv_cache']}"),
         ("engine", f"target {engine['target']}, {format_size(size_of(inputs['build']))}"),
         ("limits", ", ".join(f"{key} {value}" for key, value in engine["limits"].items())),
-        ("KV pool", f"{engine['kv_cache']['num_blocks']} blocks of {engine['kv_cache']['block_size']} tokens"),
-        ("linears", "; ".join(f"{count} × {name}" for name, count in engine["linears"].items())),
+        *(_trtllm_rows(engine) if "linears" not in engine else _torch_rows(engine)),
     )
     emulated = quantized.get("emulated") or []
     note = f"Emulated, for want of the hardware: {', '.join(emulated)}." if emulated else ""
     return Section("What was built", note, (Table(("", ""), rows),))
+
+
+def _torch_rows(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return (
+        ("KV pool", f"{engine['kv_cache']['num_blocks']} blocks of {engine['kv_cache']['block_size']} tokens"),
+        ("linears", "; ".join(f"{count} × {name}" for name, count in engine["linears"].items())),
+    )
+
+
+def _trtllm_rows(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What is known of an artifact for TensorRT-LLM; whether it was compiled stands first."""
+    parallel, again = engine["parallel"], engine.get("conversion", {}).get("requantized", {})
+    rows = [
+        ("compiled", "yes" if engine["compiled"] else f"NO: {engine['not_compiled']}"),
+        ("TensorRT-LLM", f"{engine['tensorrt_llm']} (stack {engine['stack']})"),
+        ("ranks", f"tp {parallel['tp']} x pp {parallel['pp']}"),
+        ("KV cache", f"{engine['kv_cache']['format']}, blocks of {engine['kv_cache']['block_size']} tokens"),
+    ]
+    if again.get("weights"):
+        rows.append(
+            (
+                "rounded again for TensorRT-LLM",
+                f"{again['weights']:,} weights of {again['linears']} linears that share a scale, by at most "
+                f"{again['largest_relative_change']:.2%} each; the figures below are of the checkpoint before that",
+            )
+        )
+    return tuple(rows)
 
 
 def _interval(figures: Mapping[str, float], style: str) -> str:
@@ -80,6 +113,7 @@ def _quality(inputs: Mapping[str, Artifact]) -> Any:
 
     baseline, evaluated, parity = (inputs[name].summary for name in ("baseline", "evaluate", "parity"))
     before, after = evaluated["baseline"], evaluated["candidate"]
+    ran = "agreement" in parity
     perplexity = Table(
         ("perplexity", "value [95 % interval]"),
         (
@@ -94,12 +128,7 @@ def _quality(inputs: Mapping[str, Artifact]) -> Any:
             ("tokens scored", f"{evaluated['tokens']:,} of {evaluated['corpus']}"),
             ("sane answers, baseline", f"{baseline['sane_answers']} of {baseline['prompts']}"),
             ("sane answers, quantized", f"{evaluated['sane_answers']} of {evaluated['prompts']}"),
-            ("engine agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")),
-            ("  without the allowance for near ties", _interval(parity["raw_agreement"], ".2%")),
-            ("  mean KL divergence", f"{parity['mean_kl']:.2e} nats"),
-            ("  positions whose two best tokens lie within the noise", f"{parity['near_tie_share']:.2%}"),
-            ("  the noise: a difference of logits up to", f"{parity['near_tie_logits']:.3g}"),
-            *_floor(parity),
+            *(_engine_rows(parity) if ran else ()),
         ),
     )
     bars = Series(
@@ -113,6 +142,17 @@ def _quality(inputs: Mapping[str, Artifact]) -> Any:
     plot = Plot("Perplexity with 95 % intervals", "", "perplexity", (bars,), kind="bar")
     text = "Baseline and quantized model are scored on the same tokens; the increase's interval is paired."
     return Section("Quality", text, (perplexity, others), (plot,))
+
+
+def _engine_rows(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return (
+        ("engine agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")),
+        ("  without the allowance for near ties", _interval(parity["raw_agreement"], ".2%")),
+        ("  mean KL divergence", f"{parity['mean_kl']:.2e} nats"),
+        ("  positions whose two best tokens lie within the noise", f"{parity['near_tie_share']:.2%}"),
+        ("  the noise: a difference of logits up to", f"{parity['near_tie_logits']:.3g}"),
+        *_floor(parity),
+    )
 
 
 def _floor(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -155,6 +195,30 @@ def _gates(gates: list[dict[str, Any]]) -> Any:
 
     rows = tuple((g["name"], "yes" if g["passed"] else "NO", g["detail"]) for g in gates)
     return Section("Gates", "", (Table(("gate", "passed", "figures"), rows),))
+
+
+def _not_run(missing: Mapping[str, Mapping[str, Any]]) -> Any:
+    from evals.report import Section, Table
+
+    rows = tuple((name, ", ".join(reason["gates"]) or "-", reason["reason"]) for name, reason in missing.items())
+    text = "Nothing below was looked at on the engine; do so on the GPU machine before traffic is sent to it."
+    return Section("Not run", text, (Table(("stage", "gates without a verdict", "why"), rows),))
+
+
+def _serving_of_trtllm(build: Artifact) -> Any:
+    import shlex
+
+    from evals.report import Section
+
+    engine = build.summary
+    commands = ["trtforge verify BUNDLE", f"trtforge stack check {engine['stack']}"]
+    if engine["target"] == "trtllm-engine":
+        if not engine["compiled"]:
+            commands += [f"sh BUNDLE/engine/{name}" for name in engine["scripts"]]
+        commands.append("trtforge engine info BUNDLE/engine")
+    else:
+        commands.append(f"cd BUNDLE/engine && {shlex.join(engine['serve'])}")
+    return Section("Serve it", "BUNDLE is the folder of this report.", preformatted=("\n".join(commands),))
 
 
 def _serving(context: StageContext) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
 from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stages.common import plain
 from trtforge.recipe.schema import Recipe
 
 #: folder below the artifact; the engine is found from a model's folder as ``../../engine``
@@ -22,31 +23,82 @@ class RepositoryStage(StageBase):
     tools = ("tritonclient",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        from triton_repo.layouts.native import MODEL_CODE
-        from trtforge.store.hashing import hash_file
-
-        return {
+        section = {
             "name": recipe.name,
             "layout": recipe.triton.layout,
             "version": recipe.triton.version,
-            "model_code": hash_file(MODEL_CODE),
+        }
+        if recipe.triton.layout == "native":
+            return {**section, "model_code": _code_hash([_native_code()])}
+        return {
+            **section,
+            "triton": plain(recipe.triton),
+            "build": plain(recipe.build),
+            "speculation": plain(recipe.speculation),
+            "model_code": _code_hash(_layout(recipe.triton.layout).code_files()),
         }
 
     def run(self, context: StageContext) -> StageResult:
-        from triton_repo.layouts import native
         from triton_repo.validate import require_valid
 
-        layout = context.recipe.triton.layout
-        if layout != "native":
-            raise ForgeError(
-                "TF-TRI-001",
-                f"layout {layout} is not built by this version",
-                asked=f"triton.layout: {layout}",
-                why=f"{layout} serves engines of TensorRT-LLM, which this version does not build",
-                remedies=["triton.layout: native"],
-            )
-        engine = context.inputs["build"].path
+        recipe, out = context.recipe, context.out / REPOSITORY_DIR
+        engine_dir = context.inputs["build"].path
         context.progress.start("writing the model repository")
-        summary = native.emit(engine, context.out / REPOSITORY_DIR, name=context.recipe.name)
-        require_valid(context.out / REPOSITORY_DIR, engine)
+        if recipe.triton.layout == "native":
+            from triton_repo.layouts import native
+
+            summary = native.emit(engine_dir, out, name=recipe.name)
+            require_valid(out, engine_dir)
+            return StageResult(summary=summary)
+        engine = context.inputs["build"].summary
+        module = _layout(recipe.triton.layout)
+        if recipe.triton.layout == "inflight_batcher_llm":
+            summary = module.emit(recipe, engine_facts(engine), out, engine_reference=f"engine/{engine['engine_dir']}")
+        else:
+            draft = "../../engine/draft" if recipe.speculation.draft else None
+            summary = module.emit(recipe, out, model_reference="../../engine/checkpoint", draft_reference=draft)
+        require_valid(out)
         return StageResult(summary=summary)
+
+
+def _layout(name: str) -> Any:
+    """The module of a layout that serves TensorRT-LLM."""
+    import importlib
+
+    return importlib.import_module(f"triton_repo.layouts.{name}")
+
+
+def _native_code() -> Path:
+    from triton_repo.layouts.native import MODEL_CODE
+
+    return MODEL_CODE
+
+
+def _code_hash(files: list[Path]) -> str:
+    """One hash over the files that a repository carries."""
+    from trtforge.store.hashing import hash_file, hash_json
+
+    return hash_json([hash_file(path) for path in files]) if len(files) > 1 else hash_file(files[0])
+
+
+def engine_facts(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What a repository must know of an engine, as :func:`triton_repo.trtllm_engine.describe_engine` would say it
+    once the engine is compiled; taken from what was asked, so that a repository can be written before."""
+    settings, parallel = engine["settings"], engine["parallel"]
+    return {
+        **engine["limits"],
+        "tokens_per_block": settings["tokens_per_block"],
+        "vocab_size": engine["vocab_size"],
+        "logits_dtype": engine["logits_dtype"],
+        "dtype": engine["dtype"],
+        "tp": parallel["tp"],
+        "pp": parallel["pp"],
+        "speculation": settings["speculative_decoding_mode"] or "none",
+        "max_draft_len": settings["max_draft_len"] or 0,
+        "paged_context_attention": settings["use_paged_context_fmha"],
+        "gather_context_logits": settings["gather_context_logits"],
+        "gather_generation_logits": settings["gather_generation_logits"],
+        "max_lora_rank": settings["max_lora_rank"] or 0,
+        "kv_bytes_per_token": engine["kv_bytes_per_token"],
+        "version": engine["tensorrt_llm"],
+    }

@@ -1,0 +1,102 @@
+"""What both targets of TensorRT-LLM share: the stack's row, the model's facts, the tokenizer, engine.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from builder.files import copy_file
+from builder.targets.trtllm.source import Checkpoint
+from trtforge.errors import ForgeError
+from trtforge.tables import StackRow, stack_table
+
+ENGINE_FILE = "engine.json"
+ENGINE_VERSION = 1
+COMPONENT = "TensorRT-LLM"
+#: what tokenization needs, beside the engine
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+def engine_stack(target: str, name: str | None) -> tuple[StackRow, str]:
+    """The stack's row and its version of TensorRT-LLM.
+
+    Raises:
+        ForgeError: ``TF-BLD-043`` the row is unknown, or has no TensorRT-LLM for the target.
+    """
+    table = stack_table()
+    row = table.row(name) if name else table.newest(target)
+    version = None if row is None else row.version_of(COMPONENT)
+    if row is None or version is None or target not in row.targets:
+        works = [other.name for other in table.rows if target in other.targets]
+        raise ForgeError(
+            "TF-BLD-043",
+            f"The stack {name} does not build {target}",
+            asked=f"stack: {name}, build.target: {target}",
+            numbers={"stacks_of_target": works},
+            why="The stack says which TensorRT-LLM the artifact is for.",
+            remedies=[f"stack: {other}" for other in works],
+        )
+    return row, version
+
+
+def describe_model(source: Checkpoint, checkpoint: Path, tp: int, pp: int) -> dict[str, Any]:
+    """Model, quantization, KV cache and special tokens, as engine.json carries them.
+
+    ``kv_bytes_per_token`` is of the rank that holds most: keys and values of its layers and heads.
+    """
+    config = source.config
+    return {
+        "architecture": config.architecture,
+        "dtype": config.dtype,
+        "quant_format": source.format,
+        "group_size": source.group if source.format != "none" else None,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "sliding_window": config.sliding_window,
+        "kv_cache": {"format": "fp8" if source.kv_algorithm == "FP8" else config.dtype},
+        "kv_bytes_per_token": 2
+        * -(-config.num_layers // pp)
+        * -(-config.num_kv_heads // tp)
+        * config.head_size
+        * (1 if source.kv_algorithm == "FP8" else {"float32": 4}.get(config.dtype, 2)),
+        **special_tokens(checkpoint),
+    }
+
+
+def special_tokens(directory: Path) -> dict[str, Any]:
+    """End and start tokens; generation_config.json wins over config.json, as in transformers' generate."""
+    found: dict[str, Any] = {}
+    for file in ("config.json", "generation_config.json"):
+        path = directory / file
+        if path.is_file():
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            found |= {key: raw[key] for key in ("eos_token_id", "bos_token_id") if raw.get(key) is not None}
+    ends = found.get("eos_token_id", [])
+    return {"eos_token_ids": [ends] if isinstance(ends, int) else list(ends), "bos_token_id": found.get("bos_token_id")}
+
+
+def copy_tokenizer(checkpoint: Path, out: Path) -> None:
+    """Copy what tokenization needs."""
+    for name in TOKENIZER_FILES:
+        if (checkpoint / name).is_file():
+            copy_file(checkpoint / name, out / name)
+
+
+def write_engine(out: Path, engine: dict[str, Any]) -> dict[str, Any]:
+    """Write engine.json last, whole or not at all; returns what it holds."""
+    text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
+    partial = out / f"{ENGINE_FILE}.partial"
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(out / ENGINE_FILE)
+    result: dict[str, Any] = json.loads(text)
+    return result

@@ -1,0 +1,201 @@
+"""The ``trtllm-engine`` target: TensorRT-LLM's checkpoint, and its engine where this machine can compile it.
+
+The artifact::
+
+    engine.json        what was asked, what was done; "compiled" says whether there is an engine
+    checkpoint/        config.json and rank<N>.safetensors of TensorRT-LLM
+    trtllm/            config.json and rank<N>.engine, when compiled (here, or later by the scripts)
+    build.sh, container.sh
+    tokenizer.json …   what the repository's pre- and postprocessing read
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from builder.files import copy_file
+from builder.targets.trtllm import script
+from builder.targets.trtllm.checkpoint import CONFIG_FILE, LOGITS_DTYPE, convert_checkpoint
+from builder.targets.trtllm.common import (
+    ENGINE_FILE,
+    ENGINE_VERSION,
+    copy_tokenizer,
+    describe_model,
+    engine_stack,
+    write_engine,
+)
+from builder.targets.trtllm.flags import build_arguments, settings_of
+from builder.targets.trtllm.readback import Finding, compare_engine, read_trtllm_engine
+from builder.targets.trtllm.runner import COMMAND, run_build, why_not_here
+from builder.targets.trtllm.source import Checkpoint
+from trtforge.errors import ForgeError
+from trtforge.progress import Progress, SilentProgress
+from trtforge.recipe.schema import Build, Speculation
+
+NAME = "trtllm-engine"
+LOG_FILE = "build.log"
+#: speculation whose heads are part of the checkpoint that trtllm-build reads
+_HEADS = ("eagle", "medusa")
+
+
+def build_engine(
+    checkpoint: Path,
+    out: Path,
+    *,
+    name: str,
+    build: Build,
+    speculation: Speculation | None = None,
+    stack: str | None = None,
+    timing_cache: Path | None = None,
+    scratch: Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write the artifact and return what engine.json holds.
+
+    Args:
+        checkpoint: the quantized Hugging Face checkpoint.
+        stack: a row of the stack table; default: the target's newest.
+        timing_cache: kernel timings of earlier builds.
+        scratch: a folder that survives a kill: ranks that were converted there are not converted again.
+
+    Raises:
+        ForgeError: ``TF-BLD-013`` and ``TF-BLD-030`` … ``TF-BLD-042`` for what cannot be built, ``TF-BLD-050``
+            and ``-051`` when the build in place fails, ``TF-BLD-052`` when its engine is not what was asked.
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    progress = progress or SilentProgress()
+    speculation = speculation or Speculation()
+    parallel = build.parallel
+    if parallel.ep != 1:
+        raise ForgeError(
+            "TF-BLD-036",
+            f"The model has no experts to spread over ep {parallel.ep}",
+            asked=f"build.parallel.ep: {parallel.ep}",
+            why="Expert parallelism is of mixture-of-experts models; the converter writes dense ones.",
+            remedies=["build.parallel.ep: 1"],
+        )
+    if speculation.method in _HEADS:
+        raise ForgeError(
+            "TF-BLD-037",
+            f"The heads of {speculation.method} are not put into TensorRT-LLM's checkpoint",
+            asked=f"speculation.method: {speculation.method}",
+            numbers={"methods": ["lookahead", "draft_target", "none"]},
+            why="trtllm-build reads them from the checkpoint; the converter writes the target model alone.",
+            remedies=[
+                "speculation.method: lookahead",
+                "speculation.method: draft_target",
+                "build.target: trtllm-llmapi with speculation.method: eagle3",
+            ],
+        )
+    row, version = engine_stack(NAME, stack)
+    cache = None
+    if timing_cache is not None:
+        copy_file(timing_cache, out / script.TIMING_CACHE)
+        cache = f"{{here}}/{script.TIMING_CACHE}"
+    settings = settings_of(build, speculation, cache)
+    arguments = build_arguments(version, {**settings, "output_timing_cache": "{work}/model.cache"})
+    source = Checkpoint.open(checkpoint)
+    converted = _convert(checkpoint, out, scratch, parallel.tp, parallel.pp, progress)
+    copy_tokenizer(checkpoint, out)
+    scripts = script.write_scripts(out, version, arguments, row.container)
+    reason = why_not_here(version)
+    if reason is None:
+        _compile(out, version, settings, arguments, parallel.tp * parallel.pp, progress)
+    else:
+        progress.note(f"not compiled: {reason}; run {' or '.join(scripts)}")
+    engine = {
+        "version": ENGINE_VERSION,
+        "target": NAME,
+        "name": name,
+        "compiled": reason is None,
+        "not_compiled": reason,
+        "engine_dir": script.ENGINE_DIR,
+        "checkpoint_dir": script.CHECKPOINT_DIR,
+        "tokenizer_dir": ".",
+        **describe_model(source, checkpoint, parallel.tp, parallel.pp),
+        "logits_dtype": LOGITS_DTYPE,
+        "limits": {
+            key: settings[key]
+            for key in ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len", "max_beam_width")
+        },
+        "parallel": {"tp": parallel.tp, "pp": parallel.pp, "ep": 1, "world_size": parallel.tp * parallel.pp},
+        "stack": row.name,
+        "tensorrt_llm": version,
+        "container": row.container,
+        "scripts": scripts,
+        "settings": settings,
+        "arguments": arguments,
+        "trtllm": build.trtllm.model_dump(mode="json", exclude={"timing_cache"}),
+        "kv_memory": build.kv_cache.model_dump(mode="json"),
+        "speculation": speculation.model_dump(mode="json"),
+        "conversion": converted,
+    }
+    engine["kv_cache"] |= {"block_size": build.kv_cache.block_size}
+    return write_engine(out, engine)
+
+
+def _convert(checkpoint: Path, out: Path, scratch: Path | None, tp: int, pp: int, progress: Progress) -> dict[str, Any]:
+    """Convert where it survives a kill, then move the result into ``out``."""
+    target = out / script.CHECKPOINT_DIR
+    if scratch is None:
+        return convert_checkpoint(checkpoint, target, tp=tp, pp=pp, progress=progress)
+    place = scratch / script.CHECKPOINT_DIR
+    converted = convert_checkpoint(checkpoint, place, tp=tp, pp=pp, progress=progress)
+    shutil.move(place, target)
+    return converted
+
+
+def _compile(
+    out: Path, version: str, settings: dict[str, Any], arguments: list[str], ranks: int, progress: Progress
+) -> None:
+    engine_dir = out / script.ENGINE_DIR
+    places = {"{here}/": f"{out}/", "{work}/": f"{engine_dir}/"}
+    words = []
+    for word in arguments:
+        for mark, place in places.items():
+            if word.startswith(mark):
+                word = place + word.removeprefix(mark)
+        words.append(word)
+    command = [
+        COMMAND,
+        "--checkpoint_dir",
+        str(out / script.CHECKPOINT_DIR),
+        "--output_dir",
+        str(engine_dir),
+        *words,
+    ]
+    run_build(command, engine_dir, out / LOG_FILE, ranks=ranks, progress=progress)
+    (engine_dir / "model.cache").unlink(missing_ok=True)
+    findings = check_engine(out, {"tensorrt_llm": version, "settings": settings})
+    if findings:
+        raise ForgeError(
+            "TF-BLD-052",
+            f"The engine is not what was asked: {findings[0].message}",
+            asked=str(engine_dir),
+            numbers={"findings": [finding.to_json() for finding in findings]},
+            why="trtllm-build changed or ignored a setting; serving it would not do what the recipe says.",
+            remedies=["ask for what the engine has", "read build.log for the builder's warnings"],
+        )
+
+
+def check_engine(artifact: Path, engine: dict[str, Any]) -> list[Finding]:
+    """The compiled engine of an artifact against its engine.json and its checkpoint."""
+    checkpoint = json.loads((artifact / script.CHECKPOINT_DIR / CONFIG_FILE).read_text(encoding="utf-8"))
+    expected = {"version": engine["tensorrt_llm"], "settings": engine["settings"], "checkpoint": checkpoint}
+    return compare_engine(read_trtllm_engine(artifact / script.ENGINE_DIR), expected)
+
+
+def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
+    """engine.json, whether there is a compiled engine now, what it records and where it differs from what was asked."""
+    info = {**engine, "engine": None, "findings": []}
+    if (artifact / script.ENGINE_DIR / CONFIG_FILE).is_file():
+        info["engine"] = read_trtllm_engine(artifact / script.ENGINE_DIR).to_json()
+        info["findings"] = [finding.to_json() for finding in check_engine(artifact, engine)]
+    return info
+
+
+__all__ = ["ENGINE_FILE", "NAME", "build_engine", "check_engine", "engine_info"]

@@ -1,0 +1,129 @@
+"""The ``trtllm-llmapi`` target: no engine. TensorRT-LLM from 1.3 runs the quantized checkpoint on PyTorch.
+
+The artifact::
+
+    engine.json        limits, stack, the arguments of ``LLM()`` and the command of ``trtllm-serve``
+    checkpoint/        the quantized Hugging Face checkpoint, as it is
+    draft/             the draft model's checkpoint, when speculating with one
+    extra-….yaml       what trtllm-serve has no option of its own for
+    tokenizer.json …
+
+The arguments are the layout's (``triton_repo.layouts.llmapi_settings``): server and artifact say the same.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from builder.files import copy_directory
+from builder.targets.trtllm.common import (
+    ENGINE_VERSION,
+    copy_tokenizer,
+    describe_model,
+    engine_stack,
+    write_engine,
+)
+from builder.targets.trtllm.source import Checkpoint
+from trtforge.errors import ForgeError
+from trtforge.progress import Progress, SilentProgress
+from trtforge.recipe.schema import Build, Speculation
+
+NAME = "trtllm-llmapi"
+CHECKPOINT_DIR = "checkpoint"
+DRAFT_DIR = "draft"
+
+
+@dataclass(frozen=True)
+class LlmSettings:
+    """Attributes:
+    arguments: of ``LLM()``; paths are relative to the artifact.
+    command: ``trtllm-serve`` with the same settings, run in the artifact's folder.
+    file_name, file_text: the file that the command names.
+    """
+
+    arguments: dict[str, Any]
+    command: tuple[str, ...]
+    file_name: str
+    file_text: str
+
+
+def build_engine(
+    checkpoint: Path,
+    out: Path,
+    *,
+    name: str,
+    build: Build,
+    settings: LlmSettings,
+    speculation: Speculation | None = None,
+    stack: str | None = None,
+    draft: Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write the artifact and return what engine.json holds.
+
+    Args:
+        checkpoint: the quantized Hugging Face checkpoint.
+        settings: what server and ``LLM()`` are told.
+        stack: a row of the stack table; default: the target's newest.
+        draft: directory of the draft model's checkpoint.
+
+    Raises:
+        ForgeError: ``TF-BLD-043`` the stack, ``TF-BLD-044`` the draft model is missing, ``TF-BLD-030`` and what
+            :class:`Checkpoint` refuses.
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    progress = progress or SilentProgress()
+    speculation = speculation or Speculation()
+    row, version = engine_stack(NAME, stack)
+    source = Checkpoint.open(checkpoint)
+    copy_directory(checkpoint, out / CHECKPOINT_DIR, progress=progress)
+    if any(key.startswith("speculative_model") for key in settings.arguments.get("speculative_config") or {}):
+        copy_directory(_require_draft(draft, speculation), out / DRAFT_DIR, progress=progress)
+    copy_tokenizer(checkpoint, out)
+    (out / settings.file_name).write_text(settings.file_text, encoding="utf-8")
+    limits, parallel = build.limits, build.parallel
+    engine = {
+        "version": ENGINE_VERSION,
+        "target": NAME,
+        "name": name,
+        "compiled": False,
+        "not_compiled": "this target has no engine: TensorRT-LLM loads the checkpoint when it starts",
+        "checkpoint_dir": CHECKPOINT_DIR,
+        "tokenizer_dir": ".",
+        **describe_model(source, checkpoint, parallel.tp, parallel.pp),
+        "limits": {
+            **limits.model_dump(exclude={"max_input_len"}),
+            "max_input_len": limits.max_input_len or limits.max_seq_len - 1,
+            "max_beam_width": build.trtllm.max_beam_width,
+        },
+        "parallel": {"tp": parallel.tp, "pp": parallel.pp, "ep": parallel.ep, "world_size": parallel.tp * parallel.pp},
+        "stack": row.name,
+        "tensorrt_llm": version,
+        "container": row.container,
+        "llm_args": settings.arguments,
+        "serve": list(settings.command),
+        "speculation": speculation.model_dump(mode="json"),
+    }
+    engine["kv_cache"] |= {"block_size": build.kv_cache.block_size}
+    return write_engine(out, engine)
+
+
+def _require_draft(draft: Path | None, speculation: Speculation) -> Path:
+    if draft is None or not (draft / "config.json").is_file():
+        raise ForgeError(
+            "TF-BLD-044",
+            "The draft model is not a directory with a checkpoint",
+            asked=f"speculation.draft: {speculation.draft}",
+            why="The artifact carries every model that the server loads; nothing is fetched when it starts.",
+            remedies=["speculation.draft: PATH of the draft's checkpoint, relative to the recipe"],
+        )
+    return draft
+
+
+def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
+    """engine.json and the command that serves it."""
+    return {**engine, "serve_command": shlex.join(engine["serve"])}

@@ -1,0 +1,90 @@
+"""What a target leaves out of the pipeline, and why: a stage that cannot run says so, and passes nothing.
+
+Policy: the engines of TensorRT-LLM run on a GPU under NVIDIA's own runtime, which this pipeline has no runner
+for. Their recipes go through the same stages; those that need a running engine write ``not_run.json`` with the
+reason and the gates that nobody has looked at. Report and bundle name these gates; none counts as passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtforge.pipeline.stage import Artifact, Stage, StageContext, StageResult
+from trtforge.pipeline.stages.common import write_json
+from trtforge.recipe.schema import Recipe
+
+NOT_RUN_FILE = "not_run.json"
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Why a stage is left out, and which gates have no verdict for it."""
+
+    reason: str
+    gates: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"reason": self.reason, "gates": list(self.gates)}
+
+
+_RUNTIME = "an engine of TensorRT-LLM runs on a GPU under its own runtime, which this pipeline has no runner for"
+_LLMAPI = "TensorRT-LLM loads the checkpoint on a GPU when it starts, and this pipeline has no runner for it"
+
+
+def _without_runner(why: str) -> Mapping[str, NotRun]:
+    return {
+        "graph": NotRun("TensorRT-LLM makes its own network from the checkpoint"),
+        "parity": NotRun(why, ("top1_agreement", "engine_kl")),
+        "smoke": NotRun(why, ("smoke",)),
+        "bench": NotRun(why, ("failed_requests", "slo")),
+    }
+
+
+#: target -> stage -> why it does not run
+LEFT_OUT: Mapping[str, Mapping[str, NotRun]] = {
+    "trtllm-engine": _without_runner(_RUNTIME),
+    "trtllm-llmapi": _without_runner(_LLMAPI),
+}
+
+
+def left_out(recipe: Recipe, stage: str) -> NotRun | None:
+    """Why ``stage`` does not run for the recipe's target; None when it runs."""
+    return LEFT_OUT.get(recipe.build.target, {}).get(stage)
+
+
+def not_run(artifact: Artifact) -> Mapping[str, Any] | None:
+    """``{"reason", "gates"}`` of a stage that did not run; None of one that did."""
+    found: Mapping[str, Any] | None = artifact.summary.get("not_run")
+    return found
+
+
+class PerTarget:
+    """A stage that is left out for some targets: it then writes the reason instead of running."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.name, self.needs = stage.name, stage.needs
+        self.code_version, self.tools = stage.code_version, stage.tools
+
+    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        reason = left_out(recipe, self.name)
+        return {"not_run": reason.to_json()} if reason else self._stage.section(recipe, recipe_dir)
+
+    def host_facts(self) -> dict[str, Any]:
+        facts = getattr(self._stage, "host_facts", None)
+        return dict(facts()) if facts is not None else {}
+
+    def disk_estimate(self, recipe: Recipe, inputs: Mapping[str, Artifact]) -> int:
+        estimate = getattr(self._stage, "disk_estimate", None)
+        return 0 if estimate is None or left_out(recipe, self.name) else int(estimate(recipe, inputs))
+
+    def run(self, context: StageContext) -> StageResult:
+        reason = left_out(context.recipe, self.name)
+        if reason is None:
+            return self._stage.run(context)
+        context.progress.note(f"not run: {reason.reason}")
+        write_json(context.out / NOT_RUN_FILE, reason.to_json())
+        return StageResult(summary={"not_run": reason.to_json()})
