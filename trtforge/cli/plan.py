@@ -58,6 +58,29 @@ def plan(
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the memory chart as SVG.", show_default=False)
     ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(metavar="DOLLARS", help="Of one GPU-hour; else costs are GPU-hours.", show_default=False),
+    ] = None,
+    utilization: Annotated[float, typer.Option(help="Share of the time in which the load is there.")] = 1.0,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Measured acceptance of one draft token.", show_default=False)
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measured over planned times by class of op.", show_default=False),
+    ] = None,
+    graph: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Take the ops from a written graph.", show_default=False)
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Search precision, split, batch, KV cache and drafts under bench.slo.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the recommended recipe.", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     overrides: SetOption = None,
 ) -> None:
     """Plan a recipe on GPUs: does it fit, how many requests, which split, how fast, at what cost; exit 1 if not."""
@@ -65,6 +88,7 @@ def plan(
     from builder.planner.facts import collect
     from builder.planner.hardware import gpu as gpu_row
     from builder.planner.report import build_plan
+    from trtforge.cli.plan_search import searched, speed_options
     from trtforge.errors import ExitCode
     from trtforge.recipe.load import load_recipe
 
@@ -73,9 +97,18 @@ def plan(
     load = _workload(isl, osl, lengths, trace, shared_prefix, rate)
     loaded = load_recipe(recipe, overrides or ())
     slo = loaded.recipe.bench.slo
+    options = speed_options(
+        card.name,
+        price=price,
+        utilization=utilization,
+        acceptance=acceptance,
+        calibration=calibration,
+        graph=graph,
+    )
+    known = _known(loaded, loaded.recipe.model.source, config)
     facts = collect(
         loaded.recipe,
-        _known(loaded, loaded.recipe.model.source, config),
+        known,
         card,
         count,
         workload=load,
@@ -83,9 +116,12 @@ def plan(
         network=network,
         parallel=_written_split(loaded),
         draft=_draft(loaded),
-        options={"itl": slo.itl_p99} if slo and slo.itl_p99 else {},
+        options={**options, **({"itl": slo.itl_p99} if slo and slo.itl_p99 else {})},
     )
     made = build_plan(facts)
+    best = None
+    if search or output is not None:
+        made, best = searched(made, loaded, known, output, overwrite=overwrite)
     shared = _share(loaded, made, beside or []) if beside else None
     gate = _gate(made, measured) if measured else None
     if chart is not None:
@@ -95,7 +131,9 @@ def plan(
     _show(console, made, shared, gate)
     verdict = "fits" if made.fits else "does not fit"
     console.value(f"{loaded.recipe.name}: {verdict} {facts.count} x {card.name} as {facts.parallel}")
-    if not made.fits:
+    if best is not None:
+        console.value(f"recommended: {best}")
+    elif not made.fits:
         raise common.Failed(ExitCode.GATE_FAILED)
 
 

@@ -45,7 +45,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommended point, the front of all that fit, how many meet the service levels, and what was passed over.
+    """The recommended point, the front of those that meet the service levels, their number, and what was passed over.
 
     ``certain`` is whether the slow figures meet the service levels too. ``refused`` holds the checks that kept
     better points out, by code or message.
@@ -59,11 +59,14 @@ class Choice:
 
 
 def pareto(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Points that no other beats in both time between tokens and output tokens a second a GPU, quickest first."""
+    """Points that no other beats in both time between tokens and output tokens a second a GPU, quickest first.
+
+    Steps of less than 1 % are left out.
+    """
     front: list[Point] = []
-    best = -math.inf
-    for point in sorted(points, key=lambda item: (item.itl[1], -item.output_per_gpu)):
-        if point.output_per_gpu > best:
+    best = 0.0
+    for point in sorted(points, key=lambda item: (item.itl[1], -item.output_per_gpu, item.first[1], item.batch)):
+        if point.output_per_gpu > best * 1.01:
             front.append(point)
             best = point.output_per_gpu
     return tuple(front)
@@ -111,7 +114,7 @@ def choose(
                 )
             )
             notes = tuple(dict.fromkeys(refused.values()))
-            return Choice(point, pareto(found.points), len(meeting), certain, notes)
+            return Choice(point, pareto(meeting), len(meeting), certain, notes)
         refused[key] = "; ".join(reasons)
     raise _all_refused(meeting, list(dict.fromkeys(refused.values())))
 
@@ -119,11 +122,11 @@ def choose(
 def _order(point: Point, goal: Goal) -> tuple[float, ...]:
     step = math.log(_EQUAL)
     if goal == "latency":
-        return (round(math.log(point.itl[1]) / step), -point.output[1])
+        return (round(math.log(point.itl[1]) / step), -point.output[1], point.first[1])
     tokens = -math.floor(math.log(point.output[1]) / step)
     if goal == "fit":
-        return (point.parallel.gpus, tokens, point.itl[1])
-    return (tokens, point.itl[1])
+        return (point.parallel.gpus, tokens, point.itl[1], point.first[1])
+    return (tokens, point.itl[1], point.first[1])
 
 
 def describe(point: Point) -> str:

@@ -99,7 +99,8 @@ def _linear(op: Linear, step: Step, precision: Precision, gpu: Gpu) -> Cost:
 
 
 def _linear_class(bits: int, math: ComputeFormat) -> OpClass:
-    if bits < 16 and math == "fp16":
+    # 4-bit integers are widened inside the kernel even where the arithmetic is FP8 (W4A8)
+    if (bits < 16 and math == "fp16") or (bits < 8 and math != "fp4"):
         return "linear_weight_only"
     classes: dict[ComputeFormat, OpClass] = {
         "fp32": "linear_fp32",

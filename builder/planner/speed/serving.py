@@ -10,7 +10,7 @@ the replica runs P mixed steps, D requests decoding beside the chunk, and G plai
     requests a second = 1 / (P · t_mixed + G · t_plain)
 
 When P mixed steps alone cover R, there is no plain step and fewer than B decode at once: the load is bound by
-prompts. With pp pipeline stages, min(pp, B) micro-batches run side by side; each passes every stage, so its step
+prompts, and by Little's law the others wait for their first token. With pp pipeline stages, min(pp, B) micro-batches run side by side; each passes every stage, so its step
 takes the time of a whole step of its share of the batch.
 """
 
@@ -54,7 +54,8 @@ class Load:
 class Served:
     """A replica at every batch: arrays [3, B] over slow, typical, fast and the batches; seconds, tokens a second.
 
-    ``ttft`` of a prompt that finds a free slot (at most a step later otherwise); ``itl`` the mean time a token;
+    ``ttft`` is the mean time from entering the replica to the first token: the prompt's chunks, and the wait where
+    prompts bind (a step that runs already comes on top); ``itl`` is the mean time a token;
     ``gap`` the 99th percentile of the time between two steps of a request: with speculation several tokens arrive
     at once. ``requests`` a second; ``input`` and ``output`` tokens a second; ``input_share`` of the time that the
     prompts cost beyond the decoding beside them. ``plain`` and ``mixed`` are the times of the two kinds of step.
@@ -169,8 +170,10 @@ def _solve(
     lived = np.maximum(in_mixed + in_plain, 1e-12)
     mean = np.where(rounds > 0, (in_mixed * mixed + in_plain * plain) / lived, plain)
     requests = micro / spent
+    # B requests stay B · P steps each when every step is mixed: what their own chunks and answers do not fill is waiting
+    waiting = np.where(plain_steps > 0, 0.0, np.maximum(local * mixed_steps - rounds - chunks, 0.0))
     return Served(
-        ttft=chunks * mixed,
+        ttft=(chunks + waiting) * mixed,
         itl=mean / yielded,
         gap=np.where(in_mixed / lived > _TAIL, mixed, plain),
         requests=requests,

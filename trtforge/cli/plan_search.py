@@ -1,0 +1,111 @@
+"""What ``trtforge plan`` needs for speed, cost and the search: options to facts, checks of recommended recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtforge.cli import common
+
+if TYPE_CHECKING:
+    from builder.planner.facts import KnownModel
+    from builder.planner.report import Plan
+    from builder.planner.search import Point
+    from builder.planner.types import Facts
+    from trtforge.recipe.load import LoadedRecipe
+
+
+def speed_options(
+    gpu: str,
+    *,
+    price: float | None,
+    utilization: float,
+    acceptance: float | None,
+    calibration: Path | None,
+    graph: Path | None,
+) -> dict[str, Any]:
+    """The options of :attr:`builder.planner.types.Facts.options` that speed, speculation and cost read.
+
+    Raises:
+        ForgeError: ``TF-PLN-050`` an acceptance, ``TF-PLN-055`` a price or utilization outside its range;
+            ``TF-PLN-052``, ``TF-PLN-053`` the calibration; ``TF-PLN-054`` the graph.
+    """
+    from builder.planner.cost import cost_per_million
+    from builder.planner.speculation import expected_tokens
+
+    expected_tokens(0.0 if acceptance is None else acceptance, 1)
+    cost_per_million(1, price or 0.0, 1.0, utilization)
+    found: dict[str, Any] = {"price": price, "utilization": utilization, "acceptance": acceptance}
+    if calibration is not None:
+        from builder.planner.calibration import read_calibration
+
+        found["calibration"] = read_calibration(calibration, gpu)
+    if graph is not None:
+        from builder.planner.speed.graph_ops import ops_of_graph
+
+        found["raw_ops"] = ops_of_graph(graph)
+    return found
+
+
+def searched(
+    made: Plan, loaded: LoadedRecipe, known: KnownModel, output: Path | None, *, overwrite: bool
+) -> tuple[Plan, str]:
+    """The plan with the search's section, and its line for ``--quiet``; writes the recommended recipe when asked.
+
+    Raises:
+        ForgeError: ``TF-PLN-056`` … ``TF-PLN-059`` as the search says; ``TF-RCP-015`` the file exists.
+    """
+    from dataclasses import replace
+
+    from builder.planner.search.choose import describe
+    from builder.planner.search.recipe import recipe_text
+    from builder.planner.sections import search as section
+    from quantize.formats import load_formats
+    from trtforge.recipe.starter import write_new
+
+    facts, table = made.facts, load_formats()
+    formats = {
+        row.name: tuple(sorted(row.group_sizes, key=lambda size: size != row.default_group_size))
+        for row in table.formats
+        if row.weight is not None
+    }
+    kv_formats = [row.name for row in table.kv_modes if row.supported and row.dtype is not None]
+    check = _Check(loaded, facts, output)
+    result = section.search(facts, known.groups, formats=formats, kv_formats=kv_formats, accept=check)
+    best = result.choice.best
+    verdict = describe(best)
+    if output is not None:
+        text = recipe_text(check.recipe(best), best, facts.gpu, facts.count, facts.workload)
+        write_new(output, text, overwrite=overwrite)
+        verdict += f"; written to {output}"
+    return replace(made, sections=(*made.sections, section.section(facts, result))), verdict
+
+
+class _Check:
+    """Whether the recipe of a point passes preflight; used only where a recipe is to be written.
+
+    Rules about this machine are left out: the plan is for another one.
+    """
+
+    def __init__(self, loaded: LoadedRecipe, facts: Facts, output: Path | None) -> None:
+        self.loaded, self.facts, self.output = loaded, facts, output
+        self.model = common.inspect_model(loaded) if output is not None else None
+
+    def recipe(self, point: Point) -> dict[str, Any]:
+        """The recipe of a point, for the folder that it is written to."""
+        from builder.planner.search.recipe import recommended, relocated
+
+        assert self.output is not None
+        facts = self.facts
+        data = recommended(self.loaded.written, point, facts.gpu, facts.serving, facts.workload)
+        return relocated(data, self.loaded.directory, self.output.parent)
+
+    def __call__(self, point: Point) -> Sequence[str]:
+        if self.output is None:
+            return ()
+        from trtforge.recipe.load import recipe_from_mapping
+
+        loaded = recipe_from_mapping(self.recipe(point), self.output.parent, label=str(self.output))
+        report = common.preflight(loaded, model=self.model, machine=False)
+        return [f"{finding.code}: {finding.message}" for finding in report.findings if finding.blocks]
