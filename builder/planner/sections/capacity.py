@@ -45,6 +45,8 @@ def section(facts: Facts) -> Section:
         f"({load.longest:,} tokens); 99 % need at most {percentile(load, 0.99):,}",
         f"a single request can have {ceiling:,} tokens of context",
     ]
+    if found.pool_tokens < load.longest:
+        notes.append(f"the pool holds {found.pool_tokens:,} tokens, the longest request has {load.longest:,}")
     data: dict[str, Any] = {
         "requests": {**asdict(found), "all_replicas": found.running * facts.replicas},
         "kv_bytes_per_token": per_token,
