@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trtforge.console import Console
     from trtforge.preflight import Report
     from trtforge.preflight.model import ModelShape
+    from trtforge.preflight.sources import Located
     from trtforge.recipe.load import LoadedRecipe
     from trtforge.store.store import Store
 
@@ -132,7 +133,13 @@ def preflight(
     from quantize.formats import load_formats
     from trtforge.preflight import check_report
 
-    table = load_formats()
+    table, recipe = load_formats(), loaded.recipe
+    parameters: Mapping[str, Any] | None = None
+    if recipe.triton.parameters:
+        from triton_repo.parameters import load_parameters
+
+        rows = load_parameters(recipe.triton.layout).rows
+        parameters = {row.name: row for row in rows if "tensorrt_llm" in row.models}
     return check_report(
         loaded,
         model=model,
@@ -140,7 +147,28 @@ def preflight(
         kv_modes={row.name: row for row in table.kv_modes},
         machine=machine,
         store=store,
+        locate=locate,
+        parameters=parameters,
     )
+
+
+def locate(source: str, directory: Path) -> Located:
+    """Where a source that a recipe names lies on this machine, or why it cannot lie there."""
+    from quantize.intake.hub import cached_commit, hub_cache
+    from quantize.intake.source import parse_source
+    from trtforge.preflight.sources import Located
+
+    try:
+        parsed = parse_source(source, directory)
+        if parsed.kind == "directory":
+            return Located(source, parsed.path)
+        if parsed.kind == "hf":
+            commit = cached_commit(parsed)
+            folder = hub_cache() / f"models--{parsed.repo.replace('/', '--')}" / "snapshots" / str(commit)
+            return Located(source, folder if commit and folder.is_dir() else None, fetched=True)
+    except ForgeError as error:
+        return Located(source, problem=error.message, remedies=tuple(error.remedies))
+    return Located(source)
 
 
 def inspect_model(loaded: LoadedRecipe) -> Any | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from trtforge.preflight.engine import Finding, Report, Rule, all_rules, make_facts, refusal, run_rules
 from trtforge.preflight.machine import Machine, probe
-from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape
+from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
+from trtforge.preflight.sources import Locate
 from trtforge.recipe.load import LoadedRecipe
 
 __all__ = ["Finding", "Machine", "Report", "Rule", "all_rules", "check", "check_report", "probe", "refusal"]
@@ -25,8 +26,13 @@ def check_report(
     kv_modes: Mapping[str, KvModeFacts] | None = None,
     machine: Machine | bool = True,
     store: Path | None = None,
+    locate: Locate | None = None,
+    parameters: Mapping[str, ParameterFacts] | None = None,
 ) -> Report:
     """Apply every rule; ``machine=True`` asks this machine, ``False`` leaves machine rules out.
+
+    ``locate`` says where the folders of model, draft and adapters lie, ``parameters`` what the recipe's Triton layout
+    takes; without them the rules over them are skipped.
 
     Raises:
         ForgeError: TF-RCP-014 when the recipe waives a code that does not exist, or without a justification.
@@ -35,7 +41,16 @@ def check_report(
         found: Machine | None = probe(store or Path.cwd())
     else:
         found = machine if isinstance(machine, Machine) else None
-    return run_rules(make_facts(loaded, model=model, formats=formats or {}, kv_modes=kv_modes or {}, machine=found))
+    facts = make_facts(
+        loaded,
+        model=model,
+        formats=formats or {},
+        kv_modes=kv_modes or {},
+        machine=found,
+        locate=locate,
+        parameters=parameters,
+    )
+    return run_rules(facts)
 
 
 def check(
@@ -46,7 +61,18 @@ def check(
     formats: Mapping[str, FormatFacts] | None = None,
     kv_modes: Mapping[str, KvModeFacts] | None = None,
     store: Path | None = None,
+    locate: Locate | None = None,
+    parameters: Mapping[str, ParameterFacts] | None = None,
 ) -> list[Finding]:
     """The findings of :func:`check_report`, blocking ones first."""
-    report = check_report(loaded, model=model, formats=formats, kv_modes=kv_modes, machine=machine, store=store)
+    report = check_report(
+        loaded,
+        model=model,
+        formats=formats,
+        kv_modes=kv_modes,
+        machine=machine,
+        store=store,
+        locate=locate,
+        parameters=parameters,
+    )
     return list(report.findings)

@@ -11,33 +11,77 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from trtforge.errors import ForgeError
 from trtforge.preflight.machine import Machine
-from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape
+from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
+from trtforge.preflight.sources import Locate, Located, SourceFiles
 from trtforge.recipe.keys import nearest
 from trtforge.recipe.load import LoadedRecipe
 from trtforge.recipe.schema import Recipe
 from trtforge.tables import ArchitectureTable, StackTable
+from trtforge.tables.features import FeatureTable, KernelTable
 
 Severity = Literal["error", "warning"]
-Need = Literal["model", "format", "machine"]
+Need = Literal["model", "format", "machine", "files", "draft", "adapters", "parameters"]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What rules may look at. ``model``, ``format``, ``kv_mode`` and ``machine`` may be unknown."""
+    """What rules may look at. What may be unknown is None or empty, and a rule says what it needs.
+
+    ``source``, ``draft`` and ``adapters`` say where the folders lie that the recipe names; ``written`` is what
+    its files and overrides said, without defaults; ``parameters`` are the rows of the recipe's Triton layout by name.
+    """
 
     recipe: Recipe
     directory: Path
     stacks: StackTable
     architectures: ArchitectureTable
+    features: FeatureTable
+    kernels: KernelTable
     model: ModelShape | None = None
     formats: Mapping[str, FormatFacts] = field(default_factory=dict)
     kv_modes: Mapping[str, KvModeFacts] = field(default_factory=dict)
     machine: Machine | None = None
+    source: Located | None = None
+    draft: Located | None = None
+    adapters: Mapping[str, Located] | None = None
+    parameters: Mapping[str, ParameterFacts] | None = None
+    written: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_written(self, path: Sequence[str]) -> bool:
+        """Whether the recipe's files or overrides give the key at ``path``."""
+        place: Any = self.written
+        for part in path:
+            if not isinstance(place, Mapping) or part not in place:
+                return False
+            place = place[part]
+        return True
+
+    @cached_property
+    def files(self) -> SourceFiles | None:
+        """The model's folder; None when it is not here or the source is no folder."""
+        return SourceFiles(self.source.folder) if self.source is not None and self.source.folder is not None else None
+
+    @cached_property
+    def draft_files(self) -> SourceFiles | None:
+        """The folder of the draft model or the heads; None when there is none here."""
+        return SourceFiles(self.draft.folder) if self.draft is not None and self.draft.folder is not None else None
+
+    @cached_property
+    def adapter_files(self) -> Mapping[str, SourceFiles]:
+        """The adapters' folders that are here, by name."""
+        found = self.adapters or {}
+        return {name: SourceFiles(place.folder) for name, place in found.items() if place.folder is not None}
+
+    @property
+    def target_architectures(self) -> tuple[str, ...]:
+        """The architectures that the engine is for: the recipe's, else those of the GPUs here."""
+        return self.recipe.build.architectures or (self.machine.architectures if self.machine is not None else ())
 
     @property
     def format(self) -> FormatFacts | None:
@@ -64,6 +108,7 @@ class Violation:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     remedies: Sequence[str] = ()
     why: str | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +126,7 @@ class Finding:
     source: str | None
     waived: str | None = None
     needs_model: bool = False
+    waivable: bool = True
 
     @property
     def kind(self) -> str:
@@ -105,6 +151,7 @@ class Finding:
             "remedies": list(self.remedies),
             "source": self.source,
             "waived": self.waived,
+            "waivable": self.waivable,
         }
 
 
@@ -123,6 +170,11 @@ class Rule:
     needs: tuple[Need, ...]
     waivable: bool
     check: Check
+
+    @property
+    def kind(self) -> str:
+        """``K4`` of ``TF-K4-001``."""
+        return self.code.split("-")[1]
 
 
 @dataclass(frozen=True)
@@ -149,7 +201,29 @@ class Report:
 
 
 _RULES: dict[str, Rule] = {}
-_MODULES = ("precision", "shapes", "limits", "memory", "corpora", "stack")
+_MODULES = (
+    "parameters",
+    "stack",
+    "precision",
+    "kernels",
+    "groups",
+    "heads",
+    "vocabulary",
+    "prequantized",
+    "quality",
+    "limits",
+    "memory",
+    "host",
+    "speculation",
+    "combinations",
+    "streaming",
+    "tokenizer",
+    "ranks",
+    "rope",
+    "corpora",
+    "adapters",
+    "throughput",
+)
 
 
 def rule(
@@ -193,6 +267,10 @@ def run_rules(facts: Facts) -> Report:
         "model": facts.model is not None,
         "format": bool(facts.formats),
         "machine": facts.machine is not None,
+        "files": facts.source is not None and not facts.source.absent,
+        "draft": facts.recipe.speculation.draft is None or (facts.draft is not None and not facts.draft.absent),
+        "adapters": _adapters_known(facts),
+        "parameters": not facts.recipe.triton.parameters or facts.parameters is not None,
     }
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
@@ -212,13 +290,21 @@ def run_rules(facts: Facts) -> Report:
                     violation.numbers,
                     violation.why or item.why,
                     tuple(violation.remedies),
-                    item.source,
+                    violation.source or item.source,
                     facts.recipe.waive.get(code) if item.waivable else None,
                     "model" in item.needs,
+                    item.waivable,
                 )
             )
     findings.sort(key=lambda finding: (not finding.blocks, finding.severity != "error"))
     return Report(tuple(findings), skipped, len(rules))
+
+
+def _adapters_known(facts: Facts) -> bool:
+    lora = facts.recipe.build.trtllm.lora
+    if lora is None or not lora.adapters:
+        return True
+    return facts.adapters is not None and not any(place.absent for place in facts.adapters.values())
 
 
 def _check_waivers(waivers: Mapping[str, str], rules: Mapping[str, Rule]) -> None:
@@ -269,10 +355,31 @@ def make_facts(
     formats: Mapping[str, FormatFacts],
     kv_modes: Mapping[str, KvModeFacts],
     machine: Machine | None,
+    locate: Locate | None,
+    parameters: Mapping[str, ParameterFacts] | None,
 ) -> Facts:
     """Facts of a loaded recipe with the shipped tables."""
     from trtforge.tables import architecture_table, stack_table
+    from trtforge.tables.features import feature_table, kernel_table
 
+    recipe, directory = loaded.recipe, loaded.directory
+    lora, draft = recipe.build.trtllm.lora, recipe.speculation.draft
     return Facts(
-        loaded.recipe, loaded.directory, stack_table(), architecture_table(), model, formats, kv_modes, machine
+        recipe,
+        directory,
+        stack_table(),
+        architecture_table(),
+        feature_table(),
+        kernel_table(),
+        model,
+        formats,
+        kv_modes,
+        machine,
+        source=locate(recipe.model.source, directory) if locate else None,
+        draft=locate(draft, directory) if locate and draft else None,
+        adapters={name: locate(source, directory) for name, source in lora.adapters.items()}
+        if locate and lora is not None
+        else None,
+        parameters=parameters,
+        written=loaded.written,
     )

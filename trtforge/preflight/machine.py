@@ -1,38 +1,115 @@
-"""What preflight asks of the machine: memory, disk, offline switches."""
+"""What preflight asks of the machine: memory, disk, GPUs, installed engines, offline switches."""
 
 from __future__ import annotations
 
+import functools
 import os
-from dataclasses import dataclass
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+
+#: distributions whose version decides what can be built here
+_TOOLS = ("tensorrt", "tensorrt-llm", "tensorrt-rtx", "datasets", "nvidia-modelopt")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A visible GPU: product name, bytes of memory, architecture such as ``sm_90``."""
+
+    name: str
+    memory: int
+    architecture: str
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes of memory and disk, and whether data sets may be fetched."""
+    """Bytes of memory and disk, GPUs, installed versions, and whether data sets may be fetched."""
 
     memory_total: int
     memory_available: int
     disk_free: int
     offline: bool
     cores: int
+    gpus: tuple[Gpu, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The architectures of the visible GPUs, without duplicates."""
+        return tuple(sorted({gpu.architecture for gpu in self.gpus}))
 
 
 def probe(store: Path) -> Machine:
     """The machine as it is now; the disk is the one that holds ``store`` (or would)."""
     import psutil
 
+    from trtforge.store.machine import tool_versions
+
     memory = psutil.virtual_memory()
     folder = store.absolute()
     while not os.path.exists(folder) and folder != folder.parent:  # noqa: PTH110 (unlike Path's it never raises)
         folder = folder.parent
+    versions = {name: version for name, version in tool_versions(_TOOLS).items() if version != "absent"}
     return Machine(
         memory_total=min(int(memory.total), _container_limit() or int(memory.total)),
         memory_available=int(memory.available),
         disk_free=int(psutil.disk_usage(str(folder)).free),
         offline=any(os.environ.get(name, "0") not in ("", "0") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")),
         cores=os.cpu_count() or 1,
+        gpus=visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")),
+        versions=versions,
     )
+
+
+@functools.cache
+def all_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that the driver shows, in its order; empty without a driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        answer = subprocess.run(
+            [program, "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parse_gpus(answer.stdout)
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """GPUs from nvidia-smi's ``name, MiB, compute capability`` lines; lines that do not fit are left out."""
+    found = []
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.rsplit(",", 2)]
+        if len(parts) == 3 and parts[1].isdigit() and parts[2].replace(".", "").isdigit():
+            found.append(Gpu(parts[0], int(parts[1]) * 2**20, f"sm_{parts[2].replace('.', '')}"))
+    return tuple(found)
+
+
+def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu, ...]:
+    """What ``CUDA_VISIBLE_DEVICES`` leaves; like CUDA, a list ends at its first index that does not exist.
+
+    Identifiers instead of indices cannot be told apart here, so each is taken for one of the GPUs.
+    """
+    if setting is None:
+        return gpus
+    chosen: list[Gpu] = []
+    for position, item in enumerate(part.strip() for part in setting.split(",")):
+        if item.lstrip("-").isdigit():
+            if not 0 <= int(item) < len(gpus):
+                break
+            chosen.append(gpus[int(item)])
+        elif item.startswith(("GPU-", "MIG-")) and position < len(gpus):
+            chosen.append(gpus[position])
+        else:
+            break
+    return tuple(chosen)
 
 
 def _container_limit() -> int | None:

@@ -6,7 +6,7 @@ The protocols describe the records that intake and the format table hand in; pre
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,7 +41,13 @@ class ModelShape(Protocol):
     @property
     def rope(self) -> Mapping[str, Any]: ...
     @property
+    def sliding_window(self) -> int | None: ...
+    @property
     def prequantized(self) -> str | None: ...
+    @property
+    def prequantized_kv_cache(self) -> str | None: ...
+    @property
+    def eos_token_ids(self) -> Sequence[int]: ...
 
 
 class WeightFacts(Protocol):
@@ -77,6 +83,24 @@ class KvModeFacts(Protocol):
     def supported(self) -> bool: ...
     @property
     def why(self) -> str | None: ...
+
+
+class ParameterFacts(Protocol):
+    """The fields of a layout's parameter that rules use."""
+
+    @property
+    def recipe(self) -> str | None: ...
+    @property
+    def until(self) -> str | None: ...
+    @property
+    def emitted(self) -> bool: ...
+    @property
+    def template(self) -> str | None: ...
+    @property
+    def meaning(self) -> str: ...
+    def fault(self, value: str) -> str | None:
+        """Why ``value`` cannot be this parameter, or None."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -131,6 +155,31 @@ def quantized_linears(model: ModelShape, exclude: Iterable[str]) -> list[Linear]
 def linear_parameters(model: ModelShape, exclude: Iterable[str]) -> int:
     """How many weights the quantized linears hold together."""
     return sum(linear.rows * linear.columns * len(linear.names) for linear in quantized_linears(model, exclude))
+
+
+def kv_heads_per_rank(model: ModelShape, tp: int) -> int:
+    """KV heads that a rank holds: its share, or one that is copied to several ranks."""
+    return max(1, -(-model.kv_heads // tp))
+
+
+def kv_bytes_per_rank(model: ModelShape, dtype: str, tp: int, pp: int) -> int:
+    """Bytes of KV cache a token on the fullest rank of tp x pp."""
+    layers = -(-model.layers // pp)
+    return 2 * layers * kv_heads_per_rank(model, tp) * model.head_size * DTYPE_BYTES[dtype]
+
+
+def usable_positions(model: ModelShape) -> int:
+    """Positions that the model's rope reaches: config.json's figure, or what its scaling stretches it to.
+
+    YaRN and linear scaling multiply the original context, and publishers often leave
+    ``max_position_embeddings`` at the original (https://huggingface.co/Qwen/Qwen2.5-7B-Instruct#processing-long-texts).
+    """
+    rope = model.rope
+    kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+    original = rope.get("original_max_position_embeddings")
+    if kind in ("yarn", "linear") and isinstance(factor, (int, float)) and isinstance(original, int):
+        return max(model.max_positions, int(factor * original))
+    return model.max_positions
 
 
 def kv_bytes_per_token(model: ModelShape, dtype: str) -> int:

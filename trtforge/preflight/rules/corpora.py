@@ -136,3 +136,45 @@ def builtin_suffices(facts: Facts) -> Iterator[Violation]:
             {"needed_tokens": needed, "bytes": size},
             ["fewer tokens or samples", *(f"{key}: file:PATH" for key in texts)],
         )
+
+
+@rule(
+    "TF-K19-005",
+    "a data set of the hub without the library that reads it",
+    why="Data sets of the hub are read by the package datasets, which is an extra.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/5247",
+    needs=("machine",),
+)
+def library_reads_hub(facts: Facts) -> Iterator[Violation]:
+    if "datasets" in facts.require_machine().versions:
+        return
+    for key, (spec, _) in _texts(facts).items():
+        if spec.startswith("hf:"):
+            yield Violation(
+                f"{key}: {spec} needs the package datasets, which is not installed",
+                f"{key}: {spec}",
+                {"package": "datasets"},
+                ["pip install datasets", f"{key}: {BUILTIN_TEXTS[0]}", f"{key}: file:PATH"],
+            )
+
+
+@rule(
+    "TF-K19-006",
+    "a model of the hub that is not here while the machine is set offline",
+    why="HF_HUB_OFFLINE forbids the download, and the cache does not hold the revision.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2537",
+    needs=("machine",),
+)
+def model_reachable(facts: Facts) -> Iterator[Violation]:
+    if facts.require_machine().offline and facts.source is not None and facts.source.absent:
+        source = facts.recipe.model.source
+        yield Violation(
+            f"{source} is not in the Hugging Face cache, and the machine is set offline",
+            f"model.source: {source}",
+            {"HF_HUB_OFFLINE": 1},
+            [
+                f"huggingface-cli download {source.removeprefix('hf:').split('@')[0]} where there is a connection",
+                "model.source: the directory of a copy",
+                "unset HF_HUB_OFFLINE",
+            ],
+        )

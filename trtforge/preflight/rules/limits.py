@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import usable_positions
 
 #: the longest prompt of the built-in load, in tokens (a generous bound over tokenizers)
 BUILTIN_PROMPT_TOKENS = {"builtin:mixed": 700, "builtin:short": 64}
@@ -18,7 +19,7 @@ BUILTIN_PROMPT_TOKENS = {"builtin:mixed": 700, "builtin:short": 64}
     needs=("model",),
 )
 def sequence_in_context(facts: Facts) -> Iterator[Violation]:
-    limit, context = facts.recipe.build.limits.max_seq_len, facts.require_model().max_positions
+    limit, context = facts.recipe.build.limits.max_seq_len, usable_positions(facts.require_model())
     if limit > context:
         yield Violation(
             f"max_seq_len {limit} is over the model's context of {context}",
@@ -74,7 +75,7 @@ def tokens_cover_batch(facts: Facts) -> Iterator[Violation]:
     needs=("model",),
 )
 def calibration_in_context(facts: Facts) -> Iterator[Violation]:
-    quantize, context = facts.recipe.quantize, facts.require_model().max_positions
+    quantize, context = facts.recipe.quantize, usable_positions(facts.require_model())
     length = quantize.calibration.sequence_length
     if (quantize.format != "none" or quantize.kv_cache != "none") and length > context:
         yield Violation(
@@ -92,7 +93,7 @@ def calibration_in_context(facts: Facts) -> Iterator[Violation]:
     needs=("model",),
 )
 def windows_in_context(facts: Facts) -> Iterator[Violation]:
-    window, context = facts.recipe.evals.perplexity.window, facts.require_model().max_positions
+    window, context = facts.recipe.evals.perplexity.window, usable_positions(facts.require_model())
     if window > context:
         yield Violation(
             f"perplexity windows of {window} tokens are over the model's context of {context}",
@@ -185,4 +186,77 @@ def enough_tokens(facts: Facts) -> Iterator[Violation]:
             f"evals.perplexity.tokens: {perplexity.tokens}",
             {"tokens": perplexity.tokens, "stride": perplexity.stride},
             [f"evals.perplexity.tokens: {4 * perplexity.stride} or more", "a smaller evals.perplexity.stride"],
+        )
+
+
+@rule(
+    "TF-K9-010",
+    "a key that has no effect here",
+    why="Whoever wrote it expects something that will not happen; the target, layout or method does not read it.",
+    severity="warning",
+)
+def keys_have_effect(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    for row in facts.features.effects:
+        if not facts.is_written(row.key.split(".")):
+            continue
+        for name, chosen, readers in (
+            ("build.target", recipe.build.target, row.targets),
+            ("triton.layout", recipe.triton.layout, row.layouts),
+            ("speculation.method", recipe.speculation.method, row.methods),
+        ):
+            if readers and chosen not in readers:
+                yield Violation(
+                    f"{row.key} has no effect with {name}: {chosen}",
+                    f"{row.key}, {name}: {chosen}",
+                    {"key": row.key, "read_by": list(readers)},
+                    [f"remove {row.key}", *(f"{name}: {reader}" for reader in readers)],
+                    why=f"{row.why[0].upper()}{row.why[1:]}.",
+                )
+
+
+@rule(
+    "TF-K9-011",
+    "the longest prompt does not fit one step",
+    why="Without chunked context a prompt is computed in one step, so max_num_tokens bounds every prompt.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/9277",
+)
+def prompt_fits_step(facts: Facts) -> Iterator[Violation]:
+    build = facts.recipe.build
+    limits = build.limits
+    longest = limits.max_input_len or limits.max_seq_len - 1
+    chunked = build.trtllm.chunked_context and (build.trtllm.paged_context_attention or build.target != "trtllm-engine")
+    if build.target in ("trtllm-engine", "trtllm-llmapi") and not chunked and limits.max_num_tokens < longest:
+        yield Violation(
+            f"prompts may have {longest} tokens, a step takes {limits.max_num_tokens}",
+            f"build.limits.max_num_tokens: {limits.max_num_tokens}, build.trtllm.chunked_context: "
+            f"{str(build.trtllm.chunked_context).lower()}",
+            {"longest_prompt": longest, "max_num_tokens": limits.max_num_tokens},
+            [
+                f"build.limits.max_num_tokens: {longest}",
+                "build.trtllm: {chunked_context: true, paged_context_attention: true}",
+                f"build.limits.max_input_len: {limits.max_num_tokens}",
+            ],
+        )
+
+
+@rule(
+    "TF-K9-012",
+    "a step shorter than a KV block",
+    why="A chunk of a prompt is a whole number of KV blocks, so a step takes at least one.",
+    source="https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html",
+    waivable=False,
+)
+def step_holds_block(facts: Facts) -> Iterator[Violation]:
+    build = facts.recipe.build
+    tokens, block = build.limits.max_num_tokens, build.kv_cache.block_size
+    if build.target in ("trtllm-engine", "trtllm-llmapi") and build.trtllm.chunked_context and tokens < block:
+        yield Violation(
+            f"max_num_tokens {tokens} is less than a KV block of {block}",
+            f"build.limits.max_num_tokens: {tokens}, build.kv_cache.block_size: {block}",
+            {"max_num_tokens": tokens, "block_size": block},
+            [
+                f"build.limits.max_num_tokens: {block}",
+                *(f"build.kv_cache.block_size: {size}" for size in (64, 32, 16) if size <= tokens),
+            ],
         )

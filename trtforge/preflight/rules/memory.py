@@ -1,27 +1,35 @@
-"""K10, K11: what fits into the engine's memory, and into the host's while it is made."""
+"""K10: what fits into the engine's memory, on the host or on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import DTYPE_BYTES, kv_bytes_per_token, linear_parameters
+from trtforge.preflight.features import kv_format, weight_format
+from trtforge.preflight.model import DTYPE_BYTES, kv_bytes_per_rank, linear_parameters
 from trtforge.recipe.units import format_size
 
 #: interpreter, torch and the runtime's own buffers
 PROCESS_BYTES = 700 * 2**20
-#: torch, transformers and ModelOpt loaded, before any weight
-QUANTIZER_BYTES = 1536 * 2**20
-#: the reference evaluation computes in float32
-REFERENCE_BYTES_PER_PARAMETER = 4
+#: CUDA context, NCCL and the engine's workspace on a GPU, before any token
+GPU_RESERVE_BYTES = 2 * 2**30
+#: targets whose weights lie on GPUs
+GPU_TARGETS = ("tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi")
 
 
 def kv_dtype(facts: Facts) -> str:
     """The pool's element type."""
-    mode = facts.kv_modes.get(facts.recipe.quantize.kv_cache)
+    name = kv_format(facts)
+    mode = facts.kv_modes.get(name)
     if mode is not None and mode.dtype in DTYPE_BYTES:
         return str(mode.dtype)
-    return "float8_e4m3fn" if facts.recipe.quantize.kv_cache.startswith("fp8") else facts.recipe.model.dtype
+    return "float8_e4m3fn" if name.startswith("fp8") else facts.recipe.model.dtype
+
+
+def token_bytes(facts: Facts) -> int:
+    """Bytes of KV cache a token on the fullest rank."""
+    parallel = facts.recipe.build.parallel
+    return kv_bytes_per_rank(facts.require_model(), kv_dtype(facts), parallel.tp, parallel.pp)
 
 
 def weight_bytes(facts: Facts, *, stored: bool) -> int:
@@ -31,7 +39,7 @@ def weight_bytes(facts: Facts, *, stored: bool) -> int:
     """
     model, recipe = facts.require_model(), facts.recipe
     wide = DTYPE_BYTES[recipe.model.dtype]
-    row = facts.format
+    row = facts.formats.get(weight_format(facts))
     if row is None or row.weight is None:
         return model.parameters * wide
     linear = min(linear_parameters(model, recipe.quantize.exclude), model.parameters)
@@ -54,7 +62,7 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
     if memory is None:
         return
     size = facts.recipe.build.kv_cache.block_size
-    token = kv_bytes_per_token(facts.require_model(), kv_dtype(facts))
+    token = token_bytes(facts)
     blocks, needed = memory // (token * size), -(-limits.max_seq_len // size)
     if blocks < needed:
         least = needed * size * token
@@ -136,7 +144,7 @@ def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
     if build.kv_cache.memory is None:
         return
-    token = kv_bytes_per_token(facts.require_model(), kv_dtype(facts))
+    token = token_bytes(facts)
     tokens = build.kv_cache.memory // (token * build.kv_cache.block_size) * build.kv_cache.block_size
     share = tokens / build.limits.max_batch_size
     if tokens >= build.limits.max_seq_len and share < 2 * build.kv_cache.block_size:
@@ -154,41 +162,145 @@ def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
 
 
 @rule(
-    "TF-K11-001",
-    "not enough memory to quantize and evaluate",
-    why="The model is loaded whole, and the reference evaluation computes in float32.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/102",
-    needs=("model", "machine"),
+    "TF-K10-005",
+    "two engines share the memory of a GPU by fractions",
+    why="Each engine takes its fraction of what is free when it starts: the second one of what the first left, and a "
+    "restart in another order divides otherwise. Bytes do not depend on the order.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/303",
 )
-def host_memory(facts: Facts) -> Iterator[Violation]:
-    parameters, total = facts.require_model().parameters, facts.require_machine().memory_total
-    needed = parameters * REFERENCE_BYTES_PER_PARAMETER + QUANTIZER_BYTES
-    if needed > total:
+def shared_gpu_needs_bytes(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    fraction, method = recipe.build.kv_cache.free_fraction, recipe.speculation.method
+    if recipe.build.target not in GPU_TARGETS or method != "draft_target" or fraction is None or fraction <= 0.5:
+        return
+    yield Violation(
+        f"draft and target engine each take {fraction:.0%} of the free memory",
+        f"build.kv_cache.free_fraction: {fraction:g}, speculation.method: {method}",
+        {"free_fraction": fraction, "engines": 2, "together": 2 * fraction},
+        ["build.kv_cache.memory: bytes for each engine, for example 8GiB", "build.kv_cache.free_fraction: 0.45"],
+    )
+
+
+@rule(
+    "TF-K10-006",
+    "a rank's weights are larger than any board",
+    why="The weights of a rank lie in one GPU's memory, beside the KV cache and the workspace.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/401",
+    needs=("model",),
+)
+def rank_fits_board(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    if recipe.build.target not in GPU_TARGETS:
+        return
+    parallel, weights = recipe.build.parallel, weight_bytes(facts, stored=True)
+    share = weights // (parallel.tp * parallel.pp)
+    for name in recipe.build.architectures:
+        row = facts.architectures.row(name)
+        if row is None or row.board_gib is None or share + GPU_RESERVE_BYTES <= row.board_gib * 2**30:
+            continue
+        room = row.board_gib * 2**30 - GPU_RESERVE_BYTES
+        ranks = -(-weights // room)
+        works = [tp for tp in (2, 4, 8, 16) if tp * parallel.pp >= ranks]
         yield Violation(
-            f"quantizing {parameters / 1e9:.2f} billion parameters needs about {format_size(needed)}, "
-            f"this machine has {format_size(total)}",
-            f"model.source: {facts.recipe.model.source}",
-            {"parameters": parameters, "needed": needed, "memory_total": total},
-            [f"a machine with {format_size(needed)} or more", "a smaller model"],
+            f"a rank has {format_size(share)} of weights, the largest board of {name} has {row.board_gib} GiB",
+            f"build.parallel: {{tp: {parallel.tp}, pp: {parallel.pp}}}, build.architectures: {name}",
+            {"weights": weights, "per_rank": share, "board_gib": row.board_gib, "least_ranks": ranks},
+            [
+                *(f"build.parallel.tp: {tp}" for tp in works[:2]),
+                *(["quantize.format: fp8 (halves the weights)"] if recipe.quantize.format == "none" else []),
+                f"build.parallel: tp x pp of {ranks} or more",
+            ],
         )
 
 
 @rule(
-    "TF-K11-002",
-    "not enough disk for the artifacts",
-    why="Every stage publishes a whole directory, so that any of them can be used alone.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/743",
+    "TF-K10-007",
+    "weights and KV pool do not fit into the GPUs here",
+    why="The engine is killed while it loads, or starts with a pool that no request fits into.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2773",
     needs=("model", "machine"),
 )
-def host_disk(facts: Facts) -> Iterator[Violation]:
-    free = facts.require_machine().disk_free
-    plain = facts.require_model().parameters * DTYPE_BYTES[facts.recipe.model.dtype]
-    stored = weight_bytes(facts, stored=True)
-    needed = plain + 4 * stored
-    if needed > free:
+def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
+    recipe, gpus = facts.recipe, facts.require_machine().gpus
+    if recipe.build.target not in GPU_TARGETS or not gpus:
+        return
+    parallel, limits, pool = recipe.build.parallel, recipe.build.limits, recipe.build.kv_cache
+    smallest = min(gpu.memory for gpu in gpus)
+    share = weight_bytes(facts, stored=True) // (parallel.tp * parallel.pp)
+    token = token_bytes(facts)
+    least = limits.max_seq_len * token
+    wanted = pool.memory if pool.memory is not None else least
+    room = smallest - share - GPU_RESERVE_BYTES
+    if pool.free_fraction is not None:
+        room = int(room * pool.free_fraction)
+    if wanted <= room:
+        return
+    batch, positions = max(0, room) // least, max(0, room) // token
+    yield Violation(
+        f"a rank needs {format_size(share)} of weights and {format_size(wanted)} of KV cache, the smallest GPU has "
+        f"{format_size(smallest)}",
+        f"build.kv_cache: {{memory: {pool.memory}, free_fraction: {pool.free_fraction}}}, "
+        f"build.parallel.tp: {parallel.tp}",
+        {
+            "weights_per_rank": share,
+            "kv_pool": wanted,
+            "reserve": GPU_RESERVE_BYTES,
+            "gpu": smallest,
+            "bytes_per_token": token,
+            "largest_full_length_batch": batch,
+            "largest_pool_tokens": positions,
+        },
+        [
+            *([f"build.kv_cache.memory: {room // 2**20}MiB"] if batch else []),
+            *([f"build.limits.max_seq_len: {positions}"] if not batch and positions >= 128 else []),
+            f"build.parallel.tp: {parallel.tp * 2}",
+            *(["quantize.kv_cache: fp8 (halves the cache)"] if kv_format(facts) == "none" else []),
+            *(["quantize.format: fp8 (halves the weights)"] if weight_format(facts) == "none" else []),
+        ],
+    )
+
+
+@rule(
+    "TF-K10-008",
+    "the KV pool leaves nothing beside it",
+    why="The fraction is taken of what is free after the weights: workspace, logits and adapters need the rest.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+    severity="warning",
+)
+def fraction_leaves_room(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    fraction = recipe.build.kv_cache.free_fraction
+    if fraction is not None and fraction > 0.95:
         yield Violation(
-            f"the artifacts take about {format_size(needed)}, {format_size(free)} are free",
-            f"model.source: {facts.recipe.model.source}",
-            {"checkpoint": plain, "quantized": stored, "copies": 4, "needed": needed, "disk_free": free},
-            ["trtforge artifacts gc", "--store DIR on a larger disk"],
+            f"the KV pool takes {fraction:.0%} of the free memory",
+            f"build.kv_cache.free_fraction: {fraction:g}",
+            {"free_fraction": fraction},
+            ["build.kv_cache.free_fraction: 0.9"],
+        )
+
+
+@rule(
+    "TF-K10-009",
+    "beams or drafts that the KV pool cannot hold",
+    why="Every beam keeps its own answer, and a step writes all draft tokens before it knows which are accepted.",
+    source="https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html",
+    severity="warning",
+    needs=("model",),
+)
+def pool_holds_beams(facts: Facts) -> Iterator[Violation]:
+    build, speculation = facts.recipe.build, facts.recipe.speculation
+    beams, drafts = build.trtllm.max_beam_width, speculation.max_draft_len or 0
+    if build.kv_cache.memory is None or build.target not in GPU_TARGETS or (beams == 1 and not drafts):
+        return
+    token, size, batch = token_bytes(facts), build.kv_cache.block_size, build.limits.max_batch_size
+    tokens = build.kv_cache.memory // token
+    needed = batch * (beams * size + drafts)
+    if tokens < needed:
+        fits = max(1, int(tokens // (beams * size + drafts)))
+        yield Violation(
+            f"{batch} requests with {beams} beams and {drafts} draft tokens write {needed} tokens a block, the pool "
+            f"holds {tokens}",
+            f"build.kv_cache.memory: {format_size(build.kv_cache.memory)}, build.limits.max_batch_size: {batch}",
+            {"pool_tokens": tokens, "needed_tokens": needed, "beams": beams, "max_draft_len": drafts},
+            [f"build.kv_cache.memory: {-(-needed * token // 2**20)}MiB", f"build.limits.max_batch_size: {fits}"],
         )

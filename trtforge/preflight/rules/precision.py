@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.features import kv_format, weight_format
 from trtforge.recipe.keys import nearest
+from trtforge.tables import Architecture
 
 _MATRIX = "https://nvidia.github.io/TensorRT-LLM/features/quantization.html"
+#: targets whose engines run only on the architecture that they were built on
+_BUILT_WHERE_IT_RUNS = ("tensorrt", "trtllm-engine")
+
+
+def _rows(facts: Facts) -> list[Architecture]:
+    """The table's rows of the architectures that the engine is for."""
+    rows = (facts.architectures.row(name) for name in facts.target_architectures)
+    return [row for row in rows if row is not None]
 
 
 @rule(
@@ -38,22 +48,24 @@ def unknown_format(facts: Facts) -> Iterator[Violation]:
     needs=("format",),
 )
 def format_on_architecture(facts: Facts) -> Iterator[Violation]:
-    name = facts.recipe.quantize.format
-    if facts.recipe.build.target == "torch" or name not in facts.formats:
+    name, target = weight_format(facts), facts.recipe.build.target
+    if target == "torch" or name not in facts.formats:
         return
-    for architecture in facts.recipe.build.architectures:
-        row = facts.architectures.row(architecture)
-        if row is None:
-            continue
-        support = row.formats.get(name)
-        if support == "no" or (support is None and architecture not in facts.formats[name].native):
-            works = [other for other in facts.formats if row.formats.get(other) == "yes"]
-            hosts = [item.name for item in facts.architectures.rows if item.formats.get(name) == "yes"]
+    for row in _rows(facts):
+        support = row.support(name, target)
+        if support in ("no", "weight-only") or (support is None and row.name not in facts.formats[name].native):
+            works = [other for other in facts.formats if row.support(other, target) == "yes" and other != "none"]
+            hosts = [
+                item.name
+                for item in facts.architectures.rows
+                if item.support(name, target) == "yes" and target in item.targets
+            ]
+            stated = " beyond weight-only" if support == "weight-only" else ""
             yield Violation(
-                f"{name} has no kernel on {architecture} ({row.title})",
-                f"quantize.format: {name}, build.architectures: {architecture}",
-                {"works_on": hosts, "formats_here": works},
-                [*(f"quantize.format: {other}" for other in works if other != "none"), f"build.architectures: {hosts}"],
+                f"{name} has no kernel{stated} on {row.name} ({row.title}) for {target}",
+                f"quantize.format: {facts.recipe.quantize.format}, build.architectures: {row.name}",
+                {"works_on": hosts, "formats_here": works, "support": support or "not stated"},
+                [*(f"quantize.format: {other}" for other in works), f"build.architectures: {hosts}"],
             )
 
 
@@ -64,20 +76,20 @@ def format_on_architecture(facts: Facts) -> Iterator[Violation]:
     source="https://github.com/NVIDIA/TensorRT-LLM/issues/222",
 )
 def kv_on_architecture(facts: Facts) -> Iterator[Violation]:
-    mode = facts.recipe.quantize.kv_cache
+    mode = kv_format(facts)
     if facts.recipe.build.target == "torch":
         return
-    for architecture in facts.recipe.build.architectures:
-        row = facts.architectures.row(architecture)
-        if row is not None and row.kv_cache.get(mode) in ("no", "disputed"):
+    for row in _rows(facts):
+        if row.kv_cache.get(mode) in ("no", "disputed"):
             stated = (
                 "listed by the matrix but contradicted by reports" if row.kv_cache[mode] == "disputed" else "missing"
             )
+            hosts = [item.name for item in facts.architectures.rows if item.kv_cache.get(mode) == "yes"]
             yield Violation(
-                f"KV cache {mode} on {architecture} ({row.title}) is {stated}",
-                f"quantize.kv_cache: {mode}, build.architectures: {architecture}",
-                {"support": row.kv_cache[mode]},
-                ["quantize.kv_cache: none", "build.architectures: [sm_89] or later"],
+                f"KV cache {mode} on {row.name} ({row.title}) is {stated}",
+                f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}, build.architectures: {row.name}",
+                {"support": row.kv_cache[mode], "works_on": hosts},
+                ["quantize.kv_cache: none", f"build.architectures: {hosts}"],
             )
 
 
@@ -154,3 +166,111 @@ def architectures_without_effect(facts: Facts) -> Iterator[Violation]:
             {},
             ["remove build.architectures"],
         )
+
+
+@rule(
+    "TF-K3-008",
+    "a target that does not build for the architecture",
+    why="The compiler has no code for it: the build fails, or the engine never loads.",
+    source="https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
+)
+def target_on_architecture(facts: Facts) -> Iterator[Violation]:
+    target = facts.recipe.build.target
+    for row in _rows(facts):
+        if target not in row.targets:
+            hosts = [item.name for item in facts.architectures.rows if target in item.targets]
+            yield Violation(
+                f"target {target} does not build for {row.name} ({row.title})",
+                f"build.target: {target}, build.architectures: {row.name}",
+                {"architectures_of_target": hosts, "targets_here": list(row.targets)},
+                [
+                    f"build.architectures: {hosts}",
+                    *(f"build.target: {name}" for name in row.targets if name != "torch"),
+                ],
+            )
+
+
+@rule(
+    "TF-K3-009",
+    "an engine for another GPU than the one here",
+    why="The builder times kernels on the GPU that it finds: an engine of one architecture is refused on another.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/222",
+    needs=("machine",),
+)
+def built_where_it_runs(facts: Facts) -> Iterator[Violation]:
+    build, here = facts.recipe.build, facts.require_machine().architectures
+    if build.target not in _BUILT_WHERE_IT_RUNS or not here:
+        return
+    other = [name for name in build.architectures if name not in here]
+    if other:
+        yield Violation(
+            f"the engine is for {', '.join(other)}, the GPUs here are {', '.join(here)}",
+            f"build.architectures: {list(build.architectures)}",
+            {"asked": list(build.architectures), "here": list(here)},
+            [
+                f"build.architectures: {list(here)}",
+                f"build on a machine with {', '.join(other)}",
+                "waive this when only the scripts are written here",
+            ],
+        )
+
+
+@rule(
+    "TF-K3-010",
+    "one engine for several architectures",
+    why="The target compiles an engine for one architecture; each other one needs a build of its own.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/222",
+    waivable=False,
+)
+def one_architecture(facts: Facts) -> Iterator[Violation]:
+    build = facts.recipe.build
+    if build.target in _BUILT_WHERE_IT_RUNS and len(set(build.architectures)) > 1:
+        yield Violation(
+            f"target {build.target} builds for one architecture, the recipe names {len(set(build.architectures))}",
+            f"build.architectures: {list(build.architectures)}",
+            {"architectures": list(build.architectures)},
+            [f"build.architectures: [{name}]" for name in build.architectures]
+            + ["a recipe for each, with extends: this one"],
+        )
+
+
+@rule(
+    "TF-K3-011",
+    "FP8 context attention without a kernel",
+    why="The fused attention over FP8 keys exists on some architectures only; elsewhere the build stops or falls back.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1864",
+)
+def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
+    if not facts.recipe.build.trtllm.fp8_context_attention or facts.recipe.build.target != "trtllm-engine":
+        return
+    for row in _rows(facts):
+        if row.context_fp8 in ("no", "disputed"):
+            hosts = [item.name for item in facts.architectures.rows if item.context_fp8 == "yes"]
+            stated = "said to work and reported not to" if row.context_fp8 == "disputed" else "missing"
+            yield Violation(
+                f"FP8 context attention on {row.name} ({row.title}) is {stated}",
+                f"build.trtllm.fp8_context_attention: true, build.architectures: {row.name}",
+                {"support": row.context_fp8, "works_on": hosts},
+                ["build.trtllm.fp8_context_attention: false", f"build.architectures: {hosts}"],
+            )
+
+
+@rule(
+    "TF-K3-012",
+    "a dtype that the architecture does not compute in",
+    why="Without matrix units for the type the engine fails to build or crawls.",
+    source="https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
+)
+def dtype_on_architecture(facts: Facts) -> Iterator[Violation]:
+    dtype = facts.recipe.model.dtype
+    if facts.recipe.build.target == "torch":
+        return
+    for row in _rows(facts):
+        if row.dtypes.get(dtype) == "no":
+            works = [name for name, support in row.dtypes.items() if support == "yes"]
+            yield Violation(
+                f"{row.name} ({row.title}) does not compute in {dtype}",
+                f"model.dtype: {dtype}, build.architectures: {row.name}",
+                {"dtypes_here": works},
+                [f"model.dtype: {name}" for name in reversed(works)],
+            )

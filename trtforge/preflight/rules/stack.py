@@ -1,10 +1,11 @@
-"""K2, K12, K13, K23: versions, targets and layouts that exist together, and what this version has."""
+"""K2, K13, K23: versions, targets and layouts that exist together, and what this version has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.recipe.keys import nearest
 from trtforge.tables import StackRow
 
@@ -13,6 +14,18 @@ LAYOUT_TARGETS = {
     "native": ("torch", "tensorrt"),
     "inflight_batcher_llm": ("trtllm-engine",),
     "llmapi": ("trtllm-llmapi",),
+}
+
+#: short format names that ModelOpt 0.47 removed, with what comes nearest
+REMOVED_FORMATS = {
+    "int8_sq": ("fp8",),
+    "int8_wo": ("fp8", "int4_awq"),
+    "w4a8_awq": ("int4_awq", "fp8"),
+    "nvfp4_awq": ("nvfp4",),
+    "fp8_pb_wo": ("fp8",),
+    "fp8_pc_pt": ("fp8",),
+    "int4": ("int4_awq",),
+    "w4a16_awq": ("int4_awq",),
 }
 
 
@@ -77,23 +90,6 @@ def triton_of_stack(facts: Facts) -> Iterator[Violation]:
             f"triton.version: {version}",
             {"stack": row.name, "triton": row.triton},
             ["remove triton.version", f'triton.version: "{row.triton}"'],
-        )
-
-
-@rule(
-    "TF-K12-001",
-    "speculative decoding is not in this version",
-    why="This version of trtforge serves without speculation.",
-    waivable=False,
-)
-def speculation_implemented(facts: Facts) -> Iterator[Violation]:
-    method = facts.recipe.speculation.method
-    if method != "none":
-        yield Violation(
-            f"speculation.method: {method} is not implemented in this version",
-            f"speculation.method: {method}",
-            {"implemented": ["none"]},
-            ["speculation.method: none"],
         )
 
 
@@ -186,3 +182,107 @@ def layout_implemented(facts: Facts) -> Iterator[Violation]:
             {"implemented": list(facts.stacks.implemented_layouts)},
             [f"triton.layout: {name}" for name in facts.stacks.implemented_layouts],
         )
+
+
+@rule(
+    "TF-K23-004",
+    "a format or cache mode that ModelOpt no longer has",
+    why="ModelOpt 0.47 removed the short names with the configurations behind them.",
+    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
+    needs=("format",),
+    waivable=False,
+)
+def formats_of_old(facts: Facts) -> Iterator[Violation]:
+    name = facts.recipe.quantize.format
+    if name in facts.formats or name not in REMOVED_FORMATS:
+        return
+    instead = [other for other in REMOVED_FORMATS[name] if other in facts.formats]
+    yield Violation(
+        f"{name} was removed in ModelOpt 0.47",
+        f"quantize.format: {name}",
+        {"removed_since": "0.47", "instead": instead},
+        [f"quantize.format: {other}" for other in instead],
+    )
+
+
+@rule(
+    "TF-K23-005",
+    "a parameter that the version no longer reads",
+    why="It is gone from the configuration: setting it does nothing.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+    severity="warning",
+    needs=("parameters",),
+)
+def parameters_of_old(facts: Facts) -> Iterator[Violation]:
+    for name, value in facts.recipe.triton.parameters.items():
+        row = (facts.parameters or {}).get(name)
+        if row is not None and not row.emitted:
+            yield Violation(
+                f"triton.parameters.{name} ended with TensorRT-LLM {row.until}",
+                f"triton.parameters.{name}: {value}",
+                {"until": row.until, "meaning": row.meaning},
+                [f"remove triton.parameters.{name}"],
+            )
+
+
+@rule(
+    "TF-K2-004",
+    "an installed TensorRT-LLM of another stack",
+    why="Engines and configurations of one version are refused by another: the version tag does not match.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/190",
+    needs=("machine",),
+)
+def installed_version_fits(facts: Facts) -> Iterator[Violation]:
+    row, found = stack_of(facts), facts.require_machine().versions.get("tensorrt-llm")
+    wanted = row.version_of("TensorRT-LLM") if row is not None else None
+    if row is None or found is None or wanted is None or facts.recipe.build.target not in TRTLLM_TARGETS:
+        return
+    if _release(wanted) and _release(found) != _release(wanted):
+        fitting = [
+            other.name
+            for other in facts.stacks.rows
+            if _release(other.version_of("TensorRT-LLM") or "0") == _release(found)
+            and facts.recipe.build.target in other.targets
+        ]
+        yield Violation(
+            f"TensorRT-LLM {found} is installed, stack {row.name} is {wanted}",
+            f"stack: {row.name}",
+            {"installed": found, "stack": wanted},
+            [
+                *(f"stack: {name}" for name in fitting),
+                f"pip install tensorrt-llm=={wanted}, or the stack's container",
+            ],
+        )
+
+
+@rule(
+    "TF-K2-005",
+    "an installed TensorRT of another stack",
+    why="An engine loads only in the TensorRT release that built it; the pip wheel of TensorRT-LLM 1.2.1 brings "
+    "another one than the container that serves.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/506",
+    needs=("machine",),
+    severity="warning",
+)
+def installed_tensorrt_fits(facts: Facts) -> Iterator[Violation]:
+    row, found = stack_of(facts), facts.require_machine().versions.get("tensorrt")
+    wanted = row.version_of("TensorRT") if row is not None else None
+    if row is None or found is None or wanted is None or facts.recipe.build.target not in ("tensorrt", "trtllm-engine"):
+        return
+    if _release(wanted) and _release(found)[:2] != _release(wanted)[:2]:
+        yield Violation(
+            f"TensorRT {found} is installed, stack {row.name} serves with {wanted}",
+            f"stack: {row.name}",
+            {"installed": found, "stack": wanted},
+            ["build in the container that serves", f"pip install tensorrt=={wanted}"],
+        )
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """``(1, 2, 1)`` of ``1.2.1``, a pre-release counts as its release; empty for a rule such as ``>=2``."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(text).release[:3]
+    except InvalidVersion:
+        return ()

@@ -1,0 +1,76 @@
+"""Preflight as tests drive it: a recipe as a mapping, facts as arguments, every target taken for implemented."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quantize.formats import load_formats
+from tests.support.public_models import Shape, public
+from triton_repo.parameters import load_parameters
+from trtforge.cli.common import locate
+from trtforge.preflight import Machine
+from trtforge.preflight.engine import Finding, Report, make_facts, run_rules
+from trtforge.preflight.machine import Gpu
+from trtforge.recipe.load import recipe_from_mapping
+from trtforge.recipe.merge import deep_merge
+from trtforge.recipe.schema import Build, Triton
+
+FORMATS = {row.name: row for row in load_formats().formats}
+KV_MODES = {row.name: row for row in load_formats().kv_modes}
+#: 2 TiB of memory: nothing that a rule says about the host stands in the way
+BIG = Machine(2 << 40, 2 << 40, 20 << 40, offline=False, cores=64)
+#: a developer's machine
+SMALL = Machine(24 << 30, 20 << 30, 100 << 30, offline=False, cores=2)
+H100 = Gpu("NVIDIA H100 80GB HBM3", 81_559 * 2**20, "sm_90")
+L4 = Gpu("NVIDIA L4", 23_034 * 2**20, "sm_89")
+SMOL = public("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
+def choices(model: type, key: str) -> tuple[str, ...]:
+    """The values that a recipe's key takes."""
+    return typing.get_args(model.model_fields[key].annotation)  # type: ignore[attr-defined]
+
+
+def report(
+    settings: dict[str, Any],
+    *,
+    model: Shape | None = SMOL,
+    machine: Machine | None = SMALL,
+    directory: Path | str = ".",
+    implemented: bool = True,
+) -> Report:
+    """Preflight of ``settings`` over the least recipe; ``implemented`` takes every target and layout for built."""
+    base: dict[str, Any] = {"name": "x", "model": {"source": "pypi:x==1#x.gguf"}}
+    loaded = recipe_from_mapping(deep_merge(base, settings), directory)
+    rows = load_parameters(loaded.recipe.triton.layout).rows
+    facts = make_facts(
+        loaded,
+        model=model,
+        formats=FORMATS,
+        kv_modes=KV_MODES,
+        machine=machine,
+        locate=locate,
+        parameters={row.name: row for row in rows if "tensorrt_llm" in row.models},
+    )
+    if implemented:
+        everything = {
+            "implemented_targets": choices(Build, "target"),
+            "implemented_layouts": choices(Triton, "layout"),
+        }
+        facts = replace(facts, stacks=facts.stacks.model_copy(update=everything))
+    return run_rules(facts)
+
+
+def codes(settings: dict[str, Any], **facts: Any) -> set[str]:
+    """The codes that preflight finds."""
+    return {finding.code for finding in report(settings, **facts).findings}
+
+
+def only(code: str, settings: dict[str, Any], **facts: Any) -> Finding:
+    """The one finding of ``code``."""
+    found = [finding for finding in report(settings, **facts).findings if finding.code == code]
+    assert len(found) == 1, [finding.message for finding in found]
+    return found[0]

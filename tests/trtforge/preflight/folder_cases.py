@@ -1,0 +1,156 @@
+"""Every rule's cases that a folder shows: what is written there, the settings, and the facts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.support.preflight import SMOL
+from tests.support.public_models import CONFIGS, public
+from tests.trtforge.preflight import folders
+from tests.trtforge.preflight.cases import API, ENGINE, build, merged, speculation, trtllm
+
+Write = Callable[[Path], Any]
+FolderCase = tuple[Write, dict[str, Any], dict[str, Any]]
+
+MODEL = {"model": {"source": "model"}}
+SMALL_VOCABULARY = {"model": replace(SMOL, vocab=100)}
+ADAPTED = merged(ENGINE, trtllm(lora={"adapters": {"a": "adapter"}, "target_modules": ["attn_q", "attn_k", "attn_v"]}))
+DRAFTED = merged(API, speculation(method="draft_target", draft="draft", max_draft_len=4))
+EAGLE = merged(API, speculation(method="eagle3", draft="draft", max_draft_len=4))
+MEDUSA = merged(ENGINE, speculation(method="medusa", draft="draft", heads=2, max_draft_len=63))
+
+
+def model(**what: Any) -> Write:
+    return lambda root: folders.write_model(root / "model", **what)
+
+
+def quantized(**what: Any) -> Write:
+    return lambda root: folders.write_quantized(root / "model", **what)
+
+
+def adapter(**what: Any) -> Write:
+    return lambda root: folders.write_adapter(root / "adapter", **what)
+
+
+def draft(**what: Any) -> Write:
+    return lambda root: folders.write_draft(root / "draft", **what)
+
+
+def nothing(root: Path) -> None:
+    pass
+
+
+def pointer(root: Path) -> None:
+    folders.write_model(root / "model")
+    (root / "model" / "model.safetensors").write_text(folders.POINTER)
+
+
+def both(target: Write, other: Write) -> Write:
+    def write(root: Path) -> None:
+        target(root)
+        other(root)
+
+    return write
+
+
+_CHAT = {"chat_template": folders.TEMPLATE}
+_TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 1, "b": 0}}, "added_tokens": []}
+
+FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
+    "TF-K5-005": (
+        (
+            model(config=CONFIGS["mistralai/Mixtral-8x7B-Instruct-v0.1"]),
+            merged(API, MODEL, build(parallel={"tp": 4, "ep": 3})),
+            {"model": public("mistralai/Mixtral-8x7B-Instruct-v0.1")},
+        ),
+        (
+            model(config=CONFIGS["mistralai/Mixtral-8x7B-Instruct-v0.1"]),
+            merged(API, MODEL, build(parallel={"tp": 4, "ep": 4})),
+            {"model": public("mistralai/Mixtral-8x7B-Instruct-v0.1")},
+        ),
+    ),
+    "TF-K6-005": (
+        (quantized(changed={"lm_head.weight": folders.zeros(4, 8, dtype="F8_E4M3")}), MODEL, {}),
+        (quantized(), MODEL, {}),
+    ),
+    "TF-K6-006": ((quantized(exclude=()), MODEL, {}), (quantized(), MODEL, {})),
+    "TF-K7-001": ((quantized(without="k_scale"), MODEL, {}), (quantized(), MODEL, {})),
+    "TF-K7-002": (
+        (quantized(tensors=folders.quantized_tensors(k_scale=1.0)), MODEL, {}),
+        (quantized(), MODEL, {}),
+    ),
+    "TF-K7-003": ((quantized(without="weight_scale"), MODEL, {}), (quantized(), MODEL, {})),
+    "TF-K7-004": ((quantized(without="input_scale"), MODEL, {}), (quantized(), MODEL, {})),
+    "TF-K7-005": (
+        (quantized(tensors=folders.quantized_tensors(input_scale=0.0)), MODEL, {}),
+        (quantized(), MODEL, {}),
+    ),
+    "TF-K12-005": ((nothing, DRAFTED, {}), (draft(), DRAFTED, {})),
+    "TF-K12-006": (
+        (draft(config={"vocab_size": 32_000}), DRAFTED, {}),
+        (draft(), DRAFTED, {}),
+    ),
+    "TF-K12-007": (
+        (draft(config={"hidden_size": 4096}), EAGLE, {}),
+        (draft(), EAGLE, {}),
+    ),
+    "TF-K12-008": (
+        (draft(), DRAFTED, {"model": replace(SMOL, parameters=10)}),
+        (draft(), DRAFTED, {}),
+    ),
+    "TF-K12-013": (
+        (draft(), merged(MEDUSA, speculation(heads=4)), {}),
+        (draft(), MEDUSA, {}),
+    ),
+    "TF-K13-006": (
+        (model(tokenizer=False), merged(API, MODEL, trtllm(guided_decoding="xgrammar")), {}),
+        (model(), merged(API, MODEL, trtllm(guided_decoding="xgrammar")), {}),
+    ),
+    "TF-K15-001": (
+        (model(tokenizer_config=_CHAT), MODEL, SMALL_VOCABULARY),
+        (model(tokenizer_config=_CHAT, generation={"eos_token_id": [2, 99]}), MODEL, SMALL_VOCABULARY),
+    ),
+    "TF-K17-001": ((model(tokenizer=False), MODEL, {}), (model(), MODEL, {})),
+    "TF-K17-002": (
+        (model(tokenizer_config={"auto_map": {"AutoTokenizer": ["tok.Tok", None]}}), MODEL, {}),
+        (model(), MODEL, {}),
+    ),
+    "TF-K17-003": (
+        (model(added={"<extra>": 100}), MODEL, SMALL_VOCABULARY),
+        (model(added={"<extra>": 99}), MODEL, SMALL_VOCABULARY),
+    ),
+    "TF-K17-004": (
+        (model(tokenizer_config={"added_tokens_decoder": {"98": {"content": "<|eot_id|>"}}}), MODEL, {}),
+        (model(tokenizer_config={"added_tokens_decoder": {"99": {"content": "<|eot_id|>"}}}), MODEL, {}),
+    ),
+    "TF-K18-003": (
+        (model(config={"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 4.0}}), MODEL, {}),
+        (
+            model(
+                config={
+                    "rope_theta": 500_000,
+                    "rope_scaling": {"rope_type": "yarn", "factor": 4},
+                    "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 500_000.0},
+                }
+            ),
+            MODEL,
+            {},
+        ),
+    ),
+    "TF-K18-004": ((pointer, MODEL, {}), (model(), MODEL, {})),
+    "TF-K21-002": ((nothing, ADAPTED, {}), (adapter(), ADAPTED, {})),
+    "TF-K21-003": ((adapter(rank=64), ADAPTED, {}), (adapter(rank=8), ADAPTED, {})),
+    "TF-K21-004": ((adapter(dtype="BF16"), ADAPTED, {}), (adapter(dtype="F16"), ADAPTED, {})),
+    "TF-K21-005": (
+        (adapter(modules=("q_proj", "o_proj")), ADAPTED, {}),
+        (adapter(modules=("q_proj", "k_proj", "v_proj")), ADAPTED, {}),
+    ),
+    "TF-K21-006": ((adapter(width=4096), ADAPTED, {}), (adapter(), ADAPTED, {})),
+    "TF-K21-007": (
+        (adapter(config={"modules_to_save": ["embed_tokens", "lm_head"]}), ADAPTED, {}),
+        (adapter(), ADAPTED, {}),
+    ),
+}

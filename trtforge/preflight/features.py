@@ -1,0 +1,203 @@
+"""Which features a recipe uses, by the names of the feature table, and how each is written.
+
+A feature is decided from the recipe and, where it lies there, from the model; the table then says which of
+them go together on which target and version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+if TYPE_CHECKING:
+    from trtforge.preflight.engine import Facts
+    from trtforge.tables.features import Combination, Need
+
+#: name → (is it used, how the recipe writes it, what takes it away, what turns it on)
+Feature = tuple[Callable[["Facts"], bool], Callable[["Facts"], str], str, str]
+
+TRTLLM_TARGETS = ("trtllm-engine", "trtllm-llmapi")
+
+
+def kv_format(facts: Facts) -> str:
+    """The KV-cache format that the engine gets: the recipe's, or the one of a quantized checkpoint."""
+    asked = facts.recipe.quantize.kv_cache
+    stored = facts.model.prequantized_kv_cache if facts.model is not None else None
+    return stored if asked == "none" and stored else asked
+
+
+def weight_format(facts: Facts) -> str:
+    """The weight format that the engine gets: the recipe's, or the one of a quantized checkpoint."""
+    asked = facts.recipe.quantize.format
+    stored = facts.model.prequantized if facts.model is not None else None
+    return stored if asked == "none" and stored else asked
+
+
+def _flag(name: str) -> Feature:
+    key = f"build.trtllm.{name}"
+    return (
+        lambda facts: bool(getattr(facts.recipe.build.trtllm, name)),
+        lambda facts: f"{key}: {str(getattr(facts.recipe.build.trtllm, name)).lower()}",
+        f"{key}: false",
+        f"{key}: true",
+    )
+
+
+def _ranks(name: str) -> Feature:
+    key = f"build.parallel.{name}"
+    return (
+        lambda facts: int(getattr(facts.recipe.build.parallel, name)) > 1,
+        lambda facts: f"{key}: {getattr(facts.recipe.build.parallel, name)}",
+        f"{key}: 1",
+        f"{key}: 2",
+    )
+
+
+def _method(name: str) -> Feature:
+    return (
+        lambda facts: facts.recipe.speculation.method == name,
+        lambda facts: f"speculation.method: {facts.recipe.speculation.method}",
+        "speculation.method: none",
+        f"speculation.method: {name}",
+    )
+
+
+FEATURES: dict[str, Feature] = {
+    "kv-reuse": _flag("kv_reuse"),
+    "chunked-context": _flag("chunked_context"),
+    "paged-context": _flag("paged_context_attention"),
+    "fp8-context": _flag("fp8_context_attention"),
+    "gather-context-logits": _flag("gather_context_logits"),
+    "gather-generation-logits": _flag("gather_generation_logits"),
+    "chunked-context-asked": (
+        lambda facts: (
+            facts.recipe.build.trtllm.chunked_context and facts.is_written(("build", "trtllm", "chunked_context"))
+        ),
+        lambda facts: "build.trtllm.chunked_context: true",
+        "build.trtllm.chunked_context: false",
+        "build.trtllm.chunked_context: true",
+    ),
+    "host-kv": (
+        lambda facts: facts.recipe.build.trtllm.host_kv_memory is not None,
+        lambda facts: f"build.trtllm.host_kv_memory: {facts.recipe.build.trtllm.host_kv_memory}",
+        "remove build.trtllm.host_kv_memory",
+        "build.trtllm.host_kv_memory: 16GiB",
+    ),
+    "guided-decoding": (
+        lambda facts: facts.recipe.build.trtllm.guided_decoding != "none",
+        lambda facts: f"build.trtllm.guided_decoding: {facts.recipe.build.trtllm.guided_decoding}",
+        "build.trtllm.guided_decoding: none",
+        "build.trtllm.guided_decoding: xgrammar",
+    ),
+    "beams": (
+        lambda facts: facts.recipe.build.trtllm.max_beam_width > 1,
+        lambda facts: f"build.trtllm.max_beam_width: {facts.recipe.build.trtllm.max_beam_width}",
+        "build.trtllm.max_beam_width: 1",
+        "build.trtllm.max_beam_width: 4",
+    ),
+    "lora": (
+        lambda facts: facts.recipe.build.trtllm.lora is not None,
+        lambda facts: "build.trtllm.lora: {…}",
+        "build.trtllm.lora: null",
+        "build.trtllm.lora: {adapters: {…}}",
+    ),
+    "fp8-kv": (
+        lambda facts: kv_format(facts) in ("fp8", "fp8_cast"),
+        lambda facts: f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}",
+        "quantize.kv_cache: none",
+        "quantize.kv_cache: fp8",
+    ),
+    "int8-kv": (
+        lambda facts: kv_format(facts) == "int8",
+        lambda facts: f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}",
+        "quantize.kv_cache: fp8",
+        "quantize.kv_cache: int8",
+    ),
+    "fp8-weights": (
+        lambda facts: weight_format(facts) == "fp8",
+        lambda facts: f"quantize.format: {facts.recipe.quantize.format}",
+        "quantize.format: none",
+        "quantize.format: fp8",
+    ),
+    "int4-awq": (
+        lambda facts: weight_format(facts) == "int4_awq",
+        lambda facts: f"quantize.format: {facts.recipe.quantize.format}",
+        "quantize.format: fp8",
+        "quantize.format: int4_awq",
+    ),
+    "sliding-window": (
+        lambda facts: facts.model is not None and facts.model.sliding_window is not None,
+        lambda facts: f"model.source: {facts.recipe.model.source}",
+        "a model without a sliding window",
+        "a model with a sliding window",
+    ),
+    "speculation": (
+        lambda facts: facts.recipe.speculation.method != "none",
+        lambda facts: f"speculation.method: {facts.recipe.speculation.method}",
+        "speculation.method: none",
+        "speculation.method: draft_target",
+    ),
+    "pipeline-parallel": _ranks("pp"),
+    "tensor-parallel": _ranks("tp"),
+    "expert-parallel": _ranks("ep"),
+    **{f"speculation-{name}": _method(name) for name in ("draft_target", "eagle", "eagle3", "medusa", "lookahead")},
+}
+
+
+def used(facts: Facts, name: str) -> bool:
+    """Whether the recipe uses the feature."""
+    return FEATURES[name][0](facts)
+
+
+def written(facts: Facts, name: str) -> str:
+    """How the recipe writes the feature."""
+    return FEATURES[name][1](facts)
+
+
+def without(name: str) -> str:
+    """The change that takes the feature away."""
+    return FEATURES[name][2]
+
+
+def turned_on(name: str) -> str:
+    """The change that turns the feature on."""
+    return FEATURES[name][3]
+
+
+def engine_version(facts: Facts) -> Version | None:
+    """The version of TensorRT-LLM of the recipe's stack, or None when its row has none."""
+    recipe = facts.recipe
+    row = facts.stacks.row(recipe.stack) if recipe.stack else facts.stacks.newest(recipe.build.target)
+    text = next((item.version for item in row.components if item.name == "TensorRT-LLM"), None) if row else None
+    try:
+        return Version(text) if text else None
+    except InvalidVersion:
+        return None
+
+
+def in_range(facts: Facts, since: str | None, until: str | None) -> bool:
+    """Whether a row with these versions holds for the recipe's stack; unknown versions hold."""
+    version = engine_version(facts)
+    if version is None:
+        return True
+    return not (since and version < Version(since)) and not (until and version >= Version(until))
+
+
+def unmet_needs(facts: Facts, kind: str) -> Iterator[Need]:
+    """The rows of ``needs`` of one kind that the recipe breaks."""
+    for row in facts.features.needs:
+        if row.kind != kind or facts.recipe.build.target not in row.targets:
+            continue
+        if in_range(facts, row.since, row.until) and used(facts, row.feature) and not used(facts, row.needs):
+            yield row
+
+
+def combined(facts: Facts, kind: str, *, refused: bool) -> Iterator[Combination]:
+    """The rows of ``combinations`` of one kind that the recipe uses: the refused ones, or the doubtful ones."""
+    for row in facts.features.combinations:
+        if row.kind != kind or (row.support == "no") is not refused or facts.recipe.build.target not in row.targets:
+            continue
+        if in_range(facts, row.since, row.until) and all(used(facts, name) for name in row.features):
+            yield row

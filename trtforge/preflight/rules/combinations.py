@@ -1,0 +1,132 @@
+"""K12, K13, K21, K24: rows of the feature table: what needs what, and what does not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Check, Facts, Violation, rule
+from trtforge.preflight.features import combined, turned_on, unmet_needs, without, written
+
+_TABLE = "https://nvidia.github.io/TensorRT-LLM/features/feature-combination-matrix.html"
+
+
+def _needs(kind: str) -> Check:
+    def check(facts: Facts) -> Iterator[Violation]:
+        for row in unmet_needs(facts, kind):
+            yield Violation(
+                f"{row.feature} without {row.needs} on {facts.recipe.build.target}",
+                f"{written(facts, row.feature)}, {written(facts, row.needs)}",
+                {"feature": row.feature, "needs": row.needs, "target": facts.recipe.build.target},
+                [turned_on(row.needs), without(row.feature)],
+                why=row.why,
+                source=row.source,
+            )
+
+    check.__qualname__ = f"needs_{kind}"
+    return check
+
+
+def _combined(kind: str, *, refused: bool) -> Check:
+    def check(facts: Facts) -> Iterator[Violation]:
+        for row in combined(facts, kind, refused=refused):
+            verdict = {
+                "no": "do not go together",
+                "untested": "are untested together",
+                "disputed": "are said to go together and reported not to",
+            }[row.support]
+            yield Violation(
+                f"{' and '.join(row.features)} {verdict} on {facts.recipe.build.target}",
+                ", ".join(written(facts, name) for name in row.features),
+                {"features": list(row.features), "support": row.support, "target": facts.recipe.build.target},
+                [without(name) for name in row.features],
+                why=row.why,
+                source=row.source,
+            )
+
+    check.__qualname__ = f"combined_{kind}_{refused}"
+    return check
+
+
+rule(
+    "TF-K12-002",
+    "speculation without what it needs",
+    why="The method reads state that another setting keeps.",
+    source=_TABLE,
+    waivable=False,
+)(_needs("K12"))
+
+rule(
+    "TF-K12-003",
+    "speculation with a feature that excludes it",
+    why="The engine refuses one of the two, or answers wrongly.",
+    source=_TABLE,
+)(_combined("K12", refused=True))
+
+rule(
+    "TF-K13-003",
+    "a setting without what it needs",
+    why="Build and server are configured apart, so the engine may lack what the server turns on.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/271",
+    waivable=False,
+)(_needs("K13"))
+
+rule(
+    "TF-K13-004",
+    "features that do not go together",
+    why="The engine refuses one of the two, or answers wrongly.",
+    source=_TABLE,
+)(_combined("K13", refused=True))
+
+rule(
+    "TF-K13-005",
+    "features whose combination nobody vouches for",
+    why="It may work; the tables do not say so, or reports say otherwise.",
+    severity="warning",
+    source=_TABLE,
+)(_combined("K13", refused=False))
+
+rule(
+    "TF-K21-001",
+    "adapters with a feature whose combination nobody vouches for",
+    why="It may work; NVIDIA's matrix does not say so.",
+    severity="warning",
+    source=_TABLE,
+)(_combined("K21", refused=False))
+
+rule(
+    "TF-K24-001",
+    "beams with a feature that excludes them",
+    why="The engine refuses one of the two, or answers wrongly.",
+    source=_TABLE,
+)(_combined("K24", refused=True))
+
+rule(
+    "TF-K24-002",
+    "beams with a feature whose combination nobody vouches for",
+    why="It may work; NVIDIA's matrix does not say so.",
+    severity="warning",
+    source=_TABLE,
+)(_combined("K24", refused=False))
+
+
+@rule(
+    "TF-K13-006",
+    "guided decoding without a tokenizer that it can read",
+    why="A grammar is compiled against the vocabulary: xgrammar reads it from tokenizer.json.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2624",
+    needs=("files",),
+    waivable=False,
+)
+def guided_needs_tokenizer(facts: Facts) -> Iterator[Violation]:
+    if facts.recipe.build.trtllm.guided_decoding == "none" or facts.files is None:
+        return
+    if not facts.files.has("tokenizer.json"):
+        yield Violation(
+            f"guided decoding by {facts.recipe.build.trtllm.guided_decoding}, and no tokenizer.json in the checkpoint",
+            f"build.trtllm.guided_decoding: {facts.recipe.build.trtllm.guided_decoding}",
+            {"folder": str(facts.files.folder)},
+            [
+                "transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir) writes tokenizer.json",
+                "build.trtllm.guided_decoding: none",
+            ],
+        )

@@ -1,0 +1,104 @@
+"""K4: group sizes that must divide every rank's share of a linear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import Linear, quantized_linears
+from trtforge.preflight.rules.heads import TPS, tp_works
+
+
+def width(linear: Linear, tp: int) -> float:
+    """K on one rank."""
+    return linear.columns / tp if linear.split == "columns" else float(linear.columns)
+
+
+def fits(quantized: Sequence[Linear], tp: int, group: int) -> bool:
+    """Whether whole groups fill every rank's K."""
+    return all(width(linear, tp) % group == 0 for linear in quantized)
+
+
+def padded(linear: Linear, tp: int, group: int) -> int:
+    """The least K, not below the linear's own, that whole groups fill on every rank."""
+    multiple = group * (tp if linear.split == "columns" else 1)
+    return -(-linear.columns // multiple) * multiple
+
+
+def group_sizes(facts: Facts) -> tuple[int, ...]:
+    """The group sizes of the recipe's format that the target has a kernel for."""
+    row = facts.format
+    if row is None:
+        return ()
+    kernel = facts.kernels.row(row.name, facts.recipe.build.target)
+    return tuple(size for size in row.group_sizes if kernel is None or kernel.groups is None or size in kernel.groups)
+
+
+@rule(
+    "TF-K4-001",
+    "group size does not divide a linear's input width",
+    why="Every row of a weight is cut into whole groups on every rank; a partial group has no scale, and export fails.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1636",
+    needs=("model", "format"),
+    waivable=False,
+)
+def group_divides(facts: Facts) -> Iterator[Violation]:
+    row, quantize, tp = facts.format, facts.recipe.quantize, facts.recipe.build.parallel.tp
+    if row is None or not row.group_sizes or row.default_group_size is None:
+        return
+    group = quantize.group_size or row.default_group_size
+    model = facts.require_model()
+    quantized = quantized_linears(model, quantize.exclude)
+    bad = [linear for linear in quantized if width(linear, tp) % group]
+    if not bad:
+        return
+    offenders: dict[str, Any] = {
+        linear.kind: {"K": linear.columns, "K_per_rank": width(linear, tp), "remainder": width(linear, tp) % group}
+        for linear in bad
+    }
+    works = tp_works(model)
+    pairs = [
+        (ranks, size) for ranks in TPS if ranks in works for size in group_sizes(facts) if fits(quantized, ranks, size)
+    ]
+    pads = {linear.kind: padded(linear, tp, group) for linear in bad}
+    remedies = [f"quantize.group_size: {size}" for ranks, size in sorted(pairs, reverse=True) if ranks == tp]
+    remedies += [
+        f"build.parallel.tp: {ranks} with quantize.group_size: {size}" for ranks, size in pairs if ranks != tp
+    ][:4]
+    remedies.append("quantize.format: fp8 (one scale a tensor, no groups)")
+    remedies.append("pad the checkpoint: " + ", ".join(f"{kind} to K = {size}" for kind, size in pads.items()))
+    widths = ", ".join(f"{kind} (K = {item['K_per_rank']:g})" for kind, item in offenders.items())
+    yield Violation(
+        f"group size {group} does not divide {widths}" + (f" with tp {tp}" if tp > 1 else ""),
+        f"quantize.format: {row.name}, quantize.group_size: {group}"
+        + ("" if quantize.group_size else " (the format's default)")
+        + (f", build.parallel.tp: {tp}" if tp > 1 else ""),
+        {
+            "group_size": group,
+            "tp": tp,
+            "linears": offenders,
+            "works_tp_group": [list(pair) for pair in pairs],
+            "padded_K": pads,
+        },
+        remedies,
+    )
+
+
+@rule(
+    "TF-K4-002",
+    "group size that the format does not have",
+    why="Kernels exist for the listed group sizes only; a format with one scale a tensor has no groups.",
+    needs=("format",),
+    waivable=False,
+)
+def group_allowed(facts: Facts) -> Iterator[Violation]:
+    row, group = facts.format, facts.recipe.quantize.group_size
+    if row is None or group is None or group in row.group_sizes:
+        return
+    yield Violation(
+        f"format {row.name} has no group size {group}",
+        f"quantize.format: {row.name}, quantize.group_size: {group}",
+        {"group_size": group, "allowed": list(row.group_sizes)},
+        [*(f"quantize.group_size: {size}" for size in row.group_sizes), "quantize.group_size: null"],
+    )

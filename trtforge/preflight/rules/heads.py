@@ -1,0 +1,140 @@
+"""K5: heads, KV heads, MLP and experts over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import ModelShape
+
+#: tensor-parallel sizes that people run
+TPS = (1, 2, 4, 8, 16)
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def kv_fits(kv_heads: int, tp: int) -> bool:
+    """Whether KV heads are shared out evenly, or each copied to the same number of ranks."""
+    return kv_heads % tp == 0 or tp % kv_heads == 0
+
+
+def tp_works(model: ModelShape) -> list[int]:
+    """Every number of tensor-parallel ranks over which heads, KV heads and MLP split."""
+    return [
+        ranks
+        for ranks in range(1, model.heads + 1)
+        if model.heads % ranks == 0 and kv_fits(model.kv_heads, ranks) and model.ffn % ranks == 0
+    ]
+
+
+def tp_remedies(model: ModelShape, tp: int) -> list[str]:
+    """The numbers of ranks nearest to ``tp`` that work, as recipe lines."""
+    near = sorted(tp_works(model), key=lambda ranks: (abs(ranks - tp), -ranks))[:3]
+    return [f"build.parallel.tp: {ranks}" for ranks in near]
+
+
+@rule(
+    "TF-K5-001",
+    "attention heads do not split over the ranks",
+    why="A rank holds whole heads.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2200",
+    needs=("model",),
+    waivable=False,
+)
+def heads_split(facts: Facts) -> Iterator[Violation]:
+    model, tp = facts.require_model(), facts.recipe.build.parallel.tp
+    if model.heads % tp:
+        yield Violation(
+            f"{model.heads} heads do not split over tp {tp}",
+            f"build.parallel.tp: {tp}",
+            {"heads": model.heads, "kv_heads": model.kv_heads, "tp": tp, "works": tp_works(model)},
+            tp_remedies(model, tp),
+        )
+
+
+@rule(
+    "TF-K5-002",
+    "KV heads do not split over the ranks",
+    why="KV heads are shared out over the ranks or copied to groups of ranks, so one number must divide the other.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2310",
+    needs=("model",),
+    waivable=False,
+)
+def kv_heads_split(facts: Facts) -> Iterator[Violation]:
+    model, tp = facts.require_model(), facts.recipe.build.parallel.tp
+    if not kv_fits(model.kv_heads, tp):
+        yield Violation(
+            f"{model.kv_heads} KV heads and tp {tp}: neither divides the other",
+            f"build.parallel.tp: {tp}",
+            {"kv_heads": model.kv_heads, "tp": tp, "works": tp_works(model)},
+            tp_remedies(model, tp),
+        )
+
+
+@rule(
+    "TF-K5-003",
+    "KV heads copied to several ranks",
+    why="With more ranks than KV heads each head is kept more than once: the cache of a token no longer shrinks.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2198",
+    severity="warning",
+    needs=("model",),
+)
+def kv_heads_copied(facts: Facts) -> Iterator[Violation]:
+    model, tp = facts.require_model(), facts.recipe.build.parallel.tp
+    if tp > model.kv_heads and tp % model.kv_heads == 0:
+        copies = tp // model.kv_heads
+        yield Violation(
+            f"tp {tp} keeps each of {model.kv_heads} KV heads {copies} times",
+            f"build.parallel.tp: {tp}",
+            {"kv_heads": model.kv_heads, "tp": tp, "copies": copies},
+            [
+                f"build.parallel: {{tp: {model.kv_heads}, pp: {copies}}} (the same ranks, no copies)",
+                f"build.parallel.tp: {model.kv_heads}",
+            ],
+        )
+
+
+@rule(
+    "TF-K5-004",
+    "the MLP does not split over the ranks",
+    why="Gate and up are cut along their rows, down along its columns: every rank takes the same width.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1636",
+    needs=("model",),
+    waivable=False,
+)
+def mlp_splits(facts: Facts) -> Iterator[Violation]:
+    model, tp = facts.require_model(), facts.recipe.build.parallel.tp
+    if model.ffn % tp:
+        padded = -(-model.ffn // tp) * tp
+        yield Violation(
+            f"an MLP of width {model.ffn} does not split over tp {tp}",
+            f"build.parallel.tp: {tp}",
+            {"ffn": model.ffn, "tp": tp, "padded": padded, "works": tp_works(model)},
+            [*tp_remedies(model, tp), f"pad the checkpoint's MLP with zeros to {padded}"],
+        )
+
+
+@rule(
+    "TF-K5-005",
+    "expert parallelism that model or ranks do not have",
+    why="Experts are shared out over ep of the tp ranks, so ep divides both numbers.",
+    source="https://nvidia.github.io/TensorRT-LLM/advanced/expert-parallelism.html",
+    needs=("files",),
+    waivable=False,
+)
+def experts_split(facts: Facts) -> Iterator[Violation]:
+    parallel = facts.recipe.build.parallel
+    if parallel.ep == 1 or facts.recipe.build.target == "torch":
+        return
+    config = facts.files.config if facts.files is not None else {}
+    experts = next((int(config[key]) for key in _EXPERT_KEYS if isinstance(config.get(key), int)), 0)
+    works = [ep for ep in range(1, parallel.tp + 1) if parallel.tp % ep == 0 and experts % ep == 0]
+    if experts < 2:
+        message = f"ep {parallel.ep} is asked of a model without experts"
+        remedies = ["build.parallel.ep: 1"]
+    elif parallel.ep not in works:
+        message = f"{experts} experts and tp {parallel.tp} do not split over ep {parallel.ep}"
+        remedies = [f"build.parallel.ep: {ep}" for ep in reversed(works)]
+    else:
+        return
+    numbers = {"ep": parallel.ep, "tp": parallel.tp, "experts": experts, "works": works if experts > 1 else [1]}
+    yield Violation(message, f"build.parallel.ep: {parallel.ep}", numbers, remedies)

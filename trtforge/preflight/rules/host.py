@@ -1,0 +1,113 @@
+"""K11: memory and disk of the host while the engine is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import DTYPE_BYTES
+from trtforge.preflight.rules.memory import weight_bytes
+from trtforge.preflight.rules.ranks import world_size
+from trtforge.recipe.units import format_size
+
+#: torch, transformers and ModelOpt loaded, before any weight
+QUANTIZER_BYTES = 1536 * 2**20
+#: the reference evaluation computes in float32
+REFERENCE_BYTES_PER_PARAMETER = 4
+#: what trtllm-build keeps a parameter of its rank: the checkpoint's shard and TensorRT's copy of it
+BUILD_BYTES_PER_PARAMETER = 4
+
+
+@rule(
+    "TF-K11-001",
+    "not enough memory to quantize and evaluate",
+    why="The model is loaded whole, and the reference evaluation computes in float32.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/102",
+    needs=("model", "machine"),
+)
+def host_memory(facts: Facts) -> Iterator[Violation]:
+    parameters, total = facts.require_model().parameters, facts.require_machine().memory_total
+    needed = parameters * REFERENCE_BYTES_PER_PARAMETER + QUANTIZER_BYTES
+    if needed > total:
+        yield Violation(
+            f"quantizing {parameters / 1e9:.2f} billion parameters needs about {format_size(needed)}, "
+            f"this machine has {format_size(total)}",
+            f"model.source: {facts.recipe.model.source}",
+            {"parameters": parameters, "needed": needed, "memory_total": total},
+            [f"a machine with {format_size(needed)} or more", "a smaller model"],
+        )
+
+
+@rule(
+    "TF-K11-002",
+    "not enough disk for the artifacts",
+    why="Every stage publishes a whole directory, so that any of them can be used alone.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/743",
+    needs=("model", "machine"),
+)
+def host_disk(facts: Facts) -> Iterator[Violation]:
+    free = facts.require_machine().disk_free
+    plain = facts.require_model().parameters * DTYPE_BYTES[facts.recipe.model.dtype]
+    stored = weight_bytes(facts, stored=True)
+    needed = plain + 4 * stored
+    if needed > free:
+        yield Violation(
+            f"the artifacts take about {format_size(needed)}, {format_size(free)} are free",
+            f"model.source: {facts.recipe.model.source}",
+            {"checkpoint": plain, "quantized": stored, "copies": 4, "needed": needed, "disk_free": free},
+            ["trtforge artifacts gc", "--store DIR on a larger disk"],
+        )
+
+
+@rule(
+    "TF-K11-003",
+    "not enough memory to build the ranks at once",
+    why="trtllm-build keeps about 4 GB for each billion parameters of every rank that it builds at the same time.",
+    source="https://github.com/NVIDIA/TensorRT-Edge-LLM/issues/30",
+    needs=("model", "machine"),
+)
+def build_memory(facts: Facts) -> Iterator[Violation]:
+    workers, ranks = facts.recipe.build.trtllm.workers, world_size(facts)
+    if facts.recipe.build.target != "trtllm-engine":
+        return
+    total, each = (
+        facts.require_machine().memory_total,
+        facts.require_model().parameters * BUILD_BYTES_PER_PARAMETER // ranks,
+    )
+    at_once = min(workers, ranks)
+    needed = at_once * each + QUANTIZER_BYTES
+    if needed > total:
+        fits = max(0, (total - QUANTIZER_BYTES) // each)
+        yield Violation(
+            f"{at_once} workers need about {format_size(needed)}, this machine has {format_size(total)}",
+            f"build.trtllm.workers: {workers}",
+            {"workers": at_once, "bytes_per_worker": each, "needed": needed, "memory_total": total, "fits": fits},
+            [
+                *([f"build.trtllm.workers: {fits}"] if fits else []),
+                f"a machine with {format_size(each + QUANTIZER_BYTES)} or more",
+                "waive this when the engine is built on another machine",
+            ],
+        )
+
+
+@rule(
+    "TF-K11-004",
+    "host memory for KV blocks that is not there",
+    why="The memory is pinned when the server starts: it cannot be swapped, and what is missing ends the server.",
+    source="https://nvidia.github.io/TensorRT-LLM/advanced/kv-cache-reuse.html",
+    needs=("machine",),
+)
+def host_kv_fits(facts: Facts) -> Iterator[Violation]:
+    asked, machine = facts.recipe.build.trtllm.host_kv_memory, facts.require_machine()
+    if asked is not None and asked > machine.memory_total * 0.8:
+        fits = int(machine.memory_total * 0.5) // 2**30
+        yield Violation(
+            f"{format_size(asked)} of pinned memory on a machine with {format_size(machine.memory_total)}",
+            f"build.trtllm.host_kv_memory: {format_size(asked)}",
+            {"host_kv_memory": asked, "memory_total": machine.memory_total},
+            [
+                f"build.trtllm.host_kv_memory: {max(1, fits)}GiB",
+                "build.trtllm.host_kv_memory: null",
+                "waive this when the server runs on another machine",
+            ],
+        )

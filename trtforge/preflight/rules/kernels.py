@@ -1,0 +1,87 @@
+"""K4: the tile of the kernel limits shapes too, whatever the group size allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.features import weight_format
+from trtforge.preflight.model import Linear, quantized_linears
+from trtforge.preflight.rules.groups import width
+from trtforge.preflight.rules.heads import TPS, tp_works
+from trtforge.tables.features import Kernel
+
+
+def _height(linear: Linear, tp: int) -> float:
+    """N on one rank."""
+    return linear.rows / tp if linear.split == "rows" else float(linear.rows)
+
+
+def _misfits(linears: list[Linear], kernel: Kernel, tp: int) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for linear in linears:
+        columns, rows = width(linear, tp), _height(linear, tp)
+        if columns % kernel.k or rows % kernel.n:
+            found[linear.kind] = {"K_per_rank": columns, "N_per_rank": rows}
+    return found
+
+
+@rule(
+    "TF-K4-003",
+    "group size without a kernel on the target",
+    why="The format has the group size, but the target's kernel is compiled for others: the build or the first request "
+    "fails.",
+    needs=("format",),
+    waivable=False,
+)
+def group_has_kernel(facts: Facts) -> Iterator[Violation]:
+    row, target = facts.format, facts.recipe.build.target
+    kernel = facts.kernels.row(row.name, target) if row is not None else None
+    if row is None or kernel is None or kernel.groups is None:
+        return
+    group = facts.recipe.quantize.group_size or row.default_group_size
+    if group in row.group_sizes and group not in kernel.groups:
+        yield Violation(
+            f"{kernel.kernel} of {target} has no group size {group}",
+            f"quantize.group_size: {group}, build.target: {target}",
+            {"group_size": group, "kernel": kernel.kernel, "allowed": list(kernel.groups)},
+            [*(f"quantize.group_size: {size}" for size in kernel.groups), "quantize.format: fp8"],
+            source=kernel.source,
+        )
+
+
+@rule(
+    "TF-K4-004",
+    "a rank's share of a linear does not fill the kernel's tiles",
+    why="Kernels take whole tiles only; a narrower share fails at build or, worse, at the first request.",
+    needs=("model",),
+)
+def tiles_filled(facts: Facts) -> Iterator[Violation]:
+    target, tp, name = facts.recipe.build.target, facts.recipe.build.parallel.tp, weight_format(facts)
+    kernel, model = facts.kernels.row(name, target), facts.require_model()
+    works = tp_works(model)
+    if kernel is None or tp not in works:
+        return  # another rule names the ranks that do not split at all
+    linears = quantized_linears(model, facts.recipe.quantize.exclude)
+    bad = _misfits(linears, kernel, tp)
+    if not bad:
+        return
+    good = [ranks for ranks in TPS if ranks in works and not _misfits(linears, kernel, ranks)]
+    pads: dict[str, dict[str, int]] = {}
+    for linear in linears:
+        if linear.kind in bad:
+            k, n = kernel.k * (tp if linear.split == "columns" else 1), kernel.n * (tp if linear.split == "rows" else 1)
+            pads[linear.kind] = {"K": -(-linear.columns // k) * k, "N": -(-linear.rows // n) * n}
+    shares = ", ".join(f"{kind} [{item['N_per_rank']:g}, {item['K_per_rank']:g}]" for kind, item in bad.items())
+    yield Violation(
+        f"{kernel.kernel} takes multiples of {kernel.n} x {kernel.k}; with tp {tp} a rank has {shares}",
+        f"build.parallel.tp: {tp}, quantize.format: {facts.recipe.quantize.format}",
+        {"k_multiple": kernel.k, "n_multiple": kernel.n, "linears": bad, "works_tp": good, "padded": pads},
+        [
+            *(f"build.parallel.tp: {ranks}" for ranks in good),
+            f"quantize.exclude: {[*facts.recipe.quantize.exclude, *bad]}",
+            "pad the checkpoint: " + ", ".join(f"{kind} to {item['N']} x {item['K']}" for kind, item in pads.items()),
+        ],
+        source=kernel.source,
+    )

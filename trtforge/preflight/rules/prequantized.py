@@ -1,0 +1,260 @@
+"""K6, K7: a checkpoint that arrives quantized, judged by its description and its scales; no weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import matches
+from trtforge.preflight.sources import SourceFiles, is_bad_scale
+
+_KEY_SCALES, _VALUE_SCALES = ("k_scale", "k_proj.output_scale"), ("v_scale", "v_proj.output_scale")
+_KV_SCALES = (*_KEY_SCALES, *_VALUE_SCALES)
+_WEIGHT_TYPES = ("F8_E4M3", "U8", "F4", "I8")
+#: formats whose activations have a stored scale: what ModelOpt calls them
+_STATIC_ACTIVATIONS = ("FP8", "NVFP4")
+
+
+def _described(facts: Facts) -> tuple[SourceFiles, Mapping[str, object]] | None:
+    files = facts.files
+    if files is None or not files.quantization.get("quant_algo"):
+        return None
+    return files, files.quantization
+
+
+def _modules(files: SourceFiles) -> dict[str, str]:
+    """Linear's name → type of its stored weight."""
+    return {
+        name.removesuffix(".weight"): info.dtype
+        for name, info in files.tensors.items()
+        if name.endswith(".weight") and len(info.shape) == 2 and not name.endswith("embed_tokens.weight")
+    }
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _asked(facts: Facts) -> str:
+    return f"model.source: {facts.recipe.model.source}"
+
+
+_AGAIN = "export it again with this recipe's quantize section, from the unquantized checkpoint"
+
+
+@rule(
+    "TF-K6-005",
+    "a module that the checkpoint's exclude list names is quantized",
+    why="An engine that believes the list reads packed bytes as plain weights.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1733",
+    needs=("files",),
+)
+def excluded_are_plain(facts: Facts) -> Iterator[Violation]:
+    found = _described(facts)
+    if found is None:
+        return
+    files, description = found
+    patterns = [str(item) for item in _list(description.get("exclude_modules") or description.get("ignore"))]
+    bad = [
+        name
+        for name, dtype in _modules(files).items()
+        if dtype in _WEIGHT_TYPES and any(matches(name, pattern) for pattern in patterns)
+    ]
+    if bad:
+        yield Violation(
+            f"{len(bad)} excluded modules are quantized: {_some(bad)}",
+            _asked(facts),
+            {"modules": bad[:16], "exclude_modules": patterns},
+            ["remove the names from exclude_modules in hf_quant_config.json", _AGAIN],
+        )
+
+
+@rule(
+    "TF-K6-006",
+    "a module outside the checkpoint's exclude list is not quantized",
+    why="An engine that believes the list looks for scales that are not there, or reads plain weights as packed ones.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/855",
+    needs=("files",),
+)
+def others_are_quantized(facts: Facts) -> Iterator[Violation]:
+    found = _described(facts)
+    if found is None:
+        return
+    files, description = found
+    patterns = [str(item) for item in _list(description.get("exclude_modules") or description.get("ignore"))]
+    plain = [
+        name
+        for name, dtype in _modules(files).items()
+        if dtype not in _WEIGHT_TYPES and not any(matches(name, pattern) for pattern in patterns)
+    ]
+    if plain:
+        yield Violation(
+            f"{len(plain)} modules are not quantized and not excluded: {_some(plain)}",
+            _asked(facts),
+            {"modules": plain[:16], "exclude_modules": patterns},
+            [f"add {_some(plain)} to exclude_modules in hf_quant_config.json", _AGAIN],
+        )
+
+
+@rule(
+    "TF-K7-001",
+    "KV scales are missing",
+    why="The description promises an FP8 cache; without scales every engine takes 1 and large keys saturate.",
+    source="https://github.com/NVIDIA/Model-Optimizer/issues/20",
+    needs=("files",),
+)
+def kv_scales_exist(facts: Facts) -> Iterator[Violation]:
+    found = _described(facts)
+    if found is None or found[1].get("kv_cache_quant_algo") is None:
+        return
+    files = found[0]
+    layers = sorted({name.split(".self_attn.")[0] for name in files.tensors if ".self_attn." in name})
+    scaled = {
+        (name.split(".self_attn.")[0], kind)
+        for name in files.tensors
+        for kind, endings in (("key", _KEY_SCALES), ("value", _VALUE_SCALES))
+        if name.endswith(endings)
+    }
+    missing = [layer for layer in layers if not {(layer, "key"), (layer, "value")} <= scaled]
+    if missing:
+        yield Violation(
+            f"{len(missing)} of {len(layers)} layers have no KV scales",
+            _asked(facts),
+            {
+                "layers": len(layers),
+                "missing": len(missing),
+                "kv_cache_quant_algo": str(found[1]["kv_cache_quant_algo"]),
+            },
+            [_AGAIN, "set kv_cache_quant_algo to null in hf_quant_config.json and serve a 16-bit cache"],
+        )
+
+
+@rule(
+    "TF-K7-002",
+    "every KV scale is 1",
+    why="Scales of exactly 1 mean that calibration never reached the cache (or was not asked to): values above 448 "
+    "saturate.",
+    source="https://github.com/NVIDIA/Model-Optimizer/issues/20",
+    severity="warning",
+    needs=("files",),
+)
+def kv_scales_calibrated(facts: Facts) -> Iterator[Violation]:
+    found = _described(facts)
+    if found is None:
+        return
+    scales = dict(found[0].scalars(_KV_SCALES))
+    if len(scales) > 1 and all(value == 1.0 for value in scales.values()):
+        yield Violation(
+            f"all {len(scales)} KV scales are 1.0",
+            _asked(facts),
+            {"scales": len(scales)},
+            ["calibrate the cache: quantize.kv_cache: fp8 from the unquantized checkpoint", "a 16-bit KV cache"],
+        )
+
+
+@rule(
+    "TF-K7-003",
+    "quantized weights without their scales",
+    why="A weight of 8 or 4 bits means nothing without its scale; engines take 1 or refuse to load.",
+    source="https://github.com/NVIDIA/Model-Optimizer/issues/500",
+    needs=("files",),
+    waivable=False,
+)
+def weights_have_scales(facts: Facts) -> Iterator[Violation]:
+    found = _described(facts)
+    if found is None:
+        return
+    names = found[0].tensors
+    bare = [
+        name
+        for name, dtype in _modules(found[0]).items()
+        if dtype in _WEIGHT_TYPES and f"{name}.weight_scale" not in names
+    ]
+    if bare:
+        yield Violation(
+            f"{len(bare)} quantized weights have no weight_scale: {_some(bare)}",
+            _asked(facts),
+            {"modules": bare[:16]},
+            [_AGAIN, "copy the checkpoint again, all of its files"],
+        )
+
+
+@rule(
+    "TF-K7-004",
+    "activation scales are missing",
+    why="Without a calibration loop ModelOpt has no activation ranges; engines take 1, and activations saturate or "
+    "underflow.",
+    source="https://github.com/NVIDIA/Model-Optimizer/issues/500",
+    needs=("files",),
+)
+def activations_have_scales(facts: Facts) -> Iterator[Violation]:
+    found = _described(facts)
+    if found is None or found[1].get("quant_algo") not in _STATIC_ACTIVATIONS:
+        return
+    names = found[0].tensors
+    bare = [
+        name
+        for name, dtype in _modules(found[0]).items()
+        if dtype in _WEIGHT_TYPES and f"{name}.input_scale" not in names
+    ]
+    if bare:
+        yield Violation(
+            f"{len(bare)} linears have no input_scale: {_some(bare)}",
+            _asked(facts),
+            {"modules": bare[:16], "quant_algo": str(found[1]["quant_algo"])},
+            ["quantize with calibration: quantize.calibration in this recipe", "a weight-only format: int4_awq"],
+        )
+
+
+@rule(
+    "TF-K7-005",
+    "scales that no calibration gives",
+    why="A scale of zero, below it, infinite or no number turns the whole tensor into zeros or NaN; experts that the "
+    "calibration never routed to are the usual cause.",
+    source="https://github.com/NVIDIA/Model-Optimizer/issues/153",
+    needs=("files",),
+)
+def scales_are_sane(facts: Facts) -> Iterator[Violation]:
+    found = _described(facts)
+    if found is None:
+        return
+    bad = {
+        name: value
+        for name, value in found[0].scalars(("weight_scale", "weight_scale_2", "input_scale", *_KV_SCALES))
+        if is_bad_scale(value)
+    }
+    if bad:
+        names = list(bad)
+        yield Violation(
+            f"{len(bad)} scales are zero, negative or no number: {_some(names)}",
+            _asked(facts),
+            {"scales": {name: str(bad[name]) for name in names[:16]}},
+            [
+                "calibrate on more samples, so that every expert is used: quantize.calibration.samples: 512",
+                f"exclude the modules: quantize.exclude with {names[0].rsplit('.', 1)[0]}",
+            ],
+        )
+
+
+@rule(
+    "TF-K7-006",
+    "a KV cache format that the checkpoint has no scales for",
+    why="The checkpoint was calibrated for another cache; its keys and values have no range for this one.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1676",
+    needs=("model",),
+    severity="warning",
+)
+def kv_as_calibrated(facts: Facts) -> Iterator[Violation]:
+    model = facts.require_model()
+    stored, mode = model.prequantized_kv_cache, facts.recipe.quantize.kv_cache
+    if model.prequantized and stored is None and facts.recipe.build.trtllm.fp8_context_attention and mode == "none":
+        yield Violation(
+            f"the {model.prequantized} checkpoint carries no KV scales, FP8 context attention needs an FP8 cache",
+            f"build.trtllm.fp8_context_attention: true, {_asked(facts)}",
+            {"stored": model.prequantized, "stored_kv_cache": stored},
+            ["build.trtllm.fp8_context_attention: false", "a checkpoint exported with a calibrated FP8 KV cache"],
+        )
+
+
+def _list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else []

@@ -1,0 +1,113 @@
+"""K8: quality that is lost without anybody noticing, because nothing measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import usable_positions
+
+
+def _quantized(facts: Facts) -> bool:
+    return facts.recipe.quantize.format != "none" or facts.recipe.quantize.kv_cache != "none"
+
+
+@rule(
+    "TF-K8-001",
+    "a quantized model without a quality gate",
+    why="A quantized model can load, answer fluently and have lost what it knew; without a gate nothing stops it.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2822",
+    severity="warning",
+)
+def quality_is_gated(facts: Facts) -> Iterator[Violation]:
+    evals = facts.recipe.evals
+    if not _quantized(facts):
+        return
+    gates = {"evals.perplexity.gate": evals.perplexity.gate, "evals.engine_parity.gate": evals.engine_parity.gate}
+    for key, gate in gates.items():
+        if gate is None:
+            default = "{max_increase: 5%}" if "perplexity" in key else "{min_top1_agreement: 99%}"
+            yield Violation(
+                f"{key} is taken away while the model is quantized",
+                f"{key}: null",
+                {"format": facts.recipe.quantize.format, "kv_cache": facts.recipe.quantize.kv_cache},
+                [f"{key}: {default}"],
+            )
+
+
+@rule(
+    "TF-K8-002",
+    "a gate that lets anything pass",
+    why="Perplexity that doubles, or an engine that disagrees on every other token, is another model.",
+    source="https://github.com/casper-hansen/AutoAWQ/issues/475",
+    severity="warning",
+)
+def gates_mean_something(facts: Facts) -> Iterator[Violation]:
+    perplexity, parity = facts.recipe.evals.perplexity.gate, facts.recipe.evals.engine_parity.gate
+    if not _quantized(facts):
+        return
+    if perplexity is not None and perplexity.max_increase > 1:
+        yield Violation(
+            f"the perplexity gate allows an increase of {perplexity.max_increase:.0%}",
+            f"evals.perplexity.gate.max_increase: {perplexity.max_increase:g}",
+            {"max_increase": perplexity.max_increase},
+            ["evals.perplexity.gate.max_increase: 5%"],
+        )
+    if parity is not None and parity.min_top1_agreement < 0.5:
+        yield Violation(
+            f"the parity gate allows an agreement of {parity.min_top1_agreement:.0%}",
+            f"evals.engine_parity.gate.min_top1_agreement: {parity.min_top1_agreement:g}",
+            {"min_top1_agreement": parity.min_top1_agreement},
+            ["evals.engine_parity.gate.min_top1_agreement: 99%"],
+        )
+
+
+@rule(
+    "TF-K8-003",
+    "stretched positions that no measurement reaches",
+    why="Rope scaling is where quantized models break first: short prompts stay fine while long ones turn to garbage.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1830",
+    severity="warning",
+    needs=("model",),
+)
+def long_context_is_measured(facts: Facts) -> Iterator[Violation]:
+    model, recipe = facts.require_model(), facts.recipe
+    kind = model.rope.get("rope_type") or model.rope.get("type") or "default"
+    original = model.rope.get("original_max_position_embeddings")
+    served, window = recipe.build.limits.max_seq_len, recipe.evals.perplexity.window
+    if kind not in ("yarn", "linear") or not isinstance(original, int) or not _quantized(facts):
+        return
+    if served > original >= window:
+        reach = usable_positions(model)
+        wanted = min(served, reach)
+        yield Violation(
+            f"requests reach {served} positions over {kind} scaling, the windows that are scored end at {window}",
+            f"evals.perplexity.window: {window}, build.limits.max_seq_len: {served}",
+            {"original_positions": original, "max_seq_len": served, "window": window, "rope": kind},
+            [
+                f"evals.perplexity: {{window: {wanted}, stride: {wanted // 2}, tokens: {2 * wanted}}}",
+                f"build.limits.max_seq_len: {original}",
+            ],
+        )
+
+
+@rule(
+    "TF-K8-004",
+    "a 4-bit model of little redundancy",
+    why="Models below about 4 billion parameters lose several points to 4-bit weights; larger ones hardly one.",
+    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md",
+    severity="warning",
+    needs=("model", "format"),
+)
+def four_bits_of_small_models(facts: Facts) -> Iterator[Violation]:
+    row, model = facts.format, facts.require_model()
+    gate = facts.recipe.evals.perplexity.gate
+    if row is None or row.weight is None or row.weight.bits > 4 or model.parameters >= 4_000_000_000:
+        return
+    if gate is None:
+        yield Violation(
+            f"{row.name} on {model.parameters / 1e9:.2f} billion parameters without a perplexity gate",
+            f"quantize.format: {row.name}, evals.perplexity.gate: null",
+            {"parameters": model.parameters, "bits": row.weight.bits},
+            ["evals.perplexity.gate: {max_increase: 10%}", "quantize.format: fp8"],
+        )

@@ -1,0 +1,117 @@
+"""K18: rotary embedding as config.json says it, and weights that are pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+
+#: rope types that the graph builder writes
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_NEEDS = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+@rule(
+    "TF-K18-001",
+    "rope type that the graph does not write",
+    why="With another rotation the model reads positions wrongly: short prompts look fine, long ones turn to garbage.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2105",
+    needs=("model",),
+    waivable=False,
+)
+def rope_type(facts: Facts) -> Iterator[Violation]:
+    kind = _rope_kind(facts)
+    if kind not in ROPE_TYPES:
+        yield Violation(
+            f"rope type {kind} is not written by the graph builder",
+            f"config.json of {facts.recipe.model.source}: rope_type: {kind}",
+            {"known": list(ROPE_TYPES)},
+            [f"a checkpoint with rope type {', '.join(ROPE_TYPES)}"],
+        )
+
+
+@rule(
+    "TF-K18-002",
+    "rope settings that are incomplete",
+    why="A missing factor would be taken as 1 and the context extension lost.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2302",
+    needs=("model",),
+    waivable=False,
+)
+def rope_complete(facts: Facts) -> Iterator[Violation]:
+    kind, rope = _rope_kind(facts), facts.require_model().rope
+    missing = [key for key in _ROPE_NEEDS.get(kind, ()) if rope.get(key) is None]
+    if missing:
+        yield Violation(
+            f"rope type {kind} without {', '.join(missing)}",
+            f"config.json of {facts.recipe.model.source}: rope_type: {kind}",
+            {"given": {key: value for key, value in rope.items() if isinstance(value, (int, float, str))}},
+            [f"add {', '.join(missing)} to rope_parameters in config.json"],
+        )
+
+
+def _rope_kind(facts: Facts) -> str:
+    rope = facts.require_model().rope
+    return str(rope.get("rope_type") or rope.get("type") or "default")
+
+
+@rule(
+    "TF-K18-003",
+    "rope settings that contradict each other",
+    why="Readers take one spelling or the other: `type` is the old key, `rope_type` the new one, and `rope_parameters` "
+    "stands beside `rope_scaling`.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2105",
+    needs=("files",),
+)
+def rope_agrees(facts: Facts) -> Iterator[Violation]:
+    config = facts.files.config if facts.files is not None else {}
+    sections = {key: config[key] for key in ("rope_scaling", "rope_parameters") if isinstance(config.get(key), dict)}
+    values: dict[str, dict[str, object]] = {"type": {}, "factor": {}, "rope_theta": {}}
+    for name, section in sections.items():
+        for spelling in ("type", "rope_type"):
+            if section.get(spelling) is not None:
+                values["type"][f"{name}.{spelling}"] = section[spelling]
+        for key in ("factor", "rope_theta"):
+            if section.get(key) is not None:
+                values[key][f"{name}.{key}"] = section[key]
+    if config.get("rope_theta") is not None:
+        values["rope_theta"]["rope_theta"] = config["rope_theta"]
+    for what, found in values.items():
+        given = list(found.values())
+        if any(value != given[0] for value in given):
+            shown = ", ".join(f"{key}: {value}" for key, value in found.items())
+            yield Violation(
+                f"config.json says the rope's {what} in two ways: {shown}",
+                f"model.source: {facts.recipe.model.source}",
+                {"found": dict(found)},
+                [f"keep one value of {', '.join(found)} in config.json", "download config.json of one revision again"],
+            )
+
+
+@rule(
+    "TF-K18-004",
+    "weights that are Git-LFS pointers",
+    why="The repository was cloned without Git-LFS: each weight file is a text of about 130 bytes that names it.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2052",
+    needs=("files", "draft", "adapters"),
+    waivable=False,
+)
+def no_pointers(facts: Facts) -> Iterator[Violation]:
+    folders = {f"model.source: {facts.recipe.model.source}": facts.files}
+    folders[f"speculation.draft: {facts.recipe.speculation.draft}"] = facts.draft_files
+    folders |= {f"build.trtllm.lora.adapters.{name}": files for name, files in facts.adapter_files.items()}
+    for asked, files in folders.items():
+        if files is not None and files.pointers:
+            yield Violation(
+                f"{files.folder.name} holds {len(files.pointers)} pointers instead of weights: {files.pointers[0]} …",
+                asked,
+                {"pointers": list(files.pointers)},
+                [
+                    f"git lfs install && git lfs pull in {files.folder}",
+                    "a source that is fetched: hf:org/name@revision",
+                ],
+            )

@@ -1,0 +1,462 @@
+"""K12: speculative decoding: the method, its draft or heads, and the tree that a step verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import usable_positions
+from trtforge.preflight.sources import SourceFiles
+
+_LOOKAHEAD = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/lookahead/README.md"
+_MEDUSA = "https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html"
+_EAGLE = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/eagle/README.md"
+#: with this many requests in a step the GPU is busy without drafts
+_BUSY_BATCH = 64
+
+
+def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
+    """``max_draft_len`` of a lookahead engine for (W, N, G), as TensorRT-LLM defines it."""
+    return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
+
+
+def _draft_tokens(facts: Facts) -> int | None:
+    """Draft tokens that a step verifies at most, where the recipe says enough to know."""
+    speculation = facts.recipe.speculation
+    if speculation.method == "lookahead":
+        sizes = speculation.lookahead
+        return lookahead_draft_len(sizes.window, sizes.ngram, sizes.verification)
+    if speculation.choices:
+        return max(speculation.max_draft_len or 0, len(speculation.choices))
+    return speculation.max_draft_len
+
+
+@rule(
+    "TF-K12-001",
+    "a speculation method that the target does not have",
+    why="Each engine drafts in its own ways; a method that it does not know is an unknown key or a refused checkpoint.",
+    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    waivable=False,
+)
+def method_exists(facts: Facts) -> Iterator[Violation]:
+    method, target = facts.recipe.speculation.method, facts.recipe.build.target
+    row = facts.features.method(target, method)
+    if method == "none" or (row is not None and row.support == "yes"):
+        return
+    works = [item.method for item in facts.features.methods if item.target == target and item.support == "yes"]
+    hosts = [item.target for item in facts.features.methods if item.method == method and item.support == "yes"]
+    instead = row.instead if row is not None else None
+    yield Violation(
+        f"target {target} has no speculation by {method}",
+        f"speculation.method: {method}, build.target: {target}",
+        {"methods_of_target": works, "targets_of_method": hosts},
+        [
+            *([f"speculation.method: {instead}"] if instead else []),
+            *(f"build.target: {host}" for host in hosts),
+            "speculation.method: none",
+        ],
+        source=row.source if row is not None else None,
+    )
+
+
+@rule(
+    "TF-K12-004",
+    "no draft model or heads for the method",
+    why="The method drafts with weights of its own; without them there is nothing to draft with.",
+    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    waivable=False,
+)
+def draft_is_given(facts: Facts) -> Iterator[Violation]:
+    speculation = facts.recipe.speculation
+    row = facts.features.method(facts.recipe.build.target, speculation.method)
+    if row is not None and row.draft == "required" and not speculation.draft:
+        free = [
+            item.method
+            for item in facts.features.methods
+            if item.target == row.target and item.support == "yes" and item.draft == "none"
+        ]
+        yield Violation(
+            f"speculation.method: {speculation.method} has no speculation.draft",
+            f"speculation.method: {speculation.method}",
+            {"methods_without_draft": free},
+            ["speculation.draft: a directory or hf:org/name", *(f"speculation.method: {name}" for name in free)],
+        )
+
+
+@rule(
+    "TF-K12-005",
+    "a draft that cannot be looked into",
+    why="A draft that is missing, or whose weights are not safetensors, is found out by the engine an hour later.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2673",
+    needs=("draft",),
+)
+def draft_is_there(facts: Facts) -> Iterator[Violation]:
+    if facts.draft is None:
+        return
+    asked = f"speculation.draft: {facts.draft.source}"
+    if facts.draft.problem:
+        yield Violation(facts.draft.problem, asked, {}, facts.draft.remedies or ["correct speculation.draft"])
+        return
+    files = facts.draft_files
+    if files is None:
+        return
+    if not files.config:
+        yield Violation(
+            f"{files.folder.name} holds no config.json that can be read",
+            asked,
+            {"folder": str(files.folder)},
+            ["download config.json of the draft into the folder"],
+        )
+    elif files.weights_error is not None and not files.pointers:
+        error = files.weights_error
+        yield Violation(
+            f"the draft's weights cannot be read: {error.message}",
+            asked,
+            {"refusal": error.code, **error.numbers},
+            error.remedies or ["a draft with safetensors weights"],
+        )
+
+
+def _vocabulary(files: SourceFiles) -> int | None:
+    value = files.config.get("vocab_size")
+    return value if isinstance(value, int) else None
+
+
+@rule(
+    "TF-K12-006",
+    "draft and target read different vocabularies",
+    why="A draft token is an id of the target's vocabulary; with another tokenizer hardly one is accepted, or ids run "
+    "past the embedding.",
+    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    needs=("model", "draft"),
+)
+def vocabularies_agree(facts: Facts) -> Iterator[Violation]:
+    files, model, speculation = facts.draft_files, facts.require_model(), facts.recipe.speculation
+    if files is None:
+        return
+    asked, vocabulary = f"speculation.draft: {speculation.draft}", _vocabulary(files)
+    remedies = ["a draft that was trained with the target's tokenizer", "speculation.method: none"]
+    if vocabulary is not None and vocabulary != model.vocab:
+        yield Violation(
+            f"the draft has {vocabulary} tokens, the target {model.vocab}",
+            asked,
+            {"draft_vocab": vocabulary, "target_vocab": model.vocab},
+            remedies,
+        )
+    elif facts.files is not None and _token_tables_differ(facts.files, files):
+        yield Violation(
+            "the draft's tokenizer.json gives other ids than the target's",
+            asked,
+            {"draft": str(files.folder), "target": str(facts.files.folder)},
+            remedies,
+        )
+
+
+def _token_tables_differ(one: SourceFiles, other: SourceFiles) -> bool:
+    """Whether two tokenizers give different ids; a folder without tokenizer.json agrees with any."""
+    tables = [files.tokenizer.get("model") for files in (one, other)]
+    vocabularies = [table.get("vocab") for table in tables if isinstance(table, dict)]
+    return len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]
+
+
+@rule(
+    "TF-K12-007",
+    "a draft of another width",
+    why="Heads and EAGLE layers read the target's hidden states, so their width is the target's.",
+    source="https://arxiv.org/abs/2503.01840",
+    needs=("model", "draft"),
+    waivable=False,
+)
+def widths_agree(facts: Facts) -> Iterator[Violation]:
+    files, model = facts.draft_files, facts.require_model()
+    if files is None or facts.recipe.speculation.method not in ("eagle", "eagle3", "medusa"):
+        return
+    config = files.config
+    given = config.get("target_hidden_size") or config.get("hidden_size")
+    if isinstance(given, int) and given != model.hidden:
+        yield Violation(
+            f"the heads read a width of {given}, the target has {model.hidden}",
+            f"speculation.draft: {facts.recipe.speculation.draft}",
+            {"draft_hidden": given, "target_hidden": model.hidden},
+            ["heads that were trained on this target", "speculation.method: none"],
+        )
+
+
+@rule(
+    "TF-K12-008",
+    "a draft that is no cheaper than its target",
+    why="A step drafts several tokens one after another; a draft of half the target's size costs more than it saves.",
+    source="https://arxiv.org/abs/2211.17192",
+    severity="warning",
+    needs=("model", "draft"),
+)
+def draft_is_small(facts: Facts) -> Iterator[Violation]:
+    files, model = facts.draft_files, facts.require_model()
+    if files is None or facts.recipe.speculation.method != "draft_target":
+        return
+    parameters = sum(info.elements for info in files.tensors.values())
+    if parameters > model.parameters // 2:
+        yield Violation(
+            f"the draft has {parameters:,} parameters, the target {model.parameters:,}",
+            f"speculation.draft: {facts.recipe.speculation.draft}",
+            {"draft": parameters, "target": model.parameters, "ratio": round(parameters / model.parameters, 2)},
+            [f"a draft of {model.parameters // 10:,} parameters or fewer", "speculation.method: none"],
+        )
+
+
+@rule(
+    "TF-K12-009",
+    "max_draft_len is missing",
+    why="Build and server both reserve room for the longest draft of a step.",
+    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    waivable=False,
+)
+def draft_length_given(facts: Facts) -> Iterator[Violation]:
+    speculation = facts.recipe.speculation
+    if speculation.method in ("ngram", "draft_target", "eagle", "eagle3", "medusa") and _draft_tokens(facts) is None:
+        wanted = 63 if speculation.method in ("eagle", "medusa") else 4
+        yield Violation(
+            f"speculation.method: {speculation.method} has no max_draft_len",
+            f"speculation.method: {speculation.method}",
+            {},
+            [f"speculation.max_draft_len: {wanted}"],
+        )
+
+
+@rule(
+    "TF-K12-010",
+    "a draft length that the lookahead sizes do not give",
+    why="The server derives the length from the three sizes and refuses an engine that was built for another.",
+    source=_LOOKAHEAD,
+    waivable=False,
+)
+def lookahead_agrees(facts: Facts) -> Iterator[Violation]:
+    speculation = facts.recipe.speculation
+    sizes = speculation.lookahead
+    if speculation.method != "lookahead":
+        return
+    asked = (
+        f"speculation.lookahead: {{window: {sizes.window}, ngram: {sizes.ngram}, verification: {sizes.verification}}}"
+    )
+    derived = lookahead_draft_len(sizes.window, sizes.ngram, sizes.verification)
+    if sizes.window < 2 or sizes.ngram < 2:
+        yield Violation(
+            "lookahead decoding of this size drafts nothing",
+            asked,
+            {"window": sizes.window, "ngram": sizes.ngram, "draft_tokens": derived},
+            ["speculation.lookahead: {window: 4, ngram: 3, verification: 4}", "speculation.method: none"],
+        )
+    elif speculation.max_draft_len is not None and speculation.max_draft_len != derived:
+        yield Violation(
+            f"max_draft_len {speculation.max_draft_len}, the lookahead sizes give {derived}",
+            f"speculation.max_draft_len: {speculation.max_draft_len}, {asked}",
+            {"max_draft_len": speculation.max_draft_len, "derived": derived},
+            [f"speculation.max_draft_len: {derived}", "remove speculation.max_draft_len"],
+        )
+
+
+def tree_problem(choices: Sequence[Sequence[int]]) -> tuple[str, list[list[int]]] | None:
+    """What is wrong with a static tree, and the paths that would mend it; None for a sound one.
+
+    A tree lists every node's path; each prefix of a path is a node too (the C++ runtime takes no paths-only form).
+    """
+    paths = [tuple(path) for path in choices]
+    if not paths:
+        return "the tree is empty", [[0]]
+    if any(not path for path in paths):
+        return "an empty path: the root needs none", []
+    if len(set(paths)) != len(paths):
+        twice = sorted({path for path in paths if paths.count(path) > 1})
+        return f"{list(twice[0])} stands twice", []
+    known = set(paths)
+    missing = sorted({path[:end] for path in paths for end in range(1, len(path))} - known)
+    if missing:
+        return f"{list(missing[0])} is missing, which other paths go through", [list(path) for path in missing]
+    return None
+
+
+@rule(
+    "TF-K12-011",
+    "a draft tree that is no tree",
+    why="A step verifies nodes by their ancestors: each path needs its prefixes, and stands once.",
+    source=_MEDUSA,
+    waivable=False,
+)
+def tree_is_sound(facts: Facts) -> Iterator[Violation]:
+    speculation = facts.recipe.speculation
+    if speculation.choices is None or speculation.method not in ("medusa", "eagle", "eagle3"):
+        return
+    problem = tree_problem(speculation.choices)
+    if problem is not None:
+        message, add = problem
+        yield Violation(
+            f"speculation.choices: {message}",
+            f"speculation.choices: {len(speculation.choices)} paths",
+            {"paths": len(speculation.choices), "missing": add[:16]},
+            [f"add {path}" for path in add[:3]] or ["write each node's path once, without []"],
+        )
+
+
+@rule(
+    "TF-K12-012",
+    "a draft tree that heads or length do not allow",
+    why="A path of k nodes takes k heads (or EAGLE layers), and a step verifies max_draft_len nodes at most.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2115",
+    waivable=False,
+)
+def tree_fits(facts: Facts) -> Iterator[Violation]:
+    speculation = facts.recipe.speculation
+    if not speculation.choices or speculation.method not in ("medusa", "eagle", "eagle3"):
+        return
+    depth, nodes = max(map(len, speculation.choices)), len(speculation.choices)
+    heads, longest = speculation.heads, speculation.max_draft_len
+    shape = {"depth": depth, "nodes": nodes, "heads": heads, "max_draft_len": longest}
+    asked = f"speculation.choices: {nodes} paths, depth {depth}"
+    if heads is not None and depth > heads:
+        yield Violation(
+            f"the tree is {depth} deep, there are {heads} heads",
+            f"{asked}, speculation.heads: {heads}",
+            shape,
+            [f"speculation.heads: {depth}", f"remove the paths longer than {heads}"],
+        )
+    if heads is not None and speculation.method == "eagle" and depth < heads:
+        yield Violation(
+            f"the tree is {depth} deep, the engine has {heads} EAGLE layers, which must be equal",
+            f"{asked}, speculation.heads: {heads}",
+            shape,
+            [f"speculation.heads: {depth}", f"add a path of {heads} nodes: {[0] * heads}"],
+            source=_EAGLE,
+        )
+    limit = longest if speculation.method != "eagle3" else None
+    if limit is not None and nodes > limit:
+        yield Violation(
+            f"the tree has {nodes} nodes, max_draft_len is {limit}",
+            f"{asked}, speculation.max_draft_len: {limit}",
+            shape,
+            [f"speculation.max_draft_len: {nodes}", f"leave {limit} paths"],
+        )
+    if speculation.method == "eagle3" and longest is not None and depth > longest:
+        yield Violation(
+            f"the tree is {depth} deep, max_draft_len is {longest}",
+            f"{asked}, speculation.max_draft_len: {longest}",
+            shape,
+            [f"speculation.max_draft_len: {depth}", f"remove the paths longer than {longest}"],
+        )
+
+
+@rule(
+    "TF-K12-013",
+    "heads that are not in the checkpoint",
+    why="The engine is built for a number of heads; a head without weights is built from nothing.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/medusa/README.md",
+    needs=("draft",),
+)
+def heads_exist(facts: Facts) -> Iterator[Violation]:
+    files, speculation = facts.draft_files, facts.recipe.speculation
+    if files is None or speculation.method != "medusa" or speculation.heads is None:
+        return
+    stored = {name.split(".")[0] for name in files.tensors if name.split(".")[0].isdigit()}
+    declared = files.config.get("medusa_num_heads")
+    count = len(stored) or (declared if isinstance(declared, int) else None)
+    if count is not None and speculation.heads > count:
+        yield Violation(
+            f"{speculation.heads} heads are asked for, the checkpoint holds {count}",
+            f"speculation.heads: {speculation.heads}",
+            {"heads": speculation.heads, "stored": len(stored), "declared": declared},
+            [f"speculation.heads: {count}", "a checkpoint with more heads"],
+        )
+
+
+@rule(
+    "TF-K12-014",
+    "a step that cannot verify the drafts of a full batch",
+    why="A decode step takes one token and all draft tokens of every request; what does not fit has to wait.",
+    source="https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html",
+    severity="warning",
+)
+def step_holds_drafts(facts: Facts) -> Iterator[Violation]:
+    limits, drafts = facts.recipe.build.limits, _draft_tokens(facts)
+    if facts.recipe.speculation.method == "none" or not drafts:
+        return
+    needed = limits.max_batch_size * (1 + drafts)
+    if limits.max_num_tokens < needed:
+        fits = max(1, limits.max_num_tokens // (1 + drafts))
+        yield Violation(
+            f"{limits.max_batch_size} requests with {drafts} draft tokens take {needed} tokens a step, "
+            f"max_num_tokens is {limits.max_num_tokens}",
+            f"build.limits: {{max_num_tokens: {limits.max_num_tokens}, max_batch_size: {limits.max_batch_size}}}",
+            {"draft_tokens": drafts, "needed": needed, "max_num_tokens": limits.max_num_tokens, "largest_batch": fits},
+            [f"build.limits.max_num_tokens: {needed}", f"build.limits.max_batch_size: {fits}"],
+        )
+
+
+@rule(
+    "TF-K12-015",
+    "speculation at a large batch",
+    why="Drafts use compute that a small batch leaves idle; a full batch has none to spare, and verification slows it.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/10396",
+    severity="warning",
+)
+def batch_is_small(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    batch, levels = recipe.build.limits.max_batch_size, recipe.bench.concurrency
+    if recipe.speculation.method != "none" and batch >= _BUSY_BATCH and max(levels) < batch:
+        yield Violation(
+            f"speculation for up to {batch} requests, measured at {max(levels)}",
+            f"speculation.method: {recipe.speculation.method}, build.limits.max_batch_size: {batch}",
+            {"max_batch_size": batch, "measured_up_to": max(levels)},
+            [f"bench.concurrency: {[*levels, batch]}", f"build.limits.max_batch_size: {_BUSY_BATCH // 4}"],
+        )
+
+
+@rule(
+    "TF-K12-016",
+    "drafts that reach past the model's positions",
+    why="The last step of a full-length request writes its drafts behind max_seq_len.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/8285",
+    needs=("model",),
+)
+def drafts_in_context(facts: Facts) -> Iterator[Violation]:
+    drafts, limits = _draft_tokens(facts), facts.recipe.build.limits
+    reach = usable_positions(facts.require_model())
+    if facts.recipe.speculation.method == "none" or not drafts or limits.max_seq_len > reach:
+        return
+    chain = drafts
+    if facts.recipe.speculation.choices:
+        chain = max(map(len, facts.recipe.speculation.choices))
+    elif facts.recipe.speculation.method == "lookahead":
+        chain = facts.recipe.speculation.lookahead.ngram
+    elif facts.recipe.speculation.method in ("medusa", "eagle"):
+        chain = facts.recipe.speculation.heads or 1
+    if limits.max_seq_len + chain > reach:
+        yield Violation(
+            f"max_seq_len {limits.max_seq_len} and {chain} drafted positions pass the model's {reach}",
+            f"build.limits.max_seq_len: {limits.max_seq_len}, speculation.max_draft_len: {drafts}",
+            {"max_seq_len": limits.max_seq_len, "draft_depth": chain, "positions": reach},
+            [f"build.limits.max_seq_len: {reach - chain}"],
+        )
+
+
+@rule(
+    "TF-K12-017",
+    "a layout whose models do not draft by the method",
+    why="The engine could draft so, but nothing in the repository would ask it to.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+    waivable=False,
+)
+def layout_drafts(facts: Facts) -> Iterator[Violation]:
+    method, layout = facts.recipe.speculation.method, facts.recipe.triton.layout
+    works = facts.features.drafting_layouts.get(layout)
+    row = facts.features.method(facts.recipe.build.target, method)
+    if method == "none" or works is None or method in works or row is None or row.support == "no":
+        return
+    hosts = [name for name, methods in facts.features.drafting_layouts.items() if method in methods]
+    yield Violation(
+        f"triton.layout: {layout} has no models that draft by {method}",
+        f"speculation.method: {method}, triton.layout: {layout}",
+        {"methods_of_layout": list(works), "layouts_of_method": hosts},
+        [
+            *(f"speculation.method: {name}" for name in works),
+            *(f"triton.layout: {name} with a target that it serves" for name in hosts),
+        ],
+    )

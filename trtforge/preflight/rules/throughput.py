@@ -1,0 +1,122 @@
+"""K22: settings that work and waste: one tokenizer for many requests, waiting, batch sizes that disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.features import TRTLLM_TARGETS
+
+_IFB = "inflight_batcher_llm"
+#: NVIDIA's advice for pre- and postprocessing
+_INSTANCES = 5
+_TIPS = "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md"
+
+
+@rule(
+    "TF-K22-001",
+    "one tokenizer for many requests",
+    why="A model with one instance runs one request at a time: prompts queue before the engine sees them.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/532",
+    severity="warning",
+)
+def instances_suffice(facts: Facts) -> Iterator[Violation]:
+    triton, batch = facts.recipe.triton, facts.recipe.build.limits.max_batch_size
+    if triton.layout != _IFB or batch < 8:
+        return
+    for key in ("preprocessing_instances", "postprocessing_instances"):
+        count = int(getattr(triton, key))
+        if count == 1:
+            yield Violation(
+                f"triton.{key}: 1 for up to {batch} requests",
+                f"triton.{key}: {count}",
+                {key: count, "max_batch_size": batch},
+                [f"triton.{key}: {min(_INSTANCES, batch)}"],
+            )
+
+
+@rule(
+    "TF-K22-002",
+    "requests wait for others before in-flight batching",
+    why="The engine takes a request into the running batch at the next step; a queue delay only adds to its latency.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/189",
+    severity="warning",
+)
+def no_queue_delay(facts: Facts) -> Iterator[Violation]:
+    triton = facts.recipe.triton
+    if triton.layout == _IFB and triton.queue_delay_us > 1000:
+        yield Violation(
+            f"requests may wait {triton.queue_delay_us / 1000:g} ms for others",
+            f"triton.queue_delay_us: {triton.queue_delay_us}",
+            {"queue_delay_us": triton.queue_delay_us},
+            ["triton.queue_delay_us: 0"],
+            source=_TIPS,
+        )
+
+
+@rule(
+    "TF-K22-003",
+    "more tokenizer processes than cores",
+    why="Each instance is a process of its own; more of them than cores only take turns, and take memory.",
+    source=_TIPS,
+    severity="warning",
+    needs=("machine",),
+)
+def instances_have_cores(facts: Facts) -> Iterator[Violation]:
+    triton, machine = facts.recipe.triton, facts.require_machine()
+    together = triton.preprocessing_instances + triton.postprocessing_instances
+    if triton.layout == _IFB and machine.gpus and together > 2 * machine.cores:
+        each = max(1, machine.cores // 2)
+        yield Violation(
+            f"{together} pre- and postprocessing processes on {machine.cores} cores",
+            f"triton: {{preprocessing_instances: {triton.preprocessing_instances}, "
+            f"postprocessing_instances: {triton.postprocessing_instances}}}",
+            {"instances": together, "cores": machine.cores},
+            [f"triton: {{preprocessing_instances: {each}, postprocessing_instances: {each}}}"],
+        )
+
+
+@rule(
+    "TF-K22-004",
+    "steps too short for the prompts",
+    why="A long prompt is computed in many small chunks, each a step of its own: the first token comes late and the "
+    "GPU stays idle.",
+    source="https://nvidia.github.io/TensorRT-LLM/performance/perf-best-practices.html",
+    severity="warning",
+)
+def steps_are_long_enough(facts: Facts) -> Iterator[Violation]:
+    build = facts.recipe.build
+    limits = build.limits
+    longest = limits.max_input_len or limits.max_seq_len - 1
+    if build.target not in TRTLLM_TARGETS or not build.trtllm.chunked_context:
+        return
+    if limits.max_num_tokens * 32 < longest:
+        yield Violation(
+            f"a prompt of {longest} tokens takes {-(-longest // limits.max_num_tokens)} steps of "
+            f"{limits.max_num_tokens}",
+            f"build.limits.max_num_tokens: {limits.max_num_tokens}",
+            {"longest_prompt": longest, "max_num_tokens": limits.max_num_tokens},
+            [f"build.limits.max_num_tokens: {min(8192, -(-longest // 1024) * 1024)}"],
+        )
+
+
+@rule(
+    "TF-K22-005",
+    "weight-only 4-bit at a large batch",
+    why="4-bit weights save bandwidth, which small batches lack; at a large batch kernels widen them in every step "
+    "and FP8 is faster.",
+    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md",
+    severity="warning",
+)
+def four_bits_are_for_small_batches(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    batch = recipe.build.limits.max_batch_size
+    rows = [facts.architectures.row(name) for name in recipe.build.architectures]
+    has_fp8 = bool(rows) and all(row is not None and row.support("fp8", recipe.build.target) == "yes" for row in rows)
+    if recipe.quantize.format == "int4_awq" and recipe.build.target != "torch" and batch >= 64 and has_fp8:
+        yield Violation(
+            f"int4_awq for batches up to {batch} on {', '.join(recipe.build.architectures)}",
+            f"quantize.format: int4_awq, build.limits.max_batch_size: {batch}",
+            {"max_batch_size": batch, "published_speedup_at_64": {"int4_awq": 0.83, "fp8": 1.30}},
+            ["quantize.format: fp8", "build.limits.max_batch_size: 8"],
+        )

@@ -1,0 +1,163 @@
+"""K15, K17: the tokenizer beside the weights, and the tokens at which answers end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.sources import TURN_ENDS, SourceFiles
+
+_SLOW = ("tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+
+
+def _asked(facts: Facts) -> str:
+    return f"model.source: {facts.recipe.model.source}"
+
+
+@rule(
+    "TF-K15-001",
+    "answers that do not end at the end of a turn",
+    why="The chat template ends a turn with a token that is no end token: answers run on to their limit, and the "
+    "model goes on with the next speaker.",
+    source="https://github.com/vllm-project/vllm/issues/4180",
+    needs=("files",),
+)
+def turns_end(facts: Facts) -> Iterator[Violation]:
+    files = facts.files
+    if files is None or not files.chat_template or not files.added_tokens:
+        return
+    eos = files.eos_ids()
+    ends = [token for token in TURN_ENDS if token in files.chat_template and token in files.added_tokens]
+    if not ends or any(files.added_tokens[token] in eos for token in ends):
+        return
+    ids = {token: files.added_tokens[token] for token in ends}
+    token = ends[0]
+    yield Violation(
+        f"the chat template ends turns with {token} (id {ids[token]}), the end tokens are {list(eos)}",
+        _asked(facts),
+        {"turn_ends": ids, "eos_token_id": list(eos)},
+        [
+            f"eos_token_id: {[*eos, ids[token]]} in generation_config.json of the checkpoint",
+            f"send {token} as a stop word with every chat request",
+        ],
+    )
+
+
+@rule(
+    "TF-K15-002",
+    "a model that names no end token",
+    why="Without one every answer runs to its length limit, and the server's end_id has no value.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/47",
+    needs=("model",),
+)
+def end_token_named(facts: Facts) -> Iterator[Violation]:
+    if not facts.require_model().eos_token_ids:
+        yield Violation(
+            "neither config.json nor generation_config.json names an end token",
+            _asked(facts),
+            {"eos_token_ids": []},
+            ["set eos_token_id in generation_config.json of the checkpoint"],
+        )
+
+
+@rule(
+    "TF-K17-001",
+    "no tokenizer in the checkpoint",
+    why="Tokenizer and weights belong together: with another one the model reads and writes the wrong words.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/109",
+    needs=("files",),
+    waivable=False,
+)
+def tokenizer_is_there(facts: Facts) -> Iterator[Violation]:
+    files = facts.files
+    if files is None or files.has("tokenizer.json"):
+        return
+    slow = [name for name in _SLOW if files.has(name)]
+    yield Violation(
+        "the checkpoint has no tokenizer.json" + (f", only {', '.join(slow)}" if slow else ""),
+        _asked(facts),
+        {"folder": str(files.folder), "found": slow},
+        [
+            "download tokenizer.json of the same revision into the folder",
+            "transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir) writes it",
+        ],
+    )
+
+
+@rule(
+    "TF-K17-002",
+    "a tokenizer that is Python code",
+    why="Such code runs with the server's rights, and the native tokenizers cannot run it at all.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1859",
+    needs=("files",),
+)
+def tokenizer_is_data(facts: Facts) -> Iterator[Violation]:
+    files = facts.files
+    if files is not None and files.tokenizer_config.get("auto_map") and not facts.recipe.model.allow_remote_code:
+        yield Violation(
+            "tokenizer_config.json names code of the checkpoint (auto_map)",
+            _asked(facts),
+            {"auto_map": str(files.tokenizer_config["auto_map"])},
+            ["a revision that ships tokenizer.json", "read the code, then set model.allow_remote_code: true"],
+        )
+
+
+def _overrun(files: SourceFiles, rows: int) -> int | None:
+    largest = files.largest_token
+    return largest if largest is not None and largest >= rows else None
+
+
+@rule(
+    "TF-K17-003",
+    "tokens without a row in the embedding",
+    why="A prompt with such a token reads behind the embedding: a crash on a GPU, or another token's meaning.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/197",
+    needs=("model", "files"),
+    waivable=False,
+)
+def tokens_have_rows(facts: Facts) -> Iterator[Violation]:
+    files, model = facts.files, facts.require_model()
+    largest = _overrun(files, model.vocab) if files is not None else None
+    if largest is not None:
+        yield Violation(
+            f"tokenizer.json reaches id {largest}, the embedding has {model.vocab} rows",
+            _asked(facts),
+            {"largest_id": largest, "embedding_rows": model.vocab, "rows_needed": largest + 1},
+            [
+                "download tokenizer.json and weights of one revision again",
+                f"resize the embedding to {largest + 1} rows (model.resize_token_embeddings) and train the new ones",
+            ],
+        )
+
+
+@rule(
+    "TF-K17-004",
+    "two tokenizers that disagree",
+    why="Servers that load the slow tokenizer read other ids than those that load tokenizer.json.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1859",
+    severity="warning",
+    needs=("files",),
+)
+def special_tokens_agree(facts: Facts) -> Iterator[Violation]:
+    files = facts.files
+    if files is None:
+        return
+    listed = files.tokenizer_config.get("added_tokens_decoder")
+    if not isinstance(listed, dict) or not files.added_tokens:
+        return
+    differ = {
+        str(row.get("content")): (files.added_tokens[str(row.get("content"))], int(key))
+        for key, row in listed.items()
+        if isinstance(row, dict)
+        and key.isdigit()
+        and row.get("content") in files.added_tokens
+        and files.added_tokens[str(row.get("content"))] != int(key)
+    }
+    if differ:
+        token, (one, other) = next(iter(differ.items()))
+        yield Violation(
+            f"{token} is {one} in tokenizer.json and {other} in tokenizer_config.json",
+            _asked(facts),
+            {"tokens": {name: list(ids) for name, ids in list(differ.items())[:8]}},
+            ["download tokenizer.json and tokenizer_config.json of one revision again"],
+        )

@@ -1,0 +1,95 @@
+"""K6: excludes, tied weights and the vocabulary over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import linears, matches
+from trtforge.recipe.keys import nearest
+
+
+@rule(
+    "TF-K6-001",
+    "a tied lm_head would be quantized",
+    why="It is the embedding: quantized, it is stored twice and the embedding's rounding reaches every logit.",
+    source="https://github.com/NVIDIA/Model-Optimizer/issues/138",
+    needs=("model",),
+)
+def tied_head_excluded(facts: Facts) -> Iterator[Violation]:
+    model, quantize = facts.require_model(), facts.recipe.quantize
+    if quantize.format == "none" or not model.tied:
+        return
+    if not any(matches("lm_head", pattern) for pattern in quantize.exclude):
+        yield Violation(
+            "lm_head shares the embedding's weights and is not excluded from quantization",
+            f"quantize.exclude: {list(quantize.exclude)}",
+            {"tied": True, "vocab": model.vocab, "hidden": model.hidden},
+            [f"quantize.exclude: {['lm_head', *quantize.exclude]}"],
+        )
+
+
+@rule(
+    "TF-K6-002",
+    "an exclude pattern that matches nothing",
+    why="A misspelt name leaves the module quantized, against what the recipe says.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/855",
+    severity="warning",
+    needs=("model",),
+)
+def exclude_matches(facts: Facts) -> Iterator[Violation]:
+    quantize = facts.recipe.quantize
+    if quantize.format == "none":
+        return
+    known = linears(facts.require_model())
+    names = [name for linear in known for name in linear.names]
+    for pattern in quantize.exclude:
+        if not any(matches(name, pattern) for name in names):
+            near = nearest(pattern.strip("*."), [linear.kind for linear in known])
+            yield Violation(
+                f"quantize.exclude: {pattern} matches no linear of this model",
+                f"quantize.exclude: {pattern}",
+                {"kinds": [linear.kind for linear in known], "example": names[0]},
+                [f"write {near}"] if near else ["a kind such as o_proj, or a path such as model.layers.0.*"],
+            )
+
+
+@rule(
+    "TF-K6-003",
+    "the vocabulary does not split over the ranks",
+    why="The embedding and the head are cut along the vocabulary.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/98",
+    needs=("model",),
+)
+def vocabulary_splits(facts: Facts) -> Iterator[Violation]:
+    model, tp = facts.require_model(), facts.recipe.build.parallel.tp
+    if model.vocab % tp:
+        padded = -(-model.vocab // tp) * tp
+        yield Violation(
+            f"vocabulary {model.vocab} does not split over tp {tp}",
+            f"build.parallel.tp: {tp}",
+            {"vocab": model.vocab, "tp": tp, "padded": padded},
+            [f"pad the embedding to {padded} rows", "build.parallel.tp: 1"],
+        )
+
+
+@rule(
+    "TF-K6-004",
+    "the head is quantized",
+    why="The head decides every token: its rounding costs more quality than its bytes are worth, and few engines load "
+    "a quantized head.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1733",
+    severity="warning",
+    needs=("model",),
+)
+def head_excluded(facts: Facts) -> Iterator[Violation]:
+    model, quantize = facts.require_model(), facts.recipe.quantize
+    if quantize.format == "none" or model.tied or any(matches("lm_head", pattern) for pattern in quantize.exclude):
+        return
+    share = model.vocab * model.hidden / max(model.parameters, 1)
+    yield Violation(
+        f"lm_head ({share:.1%} of the weights) is not excluded from quantization",
+        f"quantize.exclude: {list(quantize.exclude)}",
+        {"vocab": model.vocab, "hidden": model.hidden, "share": round(share, 4)},
+        [f"quantize.exclude: {['lm_head', *quantize.exclude]}"],
+    )

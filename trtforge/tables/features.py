@@ -1,0 +1,134 @@
+"""The tables of feature combinations and of kernel shapes; rows are data, :mod:`trtforge.preflight` reads them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_FOLDER = Path(__file__).parent
+_LINK = r"^https://\S+$"
+_DAY = r"^\d{4}-\d{2}-\d{2}$"
+_KIND = r"^K\d{1,2}$"
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Need(_Row):
+    """A feature that works only together with another one on these targets."""
+
+    feature: str
+    needs: str
+    targets: tuple[str, ...] = Field(min_length=1)
+    kind: str = Field(pattern=_KIND)
+    why: str
+    source: str = Field(pattern=_LINK)
+    since: str | None = None
+    until: str | None = None
+
+
+class Combination(_Row):
+    """Features that do not go together on these targets, or of which nobody says so."""
+
+    features: tuple[str, ...] = Field(min_length=2)
+    support: Literal["no", "untested", "disputed"]
+    targets: tuple[str, ...] = Field(min_length=1)
+    kind: str = Field(pattern=_KIND)
+    why: str
+    source: str = Field(pattern=_LINK)
+    since: str | None = None
+    until: str | None = None
+
+
+class Method(_Row):
+    """Whether a target has a speculation method, and whether that takes a draft model or heads."""
+
+    target: str
+    method: str
+    support: Literal["yes", "no"]
+    draft: Literal["required", "none"]
+    instead: str | None = None
+    source: str = Field(pattern=_LINK)
+
+
+class Effect(_Row):
+    """A recipe key that only some targets, layouts or methods read; an empty list means all."""
+
+    key: str
+    targets: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    why: str
+
+
+class FeatureTable(_Row):
+    as_of: str = Field(pattern=_DAY)
+    needs: tuple[Need, ...]
+    combinations: tuple[Combination, ...]
+    methods: tuple[Method, ...]
+    drafting_layouts: dict[str, tuple[str, ...]]
+    effects: tuple[Effect, ...]
+
+    @model_validator(mode="after")
+    def _unique(self) -> FeatureTable:
+        pairs = [(row.target, row.method) for row in self.methods]
+        keys = [row.key for row in self.effects]
+        if len(set(pairs)) != len(pairs) or len(set(keys)) != len(keys):
+            raise ValueError("a method of a target or a key of effects stands twice")
+        return self
+
+    def method(self, target: str, method: str) -> Method | None:
+        """The row of a target's method, or None when the target has no row for it."""
+        return next((row for row in self.methods if (row.target, row.method) == (target, method)), None)
+
+
+class Kernel(_Row):
+    """The shapes that a format's kernel takes on these targets and architectures."""
+
+    format: str
+    targets: tuple[str, ...] = Field(min_length=1)
+    architectures: tuple[str, ...] = Field(min_length=1)
+    kernel: str
+    groups: tuple[int, ...] | None
+    k: int = Field(gt=0, description="A rank's input width is a multiple")
+    n: int = Field(gt=0, description="A rank's output width is a multiple")
+    source: str = Field(pattern=_LINK)
+    says: str
+
+
+class KernelTable(_Row):
+    as_of: str = Field(pattern=_DAY)
+    rows: tuple[Kernel, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _unique(self) -> KernelTable:
+        pairs = [(row.format, target) for row in self.rows for target in row.targets]
+        if len(set(pairs)) != len(pairs):
+            raise ValueError("a format has two rows for one target")
+        return self
+
+    def row(self, format: str, target: str) -> Kernel | None:
+        """The kernel of a format on a target, or None when nothing is known of its shapes."""
+        return next((row for row in self.rows if row.format == format and target in row.targets), None)
+
+
+@cache
+def feature_table() -> FeatureTable:
+    """Which features go together."""
+    return FeatureTable.model_validate(_read("features"))
+
+
+@cache
+def kernel_table() -> KernelTable:
+    """Which shapes kernels take."""
+    return KernelTable.model_validate(_read("kernels"))
+
+
+def _read(name: str) -> object:
+    import yaml
+
+    return yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
