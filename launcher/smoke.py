@@ -21,6 +21,8 @@ from trtforge.errors import ForgeError, GateFailed
 from trtforge.progress import Progress, SilentProgress
 
 ANSWER_SECONDS = 120.0
+#: short requests of each client in a burst
+BURST = 16
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def run_smoke(target: SmokeTarget, progress: Progress | None = None) -> list[Che
         ("joined stream, whole answer and offline engine agree", _same_answers),
         ("HTTP generate and generate_stream agree with gRPC", _http_agrees),
         (f"{target.clients} concurrent clients get the answers that one gets", _concurrent_clients),
+        (f"{target.clients} clients survive a burst of short requests", _burst),
         ("a cancelled client's request ends and its blocks are freed", _cancelled_client),
         ("a client that disappears does no harm", _vanishing_client),
         ("faulty requests get errors, not hangs", _faulty_requests),
@@ -145,11 +148,7 @@ def _concurrent_clients(target: SmokeTarget) -> str:
         except Exception as error:  # a client's thread must not die in silence
             answers[index] = f"{type(error).__name__}: {error}"
 
-    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(target.clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=2 * ANSWER_SECONDS)
+    _in_threads(one, target.clients)
     excused = 0
     for index in range(target.clients):
         answer = answers.get(index, "no answer")
@@ -164,6 +163,38 @@ def _concurrent_clients(target: SmokeTarget) -> str:
             excused += 1
     ties = f", {excused} answers differ from a near tie on" if target.excuses is not None else ""
     return f"{target.clients} clients, {len(prompts)} prompts{ties}"
+
+
+def _in_threads(one: Callable[[int], None], count: int) -> None:
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=2 * ANSWER_SECONDS)
+
+
+def _burst(target: SmokeTarget) -> str:
+    """Answers of one to three tokens: requests end and begin as fast as the server can take them."""
+    prompt = next(iter(target.expected))
+    failed: list[str] = []
+    answered: list[int] = []
+
+    def one(index: int) -> None:
+        try:
+            with StreamClient(target.grpc_url, target.model) as client:
+                for turn in range(BURST):
+                    values = {"text_input": prompt, "max_tokens": 1 + (index + turn) % 3, "stream": turn % 2 == 0}
+                    answer = client.ask(values, ANSWER_SECONDS)
+                    if answer.error is not None:
+                        failed.append(answer.error)
+                    answered.append(index)
+        except Exception as error:  # a client's thread must not die in silence
+            failed.append(f"{type(error).__name__}: {error}")
+
+    _in_threads(one, target.clients)
+    _expect(not failed, f"{len(failed)} of {target.clients * BURST} failed, the first with: {failed[:1]}")
+    _expect(len(answered) == target.clients * BURST, f"{len(answered)} of {target.clients * BURST} were answered")
+    return f"{len(answered)} requests"
 
 
 _GAUGES = ("trtforge_num_requests_running", "trtforge_kv_blocks_used")

@@ -145,6 +145,36 @@ def test_perf_analyzer_against_nothing_is_a_coded_error():
     assert caught.value.code == "TF-BEN-004"
 
 
+def test_thousands_of_short_requests(bundle, tmp_path):
+    """Requests end while the watcher asks Triton about their clients."""
+    server = TritonServer(bundle / "repository", log_path=tmp_path / "server.log")
+    errors: list[str] = []
+    answered: list[int] = []
+    with server:
+        end = time.monotonic() + 8
+
+        def client(index: int) -> None:
+            try:
+                with StreamClient(server.grpc_url, "tiny") as stream:
+                    while time.monotonic() < end:
+                        values = {"text_input": PROMPTS[0], "max_tokens": 1 + index % 3, "stream": index % 2 == 0}
+                        answer = stream.ask(values, timeout=60)
+                        if answer.error is not None:
+                            errors.append(answer.error)
+                        answered.append(index)
+            except ForgeError as error:
+                errors.append(error.code)
+
+        threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(32)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=90)
+        assert server.process.poll() is None, "the server died"
+    assert errors == []
+    assert len(answered) > 200
+
+
 def test_killed_under_load_then_started_again(bundle, expected, tmp_path):
     first = TritonServer(bundle / "repository", log_path=tmp_path / "first.log")
     outcomes: list[str] = []

@@ -17,12 +17,12 @@ import triton_python_backend_utils as pb_utils  # provided by Triton
 
 from runtime.request import RequestOutput
 from runtime.serving import AsyncEngine
+from runtime.triton_channel import Channel
 from runtime.triton_frontend import request_from_tensors, tensors_from_output
 from trtforge.errors import ForgeError
 
 POLL_SECONDS = 0.05
 PARENT_SECONDS = 0.5
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 def _server_lives() -> bool:
@@ -61,7 +61,7 @@ class TritonPythonModel:
         self._engine = AsyncEngine.load(engine_dir)
         self._eos = tuple(self._engine.eos_token_ids)
         self._check_limits(parameters)
-        self._live: dict[str, Any] = {}
+        self._live: set[Channel] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._gauges = _Gauges(args["model_name"], args["model_version"])
@@ -82,15 +82,15 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Submit every request; answers go through each request's own response sender."""
         for request in requests:
-            sender = request.get_response_sender()
+            client = Channel(request.get_response_sender(), pb_utils)
             try:
-                self._submit(request, sender)
+                self._submit(request, client)
             except ForgeError as error:
-                self._fail(sender, error.to_json())
+                client.fail(error.to_json())
             except Exception as error:  # whatever it is, the client must get an answer
-                self._fail(sender, {"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"})
+                client.fail({"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"})
 
-    def _submit(self, request: Any, sender: Any) -> None:
+    def _submit(self, request: Any, client: Channel) -> None:
         tensors = {}
         for name in self._inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
@@ -103,12 +103,10 @@ class TritonPythonModel:
         prefix = "" if exclude or parsed.prompt is None else parsed.prompt
         state = {"prefix": prefix}
         wanted = set(request.requested_output_names())
-        handle: dict[str, Any] = {}
 
         def deliver(output: RequestOutput) -> None:
             if output.error is not None:
-                self._forget(handle)
-                self._fail(sender, output.error)
+                client.fail(output.error)
                 return
             text_prefix, state["prefix"] = state["prefix"], ""
             arrays = tensors_from_output(output, prefix=text_prefix, log_probs=log_probs)
@@ -116,40 +114,23 @@ class TritonPythonModel:
                 output_tensors=[pb_utils.Tensor(name, array) for name, array in arrays.items() if name in wanted]
             )
             if output.finished:
-                self._forget(handle)
-                sender.send(response, flags=FINAL)
-                return
-            try:
-                sender.send(response)
-            except Exception:  # the client is gone: the engine cancels a request whose callback raises
-                self._forget(handle)
-                raise
+                client.end(response)
+            else:
+                client.send(response)  # raises when the client is gone: the engine then cancels the request
 
-        handle["id"] = self._engine.submit(parsed, deliver)
+        client.key = self._engine.submit(parsed, deliver)
         with self._lock:
-            if not handle.get("gone"):
-                self._live[handle["id"]] = sender
-
-    def _forget(self, handle: dict[str, Any]) -> None:
-        with self._lock:
-            handle["gone"] = True
-            self._live.pop(handle.get("id", ""), None)
-
-    @staticmethod
-    def _fail(sender: Any, error: dict[str, Any]) -> None:
-        text = f"{error['code']}: {error['message']}"
-        details = [error.get("why"), *(error.get("remedies") or [])[:2]]
-        text = "; ".join([text, *(detail for detail in details if detail)])
-        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)), flags=FINAL)
+            self._live.add(client)
 
     def _watch_clients(self) -> None:
         while not self._closing.wait(POLL_SECONDS):
             try:
                 with self._lock:
-                    live = list(self._live.items())
-                for key, sender in live:
-                    if sender.is_cancelled():
-                        self._engine.cancel(key)
+                    self._live = {client for client in self._live if not client.ended}
+                    live = list(self._live)
+                for client in live:
+                    if client.gone():
+                        self._engine.cancel(client.key)
                 self._gauges.update(self._engine.stats())
             except Exception as error:  # one bad answer of Triton must not end all cancellation
                 pb_utils.Logger.log_warn(f"client watcher: {type(error).__name__}: {error}")
@@ -159,6 +140,7 @@ class TritonPythonModel:
         self._closing.set()
         self._watcher.join(timeout=5)
         self._engine.shutdown()
+        self._gauges.close()
 
 
 class _Gauges:
@@ -184,3 +166,11 @@ class _Gauges:
                     self._metrics[name] = (family, family.Metric(labels=self._labels))
                 self._metrics[name][1].set(float(value))
                 self._sent[name] = value
+
+    def close(self) -> None:
+        """Let go of the metrics while Triton still answers, each before its family."""
+        while self._metrics:
+            _, pair = self._metrics.popitem()
+            family, metric = pair
+            del pair, metric
+            del family
