@@ -24,8 +24,8 @@ _ROWS = (
     WeightFormat("int8", 8, -1, 32, "int8"),
     WeightFormat("int8_weight_only", 8, -1, 16, "fp16"),
     WeightFormat("int4", 4, 0, 0, "fp16"),
-    WeightFormat("int4_awq", 4, 128, 16, "fp16"),
-    WeightFormat("w4a8_awq", 4, 128, 16, "fp8"),
+    WeightFormat("int4_awq", 4, 128, 32, "fp16", input_factors=True),
+    WeightFormat("w4a8_awq", 4, 128, 32, "fp8", input_factors=True),
     WeightFormat("nvfp4", 4, 16, 8, "fp4", tensor_scales=2),
     WeightFormat("mxfp4", 4, 32, 8, "fp4"),
 )

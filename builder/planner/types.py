@@ -99,6 +99,7 @@ class WeightFormat:
     scale_bits: int
     compute: Literal["fp32", "fp16", "fp8", "fp4", "int8"]
     tensor_scales: int = 0
+    input_factors: bool = False
 
     @property
     def bits_per_value(self) -> float:

@@ -321,6 +321,16 @@ def _quantized(group: TensorGroup, precision: Precision) -> Iterator[TensorGroup
             axis=len(lead) if by_row else None,
             split=group.split if by_row else "none",
         )
+    if row.input_factors and group.split == "plain" and group.axis == len(lead) + 1:
+        # the other linears' factors are folded into the norm before them
+        yield replace(
+            scale,
+            pattern=f"{stem}.pre_quant_scale",
+            shape=(*lead, columns),
+            bits=_BASE_BITS[precision.base],
+            dtype=_SHORT[precision.base],
+            axis=len(lead),
+        )
     if row.tensor_scales:
         per_expert = tuple(lead) if group.fused else ()
         yield replace(

@@ -66,7 +66,7 @@ def test_formats_of_a_recipe() -> None:
     assert (plain.weights, plain.base, plain.kv) == ("float16", "float16", "float16")
     served = recipe_precision("nvfp4", "fp8_cast", "bfloat16")
     assert (served.weights, served.kv) == ("nvfp4", "fp8")
-    assert weight_bytes(1e9, "int4_awq", group_size=32) == 1e9 * (4 + 16 / 32) / 8
+    assert weight_bytes(1e9, "int4_awq", group_size=32) == 1e9 * (4 + 32 / 32) / 8
 
 
 def test_what_a_gpu_computes_in() -> None:

@@ -42,6 +42,7 @@ from builder.planner.weights import (
 from builder.planner.workload import fixed
 from quantize.intake import inspect_source
 from tests.builder.planner.models import bare, known, llama_70b
+from tests.builder.quantized_tiny import Quantizer
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
 from trtforge.errors import GateFailed
@@ -160,7 +161,7 @@ def test_a_quantized_checkpoint_is_counted_as_it_is_stored() -> None:
         ("fp8_block", 2 * 4 * 4),
         ("fp8_rowwise", 512 * 4),
         ("nvfp4", 512 * 256 // 16 + 8),
-        ("int4_awq", 512 * 2 * 2),
+        ("int4_awq", 512 * 2 * 4),
     ],
 )
 def test_scales_of_each_format(format: str, extra: int) -> None:
@@ -169,6 +170,23 @@ def test_scales_of_each_format(format: str, extra: int) -> None:
     weight, *scales = in_precision([linear], Precision(format, exclude=()))
     assert weight.bytes == 512 * 256 * row.bits // 8
     assert sum(group.bytes for group in scales) == extra
+
+
+@pytest.mark.parametrize(("format", "kv"), [("fp8", True), ("nvfp4", True), ("int4_awq", False)])
+def test_a_planned_format_has_the_tensors_of_its_export(tmp_path: Path, format: str, kv: bool) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny", width=128, ffn=256)
+    plain = model_from_folder(folder)
+    planned = in_precision(plain.groups, Precision(format, group_size=32 if format == "int4_awq" else None))
+    Quantizer(folder, format, kv_fp8=kv, scale_type="F32")
+    stored = model_from_folder(folder)
+    assert stored.facts.prequantized == format and stored.facts.prequantized_kv == ("fp8" if kv else None)
+    # two scales a layer of the KV cache are the cache's, not the weights'
+    cache = 2 * 4 * stored.facts.layers if kv else 0
+    assert sum(group.bytes for group in planned) + cache == sum(group.bytes for group in stored.groups)
+    for parallel in (ParallelPlan(2), ParallelPlan(1, 2)):
+        parts = [rank_weights(groups, stored.facts, parallel) for groups in (planned, stored.groups)]
+        assert parts[0]["attention"] == parts[1]["attention"] and parts[0]["mlp"] == parts[1]["mlp"]
+        assert parts[0]["scales"] + cache // parallel.pp == parts[1]["scales"]
 
 
 def test_exclude_patterns_keep_layers() -> None:
