@@ -23,7 +23,7 @@ from triton_repo.lint.rules_parameters import device_faults
 from triton_repo.parameters import load_parameters
 
 #: keys of ``triton_config`` (https://github.com/NVIDIA/TensorRT-LLM, llmapi/tensorrt_llm/1/model.py)
-_TRITON_KEYS = ("max_batch_size", "decoupled", "cancellation_check_period_ms", "multimodal")
+_TRITON_KEYS = ("max_batch_size", "decoupled", "cancellation_check_period_ms", "multimodal", "lora_directory")
 
 
 def _yaml(model: Model) -> tuple[Path, str] | None:

@@ -7,21 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtforge.cli import common
+from trtforge.cli import common, repositories
 
 if TYPE_CHECKING:
     from trtforge.console import Console
 
 app = typer.Typer(help="Write and check Triton model repositories.", no_args_is_help=True, rich_markup_mode=None)
-EngineOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--engine",
-        metavar="DIR",
-        help="The engine that it serves, when its own reference does not reach it.",
-        show_default=False,
-    ),
-]
 
 
 @app.command("emit")
@@ -49,30 +40,6 @@ def emit(
     console.value(str(out))
 
 
-@app.command("lint")
-@common.forge_command
-def lint(
-    console: Console,
-    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A model repository.", show_default=False)],
-    engine: EngineOption = None,
-) -> None:
-    """Check a model repository as a unit; exit 1 on an error."""
-    from triton_repo.validate import validate_repository
-    from trtforge.errors import ExitCode
-
-    findings = validate_repository(repository, engine)
-    errors = sum(item.severity == "error" for item in findings)
-    console.result(
-        {"repository": str(repository), "passed": not errors, "findings": [item.to_json() for item in findings]}
-    )
-    if findings:
-        console.table(
-            "Findings",
-            ["code", "verdict", "where", "finding", "remedy"],
-            [[item.code, item.severity, item.path, item.message, item.remedy] for item in findings],
-        )
-    console.value(
-        f"{repository}: {'refused' if errors else 'ready'} ({errors} errors, {len(findings) - errors} warnings)"
-    )
-    if errors:
-        raise common.Failed(ExitCode.GATE_FAILED)
+app.command("lint")(repositories.lint)
+app.command("diff")(repositories.diff)
+app.command("upgrade")(repositories.upgrade)

@@ -1,0 +1,309 @@
+"""Moves a repository of TensorRT-LLM models to another version of Triton's backend, beside the old one.
+
+Within the engine versions the texts are edited in place of what changed, and all else (comments, order, hand
+edits) stays as it was. To 1.3 and later, where engines are not run any more, the repository becomes one model of
+the LLM API; settings without a counterpart are listed. Whatever moves its meaning is said. The old repository is
+never written to, and links that leave it are not followed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from triton_repo.diff import infer_versions
+from triton_repo.edits import Editor, parameter_text
+from triton_repo.history import Change, load_history
+from triton_repo.layouts.writing import writing
+from triton_repo.lint.files import Unreadable, entries, inside
+from triton_repo.lint.repository import HOLE, Model, Repository, read_repository
+from triton_repo.lint.roles import Chain, chain, role
+from triton_repo.lint.run import lint_repository
+from triton_repo.upgrade_llmapi import write_llmapi
+from triton_repo.upgrade_report import Step, Upgrade
+from trtforge.errors import ForgeError
+
+ALIASES = {"inflight_batching": "inflight_fused_batching"}
+
+
+def upgrade_repository(
+    folder: Path, out: Path, *, to: str, since: str | None = None, checkpoint: str | None = None
+) -> Upgrade:
+    """Write the repository for version ``to`` as the folder ``out``; it appears whole or not at all.
+
+    Args:
+        folder: the repository; it is only read.
+        out: a new or empty folder outside of it.
+        to: version of the backend (``0.19``, ``1.2.1``) or of TensorRT-LLM (1.3 and later: the LLM API).
+        since: the version that the repository belongs to; found from its parameters when not given.
+        checkpoint: for 1.3 and later: the Hugging Face checkpoint that the engine was built from.
+
+    Raises:
+        ForgeError: TF-TRI-100 (unreadable), TF-TRI-240 (unknown version), TF-TRI-241 (nothing to upgrade, or
+            backwards), TF-TRI-242 (a file that cannot be copied), TF-TRI-243 (a configuration that does not
+            parse), TF-TRI-244 (``out`` is inside the repository), TF-TRI-003 (``out`` is not empty).
+    """
+    history = load_history()
+    llmapi = history.is_llmapi(to)
+    if not llmapi:
+        history.index(to)
+    repository = read_repository(folder)
+    _readable(repository)
+    models = chain(repository)
+    found = infer_versions(repository)
+    if found is None:
+        raise ForgeError(
+            "TF-TRI-241",
+            f"{folder} has no model that runs a TensorRT-LLM engine",
+            asked=str(folder),
+            why="Only TensorRT-LLM's parameters and tensors change between versions; other models stay as they are.",
+            remedies=["name a repository with the model tensorrt_llm"],
+        )
+    low, high = found
+    # parameters that fit several versions: the latest of them that does not lie beyond the new one
+    old = since or (high if llmapi or history.index(high) <= history.index(to) else max(low, to, key=history.index))
+    if not llmapi and history.index(to) < history.index(old):
+        raise ForgeError(
+            "TF-TRI-241",
+            f"the repository belongs to {old}, which is later than {to}",
+            asked=f"--to {to}",
+            numbers={"from": old, "to": to},
+            why="Later parameters would be dropped without a replacement.",
+            remedies=[f"--to {history.versions[-1]}", "--from VERSION when the guess is wrong"],
+        )
+    if out.resolve() == folder.resolve() or folder.resolve() in out.resolve().parents:
+        raise ForgeError(
+            "TF-TRI-244",
+            "the new repository would lie inside the old one",
+            asked=f"-o {out}",
+            why="A server would take it for one of the old one's models, and the old one would be written to.",
+            remedies=[f"-o {folder.resolve().parent / (folder.resolve().name + '-upgraded')}"],
+        )
+    result = Upgrade("llmapi" if llmapi else history.layout, old, to)
+    with writing(out) as target:
+        if llmapi:
+            write_llmapi(repository, models, target, result, checkpoint)
+        else:
+            _copy(repository, target, result)
+            _edit_all(repository, models, target, result, history.between(old, to))
+    result.findings = lint_repository(out).findings
+    return result
+
+
+def _readable(repository: Repository) -> None:
+    """Refuse what cannot be carried over whole."""
+    broken = [
+        f"{model.path}:{fault.line}: {fault.message}"
+        for model in repository.models.values()
+        if model.config is not None and not model.readable
+        for fault in model.config.faults
+        if fault.kind == "syntax"
+    ]
+    broken += [f"{p.path}: {p.reason}" for m in repository.models.values() for p in m.problems if not p.outside]
+    if broken:
+        raise ForgeError(
+            "TF-TRI-243",
+            "a configuration cannot be read, so it cannot be upgraded",
+            asked=str(repository.root),
+            why="; ".join(broken[:5]),
+            remedies=["correct it first: trtforge triton lint"],
+        )
+
+
+# copying -----------------------------------------------------------------------------------------
+def _copy(repository: Repository, target: Path, result: Upgrade) -> None:
+    """Copy every file; links inside stay links, links that leave the repository are made absolute."""
+    root = repository.root.resolve()
+    folders = [(root, target)]
+    while folders:
+        source, place = folders.pop()
+        place.mkdir(exist_ok=True)
+        try:
+            listing = entries(source)
+        except Unreadable as error:
+            raise _uncopied(source, error.reason) from None
+        for entry in listing:
+            path, new = source / entry.name, place / entry.name
+            if entry.is_symlink():
+                _copy_link(path, new, root, result)
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append((path, new))
+            elif entry.is_file(follow_symlinks=False):
+                try:
+                    shutil.copy2(path, new, follow_symlinks=False)
+                except OSError as error:
+                    raise _uncopied(path, (error.strerror or str(error)).lower()) from None
+            else:
+                raise _uncopied(path, f"it is no file ({stat.filemode(path.lstat().st_mode)})")
+
+
+def _copy_link(path: Path, new: Path, root: Path, result: Upgrade) -> None:
+    stated = str(path.readlink())
+    try:
+        inside(path, root)
+        absolute = Path(stated).is_absolute()
+    except Unreadable as error:
+        absolute = error.outside
+    if absolute and not Path(stated).is_absolute():
+        stated = os.path.normpath(path.parent / stated)
+        what = f"link {path.relative_to(root)}"
+        result.done.append(Step(path.relative_to(root).parts[0], "kept", what, f"it leaves the repository: {stated}"))
+    new.symlink_to(stated)
+
+
+def _uncopied(path: Path, reason: str) -> ForgeError:
+    return ForgeError(
+        "TF-TRI-242",
+        f"{path} cannot be copied",
+        asked=str(path),
+        why=reason,
+        remedies=["make it a readable file, or move it out of the repository"],
+    )
+
+
+# editing -----------------------------------------------------------------------------------------
+def _edit_all(repository: Repository, models: Chain, target: Path, result: Upgrade, changes: list[Change]) -> None:
+    engines = {engine.name for engine in models.engines}
+    for model in repository.models.values():
+        if model.config is None:
+            continue
+        editor = Editor(model.config.text.text)
+        found = role(model)
+        for change in changes:
+            if change.model == found:
+                _apply(model, editor, change, result)
+            if change.kind == "tensor_renamed" and model.is_ensemble:
+                _rename_in_steps(model, editor, change, engines, result)
+        if found == "tensorrt_llm":
+            _batching(model, editor, result)
+        _code(model, changes, found, result)
+        if editor.changed:
+            place = target / model.name / model.path.name
+            if place.is_symlink():
+                place.unlink()
+            place.write_text(editor.apply(), encoding="utf-8")
+
+
+def _apply(model: Model, editor: Editor, change: Change, result: Upgrade) -> None:
+    node = editor.parameter(change.name)
+    if change.kind == "renamed" and node is not None:
+        _rename(model, editor, change, result)
+    elif change.kind in ("removed", "ignored") and node is not None:
+        value = model.raw_parameter(change.name)
+        editor.drop(node, f"{change.name} ({value}) is gone since {change.version}")
+        result.done.append(Step(model.name, "removed", f"{change.name}: {value}", change.says))
+    elif change.kind == "default" and change.before is not None and model.parameter(change.name) is None:
+        if change.name in _dropped_later(change, result):
+            return
+        old = editor.parameter(change.name)
+        if old is not None:
+            inner = old.first("value")
+            text = inner.first("string_value") if inner is not None else None
+            if text is not None:
+                editor.value(text, change.before)
+        else:
+            editor.append(parameter_text(change.name, change.before))
+        result.done.append(
+            Step(
+                model.name,
+                "set",
+                f"{change.name}: {change.before}",
+                f"the default became {change.to} in {change.version}; what held before is written out ({change.says})",
+            )
+        )
+    elif change.kind == "tensor_renamed":
+        for side in ("input", "output"):
+            for name in editor.tensors(side):
+                if name.string() == change.name and change.to is not None:
+                    editor.value(name, change.to)
+                    result.done.append(Step(model.name, "renamed", f"{side} {change.name} → {change.to}", change.says))
+
+
+def _dropped_later(change: Change, result: Upgrade) -> set[str]:
+    """Parameters that lose their effect on the way: their default need not be written out."""
+    history = load_history()
+    return {
+        other.name
+        for other in history.between(change.version, result.new_version)
+        if other.kind in ("removed", "ignored") and other.model == change.model
+    }
+
+
+def _rename(model: Model, editor: Editor, change: Change, result: Upgrade) -> None:
+    node = editor.parameter(change.name)
+    assert node is not None and change.to is not None
+    key = node.first("key")
+    inner = node.first("value")
+    text = inner.first("string_value") if inner is not None else None
+    if editor.parameter(change.to) is not None:
+        editor.drop(node, f"{change.name} is called {change.to} since {change.version}")
+        result.done.append(Step(model.name, "removed", change.name, f"{change.to} is set beside it and holds"))
+        return
+    if key is None:
+        return
+    editor.value(key, change.to)
+    meaning = change.says
+    if change.replace is not None and text is not None and not HOLE.search(text.string()):
+        editor.value(text, change.replace)
+        meaning += f" (set to {change.replace} in place of {text.string()})"
+    result.done.append(Step(model.name, "renamed", f"{change.name} → {change.to}", meaning))
+
+
+def _rename_in_steps(model: Model, editor: Editor, change: Change, engines: set[str], result: Upgrade) -> None:
+    for engine in sorted(engines):
+        for step in editor.steps(engine):
+            for side in ("input_map", "output_map"):
+                for entry in step.all(side):
+                    key = entry.first("key")
+                    if key is not None and key.string() == change.name and change.to is not None:
+                        editor.value(key, change.to)
+                        result.done.append(
+                            Step(model.name, "renamed", f"{side} {change.name} → {change.to}", change.says)
+                        )
+
+
+def _batching(model: Model, editor: Editor, result: Upgrade) -> None:
+    """V1 and the old alias become in-flight batching."""
+    stated = model.parameter("gpt_model_type")
+    node = editor.text.find("parameters", "key=gpt_model_type", "value", "string_value")
+    if stated is None or node is None:
+        return
+    if stated.lower() == "v1":
+        editor.value(node, "inflight_fused_batching")
+        result.done.append(
+            Step(
+                model.name,
+                "set",
+                "gpt_model_type: V1 → inflight_fused_batching",
+                "requests join and leave the batch at every step; the engine must have a paged KV cache and packed "
+                "input (trtllm-build --kv_cache_type paged --remove_input_padding enable)",
+            )
+        )
+    elif stated.lower() in ALIASES:
+        editor.value(node, ALIASES[stated.lower()])
+        result.done.append(
+            Step(model.name, "set", f"gpt_model_type: {stated} → {ALIASES[stated.lower()]}", "the name in use now")
+        )
+
+
+def _code(model: Model, changes: list[Change], found: str | None, result: Upgrade) -> None:
+    """The models' code belongs to a version and is copied as it is; say what it does not know."""
+    if found not in ("preprocessing", "postprocessing", "tensorrt_llm_bls", "tensorrt_llm") or model.code is None:
+        return
+    names = [
+        change.name
+        for change in changes
+        if change.kind in ("renamed", "tensor_renamed")
+        and (f'"{change.name}"' in model.code or f"'{change.name}'" in model.code)
+    ]
+    if names:
+        result.left.append(
+            Step(model.name, "left", "model.py", f"it says {', '.join(names)}: take the code of {result.new_version}")
+        )
+    if found == "tensorrt_llm":
+        return
+    if not names and result.old_version != result.new_version:
+        meaning = f"copied as it is; where it came from NVIDIA, take {result.new_version}'s own"
+        result.left.append(Step(model.name, "left", "model.py", meaning))

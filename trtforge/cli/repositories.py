@@ -1,0 +1,185 @@
+"""``trtforge triton lint``, ``diff`` and ``upgrade``: repositories that are there already, whoever wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtforge.cli import common
+
+if TYPE_CHECKING:
+    from triton_repo.lint.run import Report
+    from trtforge.console import Console
+
+EngineOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine",
+        metavar="DIR",
+        help="The engine that it serves, when its own reference does not reach it.",
+        show_default=False,
+    ),
+]
+FORMATS = ("table", "sarif", "github")
+
+
+@common.forge_command
+def lint(
+    console: Console,
+    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A model repository.", show_default=False)],
+    engine: EngineOption = None,
+    format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, sarif or github.")] = "table",
+) -> None:
+    """Check any Triton model repository; findings carry file and line; exit 1 on an error."""
+    from triton_repo.lint.run import lint_repository
+    from trtforge.errors import ExitCode
+
+    common.one_of(format_, FORMATS, option="--format", code="TF-CLI-020")
+    report = lint_repository(repository, engine)
+    if format_ == "table" or console.mode == "json":
+        _show(console, report)
+    else:
+        _annotate(console, report, format_)
+    if not report.passed:
+        raise common.Failed(ExitCode.GATE_FAILED)
+
+
+def _show(console: Console, report: Report) -> None:
+    counts = {severity: report.count(severity) for severity in ("error", "warning", "note")}
+    console.result(
+        {
+            "repository": str(report.repository),
+            "models": report.models,
+            "passed": report.passed,
+            "counts": counts,
+            "findings": [item.to_json() for item in report.findings],
+        }
+    )
+    if report.findings:
+        console.table(
+            "Findings",
+            ["code", "verdict", "where", "finding", "what would work"],
+            [
+                [
+                    item.code,
+                    item.severity,
+                    f"{item.path}:{item.line}" if item.line else item.path,
+                    item.message,
+                    item.remedy,
+                ]
+                for item in report.findings
+            ],
+        )
+        for code in sorted({item.code for item in report.findings if item.severity != "note"}):
+            first = next(item for item in report.findings if item.code == code)
+            console.print(f"{code}  {first.title}: {first.why} ({first.source})")
+    console.value(
+        f"{report.repository}: {'ready' if report.passed else 'refused'} ({report.models} models, "
+        + ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items())
+        + ")"
+    )
+
+
+def _annotate(console: Console, report: Report, format_: str) -> None:
+    from trtforge import __version__
+    from trtforge.annotations import github, sarif_text
+
+    records = report.annotations()
+    text = sarif_text(records, version=__version__) if format_ == "sarif" else github(records)
+    if text:
+        console.value(text.rstrip("\n"))
+
+
+@common.forge_command
+def diff(
+    console: Console,
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A model repository.", show_default=False)],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Another one.", show_default=False)],
+) -> None:
+    """Say what two repositories say differently, and what it means; exit 1 when they differ."""
+    from triton_repo.diff import diff_repositories
+    from trtforge.errors import ExitCode
+
+    comparison = diff_repositories(old, new)
+    versions = {"old": comparison.old_versions, "new": comparison.new_versions}
+    console.result(
+        {
+            "old": str(old),
+            "new": str(new),
+            "versions": versions,
+            "differences": [item.to_json() for item in comparison.differences],
+        }
+    )
+    if comparison.differences:
+        console.table(
+            "Differences",
+            ["model", "what", "field", "old", "new", "meaning"],
+            [[item.model, item.kind, item.field, item.old, item.new, item.meaning] for item in comparison.differences],
+        )
+    for name, pair in versions.items():
+        if pair is not None:
+            said = pair[0] if pair[0] == pair[1] else f"{pair[0]} to {pair[1]}"
+            console.print(f"{name}: parameters of TensorRT-LLM's backend {said}")
+    count = len(comparison.differences)
+    console.value(f"{count} difference{'' if count == 1 else 's'}" if count else "no difference")
+    if count:
+        raise common.Failed(ExitCode.GATE_FAILED)
+
+
+@common.forge_command
+def upgrade(
+    console: Console,
+    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A model repository.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", metavar="VERSION", help="TensorRT-LLM's version.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="The new repository: an empty or new folder.", show_default=False
+        ),
+    ],
+    since: Annotated[
+        str | None,
+        typer.Option("--from", metavar="VERSION", help="Its version; found from its parameters.", show_default=False),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="For 1.3 and later: the checkpoint to load.", show_default=False),
+    ] = None,
+) -> None:
+    """Write a repository for another version of TensorRT-LLM; exit 1 when the result still has an error."""
+    from triton_repo.upgrade import upgrade_repository
+    from trtforge.errors import ExitCode
+
+    result = upgrade_repository(repository, out, to=to, since=since, checkpoint=checkpoint)
+    console.result(
+        {
+            "repository": str(out),
+            "layout": result.layout,
+            "from": result.old_version,
+            "to": result.new_version,
+            "done": [step.to_json() for step in result.done],
+            "left": [step.to_json() for step in result.left],
+            "passed": result.passed,
+            "findings": [item.to_json() for item in result.findings],
+        }
+    )
+    for title, steps in (("Done", result.done), ("Left to do", result.left)):
+        if steps:
+            console.table(
+                title, ["model", "action", "what", "meaning"], [[s.model, s.action, s.what, s.meaning] for s in steps]
+            )
+    faults = [item for item in result.findings if item.severity != "note"]
+    if faults:
+        console.table(
+            "Findings in the new repository",
+            ["code", "verdict", "where", "finding"],
+            [[f.code, f.severity, f"{f.path}:{f.line or 1}", f.message] for f in faults],
+        )
+    console.value(
+        f"{out}: {result.layout} of {result.new_version} from {result.old_version} ({len(result.done)} changes, "
+        f"{len(result.left)} left to do{'' if result.passed else ', with errors: trtforge triton lint'})"
+    )
+    if not result.passed:
+        raise common.Failed(ExitCode.GATE_FAILED)
