@@ -22,6 +22,7 @@ from builder.planner.types import Facts, Goal, ModelFacts, ParallelPlan, Precisi
 from builder.planner.weights import TensorGroup, groups_from_facts, groups_from_headers, in_precision
 from trtforge.recipe.schema import Recipe
 from trtforge.safetensors_header import read_headers, weight_files
+from trtforge.tables import architecture_table
 
 QUANT_CONFIG = "hf_quant_config.json"
 
@@ -83,6 +84,20 @@ def served_precision(recipe: Recipe, model: ModelFacts) -> Precision:
     return precision
 
 
+def kernel_notes(precision: Precision, gpu: Gpu) -> list[str]:
+    """What the architecture table says against a format on this GPU; the plan's bytes hold either way."""
+    row, notes = architecture_table().row(gpu.arch), []
+    if row is None:
+        return notes
+    for kind, name, table in (("weights", precision.weights, row.formats), ("KV cache", precision.kv, row.kv_cache)):
+        support = table.get(name, "yes")
+        if support == "no":
+            notes.append(f"TensorRT-LLM has no kernel for {name} {kind} on {gpu.arch} ({row.title})")
+        elif support != "yes":
+            notes.append(f"{name} {kind} on {gpu.arch} ({row.title}): {support}")
+    return notes
+
+
 def served_limits(recipe: Recipe) -> Serving:
     """Limits, pool and draft tokens as the recipe has them; without a pool TensorRT-LLM's 0.9 of free memory."""
     limits, cache, speculation = recipe.build.limits, recipe.build.kv_cache, recipe.speculation
@@ -136,7 +151,8 @@ def collect(
     # a draft stays in the recipe's dtype: the quantize section is the target's
     draft_weights = in_precision(draft.groups, replace(precision, weights=precision.base)) if draft else []
     serving = served_limits(recipe)
-    notes = [] if known.measured else ["weights follow from the model's sizes; no safetensors headers were read"]
+    notes = kernel_notes(precision, gpu)
+    notes += [] if known.measured else ["weights follow from the model's sizes; no safetensors headers were read"]
     if workload is None:
         workload = default_workload(recipe)
         only = workload.lengths[0]

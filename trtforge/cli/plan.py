@@ -148,7 +148,7 @@ def _show(console: Console, made: Plan, shared: list[dict[str, Any]] | None, gat
             console.table(table.title, table.columns, table.rows)
             console.print()
     for note in made.facts.notes:
-        console.print(f"assumed: {note}")
+        console.print(f"note: {note}")
     if shared is not None:
         rows = [(row["name"], row["fixed"], row["pool"], row["setting"]) for row in shared]
         console.table("One GPU for several models", ["recipe", "beside the pool, B", "pool, B", "set"], rows)

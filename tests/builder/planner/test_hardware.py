@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from builder.planner.communication import link_between, step_communication
+from builder.planner.facts import kernel_notes
 from builder.planner.hardware import Gpu, gpu, link, load_hardware
 from builder.planner.precision import compute_format, kv_bits, recipe_precision, weight_bytes, weight_format
-from builder.planner.types import ParallelPlan
+from builder.planner.types import ParallelPlan, Precision
 from tests.builder.planner.models import known, llama_70b
 from tests.support.refusals import refusal
 from trtforge.tables import architecture_table
@@ -113,3 +114,11 @@ def test_expert_parallelism_exchanges_instead_of_reducing() -> None:
     copies = 64 * 4096 * 2 * 8 / 8
     exchange = 2 * 7 * (500e-9 + copies / 8 / 450e9)
     assert whole.expert == pytest.approx(94 * exchange)
+
+
+def test_formats_without_a_kernel_become_notes() -> None:
+    assert kernel_notes(Precision("fp8", kv="fp8"), gpu("h100")) == []
+    weights, cache = kernel_notes(Precision("fp8", kv="fp8"), gpu("a100"))
+    assert "no kernel for fp8 weights on sm_80" in weights and "disputed" in cache
+    (note,) = kernel_notes(Precision("nvfp4"), gpu("h200"))
+    assert "weight-only" in note

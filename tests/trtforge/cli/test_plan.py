@@ -84,7 +84,7 @@ def test_the_report_for_people(run: Run, tmp_path: Path) -> None:
     assert code == 0
     for text in ("Memory of one GPU", "KV pool", "Weights by tensor", "Admission settings", "Impossible splits", "tp4"):
         assert text in out
-    assert "assumed: lengths" in out and out.rstrip().endswith("r: fits 4 x h100-sxm as tp4 pp1")
+    assert "note: lengths are assumed" in out and out.rstrip().endswith("r: fits 4 x h100-sxm as tp4 pp1")
 
 
 def test_a_folder_is_read_by_its_headers(run: Run, tmp_path: Path) -> None:
