@@ -11,8 +11,11 @@ from trtforge.cli import common
 from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
 
 if TYPE_CHECKING:
+    from trtforge.annotations import Annotation
     from trtforge.console import Console
     from trtforge.preflight import Finding, Report
+
+FORMATS = ("table", "sarif", "github")
 
 
 @common.forge_command
@@ -22,23 +25,57 @@ def check(
     overrides: SetOption = None,
     store: StoreOption = None,
     model: Annotated[bool, typer.Option(help="Read the model's headers; without, rules on shapes are skipped.")] = True,
+    form: Annotated[
+        str, typer.Option("--format", help="table, sarif (code scanning) or github (annotations).")
+    ] = "table",
 ) -> None:
     """Check a recipe against the model's headers, the tables and this machine; exit 1 on an error."""
     from quantize.intake import not_here
-    from trtforge.errors import ExitCode
+    from trtforge.errors import ExitCode, ForgeError
+    from trtforge.preflight.places import annotations, refusal_annotation
     from trtforge.recipe.load import load_recipe
     from trtforge.store.store import default_root
 
+    common.one_of(form, FORMATS, option="--format", code="TF-CLI-014")
+    if form != "table" and console.mode == "json":
+        raise ForgeError(
+            "TF-CLI-014",
+            f"--json and --format {form} both claim the output",
+            asked=f"--json --format {form}",
+            remedies=[f"--format {form}", "--json"],
+        )
     loaded = load_recipe(recipe, overrides or ())
-    shape = common.inspect_model(loaded) if model else None
+    refused: ForgeError | None = None
+    shape = None
+    try:
+        shape = common.inspect_model(loaded) if model else None
+    except ForgeError as error:
+        if form == "table":
+            raise
+        refused = error
     report = common.preflight(loaded, model=shape, store=default_root(store))
-    absent = not_here(loaded.recipe.model.source, loaded.directory) if model and shape is None else None
-    console.result({"recipe": str(recipe), "name": loaded.recipe.name, "model_absent": absent, **report.to_json()})
-    show(console, report, recipe)
-    if absent:
-        console.print(f"{absent}: `trtforge run {recipe} --until intake` fetches it")
+    if form != "table":
+        found = annotations(loaded, report)
+        if refused is not None:
+            found.insert(0, refusal_annotation(loaded, refused))
+        console.value(_written(found, form).rstrip("\n"))
+        if refused is not None:
+            raise common.Failed(refused.exit_code)
+    else:
+        absent = not_here(loaded.recipe.model.source, loaded.directory) if model and shape is None else None
+        console.result({"recipe": str(recipe), "name": loaded.recipe.name, "model_absent": absent, **report.to_json()})
+        show(console, report, recipe)
+        if absent:
+            console.print(f"{absent}: `trtforge run {recipe} --until intake` fetches it")
     if report.blocked:
         raise common.Failed(ExitCode.GATE_FAILED)
+
+
+def _written(found: list[Annotation], form: str) -> str:
+    from trtforge import __version__
+    from trtforge.annotations import github, sarif_text
+
+    return sarif_text(found, version=__version__) if form == "sarif" else github(found)
 
 
 def show(console: Console, report: Report, recipe: Path) -> None:
@@ -54,6 +91,8 @@ def show(console: Console, report: Report, recipe: Path) -> None:
                 console.print(f"  {'works:' if index == 0 else '      '} {remedy}")
             if finding.waived:
                 console.print(f"  waived: {finding.waived}")
+            elif finding.blocks and not finding.waivable:
+                console.print("  this rule cannot be waived: what it refuses cannot work")
         console.print()
     for reason in sorted(set(report.skipped.values())):
         codes = [code for code, text in report.skipped.items() if text == reason]

@@ -56,7 +56,7 @@ class BundleStage(StageBase):
 
     name = "bundle"
     needs = ("intake", "baseline", "quantize", "evaluate", "build", "parity", "repository", "smoke", "bench")
-    code_version = "3"
+    code_version = "4"
     carries_measurements = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class BundleStage(StageBase):
         write_report(build_report(context), out)
         stamps = make_stamps(context, read_json(out / ENGINE_DIR / "engine.json"))
         return StageResult(
-            summary=summarize(inputs),
+            summary={**summarize(inputs), "waived": dict(sorted(context.recipe.waive.items()))},
             measurements={"bench": inputs["bench"].manifest.get("measurements", {})},
             measured=MEASURED,
             stamps=stamps,
@@ -144,7 +144,10 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
 
 
 def summarize(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
-    """The deterministic figures of a whole run, as ``trtforge run`` shows them at its end."""
+    """The deterministic figures of a whole run, as ``trtforge run`` shows them at its end.
+
+    The bundle adds ``waived``: the preflight codes that the recipe set aside, with their justifications.
+    """
     evaluated, engine = inputs["evaluate"].summary, inputs["build"].summary
     left_out = {name: dict(reason) for name, artifact in inputs.items() if (reason := not_run(artifact)) is not None}
     summary = {

@@ -213,7 +213,8 @@ def draft_is_small(facts: Facts) -> Iterator[Violation]:
 )
 def draft_length_given(facts: Facts) -> Iterator[Violation]:
     speculation = facts.recipe.speculation
-    if speculation.method in ("ngram", "draft_target", "eagle", "eagle3", "medusa") and _draft_tokens(facts) is None:
+    row = facts.features.method(facts.recipe.build.target, speculation.method)
+    if row is not None and row.support == "yes" and _draft_tokens(facts) is None:
         wanted = 63 if speculation.method in ("eagle", "medusa") else 4
         yield Violation(
             f"speculation.method: {speculation.method} has no max_draft_len",
