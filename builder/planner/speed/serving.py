@@ -153,8 +153,9 @@ def _solve(
     together = np.clip(local / max(rounds, 1e-9), 1.0, np.maximum(np.floor(budget / load.new_tokens), 1.0))
     together = np.minimum(together, local)
     mixed_steps = chunks / together
-    beside = np.minimum(local - together, rounds / mixed_steps)
-    plain_steps = np.maximum(rounds - mixed_steps * beside, 0.0) / local
+    by_prompts = rounds / mixed_steps <= local - together
+    beside = np.where(by_prompts, rounds / mixed_steps, local - together)
+    plain_steps = np.where(by_prompts, 0.0, (rounds - mixed_steps * beside) / local)
 
     chunk = load.new_tokens / chunks
     behind = load.cached_prefix + (load.new_tokens - chunk) / 2
@@ -171,7 +172,7 @@ def _solve(
     mean = np.where(rounds > 0, (in_mixed * mixed + in_plain * plain) / lived, plain)
     requests = micro / spent
     # B requests stay B · P steps each when every step is mixed: what their own chunks and answers do not fill is waiting
-    waiting = np.where(plain_steps > 0, 0.0, np.maximum(local * mixed_steps - rounds - chunks, 0.0))
+    waiting = np.where(by_prompts, np.maximum(local * mixed_steps - rounds - chunks, 0.0), 0.0)
     return Served(
         ttft=(chunks + waiting) * mixed,
         itl=mean / yielded,
