@@ -86,7 +86,8 @@ def served_precision(recipe: Recipe, model: ModelFacts) -> Precision:
 
 def kernel_notes(precision: Precision, gpu: Gpu) -> list[str]:
     """What the architecture table says against a format on this GPU; the plan's bytes hold either way."""
-    row, notes = architecture_table().row(gpu.arch), []
+    row = architecture_table().row(gpu.arch)
+    notes: list[str] = []
     if row is None:
         return notes
     for kind, name, table in (("weights", precision.weights, row.formats), ("KV cache", precision.kv, row.kv_cache)):
@@ -157,6 +158,8 @@ def collect(
         workload = default_workload(recipe)
         only = workload.lengths[0]
         notes.append(f"lengths are assumed from max_seq_len: {only.isl:,} prompt and {only.osl:,} answer tokens")
+    if workload.longest > serving.max_seq_len:
+        notes.append(f"requests of up to {workload.longest:,} tokens exceed max_seq_len {serving.max_seq_len:,}")
     if recipe.speculation.draft and draft is None:
         notes.append("the draft's sizes are not known here; its memory is not counted")
     found = splits(

@@ -19,7 +19,7 @@ from builder.planner.precision import kv_bits
 from builder.planner.runtime import runtime_terms
 from builder.planner.types import KvPool, MemoryPlan, ModelFacts, ParallelPlan, Precision, Serving, Term
 from builder.planner.weights import TensorGroup, rank_weights, stage_layers
-from trtforge.errors import ForgeError, GateFailed
+from trtforge.errors import GateFailed
 
 _PARTS = {
     "embedding": "token embedding",
@@ -253,29 +253,3 @@ def gate(plan: MemoryPlan, measured: int, *, tolerance: float = 0.05) -> GateRes
             "set build.kv_cache.memory to the pool that the engine reports",
         ],
     )
-
-
-def refuse_unless_fits(plans: Sequence[MemoryPlan], gpu: Gpu) -> None:
-    """Refuse a plan that does not fit.
-
-    Raises:
-        ForgeError: ``TF-PLN-011`` the fixed terms leave no room for the pool on some stage.
-    """
-    for plan in plans:
-        if plan.fits and plan.pool.blocks > 0:
-            continue
-        fixed = plan.total - plan.of("kv")
-        raise ForgeError(
-            "TF-PLN-011",
-            f"stage {plan.stage} needs {fixed / 2**30:.2f} GiB beside the KV pool of {plan.of('kv') / 2**30:.2f} GiB; "
-            f"{gpu.title} shows {plan.capacity / 2**30:.2f} GiB",
-            asked=f"--gpu {gpu.name}",
-            numbers={"fixed": fixed, "pool": plan.of("kv"), "capacity": plan.capacity},
-            why="Weights, activations and runtime must leave room for at least one block of KV cache.",
-            remedies=[
-                "more GPUs: a larger --count",
-                "quantize the weights: quantize.format",
-                "a smaller build.limits.max_num_tokens",
-                *(["a smaller build.kv_cache.memory"] if plan.pool.sized_by == "memory" else []),
-            ],
-        )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from builder.planner.capacity import capacity
 from builder.planner.types import Facts, Section
 
 SECTIONS: tuple[str, ...] = (
@@ -35,12 +36,10 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether every stage holds the model and at least one request of the workload's longest."""
-        memory = self.facts.memory
-        if not all(plan.fits and plan.pool.blocks > 0 for plan in memory):
+        facts = self.facts
+        if not all(plan.fits and plan.pool.blocks > 0 for plan in facts.memory):
             return False
-        return min(plan.pool.tokens for plan in memory) >= min(
-            self.facts.workload.longest, self.facts.serving.max_seq_len
-        )
+        return capacity(facts.model, facts.memory, facts.workload, facts.serving).longest >= 1
 
     def section(self, name: str) -> Section | None:
         """The section called ``name``, or None."""

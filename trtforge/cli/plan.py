@@ -163,7 +163,9 @@ def _workload(
     from builder.planner import workload
     from trtforge.errors import ForgeError
 
-    given = [name for name, value in (("--isl", isl or osl), ("--lengths", lengths), ("--trace", trace)) if value]
+    one_length = isl is not None or osl is not None
+    sources = {"--isl": one_length, "--lengths": lengths is not None, "--trace": trace is not None}
+    given = [name for name, present in sources.items() if present]
     if len(given) > 1:
         raise ForgeError(
             "TF-CLI-012",
@@ -176,8 +178,9 @@ def _workload(
         return workload.trace(trace, shared_prefix=shared_prefix, rate=rate)
     if lengths is not None:
         return workload.histogram(workload.parse_lengths(lengths), shared_prefix=shared_prefix, rate=rate)
-    if isl is not None or osl is not None:
-        return workload.fixed(isl or 1024, osl or 256, shared_prefix=shared_prefix, rate=rate)
+    if one_length:
+        prompt, answer = (1024 if isl is None else isl), (256 if osl is None else osl)
+        return workload.fixed(prompt, answer, shared_prefix=shared_prefix, rate=rate)
     if shared_prefix or rate is not None:
         raise ForgeError(
             "TF-CLI-012",

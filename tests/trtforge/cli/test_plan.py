@@ -130,6 +130,8 @@ def test_the_recipes_split_binds(run: Run, tmp_path: Path) -> None:
         (["--gpu", "h200", "--isl", "10", "--lengths", "10+10"], "TF-CLI-012"),
         (["--gpu", "h200", "--rate", "3"], "TF-CLI-012"),
         (["--gpu", "h200", "--lengths", "10x10"], "TF-PLN-005"),
+        (["--gpu", "h200", "--isl", "0"], "TF-PLN-005"),
+        (["--gpu", "h200", "--isl", "10", "--shared-prefix", "11"], "TF-PLN-005"),
         (["--gpu", "h200", "--trace", "absent.txt"], "TF-PLN-005"),
         (["--gpu", "h200", "--trace", "r.yaml"], "TF-PLN-006"),
         (["--gpu", "h200", "--measured", "much"], "TF-CLI-013"),
