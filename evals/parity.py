@@ -3,9 +3,11 @@
 Both sides are teacher-forced over the same prompts and compared at every position. Two correct
 implementations still differ: another order of summation moves a value by a rounding error, and where
 activations are quantized a moved value falls on another step of the grid, which the next layers
-amplify. How far is a property of the checkpoint, so it is *measured*: the reference is run a second
-time with its embeddings perturbed by the rounding error of the model's dtype, and the distance of the
-reference to itself is the noise floor that the engine is held against.
+amplify. How far is a property of the checkpoint and of the type of the engine's activations, so it is
+*measured*: the reference is run a second time with rounding added (every module's result rounded to the
+engine's 16-bit type; for engines with float32 activations its embeddings perturbed by the rounding error of
+the model's dtype), and the distance of the reference to itself is the noise floor that the engine is held
+against.
 
 * The engine *agrees* at a position when its choice is the reference's best token or lies closer to it
   than the noise: ``max(NEAR_TIE_LOGITS, TIE_SIGMAS x RMS change of the gap between the reference's two
@@ -91,7 +93,7 @@ def compare(
         engine_logits: int64 [S] → float32 [S, V].
         reference_logits: the same for the checkpoint's reference implementation.
         prompts: token ids of each prompt.
-        perturbed_logits: the reference with its embeddings perturbed: the noise floor.
+        perturbed_logits: the reference with rounding added: the noise floor.
 
     Raises:
         ForgeError: TF-EVL-005 when there is nothing to compare or shapes differ; TF-EVL-006 when the

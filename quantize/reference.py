@@ -88,6 +88,27 @@ class ReferenceModel:
         finally:
             handle.remove()
 
+    def rounded_logits(self, input_ids: torch.Tensor, dtype: Literal["bfloat16", "float16"]) -> torch.Tensor:
+        """As :meth:`logits`, every module's result rounded to ``dtype``: what activations of that type cost.
+
+        Shows how far from this reference a correct engine may be that keeps its activations in ``dtype``.
+        int64 [S] → float32 [S, V].
+        """
+        kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+
+        def round_result(_: Any, __: Any, output: Any) -> Any:
+            if isinstance(output, torch.Tensor) and output.is_floating_point():
+                return output.to(kind).to(output.dtype)
+            return output
+
+        inner = [module for name, module in self.model.named_modules() if name]
+        handles = [module.register_forward_hook(round_result) for module in inner]
+        try:
+            return self.logits(input_ids)
+        finally:
+            for handle in handles:
+                handle.remove()
+
     @torch.inference_mode()
     def generate_greedy(self, input_ids: torch.Tensor, max_new: int) -> list[int]:
         """The most likely continuation of int64 [S]: at most ``max_new`` ids, ending with an end token if one comes."""

@@ -175,6 +175,18 @@ def test_bfloat16_reference_is_close(exports: dict[str, Path], source: Path) -> 
     assert 0 < (exact - rounded).abs().mean() < 0.1 * exact.std()
 
 
+@pytest.mark.parametrize("name", ["fp8", "int4_awq"])
+def test_rounded_activations_are_as_far_away_as_a_bfloat16_model(exports: dict[str, Path], name: str) -> None:
+    ids = torch.arange(3, 60)
+    reference = load_reference_model(exports[name])
+    exact = reference.logits(ids)
+    rounded = (reference.rounded_logits(ids, "bfloat16") - exact).abs().mean()
+    real = (load_reference_model(exports[name], dtype="bfloat16").logits(ids) - exact).abs().mean()
+    assert 0 < (reference.rounded_logits(ids, "float16") - exact).abs().mean() < rounded
+    assert 0.3 * real < rounded < 3 * real
+    assert torch.equal(reference.logits(ids), exact), "the hooks are gone"
+
+
 def test_untied_head_is_quantized_and_read_back(tmp_path: Path) -> None:
     directory = write_tiny_llama(tmp_path / "untied", tie=False)
     out = tmp_path / "out"

@@ -174,8 +174,7 @@ def summarize(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
         smoke = inputs["smoke"].summary
         summary["smoke"] = {"passed": smoke["passed"], "of": len(smoke["checks"])}
     if left_out:
-        summary["not_run"] = left_out
-        summary["compiled"] = engine["compiled"]
+        summary |= {"not_run": left_out, "target": engine["target"], "compiled": engine["compiled"]}
     return summary
 
 

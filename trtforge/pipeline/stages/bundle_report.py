@@ -156,11 +156,11 @@ def _engine_rows(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _floor(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What the quantized model differs from itself by, after one rounding of its embeddings."""
+    """What the quantized model differs from itself by, with rounding added."""
     if parity["floor_kl"] is None:
         return ()
     return (
-        ("  the quantized model with itself, perturbed by one rounding: KL", f"{parity['floor_kl']:.2e} nats"),
+        ("  the quantized model with itself, rounding added: KL", f"{parity['floor_kl']:.2e} nats"),
         ("  the same: top 1", f"{parity['floor_raw_agreement']:.2%}"),
     )
 

@@ -23,7 +23,7 @@ class ParityStage(StageBase):
 
     name = "parity"
     needs = ("quantize", "build")
-    code_version = "3"
+    code_version = "4"
     tools = TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -53,6 +53,14 @@ class ParityStage(StageBase):
         engine = Engine.load(context.inputs["build"].path)
         context.progress.start("loading the reference model")
         reference = load_reference_model(checkpoint, dtype=REFERENCE_DTYPE)
+        activations = str(engine.executor.describe()["activations"])
+
+        def noise(ids: torch.Tensor) -> torch.Tensor:
+            """How far a correct engine with activations of that type may be from the reference."""
+            if activations in ("bfloat16", "float16"):
+                return reference.rounded_logits(ids, activations)  # type: ignore[arg-type]
+            return reference.perturbed_logits(ids, ROUNDING[context.recipe.model.dtype], seed=0)
+
         corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
         tokens = corpus_tokens(corpus, reference.tokenizer).tolist()
         length = min(PROMPT_TOKENS, engine.core.limits.max_input_len)
@@ -60,7 +68,7 @@ class ParityStage(StageBase):
             lambda ids: torch.from_numpy(engine.logits(ids.tolist())),
             reference.logits,
             slice_prompts(tokens, asked.prompts, length),
-            perturbed_logits=lambda ids: reference.perturbed_logits(ids, ROUNDING[context.recipe.model.dtype], seed=0),
+            perturbed_logits=noise,
             progress=context.progress,
         )
         gates: list[GateResult] = []
@@ -76,5 +84,6 @@ class ParityStage(StageBase):
             gates.append(at_most("engine_kl", divergence, kl_limit(result), " nats"))
         figures = rounded(result.to_json())
         figures["prompt_tokens"] = length
+        figures["activations"] = activations
         write_json(context.out / PARITY_FILE, figures)
         return StageResult(summary=figures, gates=gates)
