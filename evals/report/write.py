@@ -13,7 +13,8 @@ _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid #d0d7de}
 table{border-collapse:collapse;margin:.8rem 0}th,td{border:1px solid #d0d7de;padding:.3rem .6rem;text-align:left}
-th{background:#f6f8fa}caption{text-align:left;font-weight:600;padding:.2rem 0}pre{background:#f6f8fa;padding:.8rem;overflow-x:auto}
+th{background:#f6f8fa}caption{text-align:left;font-weight:600;padding:.2rem 0}
+pre{background:#f6f8fa;padding:.8rem;overflow-x:auto}
 .passed{color:#116329}.failed{color:#a40e26}svg{max-width:100%;height:auto}
 """
 
