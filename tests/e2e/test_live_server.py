@@ -62,7 +62,7 @@ def test_smoke_checks_all_pass(server, expected):
         clients=32,
     )
     checks = run_smoke(target)
-    assert len(checks) == 7
+    assert len(checks) == 8
     assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
 
 
