@@ -12,12 +12,23 @@ import pytest
 
 from builder.graphs import build_graph
 from builder.machine import CPU_CAPABILITIES, cpu_capability, cpu_flags, cpu_name, free_memory, machine_facts
-from builder.targets import TARGETS, build_engine, engine_info, get_target, read_engine, torch_target
+from builder.targets import (
+    CHECKPOINT_TARGETS,
+    GRAPH_TARGETS,
+    TARGETS,
+    build_engine,
+    engine_info,
+    get_checkpoint_target,
+    get_target,
+    read_engine,
+    torch_target,
+)
 from builder.targets.kernels import CAPABILITIES, Choice, choose, table, weight_bytes
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.tiny import write_tiny_llama
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Build, KvCache, Limits, Parallel
+from trtforge.tables import stack_table
 
 STORED = ("bfloat16", "float16", "float32", "fp8", "nvfp4", "int4_awq")
 SMALL = Build(limits=Limits(max_seq_len=512), kv_cache=KvCache(memory="4MiB"))
@@ -144,9 +155,13 @@ def test_a_pool_from_free_memory_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_every_target_offers_the_interface() -> None:
-    for name in TARGETS:
+    for name in GRAPH_TARGETS:
         module = get_target(name)
         assert name == module.NAME and callable(module.build_engine)
+    for name in CHECKPOINT_TARGETS:
+        other = get_checkpoint_target(name)
+        assert name == other.NAME and callable(other.engine_info)
+    assert set(TARGETS) == set(stack_table().implemented_targets)
 
 
 def test_the_table_is_well_formed_and_complete() -> None:

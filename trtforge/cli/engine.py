@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,12 +30,23 @@ def info(
     ] = None,
     each: Annotated[bool, typer.Option("--each", help="One row for every linear.")] = False,
 ) -> None:
-    """Say for every linear what is stored, what is executed, and whether natively or emulated."""
+    """Say for every linear what is stored, what is executed, and whether natively or emulated.
+
+    For TensorRT-LLM: what was asked, whether it was compiled, and where a compiled engine differs. A folder that
+    trtllm-build wrote by itself is read too.
+    """
     from builder.targets import engine_info
+    from builder.targets.trtllm.readback import is_trtllm_engine, read_trtllm_engine
     from trtforge.recipe.units import format_size
 
     folder = engine / "engine" if (engine / "engine" / "engine.json").is_file() else engine
+    if not (folder / "engine.json").is_file() and is_trtllm_engine(folder):
+        show_trtllm_engine(console, read_trtllm_engine(folder).to_json(), folder.name)
+        return
     document = engine_info(folder, capability)
+    if "linears" not in document:
+        show_trtllm(console, document)
+        return
     console.result(document)
     limits, cache = document["limits"], document["kv_cache"]
     console.heading(
@@ -92,3 +103,58 @@ def info(
     native = sum(row["linears"] for row in document["execution"] if row["native"])
     total = sum(row["linears"] for row in document["execution"])
     console.value(f"{native} of {total} linears run natively")
+
+
+def show_trtllm_engine(console: Console, document: dict[str, Any], name: str) -> None:
+    """What an engine directory of TensorRT-LLM records."""
+    from trtforge.recipe.units import format_size
+
+    console.result(document)
+    console.heading(f"{name}: an engine of TensorRT-LLM {document['version']}")
+    console.table("Engine", ["what", "value"], _engine_rows(document))
+    console.table("Ranks", ["rank", "plan"], [[rank, format_size(size)] for rank, size in document["ranks"].items()])
+    console.value(f"TensorRT-LLM {document['version']}, {len(document['ranks'])} ranks")
+
+
+def _engine_rows(document: dict[str, Any]) -> list[list[str]]:
+    quantization = document["quantization"] or {}
+    mapping = document["mapping"]
+    return [
+        ["architecture", str(document["architecture"])],
+        ["dtype", str(document["dtype"])],
+        ["quantization", f"{quantization.get('quant_algo')}, KV cache {quantization.get('kv_cache_quant_algo')}"],
+        ["ranks", f"tp {mapping.get('tp_size', 1)} x pp {mapping.get('pp_size', 1)}"],
+        *([key, str(value)] for key, value in document["settings"].items()),
+    ]
+
+
+def show_trtllm(console: Console, document: dict[str, Any]) -> None:
+    """An artifact for TensorRT-LLM: asked, compiled or not, and the differences; exit 1 when there are any."""
+    from trtforge.errors import ExitCode
+
+    console.result(document)
+    built = document.get("engine")
+    state = "compiled" if document["compiled"] else "compiled since" if built else "NOT compiled"
+    console.heading(f"{document['name']}: target {document['target']}, {document['quant_format']}, {state}")
+    parallel = document["parallel"]
+    rows = [
+        ["TensorRT-LLM", f"{document['tensorrt_llm']} (stack {document['stack']})"],
+        ["container", str(document["container"])],
+        ["ranks", f"tp {parallel['tp']} x pp {parallel['pp']} x ep {parallel['ep']}"],
+        ["KV cache", f"{document['kv_cache']['format']}, blocks of {document['kv_cache']['block_size']} tokens"],
+        *([key, str(value)] for key, value in document["limits"].items()),
+    ]
+    if not document["compiled"] and not built:
+        rows.append(["not compiled", str(document["not_compiled"])])
+        rows += [["compile it with", name] for name in document.get("scripts", ())]
+    if "serve_command" in document:
+        rows.append(["serve it with", document["serve_command"]])
+    console.table("Asked", ["what", "value"], rows)
+    if built:
+        console.table("Engine", ["what", "value"], _engine_rows(built))
+    findings = document.get("findings", [])
+    if findings:
+        console.table("Differences", ["code", "finding"], [[item["code"], item["message"]] for item in findings])
+    console.value(f"{len(findings)} differences from what was asked" if built else state)
+    if findings:
+        raise common.Failed(ExitCode.GATE_FAILED)

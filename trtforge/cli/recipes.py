@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,13 +129,86 @@ def formats(console: Console) -> None:
             console.value(row.name)
 
 
+class StackAction(StrEnum):
+    """What ``trtforge stack`` does."""
+
+    list = "list"
+    check = "check"
+
+
 @common.forge_command
-def stack(console: Console) -> None:
-    """List the stacks: versions that belong together, with sources."""
+def stack(
+    console: Console,
+    action: Annotated[StackAction, typer.Argument(help="List the stacks, or compare one with this machine.")] = (
+        StackAction.list
+    ),
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The stack to check; default the newest of the torch target.", show_default=False),
+    ] = None,
+) -> None:
+    """Stacks: versions that belong together, with sources; check asks what is really loaded here."""
+    if action is StackAction.check:
+        check_stack_here(console, name)
+    else:
+        list_stacks(console, name)
+
+
+def check_stack_here(console: Console, name: str | None) -> None:
+    """Ask this machine for every piece of a stack; exit 1 when one differs or does not load."""
+    from trtforge.errors import ExitCode
+    from trtforge.stack.check import check_stack
+
+    report = check_stack(name, triton_server)
+    console.result(report.to_json())
+    console.table(
+        f"{report.row.name}: {report.row.title}",
+        ["piece", "needed", "loaded", "pip", "verdict", "from"],
+        [
+            [
+                piece.component.name,
+                piece.component.version,
+                piece.loaded.version or ("-" if piece.component.probe is None else "nothing"),
+                piece.loaded.pip or "-",
+                piece.verdict,
+                piece.loaded.where,
+            ]
+            for piece in report.pieces
+        ],
+    )
+    for piece in report.pieces:
+        for code, message in piece.findings:
+            console.print(f"{code}: {message}")
+    if not report.ok and report.row.container:
+        console.print(f"The container {report.row.container} holds this stack.")
+    console.value("fits" if report.ok else "does not fit")
+    if not report.ok:
+        raise common.Failed(ExitCode.GATE_FAILED)
+
+
+def triton_server() -> tuple[str | None, str]:
+    """Version and place of the Triton server that ``trtforge serve`` would start; (None, reason) without one."""
+    from launcher.installation import find_installation
+    from trtforge.errors import ForgeError
+    from trtforge.stack.probe import server_on_path
+
+    try:
+        found = find_installation()
+    except ForgeError as error:
+        return None, error.message
+    return (found.version, str(found.binary)) if found.kind == "wheel" else server_on_path()
+
+
+def list_stacks(console: Console, name: str | None) -> None:
+    """Print the rows; ``name`` leaves out the others."""
+    from trtforge.stack.check import unknown_stack
     from trtforge.tables import stack_table
 
     table = stack_table()
-    console.result(table.model_dump(mode="json"))
+    rows = [row for row in table.rows if name in (None, row.name)]
+    if not rows:
+        raise unknown_stack(str(name), table)
+    console.result({**table.model_dump(mode="json"), "rows": [row.model_dump(mode="json") for row in rows]})
     console.table(
         f"Stacks as of {table.as_of}",
         ["name", "targets", "Triton", "numpy", "pieces"],
@@ -149,11 +223,13 @@ def stack(console: Console) -> None:
                 row.numpy or "-",
                 ", ".join(f"{item.name} {item.version}" for item in row.components),
             ]
-            for row in table.rows
+            for row in rows
         ],
     )
-    for row in table.rows:
+    for row in rows:
         console.print(f"\n{row.name}: {row.title}")
+        if row.container:
+            console.print(f"  container {row.container}")
         for item in row.components:
             if item.note:
                 console.print(f"  {item.name} {item.version}: {item.note}")
@@ -166,5 +242,5 @@ def stack(console: Console) -> None:
         for source in row.sources:
             console.print(f"  {source.url}: {source.says}")
     if console.mode == "quiet":
-        for row in table.rows:
+        for row in rows:
             console.value(row.name)

@@ -36,7 +36,8 @@ def show_run(console: Console, name: str, result: RunResult) -> None:
     console.print(f"bundle  {place}")
     console.print(f"report  {place}/report.html")
     console.print(f"log     {result.log}")
-    for line in next_commands(name, place):
+    target = bundle.summary.get("target") if bundle is not None else None
+    for line in next_commands(name, place) if target is None else next_commands_of_trtllm(place):
         console.print(line)
     if console.mode == "quiet":
         console.value(place)
@@ -172,4 +173,17 @@ def next_commands(name: str, bundle: str) -> list[str]:
         f"  {endpoints.tritonclient()}",
         "check it:",
         f"  {program('trtforge')} verify {bundle}",
+    ]
+
+
+def next_commands_of_trtllm(bundle: str) -> list[str]:
+    """The commands for a bundle that only TensorRT-LLM's own stack serves."""
+    from launcher.commands import program
+
+    return [
+        "\nlook at it:",
+        f"  {program('trtforge')} engine info {bundle}",
+        f"  {program('trtforge')} verify {bundle}",
+        "how to build and serve it on a GPU machine:",
+        f"  {bundle}/report.md",
     ]

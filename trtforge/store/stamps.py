@@ -12,13 +12,15 @@ import ctypes
 import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
+from trtforge.stack.check import check_piece
+from trtforge.stack.probe import Loaded, probe
 from trtforge.store.hashing import hash_file
 from trtforge.store.integrity import VerifyFinding
 from trtforge.store.machine import (
@@ -28,11 +30,14 @@ from trtforge.store.machine import (
     host_library_path,
     python_version,
 )
+from trtforge.tables import Component
 
 #: versions of the op contracts (domain trtforge) that this version's executors run
 OPS_VERSIONS = (1,)
 #: targets whose engines hold machine code for one GPU architecture
 COMPILED_TARGETS = ("tensorrt", "tensorrt-rtx", "trtllm-engine")
+#: pieces of a stack whose other version cannot load what the bundle holds
+_BINDING = ("tensorrt", "tensorrt_llm", "tritonserver")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Machine:
     numpy: str | None
     host_abi: int | None
     plugin_library_sha256: str | None
+    #: asks for a piece of a stack as it would be loaded here
+    ask: Callable[[Component], Loaded] = field(default=probe, compare=False)
 
 
 def _installed(distribution: str) -> str | None:
@@ -79,7 +86,7 @@ def this_machine() -> Machine:
 
 
 def check_stamps(root: Path, manifest: Mapping[str, Any], machine: Machine | None = None) -> list[VerifyFinding]:
-    """Findings TF-BND-020 … TF-BND-029 for a bundle whose content was verified."""
+    """Findings TF-BND-020 … TF-BND-029 and TF-BND-031 … TF-BND-033 for a bundle whose content was verified."""
     stamps = manifest.get("stamps")
     if not isinstance(stamps, Mapping) or not stamps:
         return []
@@ -100,12 +107,17 @@ _ENGINE = "engine/engine.json"
 _REBUILD = "build the bundle again on this machine: trtforge run RECIPE"
 
 
+def _compiled(stamps: Mapping[str, Any]) -> bool:
+    """Whether the bundle holds machine code for a GPU (a TensorRT-LLM bundle may hold none yet)."""
+    return stamps.get("target") in COMPILED_TARGETS and bool(stamps.get("compiled", True))
+
+
 def _architecture(
     root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
 ) -> Iterator[VerifyFinding]:
     wanted = made_on.get("arch")
     if wanted and wanted != here.arch:
-        compiled = stamps.get("target") in COMPILED_TARGETS
+        compiled = _compiled(stamps)
         yield _finding(
             "TF-BND-020",
             "error" if compiled else "warning",
@@ -208,7 +220,7 @@ def _tokenizer(
 
 def _gpu(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine) -> Iterator[VerifyFinding]:
     wanted = [str(name) for name in stamps.get("gpu_architectures", ())]
-    if wanted and stamps.get("target") in COMPILED_TARGETS and not set(wanted) & set(here.gpu_architectures):
+    if wanted and _compiled(stamps) and not set(wanted) & set(here.gpu_architectures):
         yield _finding(
             "TF-BND-027",
             "error",
@@ -233,6 +245,22 @@ def _plugin_library(
         )
 
 
+def _stack(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine) -> Iterator[VerifyFinding]:
+    """What is loaded here, not what pip says, against the stack that the bundle was made for."""
+    stack = stamps.get("stack")
+    for row in stamps.get("serves_with") or ():
+        piece = check_piece(Component.model_validate(row), here.ask(Component.model_validate(row)))
+        remedy = f"trtforge stack check {stack} lists every piece; serve in the stack's container"
+        for code, message in piece.findings:
+            if code == "TF-STK-002":
+                yield _finding("TF-BND-032", "warning", _ENGINE, f"{message}: it cannot be served here", remedy)
+            elif code == "TF-STK-003":
+                yield _finding("TF-BND-033", "warning", _ENGINE, message, remedy)
+            else:
+                severity = "error" if piece.component.probe in _BINDING else "warning"
+                yield _finding("TF-BND-031", severity, _ENGINE, message, remedy)  # type: ignore[arg-type]
+
+
 def _satisfies(version: str, rule: str) -> bool:
     try:
         return SpecifierSet(rule).contains(Version(version), prereleases=True)
@@ -250,4 +278,5 @@ _CHECKS: tuple[_Check, ...] = (
     _tokenizer,
     _gpu,
     _plugin_library,
+    _stack,
 )

@@ -97,7 +97,7 @@ def build_engine(
         copy_file(timing_cache, out / script.TIMING_CACHE)
         cache = f"{{here}}/{script.TIMING_CACHE}"
     settings = settings_of(build, speculation, cache)
-    arguments = build_arguments(version, {**settings, "output_timing_cache": "{work}/model.cache"})
+    arguments = build_arguments(version, {**settings, "output_timing_cache": f"{{work}}/{script.OUTPUT_CACHE}"})
     source = Checkpoint.open(checkpoint)
     converted = _convert(checkpoint, out, scratch, parallel.tp, parallel.pp, progress)
     copy_tokenizer(checkpoint, out)
@@ -169,7 +169,9 @@ def _compile(
         *words,
     ]
     run_build(command, engine_dir, out / LOG_FILE, ranks=ranks, progress=progress)
-    (engine_dir / "model.cache").unlink(missing_ok=True)
+    timings = engine_dir / script.OUTPUT_CACHE
+    if timings.is_file():
+        timings.replace(out / script.OUTPUT_CACHE)
     findings = check_engine(out, {"tensorrt_llm": version, "settings": settings})
     if findings:
         raise ForgeError(

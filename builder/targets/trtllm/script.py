@@ -16,6 +16,8 @@ CONTAINER_SCRIPT = "container.sh"
 CHECKPOINT_DIR = "checkpoint"
 ENGINE_DIR = "trtllm"
 TIMING_CACHE = "timing.cache"
+#: kernel timings that a build leaves for the next one
+OUTPUT_CACHE = "model.cache"
 
 _BUILD = """\
 #!/bin/sh
@@ -41,6 +43,7 @@ trap 'exit 130' HUP INT TERM
 trtllm-build --checkpoint_dir "$here/{checkpoint_dir}" --output_dir "$work" \\
   {arguments}
 mv "$work"/rank*.engine "$out/"
+if [ -f "$work/{output_cache}" ]; then mv "$work/{output_cache}" "$out/"; fi
 mv "$work/config.json" "$out/config.json"
 echo "built $out"
 """
@@ -79,6 +82,7 @@ def build_script(version: str, arguments: list[str]) -> str:
         version=version,
         engine_dir=ENGINE_DIR,
         checkpoint_dir=CHECKPOINT_DIR,
+        output_cache=OUTPUT_CACHE,
         arguments=" \\\n  ".join(_flag_lines(words)),
     )
 

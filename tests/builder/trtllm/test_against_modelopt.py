@@ -65,7 +65,7 @@ def test_names_types_shapes_and_weights_are_the_same(tmp_path: Path, fmt: str) -
     found, wanted = deshard(ours), deshard(theirs)
     assert set(found) == set(wanted)
     for name, values in wanted.items():
-        if fmt == "int4_awq" and name.endswith("proj.weight"):
+        if fmt == "int4_awq" and name.endswith(("proj.weight", "layernorm.weight")):
             continue  # the two exports fold the channels' factors into different places
         if fmt == "fp8":
             step = np.maximum(np.abs(values) / 8, np.abs(values).max() / 448 * 2**-6)
