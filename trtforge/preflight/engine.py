@@ -304,7 +304,7 @@ def _adapters_known(facts: Facts) -> bool:
     lora = facts.recipe.build.trtllm.lora
     if lora is None or not lora.adapters:
         return True
-    return facts.adapters is not None and not any(place.absent for place in facts.adapters.values())
+    return facts.adapters is not None and not all(place.absent for place in facts.adapters.values())
 
 
 def _check_waivers(waivers: Mapping[str, str], rules: Mapping[str, Rule]) -> None:

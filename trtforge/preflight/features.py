@@ -116,7 +116,7 @@ FEATURES: dict[str, Feature] = {
         "quantize.kv_cache: int8",
     ),
     "fp8-weights": (
-        lambda facts: weight_format(facts) == "fp8",
+        lambda facts: weight_format(facts) in ("fp8", "nvfp4", "w4a8_awq"),
         lambda facts: f"quantize.format: {facts.recipe.quantize.format}",
         "quantize.format: none",
         "quantize.format: fp8",

@@ -155,10 +155,6 @@ CASES: dict[str, tuple[Case, Case]] = {
         (build(target="tensorrt", parallel={"tp": 4}), {"model": replace(GLM, ffn=13_698)}),
         (build(target="tensorrt", parallel={"tp": 4}), {"model": GLM}),
     ),
-    "TF-K5-005": (
-        (merged(API, build(parallel={"tp": 8, "ep": 8})), {"model": LLAMA_70B}),
-        (merged(API, build(parallel={"tp": 8})), {"model": LLAMA_70B}),
-    ),
     "TF-K6-001": ((quant(format="fp8", exclude=[]), {}), (quant(format="fp8", exclude=["lm_head"]), {})),
     "TF-K6-002": (
         (quant(format="fp8", exclude=["lm_hed"]), {}),
@@ -387,8 +383,8 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(API, speculation(method="ngram", max_draft_len=3)), {}),
     ),
     "TF-K12-016": (
-        (merged(API, speculation(method="ngram", max_draft_len=4), build(limits={"max_seq_len": 8192})), {}),
-        (merged(API, speculation(method="ngram", max_draft_len=4), build(limits={"max_seq_len": 8188})), {}),
+        (merged(ENGINE, speculation(method="eagle", draft="hf:a/b", heads=4, max_draft_len=512)), {}),
+        (merged(ENGINE, speculation(method="eagle", draft="hf:a/b", heads=4, max_draft_len=63)), {}),
     ),
     "TF-K12-017": (
         (

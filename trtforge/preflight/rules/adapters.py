@@ -132,7 +132,6 @@ def types_agree(facts: Facts) -> Iterator[Violation]:
     "modules that the engine does not adapt",
     why="Weights for a module outside target_modules are dropped or refused: the adapter works by half.",
     source=_LORA,
-    needs=("adapters",),
 )
 def modules_fit(facts: Facts) -> Iterator[Violation]:
     lora = facts.recipe.build.trtllm.lora

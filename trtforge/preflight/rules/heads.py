@@ -123,9 +123,9 @@ def mlp_splits(facts: Facts) -> Iterator[Violation]:
 )
 def experts_split(facts: Facts) -> Iterator[Violation]:
     parallel = facts.recipe.build.parallel
-    if parallel.ep == 1 or facts.recipe.build.target == "torch":
+    if parallel.ep == 1 or facts.recipe.build.target == "torch" or facts.files is None:
         return
-    config = facts.files.config if facts.files is not None else {}
+    config = facts.files.config
     experts = next((int(config[key]) for key in _EXPERT_KEYS if isinstance(config.get(key), int)), 0)
     works = [ep for ep in range(1, parallel.tp + 1) if parallel.tp % ep == 0 and experts % ep == 0]
     if experts < 2:

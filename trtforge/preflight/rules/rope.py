@@ -97,7 +97,7 @@ def rope_agrees(facts: Facts) -> Iterator[Violation]:
     "weights that are Git-LFS pointers",
     why="The repository was cloned without Git-LFS: each weight file is a text of about 130 bytes that names it.",
     source="https://github.com/NVIDIA/TensorRT-LLM/issues/2052",
-    needs=("files", "draft", "adapters"),
+    needs=("files",),
     waivable=False,
 )
 def no_pointers(facts: Facts) -> Iterator[Violation]:

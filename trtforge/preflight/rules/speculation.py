@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import usable_positions
 from trtforge.preflight.sources import SourceFiles
 
 _LOOKAHEAD = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/lookahead/README.md"
@@ -13,6 +12,8 @@ _MEDUSA = "https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.h
 _EAGLE = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/eagle/README.md"
 #: with this many requests in a step the GPU is busy without drafts
 _BUSY_BATCH = 64
+#: what trtllm-build 1.2.1 takes for EAGLE
+_EAGLE_BATCH, _EAGLE_DRAFT = 512, 256
 
 
 def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
@@ -412,30 +413,26 @@ def batch_is_small(facts: Facts) -> Iterator[Violation]:
 
 @rule(
     "TF-K12-016",
-    "drafts that reach past the model's positions",
-    why="The last step of a full-length request writes its drafts behind max_seq_len.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/8285",
-    needs=("model",),
+    "sizes that the method's kernels do not take",
+    why="trtllm-build stops at a batch or a draft beyond what the kernels of EAGLE are compiled for.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/builder.py",
+    waivable=False,
 )
-def drafts_in_context(facts: Facts) -> Iterator[Violation]:
-    drafts, limits = _draft_tokens(facts), facts.recipe.build.limits
-    reach = usable_positions(facts.require_model())
-    if facts.recipe.speculation.method == "none" or not drafts or limits.max_seq_len > reach:
+def eagle_sizes(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    if recipe.speculation.method != "eagle" or recipe.build.target != "trtllm-engine":
         return
-    chain = drafts
-    if facts.recipe.speculation.choices:
-        chain = max(map(len, facts.recipe.speculation.choices))
-    elif facts.recipe.speculation.method == "lookahead":
-        chain = facts.recipe.speculation.lookahead.ngram
-    elif facts.recipe.speculation.method in ("medusa", "eagle"):
-        chain = facts.recipe.speculation.heads or 1
-    if limits.max_seq_len + chain > reach:
-        yield Violation(
-            f"max_seq_len {limits.max_seq_len} and {chain} drafted positions pass the model's {reach}",
-            f"build.limits.max_seq_len: {limits.max_seq_len}, speculation.max_draft_len: {drafts}",
-            {"max_seq_len": limits.max_seq_len, "draft_depth": chain, "positions": reach},
-            [f"build.limits.max_seq_len: {reach - chain}"],
-        )
+    for key, value, most in (
+        ("build.limits.max_batch_size", recipe.build.limits.max_batch_size, _EAGLE_BATCH),
+        ("speculation.max_draft_len", _draft_tokens(facts) or 0, _EAGLE_DRAFT),
+    ):
+        if value > most:
+            yield Violation(
+                f"{key} {value} is over EAGLE's {most}",
+                f"{key}: {value}",
+                {key: value, "most": most},
+                [f"{key}: {most}"],
+            )
 
 
 @rule(
