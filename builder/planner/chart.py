@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from builder.planner.types import MemoryPlan
+from builder.planner.types import MemoryPlan, bad_input
 from trtforge.errors import EnvironmentLacks
 
 #: kinds in the order of the stack, with a letter for the terminal and a colour
@@ -35,6 +35,7 @@ def write_svg(plans: Sequence[MemoryPlan], path: Path, title: str) -> None:
 
     Raises:
         EnvironmentLacks: ``TF-PLN-020`` matplotlib is not installed.
+        ForgeError: ``TF-PLN-021`` the file cannot be written.
     """
     axes, figure = _axes(len(plans))
     names = [f"stage {plan.stage}" if len(plans) > 1 else "one GPU" for plan in plans]
@@ -48,9 +49,18 @@ def write_svg(plans: Sequence[MemoryPlan], path: Path, title: str) -> None:
     axes.set_xlabel("GiB")
     axes.set_title(title)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # a fixed salt and no date: the same plan gives the same file
-    figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # a fixed salt and no date: the same plan gives the same file
+        figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
+    except OSError as error:
+        raise bad_input(
+            "TF-PLN-021",
+            f"the chart cannot be written: {error}",
+            asked=f"--chart {path}",
+            why="The file or its folder does not take a new file.",
+            remedies=["--chart with a path in a folder that can be written"],
+        ) from error
 
 
 def _axes(rows: int) -> tuple[Any, Any]:

@@ -78,7 +78,7 @@ def served_precision(recipe: Recipe, model: ModelFacts) -> Precision:
         exclude=quantize.exclude,
     )
     if model.prequantized and quantize.format == "none":
-        precision = replace(precision, weights=model.prequantized)
+        precision = replace(precision, weights=model.prequantized, exclude=(*precision.exclude, *model.unquantized))
     if model.prequantized_kv and quantize.kv_cache == "none":
         precision = replace(precision, kv=model.prequantized_kv)
     return precision

@@ -24,6 +24,12 @@ _FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text"})
 _TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
 #: every other attention layer slides when no layer_types say which
 _ALTERNATING = frozenset({"gemma2", "gpt_oss"})
+#: quantization methods that have one format
+_METHODS = {"mxfp4": "mxfp4", "awq": "int4_awq", "gptq": "int4_awq"}
+#: deeper than any model by far; keeps a damaged number from being taken for work to do
+_MOST_LAYERS = 10_000
+#: no size of a model is as large
+_MOST = 2**40
 _QUANTIZED = {
     "FP8": "fp8",
     "NVFP4": "nvfp4",
@@ -95,6 +101,8 @@ def read_config(path: Path) -> dict[str, Any]:
         ForgeError: ``TF-PLN-004`` it is missing or no JSON object.
     """
     file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise _bad_config(f"{file} is no file", str(path))
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -120,6 +128,8 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
         config = config["text_config"]
     kind = str(config.get("model_type", ""))
     layers, hidden = _size(config, "num_hidden_layers", "n_layer"), _size(config, "hidden_size", "n_embd")
+    if layers > _MOST_LAYERS:
+        raise _bad_config(f"no model has {layers:,} layers", "num_hidden_layers")
     heads = _size(config, "num_attention_heads", "n_head")
     kv_heads = _size(config, "num_key_value_heads", default=heads)
     mla = _mla(config)
@@ -127,11 +137,13 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
     if mla is None and heads % kv_heads:
         raise _bad_config(f"{heads} heads do not divide into {kv_heads} key-value heads", kind)
     window, window_layers = _window(config, kind, layers)
-    architectures = outer.get("architectures") or [kind or "decoder"]
+    named = outer.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else kind or "decoder"
+    quantization = _quantization(outer, quant_config)
     ffn = _size(config, "intermediate_size", "ffn_hidden_size", "n_inner", default=4 * hidden)
     return ModelFacts(
-        name=name or str(architectures[0]),
-        architecture=str(architectures[0]),
+        name=name or architecture,
+        architecture=architecture,
         layers=layers,
         hidden=hidden,
         ffn=ffn,
@@ -150,8 +162,9 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
         window_layers=window_layers,
         moe=_moe(config, layers, ffn),
         mla=mla,
-        prequantized=_prequantized(outer.get("quantization_config"), quant_config),
-        prequantized_kv=_prequantized_kv(outer.get("quantization_config"), quant_config),
+        prequantized=_prequantized(quantization),
+        prequantized_kv=_prequantized_kv(quantization),
+        unquantized=_unquantized(quantization),
     )
 
 
@@ -172,12 +185,15 @@ def _moe(config: Mapping[str, Any], layers: int, ffn: int) -> MoeFacts | None:
     if active > experts:
         raise _bad_config(f"{active} active experts of {experts}", "num_experts_per_tok")
     width = _size(config, "moe_intermediate_size", "expert_ffn_hidden_size", default=ffn)
-    shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
-    dense = int(config.get("first_k_dense_replace") or 0) + len(config.get("mlp_only_layers") or ())
-    step = int(config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1)
+    shared = width * _count(config, "n_shared_experts")
+    if config.get("shared_expert_intermediate_size"):
+        shared = _size(config, "shared_expert_intermediate_size")
+    only = config.get("mlp_only_layers")
+    dense = _count(config, "first_k_dense_replace") + (len(only) if isinstance(only, list) else 0)
+    step = _count(config, "decoder_sparse_step") or _count(config, "moe_layer_freq")
     if step > 1:
         dense += layers - layers // step
-    return MoeFacts(experts, active, width, int(shared), min(dense, layers))
+    return MoeFacts(experts, active, width, shared, min(dense, layers))
 
 
 def _mla(config: Mapping[str, Any]) -> MlaFacts | None:
@@ -186,7 +202,7 @@ def _mla(config: Mapping[str, Any]) -> MlaFacts | None:
     return MlaFacts(
         kv_rank=_size(config, "kv_lora_rank"),
         rope_size=_size(config, "qk_rope_head_dim"),
-        q_rank=config.get("q_lora_rank") or None,
+        q_rank=_size(config, "q_lora_rank") if config.get("q_lora_rank") else None,
         nope_size=_size(config, "qk_nope_head_dim"),
         value_size=_size(config, "v_head_dim"),
     )
@@ -195,13 +211,18 @@ def _mla(config: Mapping[str, Any]) -> MlaFacts | None:
 def _window(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, int]:
     """The sliding window and how many layers have it."""
     window = config.get("sliding_window")
-    if not isinstance(window, int) or window <= 0 or config.get("use_sliding_window") is False:
+    if (
+        isinstance(window, bool)
+        or not isinstance(window, int)
+        or window <= 0
+        or config.get("use_sliding_window") is False
+    ):
         return 0, 0
     types = config.get("layer_types")
     if isinstance(types, list):
         sliding = sum(name == "sliding_attention" for name in types[:layers])
-    elif isinstance(config.get("sliding_window_pattern"), int):
-        sliding = layers - layers // int(config["sliding_window_pattern"])
+    elif _count(config, "sliding_window_pattern"):
+        sliding = layers - layers // _count(config, "sliding_window_pattern")
     elif kind in _ALTERNATING:
         sliding = (layers + 1) // 2
     else:
@@ -209,34 +230,72 @@ def _window(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, int
     return (window, sliding) if sliding else (0, 0)
 
 
-def _prequantized(embedded: Any, quant_config: Mapping[str, Any] | None) -> str | None:
-    """The planner's format of an already quantized checkpoint; None for plain weights."""
-    section: Any = embedded
+def _quantization(config: Mapping[str, Any], quant_config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The description of a quantized checkpoint: ``hf_quant_config.json`` first; empty for plain weights."""
+    section: Any = config.get("quantization_config")
     if quant_config is not None:
         section = quant_config.get("quantization", quant_config)
-    if not isinstance(section, Mapping):
-        return None
-    algorithm = str(section.get("quant_algo") or "")
-    method = str(section.get("quant_method") or "")
+    return section if isinstance(section, Mapping) else {}
+
+
+def _prequantized(section: Mapping[str, Any]) -> str | None:
+    """The planner's format of an already quantized checkpoint; None for plain weights."""
+    algorithm, method = str(section.get("quant_algo") or ""), str(section.get("quant_method") or "")
     if algorithm in _QUANTIZED:
         return _QUANTIZED[algorithm]
+    if not algorithm and method in ("", "modelopt"):
+        return None
     if method == "fp8":
         return "fp8_block" if section.get("weight_block_size") else "fp8"
-    return {"mxfp4": "mxfp4", "awq": "int4_awq", "gptq": "int4_awq"}.get(method)
+    if method == "compressed-tensors":
+        found = _compressed(section)
+        if found:
+            return found
+    if method in _METHODS:
+        return _METHODS[method]
+    raise _bad_config(f"the checkpoint is quantized as {algorithm or method}, which the planner does not know", method)
 
 
-def _prequantized_kv(embedded: Any, quant_config: Mapping[str, Any] | None) -> str | None:
-    section: Any = embedded if quant_config is None else quant_config.get("quantization", quant_config)
-    if not isinstance(section, Mapping):
+def _compressed(section: Mapping[str, Any]) -> str | None:
+    """The format of compressed-tensors' first group of weights."""
+    groups = section.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    if not isinstance(weights, Mapping):
         return None
+    kind, bits = str(weights.get("type")), weights.get("num_bits")
+    if (kind, bits) == ("float", 8):
+        return {"channel": "fp8_rowwise", "block": "fp8_block"}.get(str(weights.get("strategy")), "fp8")
+    return {"int8": "int8", "int4": "int4_awq", "float4": "nvfp4"}.get(f"{kind}{bits}")
+
+
+def _prequantized_kv(section: Mapping[str, Any]) -> str | None:
     algorithm = section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")
     return {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}.get(algorithm) if isinstance(algorithm, str) else None
 
 
+def _unquantized(section: Mapping[str, Any]) -> tuple[str, ...]:
+    """Patterns of the modules that a quantized checkpoint kept as they were."""
+    for key in ("exclude_modules", "modules_to_not_convert", "ignored_layers", "ignore"):
+        if isinstance(section.get(key), list):
+            return tuple(str(name) for name in section[key])
+    return ()
+
+
+def _count(config: Mapping[str, Any], key: str) -> int:
+    """A count that may be absent (0); a layer frequency given as a list is no count."""
+    value = config.get(key)
+    if value is None or isinstance(value, list):
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _bad_config(f"{key} must be a number of 0 or more, not {value!r}", key)
+    return value
+
+
 def _size(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
     value = next((config[key] for key in keys if config.get(key) is not None), default)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise _bad_config(f"{keys[0]} must be a positive integer, not {value!r}", keys[0])
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MOST:
+        raise _bad_config(f"{keys[0]} must be a positive integer, not {str(value)[:40]}", keys[0])
     return value
 
 

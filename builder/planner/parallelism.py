@@ -31,6 +31,9 @@ from builder.planner.weights import TensorGroup, parameter_count
 
 #: up to this many GPUs ep values that do not divide tp are listed too, each with its reason
 _LIST_ALL = 16
+#: up to this many GPUs splits whose replicas do not divide the count are listed too
+_LIST_UNDIVIDED = 128
+MOST_GPUS = 65_536
 #: expert parallelism is preferred when its floor is at most so much above the best
 _NEAR = 0.1
 
@@ -120,6 +123,8 @@ def _block_reasons(model: ModelFacts, precision: Precision, parallel: ParallelPl
 def candidates(count: int, moe: bool) -> Iterator[ParallelPlan]:
     """Every (tp, pp, ep) of at most ``count`` GPUs a replica, smallest first."""
     for gpus in range(1, count + 1):
+        if count > _LIST_UNDIVIDED and count % gpus:
+            continue
         for pp in range(1, gpus + 1):
             if gpus % pp:
                 continue
@@ -145,15 +150,15 @@ def splits(
     """All splits with their reasons, memory and floor times.
 
     Raises:
-        ForgeError: ``TF-PLN-008`` the number of GPUs is not positive; ``TF-PLN-002`` no such network.
+        ForgeError: ``TF-PLN-008`` the number of GPUs is not positive or absurd; ``TF-PLN-002`` no such network.
     """
-    if count < 1:
+    if not 1 <= count <= MOST_GPUS:
         raise bad_input(
             "TF-PLN-008",
-            f"the number of GPUs must be positive, not {count}",
+            f"the number of GPUs must lie between 1 and {MOST_GPUS:,}, not {count:,}",
             asked=f"--count {count}",
-            why="A plan places the model on at least one GPU.",
-            remedies=["--count 1"],
+            why="A plan places the model on at least one GPU, and lists every split of them.",
+            remedies=["--count 1", "plan one replica's GPUs and multiply"],
         )
     link(network)
     found = []

@@ -45,8 +45,8 @@ class MlaFacts:
 class ModelFacts:
     """A decoder's sizes. Made by ``builder.planner.model`` from intake's record or from a bare ``config.json``.
 
-    ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one); ``parameters`` counts
-    every weight once (a tied head is not counted again).
+    ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one). ``prequantized`` is the format of a checkpoint that arrives
+    quantized, ``unquantized`` the patterns of the modules that it left alone.
     """
 
     name: str
@@ -71,6 +71,7 @@ class ModelFacts:
     mla: MlaFacts | None = None
     prequantized: str | None = None
     prequantized_kv: str | None = None
+    unquantized: tuple[str, ...] = ()
 
     @property
     def moe_layers(self) -> int:

@@ -54,6 +54,8 @@ def trace(path: Path, *, shared_prefix: int = 0, rate: float | None = None) -> W
     counts: Counter[tuple[int, int]] = Counter()
     times: list[float] = []
     total = 0
+    if not path.is_file():
+        raise _bad("the trace is no file", str(path))
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -156,7 +158,7 @@ def _checked(workload: Workload) -> Workload:
                 shared_prefix=workload.shared_prefix,
                 isl=item.isl,
             )
-    if workload.rate is not None and not workload.rate > 0:
+    if workload.rate is not None and not 0 < workload.rate < float("inf"):
         raise _bad(f"the arrival rate must be positive, not {workload.rate}", f"--rate {workload.rate}")
     return workload
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -396,36 +395,6 @@ def test_the_chart_is_an_svg_and_the_same_twice(tmp_path: Path) -> None:
     write_svg(plans, tmp_path / "two.svg", "a plan")
     assert "<svg" in (tmp_path / "one.svg").read_text(encoding="utf-8")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-
-
-# configurations ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"num_hidden_layers": None}, "num_hidden_layers"),
-        ({"hidden_size": -1}, "hidden_size"),
-        ({"vocab_size": True}, "vocab_size"),
-        ({"num_key_value_heads": 3}, "key-value"),
-        ({"num_experts": 4, "num_experts_per_tok": 5}, "active"),
-    ],
-)
-def test_impossible_configurations_are_refused(changes: dict[str, object], word: str) -> None:
-    error = refusal(from_config, bare(**changes))
-    assert error.code == "TF-PLN-004" and word in error.message
-
-
-def test_unreadable_configurations_are_refused(tmp_path: Path) -> None:
-    assert refusal(model_from_config, tmp_path / "absent.json").code == "TF-PLN-004"
-    (tmp_path / "config.json").write_text("[1]", encoding="utf-8")
-    assert refusal(model_from_config, tmp_path).code == "TF-PLN-004"
-
-
-def test_quantized_configurations_say_so(tmp_path: Path) -> None:
-    assert from_config(bare(quantization_config={"quant_method": "mxfp4"})).prequantized == "mxfp4"
-    block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    assert from_config(bare(quantization_config=block)).prequantized == "fp8_block"
-    (tmp_path / "config.json").write_text(json.dumps(bare()), encoding="utf-8")
-    quant = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(quant), encoding="utf-8")
-    facts = model_from_config(tmp_path).facts
-    assert (facts.prequantized, facts.prequantized_kv) == ("nvfp4", "fp8")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    error = refusal(write_svg, plans, tmp_path / "file" / "three.svg", "a plan")
+    assert error.code == "TF-PLN-021"

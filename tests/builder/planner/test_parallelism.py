@@ -91,6 +91,8 @@ def test_every_combination_is_listed_once() -> None:
         assert {(s.tp, s.pp) for s in listed} == {
             (tp, pp) for tp in range(1, count + 1) for pp in range(1, count + 1) if tp * pp <= count
         }
+    large = list(candidates(4096, moe=True))
+    assert large and all(4096 % split.gpus == 0 and split.tp % split.ep == 0 for split in large)
     assert {s.ep for s in candidates(4, moe=True) if s.tp == 4} == {1, 2, 3, 4}
 
 
@@ -128,6 +130,7 @@ def test_valid_means_divisible(heads: int, kv_heads: int, ffn: int, layers: int,
 
 def test_counts_below_one_are_refused() -> None:
     assert refusal(_splits, llama_70b(), "h100", 0).code == "TF-PLN-008"
+    assert refusal(_splits, llama_70b(), "h100", 10**9).code == "TF-PLN-008"
     assert refusal(_splits, llama_70b(), "h100", 2, network="pigeons").code == "TF-PLN-002"
 
 

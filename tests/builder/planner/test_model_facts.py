@@ -1,0 +1,126 @@
+"""A model's sizes from config.json: every spelling, and refusals instead of guesses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builder.planner.facts import model_from_config, served_precision
+from builder.planner.model import from_config
+from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, ParallelPlan
+from builder.planner.weights import groups_from_facts, in_precision, parameter_count, rank_weights
+from tests.builder.planner.models import bare, known, reference
+from tests.support.refusals import refusal
+from trtforge.errors import ForgeError
+from trtforge.recipe.load import recipe_from_mapping
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"hidden_size": -1}, "hidden_size"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"num_key_value_heads": 3}, "key-value"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "active"),
+    ],
+)
+def test_impossible_configurations_are_refused(changes: dict[str, object], word: str) -> None:
+    error = refusal(from_config, bare(**changes))
+    assert error.code == "TF-PLN-004" and word in error.message
+
+
+def test_unreadable_configurations_are_refused(tmp_path: Path) -> None:
+    assert refusal(model_from_config, tmp_path / "absent.json").code == "TF-PLN-004"
+    (tmp_path / "config.json").write_text("[1]", encoding="utf-8")
+    assert refusal(model_from_config, tmp_path).code == "TF-PLN-004"
+
+
+def test_quantized_configurations_say_so(tmp_path: Path) -> None:
+    assert from_config(bare(quantization_config={"quant_method": "mxfp4"})).prequantized == "mxfp4"
+    block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    assert from_config(bare(quantization_config=block)).prequantized == "fp8_block"
+    (tmp_path / "config.json").write_text(json.dumps(bare()), encoding="utf-8")
+    quant = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(quant), encoding="utf-8")
+    facts = model_from_config(tmp_path).facts
+    assert (facts.prequantized, facts.prequantized_kv) == ("nvfp4", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("weights", "format"),
+    [
+        ({"type": "float", "num_bits": 8, "strategy": "tensor"}, "fp8"),
+        ({"type": "float", "num_bits": 8, "strategy": "channel"}, "fp8_rowwise"),
+        ({"type": "int", "num_bits": 4}, "int4_awq"),
+        ({"type": "float", "num_bits": 4}, "nvfp4"),
+    ],
+)
+def test_compressed_tensors_are_read(weights: dict[str, Any], format: str) -> None:
+    section = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    assert from_config(bare(quantization_config=section)).prequantized == format
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"quant_method": "bitsandbytes"},
+        {"quant_algo": "W3A3"},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "int", "num_bits": 3}}}},
+    ],
+)
+def test_unknown_quantizations_are_refused(section: dict[str, Any]) -> None:
+    assert refusal(from_config, bare(quantization_config=section)).code == "TF-PLN-004"
+
+
+def test_gpt_oss_takes_what_its_card_says() -> None:
+    """The model card of gpt-oss-120b: 116.8 billion parameters, a checkpoint of 60.8 GiB."""
+    config = {
+        **reference()["models"]["openai/gpt-oss-120b"],
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+        },
+    }
+    model = from_config(config)
+    recipe = recipe_from_mapping({"name": "oss", "model": {"source": "somewhere"}}).recipe
+    groups = in_precision(groups_from_facts(model), served_precision(recipe, model))
+    assert parameter_count(model) == pytest.approx(116.8e9, rel=1e-3)
+    assert sum(rank_weights(groups, model, ParallelPlan()).values()) / 2**30 == pytest.approx(60.8, rel=2e-3)
+
+
+def test_sizes_of_mixtures_and_latents() -> None:
+    deepseek = known("deepseek-ai/DeepSeek-V3")
+    assert deepseek.moe == MoeFacts(256, 8, 2048, 2048, 3) and deepseek.moe_layers == 58
+    assert deepseek.mla == MlaFacts(512, 64, 1536, 128, 128) and deepseek.kv_elements == 576
+    sparse = from_config(bare(num_experts=8, num_experts_per_tok=2, decoder_sparse_step=2))
+    assert sparse.moe == MoeFacts(8, 2, 512, 0, 2)
+    assert from_config({**bare(), "text_config": bare(num_hidden_layers=7)}).layers == 7
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=4,
+)
+KEYS = sorted(
+    {key for model in reference()["models"].values() for key in model}
+    | {"quantization_config", "text_config", "layer_types", "sliding_window", "sliding_window_pattern", "ignore"}
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), ANY_JSON, max_size=4), st.booleans())
+def test_any_value_is_taken_or_refused(changes: dict[str, Any], mixture: bool) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2} if mixture else {}
+    try:
+        model = from_config(bare(**(experts | changes)))
+    except ForgeError as error:
+        assert error.code == "TF-PLN-004" and error.remedies
+        return
+    assert isinstance(model, ModelFacts) and parameter_count(model) > 0
