@@ -18,8 +18,8 @@ import numpy.typing as npt
 from builder.planner.calibration import Calibration
 from builder.planner.communication import all_to_all, link_between, point_to_point, ring_all_reduce
 from builder.planner.hardware import Gpu
-from builder.planner.speed.cost import Cost, costs, message_bytes
-from builder.planner.speed.efficiency import efficiency, link_efficiency
+from builder.planner.speed.cost import Cost, OpClass, costs, message_bytes
+from builder.planner.speed.efficiency import Efficiency, efficiency, link_efficiency
 from builder.planner.speed.ops import Collective, Op, fused, ops_of_model, sharded
 from builder.planner.speed.step import Step
 from builder.planner.types import ModelFacts, ParallelPlan, Precision
@@ -101,6 +101,7 @@ class Engine:
         self.stage_link = link_between(gpu, parallel.gpus, network) if parallel.pp > 1 else None
         raw = ops_of_model(model, precision) if raw_ops is None else list(raw_ops)
         self.ops = fused(sharded(raw, model, parallel))
+        self._efficiencies: dict[OpClass, Efficiency] = {}
 
     def time(self, step: Step) -> StepTime:
         """The time of ``step`` from the first stage's embedding to the last stage's logits."""
@@ -112,8 +113,13 @@ class Engine:
                 times.extend(self._op(cost) for cost in costs(op, step, self.precision, self.gpu))
         return StepTime(tuple(times))
 
+    def _efficiency(self, op_class: OpClass) -> Efficiency:
+        if op_class not in self._efficiencies:
+            self._efficiencies[op_class] = efficiency(self.gpu.arch, op_class, self.calibration)
+        return self._efficiencies[op_class]
+
     def _op(self, cost: Cost) -> OpTime:
-        found = efficiency(self.gpu.arch, cost.op_class, self.calibration)
+        found = self._efficiency(cost.op_class)
         peak = self.gpu.flops(cost.compute)
         assert peak is not None
         shape = (3,) + (1,) * np.ndim(cost.flops)
