@@ -24,6 +24,7 @@ OTHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("benchmarks.attention", (), ("--quick",)),
     ("benchmarks.commands", (), ("--quick",)),
     ("benchmarks.graph_70b", (), ()),
+    ("benchmarks.preflight", (), ("--rounds", "2")),
 )
 
 
