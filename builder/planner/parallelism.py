@@ -71,15 +71,15 @@ def invalid_reasons(model: ModelFacts, precision: Precision, parallel: ParallelP
     tp, pp = parallel.tp, parallel.pp
     reasons = []
     if count % parallel.gpus:
-        reasons.append(f"{tp} x {pp} = {parallel.gpus} GPUs a replica do not divide {count}")
+        reasons.append(f"a replica's {tp} x {pp} = {parallel.gpus} GPUs do not divide {count}")
     if pp > model.layers:
-        reasons.append(f"{pp} stages for {model.layers} layers")
+        reasons.append(f"pp {pp} exceeds the {model.layers} layers")
     if model.heads % tp:
-        reasons.append(f"{model.heads} heads do not divide by tp {tp}: remainder {model.heads % tp}")
+        reasons.append(f"heads: {model.heads} do not divide by tp {tp}, remainder {model.heads % tp}")
     if model.mla is None and model.kv_heads % tp and tp % model.kv_heads:
-        reasons.append(f"{model.kv_heads} KV heads neither divide by tp {tp} nor into it")
+        reasons.append(f"KV heads: {model.kv_heads} neither divide by tp {tp} nor into it")
     if (model.moe is None or model.moe.dense_layers) and model.ffn % tp:
-        reasons.append(f"MLP width {model.ffn} does not divide by tp {tp}: remainder {model.ffn % tp}")
+        reasons.append(f"MLP width: {model.ffn} does not divide by tp {tp}, remainder {model.ffn % tp}")
     reasons += _expert_reasons(model, parallel)
     return reasons + _block_reasons(model, precision, parallel)
 
@@ -92,10 +92,10 @@ def _expert_reasons(model: ModelFacts, parallel: ParallelPlan) -> list[str]:
         return [f"ep {ep} does not divide tp {tp}"]
     reasons = []
     if model.moe.experts % ep:
-        reasons.append(f"{model.moe.experts} experts do not divide by ep {ep}: remainder {model.moe.experts % ep}")
+        reasons.append(f"experts: {model.moe.experts} do not divide by ep {ep}, remainder {model.moe.experts % ep}")
     ways = tp // ep
     if model.moe.ffn % ways:
-        reasons.append(f"expert width {model.moe.ffn} does not divide by tp / ep = {ways}")
+        reasons.append(f"expert width: {model.moe.ffn} does not divide by tp / ep = {ways}")
     return reasons
 
 
@@ -116,7 +116,9 @@ def _block_reasons(model: ModelFacts, precision: Precision, parallel: ParallelPl
         widths.append(("expert", model.moe.ffn, tp // parallel.ep))
     for name, width, ways in widths:
         if width % ways == 0 and (width // ways) % block:
-            reasons.append(f"{name} width {width} / {ways} = {width // ways} is no multiple of the scale block {block}")
+            reasons.append(
+                f"{name} width: {width} / {ways} = {width // ways} is no multiple of the scale block {block}"
+            )
     return reasons
 
 

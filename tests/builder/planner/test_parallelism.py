@@ -37,17 +37,23 @@ def _reasons(model: ModelFacts, parallel: ParallelPlan, count: int, precision: P
 @pytest.mark.parametrize(
     ("changes", "parallel", "count", "precision", "reason"),
     [
-        ({}, ParallelPlan(2, 3), 8, PLAIN, "2 x 3 = 6 GPUs a replica do not divide 8"),
-        ({}, ParallelPlan(1, 8), 8, PLAIN, "8 stages for 4 layers"),
-        ({"num_attention_heads": 28, "head_dim": 32}, ParallelPlan(8), 8, PLAIN, "28 heads do not divide by tp 8"),
+        ({}, ParallelPlan(2, 3), 8, PLAIN, "a replica's 2 x 3 = 6 GPUs do not divide 8"),
+        ({}, ParallelPlan(1, 8), 8, PLAIN, "pp 8 exceeds the 4 layers"),
+        (
+            {"num_attention_heads": 28, "head_dim": 32},
+            ParallelPlan(8),
+            8,
+            PLAIN,
+            "heads: 28 do not divide by tp 8, remainder 4",
+        ),
         (
             {"num_attention_heads": 24, "num_key_value_heads": 6, "head_dim": 32},
             ParallelPlan(4),
             4,
             PLAIN,
-            "6 KV heads",
+            "KV heads: 6 neither",
         ),
-        ({"intermediate_size": 510}, ParallelPlan(4), 4, PLAIN, "MLP width 510 does not divide by tp 4: remainder 2"),
+        ({"intermediate_size": 510}, ParallelPlan(4), 4, PLAIN, "MLP width: 510 does not divide by tp 4, remainder 2"),
         ({}, ParallelPlan(2, 1, 2), 2, PLAIN, "ep 2 for a model without experts"),
         (
             {"intermediate_size": 768},
@@ -66,11 +72,11 @@ def test_each_reason_carries_its_arithmetic(
 
 def test_reasons_of_experts() -> None:
     model = from_config(bare(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=192))
-    assert "6 experts do not divide by ep 4: remainder 2" in _reasons(model, ParallelPlan(4, 1, 4), 4)
+    assert "experts: 6 do not divide by ep 4, remainder 2" in _reasons(model, ParallelPlan(4, 1, 4), 4)
     assert "ep 3 does not divide tp 4" in _reasons(model, ParallelPlan(4, 1, 3), 4)
     assert _reasons(model, ParallelPlan(4, 1, 2), 4) == ""
     block = Precision("fp8_block")
-    assert "expert width 192 / 2 = 96 is no multiple" in _reasons(model, ParallelPlan(2), 2, block)
+    assert "expert width: 192 / 2 = 96 is no multiple" in _reasons(model, ParallelPlan(2), 2, block)
     # what stops Qwen3-235B-FP8 at tp 8 without expert parallelism: 1536 / 8 = 192
     big = known("Qwen/Qwen3-235B-A22B")
     assert "1536 / 8 = 192 is no multiple of the scale block 128" in _reasons(big, ParallelPlan(8), 8, block)
