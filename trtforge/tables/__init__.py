@@ -107,7 +107,18 @@ class Architecture(_Row):
     title: str
     formats: dict[str, Support]
     kv_cache: dict[str, Support]
+    targets: tuple[str, ...] = Field(description="Engine targets that build for it")
+    dtypes: dict[str, Support]
+    context_fp8: Support = Field(description="Context attention in FP8")
+    board_gib: int | None = Field(description="Memory of the largest board; null where it is shared with the host")
+    by_target: dict[str, dict[str, Support]] = Field(
+        default_factory=dict, description="Formats that one target treats otherwise than ``formats`` says"
+    )
     note: str = ""
+
+    def support(self, format: str, target: str) -> Support | None:
+        """Whether ``target`` has a kernel for ``format`` here; None when nothing is stated."""
+        return self.by_target.get(target, {}).get(format) or self.formats.get(format)
 
 
 class ArchitectureTable(_Row):
