@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from builder.planner.hardware import Gpu
-from builder.planner.memory import kv_bytes_per_token, plan_memory
+from builder.planner.memory import activation_terms, kv_bytes_per_token, plan_memory
 from builder.planner.precision import KV_BITS
 from builder.planner.types import (
     MemoryPlan,
@@ -178,6 +178,8 @@ def admission(
     memory: Sequence[MemoryPlan],
     workload: Workload,
     serving: Serving,
+    precision: Precision,
+    parallel: ParallelPlan,
     *,
     most: int = 2048,
 ) -> Admission:
@@ -185,7 +187,8 @@ def admission(
 
     max_batch_size: requests that fit at full length (at most ``most``, TensorRT-LLM's default); max_num_tokens: at
     least the recipe's, a row for every running request and its draft tokens, in steps of 256; max_seq_len: the
-    workload's longest request in whole blocks, under the context ceiling; memory: the tightest stage's pool.
+    workload's longest request in whole blocks, under the context ceiling; memory: the smallest pool, less what larger
+    steps need beyond the memory that stayed free.
     """
     found = capacity(model, memory, workload, serving)
     batch = max(min(found.guaranteed, most), 1)
@@ -193,6 +196,13 @@ def admission(
     tokens = max(serving.max_num_tokens, math.ceil(rows / 256) * 256)
     block = serving.block_size
     longest = math.ceil(workload.longest / block) * block
-    pool = min(plan.pool.bytes for plan in memory)
+    larger = replace(serving, max_batch_size=batch, max_num_tokens=tokens)
+    pools = []
+    for plan in memory:
+        last = plan.stage == parallel.pp - 1
+        step = sum(term.bytes for term in activation_terms(model, precision, parallel, larger, last=last))
+        growth = step - plan.of("activations") - max(plan.free, 0)
+        pools.append(plan.pool.bytes - max(growth, 0))
+    pool = max(min(pools), 0)
     ceiling = max(context_ceiling(model, memory), 1)
     return Admission(batch, tokens, min(longest, ceiling), pool // 2**20 * 2**20)

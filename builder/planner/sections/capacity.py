@@ -20,7 +20,7 @@ def section(facts: Facts) -> Section:
     """The capacity section."""
     found = capacity(facts.model, facts.memory, facts.workload, facts.serving)
     ceiling = context_ceiling(facts.model, facts.memory)
-    settings = admission(facts.model, facts.memory, facts.workload, facts.serving)
+    settings = admission(facts.model, facts.memory, facts.workload, facts.serving, facts.precision, facts.parallel)
     trade = kv_trade(
         facts.model,
         facts.weights,

@@ -95,7 +95,7 @@ def test_admission_settings_hold_what_they_promise() -> None:
     serving = Serving(8, 100, 8192, draft_tokens=3)
     memory = _memory(model, 320_000, serving)
     load = workload.fixed(60, 37)
-    found = admission(model, memory, load, serving)
+    found = admission(model, memory, load, serving, Precision(), ParallelPlan())
     assert found.max_batch_size == 2048, "TensorRT-LLM's default is the most"
     assert found.max_num_tokens == 2048 * 4 and found.max_seq_len == 128
     assert found.kv_memory % 2**20 == 0 and found.kv_memory <= memory[0].pool.bytes
@@ -105,8 +105,20 @@ def test_admission_settings_hold_what_they_promise() -> None:
         "build.limits.max_seq_len",
         "build.kv_cache.memory",
     }
-    small = admission(model, _memory(model, 1280), load, Serving(8, 4096, 8192))
+    small = admission(model, _memory(model, 1280), load, Serving(8, 4096, 8192), Precision(), ParallelPlan())
     assert small.max_batch_size == 10 and small.max_num_tokens == 4096
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 3000), st.integers(1, 3000), st.floats(0.5, 0.999))
+def test_admitted_limits_still_fit(batch: int, isl: int, osl: int, fraction: float) -> None:
+    model = llama_70b()
+    groups, split, card = groups_from_facts(model), ParallelPlan(4), gpu("h100")
+    serving = Serving(batch, 2048, 8192, free_fraction=fraction)
+    memory = plan_memory(model, groups, Precision(), split, serving, card)
+    found = admission(model, memory, workload.fixed(isl, osl), serving, Precision(), split)
+    chosen = Serving(found.max_batch_size, found.max_num_tokens, found.max_seq_len, 32, found.kv_memory)
+    assert all(plan.fits for plan in plan_memory(model, groups, Precision(), split, chosen, card))
 
 
 @settings(max_examples=80, deadline=None)
