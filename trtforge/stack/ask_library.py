@@ -20,7 +20,7 @@ WHEEL_FOLDERS = (
 )
 
 
-def load(names):
+def load(names: list[str]) -> tuple[ctypes.CDLL | None, str]:
     """The first library that the loader finds by name, else one that a wheel brought; (library, name)."""
     for name in names:
         try:
@@ -38,7 +38,7 @@ def load(names):
     return None, ""
 
 
-def mapped(name):
+def mapped(name: str) -> str:
     """The file behind a loaded library."""
     stem = Path(name).name.split(".so")[0]
     try:
@@ -52,7 +52,7 @@ def mapped(name):
     return name
 
 
-def number(library, function):
+def number(library: ctypes.CDLL, function: str) -> int | str | None:
     """What an int-valued version function answers; cudaRuntimeGetVersion and NVML write it to a place instead."""
     call = getattr(library, function)
     if function == "cudaRuntimeGetVersion":
@@ -63,15 +63,15 @@ def number(library, function):
         text = ctypes.create_string_buffer(96)
         return None if call(text, 96) else text.value.decode()
     call.restype = ctypes.c_int32
-    return call()
+    return int(call())
 
 
-def main():
+def main() -> None:
     kind, *words = sys.argv[1:]
     sys.path.pop(0)  # this program's own folder: its neighbours are no packages to import
     if kind == "package":
         module = importlib.import_module(words[0])
-        answer = {"version": str(module.__version__), "where": str(module.__file__)}
+        answer: dict[str, object] | None = {"version": str(module.__version__), "where": str(module.__file__)}
     else:
         library, name = load(words[1:])
         answer = None

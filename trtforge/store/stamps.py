@@ -235,6 +235,8 @@ def _plugin_library(
     root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
 ) -> Iterator[VerifyFinding]:
     wanted = made_on.get("plugin_library_sha256")
+    if str(stamps.get("target")).startswith("trtllm"):
+        return  # TensorRT-LLM brings its own plugins
     if wanted and here.plugin_library_sha256 and wanted != here.plugin_library_sha256:
         yield _finding(
             "TF-BND-028",

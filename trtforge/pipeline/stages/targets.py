@@ -51,8 +51,15 @@ LEFT_OUT: Mapping[str, Mapping[str, NotRun]] = {
 
 
 def left_out(recipe: Recipe, stage: str) -> NotRun | None:
-    """Why ``stage`` does not run for the recipe's target; None when it runs."""
-    return LEFT_OUT.get(recipe.build.target, {}).get(stage)
+    """Why ``stage`` does not run for the recipe's target, with the gates that the recipe asks for; None: it runs."""
+    found = LEFT_OUT.get(recipe.build.target, {}).get(stage)
+    if found is None:
+        return None
+    if stage == "parity" and recipe.evals.engine_parity.gate is None:
+        return NotRun(found.reason)
+    if stage == "bench" and recipe.bench.slo is None:
+        return NotRun(found.reason, tuple(gate for gate in found.gates if gate != "slo"))
+    return found
 
 
 def not_run(artifact: Artifact) -> Mapping[str, Any] | None:

@@ -1,0 +1,69 @@
+"""The trtllm-llmapi target: the checkpoint as it is, and the settings that server and LLM() share."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.targets import engine_info, read_engine
+from builder.targets.trtllm import llmapi_target
+from builder.targets.trtllm.llmapi_target import LlmSettings
+from tests.builder.trtllm.test_checkpoint import make
+from tests.support.tiny import write_tiny_llama
+from trtforge.errors import ForgeError
+from trtforge.recipe.schema import Build, Speculation
+
+SETTINGS = LlmSettings(
+    {"model": "checkpoint"}, ("trtllm-serve", "checkpoint", "--host", "127.0.0.1"), "o.yaml", "a: 1\n"
+)
+DRAFTING = LlmSettings(
+    {"model": "checkpoint", "speculative_config": {"decoding_type": "Eagle3", "speculative_model": "draft"}},
+    ("trtllm-serve", "checkpoint"),
+    "o.yaml",
+    "a: 1\n",
+)
+
+
+def build(checkpoint: Path, out: Path, settings: LlmSettings = SETTINGS, **options: Any) -> dict[str, Any]:
+    asked = Build.model_validate({"target": "trtllm-llmapi", "parallel": {"tp": 2}})
+    return llmapi_target.build_engine(checkpoint, out, name="tiny", build=asked, settings=settings, **options)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "model"
+    make(folder, "fp8")
+    return folder
+
+
+def test_the_artifact_carries_the_checkpoint_and_the_settings(checkpoint: Path, tmp_path: Path) -> None:
+    engine = build(checkpoint, tmp_path / "out")
+    out = tmp_path / "out"
+    assert engine == read_engine(out) and engine["compiled"] is False
+    assert engine["llm_args"] == {"model": "checkpoint"} and engine["stack"] == "trtllm-1.3"
+    for name in ("model.safetensors", "config.json", "hf_quant_config.json", "tokenizer.json"):
+        assert (out / "checkpoint" / name).read_bytes() == (checkpoint / name).read_bytes()
+    assert (out / "tokenizer.json").is_file() and (out / "o.yaml").read_text() == "a: 1\n"
+    assert shlex.split(engine_info(out)["serve_command"]) == list(SETTINGS.command)
+    assert engine["kv_cache"] == {"format": "fp8", "block_size": 32}
+    # 3 layers, 4 KV heads over 2 ranks, 64 values, one byte each, keys and values
+    assert engine["kv_bytes_per_token"] == 2 * 3 * 2 * 64
+
+
+def test_a_draft_model_travels_along(checkpoint: Path, tmp_path: Path) -> None:
+    draft = write_tiny_llama(tmp_path / "draft", layers=1)
+    spoken = Speculation(method="eagle3", draft="draft", max_draft_len=3)
+    build(checkpoint, tmp_path / "out", DRAFTING, speculation=spoken, draft=draft)
+    assert (tmp_path / "out" / "draft" / "config.json").is_file()
+    with pytest.raises(ForgeError) as caught:
+        build(checkpoint, tmp_path / "other", DRAFTING, speculation=spoken)
+    assert caught.value.code == "TF-BLD-044" and not (tmp_path / "other" / "engine.json").exists()
+
+
+def test_a_stack_that_builds_engines_only_is_no_stack_of_it(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError) as caught:
+        build(checkpoint, tmp_path / "out", stack="torch-2.13")
+    assert caught.value.code == "TF-BLD-043"

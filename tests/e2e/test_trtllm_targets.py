@@ -1,0 +1,73 @@
+"""Recipes for TensorRT-LLM from checkpoint to bundle, on a machine that can compile nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.builder.trtllm.deshard import deshard
+from tests.support.tiny_recipe import write_tiny_recipe
+from trtforge.pipeline.catalogue import default_pipeline
+from trtforge.pipeline.explain import explain
+from trtforge.recipe.load import load_recipe
+from trtforge.store.store import Store
+from trtforge.store.verify import verify_bundle
+
+pytestmark = pytest.mark.e2e
+LEFT_OUT = ["parity", "smoke", "bench"]  # the graph is no input of a bundle
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipes")
+    base = write_tiny_recipe(folder)
+    for target, parallel in (("trtllm-engine", {"tp": 2}), ("trtllm-llmapi", {})):
+        recipe: dict[str, Any] = yaml.safe_load(base.read_text())
+        recipe["name"] = target
+        recipe["build"] |= {"target": target, "parallel": parallel}
+        (folder / f"{target}.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+@pytest.mark.parametrize("target", ["trtllm-engine", "trtllm-llmapi"])
+def test_a_bundle_says_what_nobody_has_looked_at(folder: Path, target: str) -> None:
+    store = Store(folder / ".trtforge", durable=False)
+    loaded = load_recipe(folder / f"{target}.yaml")
+    result = default_pipeline(store).run(loaded, output=folder / "bundles", capture_output=True)
+    assert result.bundle is not None
+    bundle = result.bundle
+    missing = json.loads((bundle / "evidence" / "not_run.json").read_text())
+    assert sorted(missing) == sorted(LEFT_OUT)
+    report = json.loads((bundle / "report.json").read_text())
+    assert "gates were not run: top1_agreement, engine_kl, smoke" in report["verdict"]
+    shown = (bundle / "report.md").read_text()
+    assert "Not run" in shown and "top1_agreement" in shown and "| Speed" not in shown
+    assert not {gate["name"] for gate in report["data"]["gates"]} & {"top1_agreement", "engine_kl"}
+    for name in ("parity.json", "smoke.json", "bench.json"):
+        assert not (bundle / "evidence" / name).exists()
+    engine = json.loads((bundle / "engine" / "engine.json").read_text())
+    assert engine["compiled"] is False and engine["not_compiled"]
+    assert result.artifact("bundle").summary["compiled"] is False
+    verified = verify_bundle(bundle)
+    assert verified.ok, verified.to_json()
+    assert {f.code for f in verified.findings} <= {"TF-BND-031", "TF-BND-032", "TF-BND-033"}
+    models = sorted(path.name for path in (bundle / "repository").iterdir())
+    if target == "trtllm-engine":
+        assert len(deshard(bundle / "engine" / "checkpoint")) == 3 + 2 * 9
+        assert models == ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
+        config = (bundle / "repository" / "tensorrt_llm" / "config.pbtxt").read_text()
+        assert '"engine/trtllm"' in config and "${" not in config
+        assert "rounded again for TensorRT-LLM" in shown
+    else:
+        assert models == ["tensorrt_llm"]
+        model = yaml.safe_load((bundle / "repository" / "tensorrt_llm" / "1" / "model.yaml").read_text())
+        place = bundle / "repository" / "tensorrt_llm" / model["model"]
+        assert (place / "hf_quant_config.json").is_file()
+        without = {k: v for k, v in model.items() if k not in ("model", "triton_config")}
+        assert without == {k: v for k, v in engine["llm_args"].items() if k != "model"}
+    again = explain(default_pipeline(store), loaded)
+    assert {row.status for row in again} == {"cached"}
