@@ -60,8 +60,11 @@ class Counterpart(_Row):
 
 
 class Successor(_Row):
+    """The layout that follows, its first version, and the first number that is no version of TensorRT-LLM yet."""
+
     layout: str
     since: str
+    below: str
     url: str
 
 
@@ -103,9 +106,12 @@ class History(_Row):
     def is_llmapi(self, version: str) -> bool:
         """Whether the version has the llmapi layout only."""
         try:
-            return Version(version.removeprefix("v")) >= Version(self.successor.since + ".dev0")
+            asked = Version(version.removeprefix("v"))
         except InvalidVersion:
             raise self._unknown(version) from None
+        if asked >= Version(self.successor.below):
+            raise self._unknown(version)
+        return asked >= Version(self.successor.since + ".dev0")
 
     def between(self, old: str, new: str) -> list[Change]:
         """The changes that a move from ``old`` to a later ``new`` crosses, oldest first."""
@@ -139,6 +145,7 @@ class History(_Row):
             f"{version} is no version of the TensorRT-LLM backend that is known here",
             asked=version,
             numbers={"first": self.versions[0], "last_with_engines": self.versions[-1]},
+            why="Versions are those of TensorRT-LLM (0.19, 1.2.1), not of Triton's containers (25.12).",
             remedies=[f"--to {self.versions[-1]}", f"--to {self.successor.since} (layout {self.successor.layout})"],
         )
 

@@ -12,22 +12,10 @@ import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from stand_in_engine_words import words_of
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SLOW = 9.0  # a temperature that means: 20 ms a token
-
-
-def words_of(table, row):
-    """The words of a flattened list: [B, 2, n] → lists of tokens."""
-    if table is None or table.shape[-1] == 0:
-        return []
-    words, start = [], 0
-    for end in table[row, 1]:
-        if end < 0:
-            break
-        words.append(table[row, 0, start:end].tolist())
-        start = end
-    return words
 
 
 class TritonPythonModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class Rule:
     title: str
     why: str
     source: str
+    module: str
     check: Callable[[Repository], Iterable[Hit]]
 
 
@@ -99,7 +101,8 @@ def rule(
     def register(check: Callable[[Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:
         if any(known.code == code for known in RULES):
             raise ValueError(f"rule {code} is registered twice")
-        RULES.append(Rule(code, severity, title, why, source, check))
+        module = check.__module__.rsplit(".", 1)[-1]
+        RULES.append(Rule(code, severity, title, why, source, module, check))
         return check
 
     return register
@@ -115,8 +118,7 @@ def each_model(
             if model.readable:
                 yield from check(model, repository)
 
-    all_models.__doc__ = check.__doc__
-    return all_models
+    return functools.wraps(check)(all_models)
 
 
 def hit(model: Model, message: str, remedy: str, *path: str | int, severity: Severity | None = None) -> Hit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 from triton_repo.lint.names import nearest
@@ -19,8 +20,7 @@ def each_chain(check: Callable[[Chain, Repository], Iterable[Hit]]) -> Callable[
         if models.engines:
             yield from check(models, repository)
 
-    checked.__doc__ = check.__doc__
-    return checked
+    return functools.wraps(check)(checked)
 
 
 def _decoupled(model: Model) -> bool:

@@ -6,6 +6,7 @@ not judged.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -24,8 +25,7 @@ def each_engine(check: Callable[[Model, Engine], Iterable[Hit]]) -> Callable[[Re
         if model.engine is not None:
             yield from check(model, model.engine)
 
-    checked.__doc__ = check.__doc__
-    return each_engine_model(checked)
+    return each_engine_model(functools.wraps(check)(checked))
 
 
 @rule(

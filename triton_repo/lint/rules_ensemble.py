@@ -6,6 +6,7 @@ ValidateEnsembleConfig), made before a server is there and with all faults at on
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -37,8 +38,7 @@ def each_ensemble(check: Callable[[Model, Repository], Iterable[Hit]]) -> Callab
         if model.is_ensemble:
             yield from check(model, repository)
 
-    ensembles.__doc__ = check.__doc__
-    return each_model(ensembles)
+    return each_model(functools.wraps(check)(ensembles))
 
 
 def _step(index: int, *more: str | int) -> tuple[str | int, ...]:
@@ -130,7 +130,7 @@ def incomplete_step(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field) and model.knows("ensemble_scheduling", "step", field):
-                yield hit(model, f"step {index + 1} has no {field}", f"{field}: …", *_step(index))
+                yield hit(model, f"step {index + 1} has no {field}", f"{field}: …", *_step(index, "model_name"))
 
 
 @rule(
@@ -178,7 +178,7 @@ def unmapped_input(model: Model, repository: Repository) -> Iterator[Hit]:
                     model,
                     f"step {index + 1}: input {row.name!r} of {used.name} gets nothing",
                     f'input_map {{ key: "{row.name}" value: "…" }}, or optional: true in {used.name}',
-                    *_step(index, "input_map"),
+                    *_step(index, "model_name"),
                 )
 
 

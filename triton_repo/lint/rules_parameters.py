@@ -6,6 +6,7 @@ that it cannot read and says so in a log line only.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -55,8 +56,7 @@ def each_role(
         if found is not None and model.knows("parameters"):
             yield from check(model, found, rows_of(found))
 
-    checked.__doc__ = check.__doc__
-    return each_model(checked)
+    return each_model(functools.wraps(check)(checked))
 
 
 def each_engine_model(check: Callable[[Model, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:
@@ -66,8 +66,7 @@ def each_engine_model(check: Callable[[Model, Repository], Iterable[Hit]]) -> Ca
         if is_engine_model(model):
             yield from check(model, repository)
 
-    checked.__doc__ = check.__doc__
-    return each_model(checked)
+    return each_model(functools.wraps(check)(checked))
 
 
 def at(model: Model, name: str) -> tuple[str | int, ...]:

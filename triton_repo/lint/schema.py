@@ -56,7 +56,9 @@ class Config:
         node = self.text.deepest(*path)
         if node is self.text.root:
             return 1, 1
-        return self.text.position(node.start if node.kind == "message" else node.value_start)
+        # one element of a list is meant: the list's own line would not tell which
+        element = isinstance(path[-1], int) and self.text.find(*path) is node
+        return self.text.position(node.start if node.kind == "message" and not element else node.value_start)
 
     def is_unknown(self, *path: str) -> bool:
         """Whether the statement at ``path`` was there and could not be read."""

@@ -1,0 +1,377 @@
+"""Valid repositories of language models: TensorRT-LLM by version, the LLM API, vLLM, and ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.triton_repo.corpus import (
+    COMPLETING,
+    PY,
+    TENSORRT_LLM,
+    TRTLLM,
+    TUTORIALS,
+    add,
+    parameters,
+    published,
+    step,
+    steps,
+    tensors,
+)
+
+# TensorRT-LLM ------------------------------------------------------------------------------------
+SCALAR = "reshape: { shape: [ ] }"
+OPTIONAL = "optional: true"
+
+
+def engine_config(
+    *,
+    batch: int = 4,
+    decoupled: bool = False,
+    values: Mapping[str, str] | None = None,
+    backend: str = "tensorrtllm",
+    name: str = "tensorrt_llm",
+    delay: int = 0,
+    logits: str = "FP32",
+    instances: str = "instance_group [\n  {\n    count: 1\n    kind : KIND_CPU\n  }\n]\n",
+) -> str:
+    """``tensorrt_llm/config.pbtxt`` with the tensors that these tests need."""
+    settings = {
+        "max_beam_width": "1",
+        "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
+        "gpt_model_type": "inflight_fused_batching",
+        "gpt_model_path": "/engines/gpt/fp16/4-gpu",
+        **(values or {}),
+    }
+    return (
+        f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {batch}\n\nmodel_transaction_policy {{\n'
+        f"  decoupled: {str(decoupled).lower()}\n}}\n\ndynamic_batching {{\n    preferred_batch_size: [ {batch} ]\n"
+        f"    max_queue_delay_microseconds: {delay}\n    default_queue_policy: {{ max_queue_size: 0 }}\n}}\n\n"
+        + tensors(
+            "input",
+            [
+                ("input_ids", "INT32", (-1,), "allow_ragged_batch: true"),
+                ("input_lengths", "INT32", (1,), SCALAR),
+                ("request_output_len", "INT32", (1,), SCALAR),
+                ("end_id", "INT32", (1,), SCALAR, OPTIONAL),
+                ("pad_id", "INT32", (1,), SCALAR, OPTIONAL),
+                ("runtime_top_k", "INT32", (1,), SCALAR, OPTIONAL),
+                ("temperature", "FP32", (1,), SCALAR, OPTIONAL),
+                ("streaming", "BOOL", (1,), SCALAR, OPTIONAL),
+                ("lora_weights", "FP16", (-1, -1), OPTIONAL, "allow_ragged_batch: true"),
+            ],
+        )
+        + tensors(
+            "output",
+            [
+                ("output_ids", "INT32", (-1, -1)),
+                ("sequence_length", "INT32", (-1,)),
+                ("context_logits", logits, (-1, -1)),
+            ],
+        )
+        + instances
+        + parameters(settings)
+    )
+
+
+def chain(
+    root: Path,
+    *,
+    batch: int = 4,
+    decoupled: bool = False,
+    values: Mapping[str, str] | None = None,
+    tokenizer: str = "/app/tensorrt_llm/examples/gpt/gpt2",
+    count: int = 1,
+    accumulate: str | None = None,
+    backend: str = "tensorrtllm",
+    delay: int = 0,
+) -> None:
+    """The five models of ``inflight_batcher_llm``, filled in by hand as NVIDIA's guide says."""
+    cpu = f"instance_group [\n    {{\n        count: {count}\n        kind: KIND_CPU\n    }}\n]\n"
+    add(
+        root,
+        "tensorrt_llm",
+        engine_config(batch=batch, decoupled=decoupled, values=values, backend=backend, delay=delay),
+        PY,
+    )
+    add(
+        root,
+        "preprocessing",
+        f'name: "preprocessing"\nbackend: "python"\nmax_batch_size: {batch}\n'
+        + tensors(
+            "input",
+            [
+                ("QUERY", "STRING", (1,)),
+                ("REQUEST_OUTPUT_LEN", "INT32", (1,)),
+                ("END_ID", "INT32", (1,), OPTIONAL),
+                ("PAD_ID", "INT32", (1,), OPTIONAL),
+            ],
+        )
+        + tensors(
+            "output",
+            [
+                ("INPUT_ID", "INT32", (-1,)),
+                ("REQUEST_INPUT_LEN", "INT32", (1,)),
+                ("REQUEST_OUTPUT_LEN", "INT32", (-1,)),
+                ("OUT_END_ID", "INT32", (1,)),
+                ("OUT_PAD_ID", "INT32", (1,)),
+            ],
+        )
+        + parameters({"tokenizer_dir": tokenizer, "add_special_tokens": "${add_special_tokens}"})
+        + cpu,
+        PY,
+    )
+    add(
+        root,
+        "postprocessing",
+        f'name: "postprocessing"\nbackend: "python"\nmax_batch_size: {batch}\ndynamic_batching {{}}\n'
+        + tensors("input", [("TOKENS_BATCH", "INT32", (-1, -1)), ("SEQUENCE_LENGTH", "INT32", (-1,))])
+        + tensors("output", [("OUTPUT", "STRING", (-1,))])
+        + parameters({"tokenizer_dir": tokenizer, "skip_special_tokens": "True"})
+        + cpu,
+        PY,
+    )
+    client = [
+        ("text_input", "STRING", (1,)),
+        ("max_tokens", "INT32", (1,)),
+        ("end_id", "INT32", (1,), OPTIONAL),
+        ("pad_id", "INT32", (1,), OPTIONAL),
+        ("top_k", "INT32", (1,), OPTIONAL),
+        ("temperature", "FP32", (1,), OPTIONAL),
+        ("stream", "BOOL", (1,), OPTIONAL),
+    ]
+    answer = [("text_output", "STRING", (-1,)), ("context_logits", "FP32", (-1, -1))]
+    add(
+        root,
+        "ensemble",
+        f'name: "ensemble"\nplatform: "ensemble"\nmax_batch_size: {batch}\n'
+        + tensors("input", client)
+        + tensors("output", answer)
+        + steps(
+            step(
+                "preprocessing",
+                {"QUERY": "text_input", "REQUEST_OUTPUT_LEN": "max_tokens", "END_ID": "end_id", "PAD_ID": "pad_id"},
+                {
+                    "INPUT_ID": "_INPUT_ID",
+                    "REQUEST_INPUT_LEN": "_REQUEST_INPUT_LEN",
+                    "REQUEST_OUTPUT_LEN": "_REQUEST_OUTPUT_LEN",
+                    "OUT_END_ID": "_END_ID",
+                    "OUT_PAD_ID": "_PAD_ID",
+                },
+            ),
+            step(
+                "tensorrt_llm",
+                {
+                    "input_ids": "_INPUT_ID",
+                    "input_lengths": "_REQUEST_INPUT_LEN",
+                    "request_output_len": "_REQUEST_OUTPUT_LEN",
+                    "end_id": "_END_ID",
+                    "pad_id": "_PAD_ID",
+                    "runtime_top_k": "top_k",
+                    "temperature": "temperature",
+                    "streaming": "stream",
+                },
+                {"output_ids": "_TOKENS", "sequence_length": "_LENGTH", "context_logits": "context_logits"},
+            ),
+            step(
+                "postprocessing", {"TOKENS_BATCH": "_TOKENS", "SEQUENCE_LENGTH": "_LENGTH"}, {"OUTPUT": "text_output"}
+            ),
+        ),
+    )
+    add(
+        root,
+        "tensorrt_llm_bls",
+        f'name: "tensorrt_llm_bls"\nbackend: "python"\nmax_batch_size: {batch}\nmodel_transaction_policy {{\n'
+        f"  decoupled: {str(decoupled).lower()}\n}}\n"
+        + tensors("input", client)
+        + tensors("output", answer)
+        + parameters(
+            {
+                "accumulate_tokens": accumulate or "${accumulate_tokens}",
+                "tensorrt_llm_model_name": "tensorrt_llm",
+                "tensorrt_llm_draft_model_name": "${tensorrt_llm_draft_model_name}",
+            }
+        )
+        + cpu,
+        PY,
+    )
+
+
+def engine_folder(folder: Path, **build: object) -> Path:
+    """A TensorRT-LLM engine's folder: ``config.json`` as trtllm-build writes it, empty rank files.
+
+    Keys of ``plugin_config`` are given with the prefix ``plugin_``, those of the mapping as ``tp_size`` and so on.
+    """
+    plugins = {"use_paged_context_fmha": True, "tokens_per_block": 64, "lora_plugin": None, "paged_kv_cache": True}
+    plugins |= {key.removeprefix("plugin_"): value for key, value in build.items() if key.startswith("plugin_")}
+    mapping = {name: build.pop(name, 1) for name in ("tp_size", "pp_size")}
+    logits = build.pop("logits_dtype", "float32")
+    limits = {
+        "max_batch_size": 4,
+        "max_num_tokens": 8192,
+        "max_seq_len": 2048,
+        "max_input_len": 1024,
+        "max_beam_width": 1,
+    }
+    own = {key: value for key, value in build.items() if not key.startswith("plugin_")}
+    document = {
+        "version": "1.2.1",
+        "pretrained_config": {"dtype": "float16", "logits_dtype": logits, "mapping": mapping},
+        "build_config": {**limits, "kv_cache_type": "PAGED", **own, "plugin_config": plugins},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
+    for rank in range(int(str(mapping["tp_size"])) * int(str(mapping["pp_size"]))):
+        (folder / f"rank{rank}.engine").write_bytes(b"")
+    return folder
+
+
+@published(f"{TRTLLM}/v0.19.0/README.md")
+def trtllm_quick_start(root: Path) -> None:
+    """Optional parameters stay placeholders, as in the guide."""
+    chain(
+        root,
+        values={
+            "kv_cache_free_gpu_mem_fraction": "${kv_cache_free_gpu_mem_fraction}",
+            "decoding_mode": "${decoding_mode}",
+        },
+    )
+
+
+@published(f"{TRTLLM}/v0.19.0/docs/llama.md")
+def trtllm_llama_streaming(root: Path) -> None:
+    chain(
+        root,
+        batch=64,
+        decoupled=True,
+        delay=600,
+        accumulate="True",
+        values={
+            "max_tokens_in_paged_kv_cache": "2560",
+            "max_attention_window_size": "2560",
+            "kv_cache_free_gpu_mem_fraction": "0.5",
+            "exclude_input_in_output": "True",
+            "enable_kv_cache_reuse": "False",
+            "batch_scheduler_policy": "max_utilization",
+        },
+    )
+
+
+@published(f"{TRTLLM}/v0.19.0/docs/llama_multi_instance.md")
+def trtllm_multi_instance(root: Path) -> None:
+    """Two engines of two GPUs each behind one repository: the orchestrator mode of the guide."""
+    for name, devices in (("tensorrt_llm", "0,1"), ("tensorrt_llm_2", "2,3")):
+        values = {"gpu_device_ids": devices, "kv_cache_free_gpu_mem_fraction": "0.9"}
+        add(root, name, engine_config(name=name, values=values, batch=4), PY)
+
+
+@published(f"{TRTLLM}/v0.19.0/docs/guided_decoding.md")
+def trtllm_guided_decoding(root: Path) -> None:
+    chain(
+        root,
+        backend="python",
+        values={
+            "guided_decoding_backend": "xgrammar",
+            "tokenizer_dir": "/models/Llama-3.1-8B",
+            "decoding_mode": "top_k_top_p",
+        },
+    )
+
+
+@published(f"{TUTORIALS}/Feature_Guide/Speculative_Decoding/TRT-LLM/README.md")
+def trtllm_speculation(root: Path) -> None:
+    chain(
+        root,
+        values={
+            "decoding_mode": "eagle",
+            "eagle_choices": "{0}, {1}, {0, 0}, {0, 1}",
+            "kv_cache_free_gpu_mem_fraction": "0.6",
+        },
+    )
+
+
+@published(f"{TRTLLM}/v0.19.0/docs/lora.md")
+def trtllm_with_engine(root: Path) -> None:
+    """An engine that can be read from here, with LoRA, KV reuse and two ranks."""
+    engine = engine_folder(root.parent / f"{root.name}-engine", tp_size=2, plugin_lora_plugin="float16")
+    tokenizer = root.parent / f"{root.name}-tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("{}", encoding="utf-8")
+    chain(
+        root,
+        tokenizer=str(tokenizer),
+        values={
+            "gpt_model_path": str(engine),
+            "enable_kv_cache_reuse": "true",
+            "gpu_device_ids": "0,1",
+            "lora_cache_max_adapter_size": "64",
+            "max_tokens_in_paged_kv_cache": "8192",
+            "lora_cache_gpu_memory_fraction": "0.05",
+        },
+    )
+
+
+LLMAPI_CONFIG = (
+    'name: "tensorrt_llm"\nbackend: "python"\n\ninstance_group [\n  {\n    count: 1\n    kind : KIND_CPU\n  }\n]\n\n'
+    + tensors(
+        "input",
+        [
+            ("text_input", "STRING", (-1,)),
+            ("streaming", "BOOL", (1,), OPTIONAL),
+            ("sampling_param_max_tokens", "INT32", (1,), OPTIONAL),
+        ],
+    )
+    + tensors("output", [("text_output", "STRING", (-1,)), ("finish_reason", "STRING", (-1,))])
+)
+LLMAPI_YAML = (
+    'model: TinyLlama/TinyLlama-1.1B-Chat-v1.0\nbackend: "pytorch"\ntensor_parallel_size: 1\n'
+    "pipeline_parallel_size: 1\ntriton_config:\n  max_batch_size: 0\n  decoupled: False\n"
+)
+
+
+@published(f"{TENSORRT_LLM}/all_models/llmapi/tensorrt_llm/config.pbtxt")
+def llmapi(root: Path) -> None:
+    add(root, "tensorrt_llm", LLMAPI_CONFIG, {"1/model.py": COMPLETING, "1/model.yaml": LLMAPI_YAML})
+
+
+@published(f"{TRTLLM}/main/docs/llmapi.md")
+def llmapi_multi_instance(root: Path) -> None:
+    config = LLMAPI_CONFIG.replace("count: 1", "count: 2") + parameters({"gpu_device_ids": "0,1;2,3"})
+    settings = (
+        "model: meta-llama/Llama-3.1-8B\nbackend: pytorch\ntensor_parallel_size: 2\n"
+        "kv_cache_config:\n  free_gpu_memory_fraction: 0.8\n  enable_block_reuse: true\nenable_chunked_prefill: true\n"
+        "cuda_graph_config:\n  max_batch_size: 16\nmax_batch_size: 16\n"
+        "triton_config:\n  max_batch_size: 0\n  decoupled: True\n"
+    )
+    add(root, "tensorrt_llm", config, {"1/model.py": COMPLETING, "1/model.yaml": settings})
+
+
+# vLLM --------------------------------------------------------------------------------------------
+VLLM = 'backend: "vllm"\n\ninstance_group [\n  {\n    count: 1\n    kind: KIND_MODEL\n  }\n]\n'
+
+
+@published(
+    "https://github.com/triton-inference-server/vllm_backend/blob/main/samples/model_repository/vllm_model/config.pbtxt"
+)
+def vllm(root: Path) -> None:
+    settings = {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.1, "enforce_eager": True}
+    add(root, "vllm_model", VLLM, {"1/model.json": json.dumps(settings, indent=4)})
+
+
+@published(f"{TUTORIALS}/Popular_Models_Guide/Llama2/llama2vllm/config.pbtxt")
+def vllm_llama(root: Path) -> None:
+    settings = {"model": "meta-llama/Llama-2-7b-hf", "gpu_memory_utilization": 0.9, "tensor_parallel_size": 2}
+    add(root, "llama2vllm", VLLM, {"1/model.json": json.dumps(settings, indent=4)})
+
+
+# our own -----------------------------------------------------------------------------------------
+@published("triton_repo/layouts/native.py of this repository")
+def native(root: Path) -> None:
+    from triton_repo.layouts.native import emit
+
+    engine = root.parent / "engine"
+    engine.mkdir()
+    limits = {"max_batch_size": 8, "max_num_tokens": 256, "max_seq_len": 512, "max_input_len": 511}
+    (engine / "engine.json").write_text(json.dumps({"version": 1, "limits": limits}), encoding="utf-8")
+    emit(engine, root, name="demo", engine_reference="../../engine")

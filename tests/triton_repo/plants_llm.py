@@ -1,0 +1,202 @@
+"""Planted faults of engines, chains of models, the LLM API, vLLM and the native layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.triton_repo import corpus_llm as L
+from tests.triton_repo.plants import (
+    BLS,
+    ENGINE,
+    POST,
+    PRE,
+    Plant,
+    ifb,
+    with_engine,
+)
+
+ENGINES = [
+    Plant(
+        "no engine in the folder",
+        "TF-TRI-188",
+        with_engine(),
+        ENGINE,
+        "",
+        "",
+        'engine"',
+        None,
+        lambda r: (r.parent / "engine/config.json").unlink(),
+    ),
+    Plant(
+        "a rank is missing",
+        "TF-TRI-188",
+        with_engine(tp_size=2, values={"gpu_device_ids": "0,1"}),
+        ENGINE,
+        "",
+        "",
+        'engine"',
+        None,
+        lambda r: (r.parent / "engine/rank1.engine").unlink(),
+    ),
+    Plant("relative engine that is nowhere", "TF-TRI-188", ifb(), ENGINE, "/engines/gpt/fp16/4-gpu", "engines/gpt"),
+    Plant(
+        "reuse without paged context",
+        "TF-TRI-191",
+        with_engine({"enable_kv_cache_reuse": "true"}, plugin_use_paged_context_fmha=False),
+        ENGINE,
+        "",
+        "",
+        '"true"',
+    ),
+    Plant(
+        "chunks without paged context",
+        "TF-TRI-192",
+        with_engine({"enable_chunked_context": "True"}, plugin_use_paged_context_fmha=False),
+        ENGINE,
+        "",
+        "",
+        '"True"',
+    ),
+    Plant(
+        "cache not paged",
+        "TF-TRI-215",
+        with_engine(kv_cache_type="CONTINUOUS"),
+        ENGINE,
+        "",
+        "",
+        "inflight_fused_batching",
+    ),
+    Plant("beams above the engine's", "TF-TRI-193", with_engine({"max_beam_width": "4"}), ENGINE, "", "", '"4"'),
+    Plant("batch above the engine's", "TF-TRI-193", with_engine(max_batch_size=2), ENGINE, "", "", "max_batch_size: 4"),
+    Plant(
+        "cache below one request",
+        "TF-TRI-194",
+        with_engine({"max_tokens_in_paged_kv_cache": "1024"}),
+        ENGINE,
+        "",
+        "",
+        '"1024"',
+    ),
+    Plant(
+        "one GPU for two ranks", "TF-TRI-200", with_engine({"gpu_device_ids": "0"}, tp_size=2), ENGINE, "", "", '"0"'
+    ),
+    Plant(
+        "LoRA of another type", "TF-TRI-211", with_engine(plugin_lora_plugin="bfloat16"), ENGINE, "", "", "lora_weights"
+    ),
+    Plant(
+        "medusa on a plain engine",
+        "TF-TRI-214",
+        with_engine({"decoding_mode": "medusa"}, speculative_decoding_mode=1),
+        ENGINE,
+        "",
+        "",
+        '"medusa"',
+    ),
+    Plant(
+        "logits of another type", "TF-TRI-210", with_engine(logits_dtype="float16"), ENGINE, "", "", "context_logits"
+    ),
+]
+
+
+def two_engines(root: Path) -> None:
+    L.chain(root, values={"kv_cache_free_gpu_mem_fraction": "0.9"})
+    values = {"kv_cache_free_gpu_mem_fraction": "0.85"}
+    L.add(root, "tensorrt_llm_draft", L.engine_config(name="tensorrt_llm_draft", values=values))
+
+
+CHAINS = [
+    Plant(
+        "flags of BLS and engine",
+        "TF-TRI-203",
+        ifb(decoupled=True, accumulate="true"),
+        BLS,
+        "decoupled: true",
+        "decoupled: false",
+    ),
+    Plant("batch sizes of the chain", "TF-TRI-204", ifb(), POST, "max_batch_size: 4", "max_batch_size: 8"),
+    Plant("BLS asks nobody", "TF-TRI-205", ifb(), BLS, 'string_value: "tensorrt_llm"', 'string_value: "tensorrt_lm"'),
+    Plant("draft model of nobody", "TF-TRI-205", ifb(), BLS, "${tensorrt_llm_draft_model_name}", "draft"),
+    Plant("stream token by token", "TF-TRI-206", ifb(decoupled=True), BLS, "", "", "${accumulate_tokens}"),
+    Plant("one tokenizer", "TF-TRI-207", ifb(batch=64), PRE, "", "", "instance_group"),
+    Plant("two tokenizers", "TF-TRI-208", ifb(), POST, "gpt/gpt2", "llama"),
+    Plant("two engines on one GPU", "TF-TRI-198", two_engines, "tensorrt_llm_draft/config.pbtxt", "", "", '"0.85"'),
+    Plant(
+        "tokenizer folder without one",
+        "TF-TRI-213",
+        L.trtllm_with_engine,
+        PRE,
+        "",
+        "",
+        "-tokenizer",
+        None,
+        lambda r: (r.parent / f"{r.name}-tokenizer/tokenizer.json").unlink(),
+    ),
+]
+LLM_CONFIG, LLM_YAML, VLLM_JSON = "tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.yaml", "vllm_model/1/model.json"
+
+
+OTHERS = [
+    Plant(
+        "model.yaml without a model",
+        "TF-TRI-220",
+        L.llmapi,
+        LLM_YAML,
+        "model: TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        "model:",
+    ),
+    Plant(
+        "model.yaml does not parse",
+        "TF-TRI-220",
+        L.llmapi,
+        LLM_YAML,
+        "pipeline_parallel_size: 1",
+        "pipeline_parallel_size: [1",
+        at=None,
+    ),
+    Plant(
+        "placeholder in model.yaml", "TF-TRI-224", L.llmapi, LLM_YAML, "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "${MODEL}"
+    ),
+    Plant("batch in triton_config", "TF-TRI-221", L.llmapi, LLM_YAML, "max_batch_size: 0", "max_batch_size: 64"),
+    Plant(
+        "decoupled in both files",
+        "TF-TRI-221",
+        L.llmapi,
+        LLM_CONFIG,
+        "",
+        "model_transaction_policy { decoupled: true }\n",
+    ),
+    Plant("argument misspelt", "TF-TRI-223", L.llmapi, LLM_YAML, "tensor_parallel_size: 1", "tensor_paralell_size: 1"),
+    Plant(
+        "nested argument misspelt",
+        "TF-TRI-223",
+        L.llmapi_multi_instance,
+        LLM_YAML,
+        "free_gpu_memory_fraction",
+        "free_gpu_mem_fraction",
+    ),
+    Plant("engine backend", "TF-TRI-223", L.llmapi, LLM_YAML, "pytorch", "tensorrt"),
+    Plant(
+        "fraction of model.yaml",
+        "TF-TRI-225",
+        L.llmapi_multi_instance,
+        LLM_YAML,
+        "free_gpu_memory_fraction: 0.8",
+        "free_gpu_memory_fraction: 80",
+    ),
+    Plant("sets of the wrong size", "TF-TRI-222", L.llmapi_multi_instance, LLM_CONFIG, "0,1;2,3", "0;1"),
+    Plant("model.json does not parse", "TF-TRI-230", L.vllm, VLLM_JSON, "true", "True"),
+    Plant("model.json without a model", "TF-TRI-230", L.vllm, VLLM_JSON, '"model"', '"name"', at="{"),
+    Plant("share of vLLM", "TF-TRI-230", L.vllm, VLLM_JSON, "0.1", "1.1"),
+    Plant("KIND_GPU and ranks", "TF-TRI-230", L.vllm_llama, "llama2vllm/config.pbtxt", "KIND_MODEL", "KIND_GPU"),
+    Plant("native engine unfilled", "TF-TRI-027", L.native, "demo/config.pbtxt", "../../engine", "${engine_dir}"),
+    Plant("native limit", "TF-TRI-028", L.native, "demo/config.pbtxt", 'string_value: "511"', 'string_value: "510"'),
+    Plant(
+        "native and not decoupled",
+        "TF-TRI-029",
+        L.native,
+        "demo/config.pbtxt",
+        "decoupled: true",
+        "decoupled: false",
+        at="model_transaction_policy",
+    ),
+]

@@ -1,0 +1,262 @@
+"""What cannot be read gives a coded finding or a refusal; links that leave the repository are not followed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.triton_repo import corpus_llm, corpus_triton
+from tests.triton_repo.corpus import add
+from triton_repo.lint.files import MAX_BYTES, Unreadable, inside, read_text
+from triton_repo.lint.pbtext import Text
+from triton_repo.lint.run import Report, lint_repository
+from triton_repo.lint.schema import parse_config
+from trtforge.errors import ForgeError
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    corpus_triton.simple_add_sub(folder)
+    return folder
+
+
+def found(report: Report, code: str) -> list[str]:
+    return [finding.message for finding in report.findings if finding.code == code]
+
+
+def config(root: Path) -> Path:
+    path = root / "simple/config.pbtxt"
+    path.unlink()
+    return path
+
+
+def test_binary_files_are_findings(root):
+    config(root).write_bytes(b"name: \0\1\2")
+    assert "binary" in found(lint_repository(root), "TF-TRI-106")[0]
+
+
+def test_text_in_another_encoding_is_a_finding(root):
+    config(root).write_bytes("name: 'caf\u00e9'".encode("latin-1"))
+    assert "UTF-8" in found(lint_repository(root), "TF-TRI-106")[0]
+
+
+def test_a_byte_order_mark_is_no_fault(root):
+    path = root / "simple/config.pbtxt"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert lint_repository(root).findings == ()
+
+
+def test_huge_files_are_findings_and_not_read(root):
+    with config(root).open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    assert str(MAX_BYTES) in found(lint_repository(root), "TF-TRI-106")[0]
+
+
+@pytest.mark.parametrize("where", ["simple/config.pbtxt", "simple/1/model.py"])
+def test_a_fifo_is_a_finding_and_does_not_hang(root, where):
+    path = root / where
+    if path.exists():
+        path.unlink()
+    else:
+        (root / "simple/config.pbtxt").write_text('backend: "python"\n')
+    os.mkfifo(path)
+    started = time.monotonic()
+    assert "FIFO" in found(lint_repository(root), "TF-TRI-106")[0]
+    assert time.monotonic() - started < 5
+
+
+def test_a_socket_and_a_folder_in_place_of_a_file_are_findings(root, monkeypatch):
+    path = config(root)
+    path.mkdir()
+    assert "folder" in found(lint_repository(root), "TF-TRI-106")[0]
+    path.rmdir()
+    monkeypatch.chdir(path.parent)  # the address of a socket is short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("config.pbtxt")
+        assert found(lint_repository(root), "TF-TRI-106")
+
+
+def test_a_file_without_permission_is_a_finding(root, monkeypatch):
+    opened = os.open
+
+    def refuse(path, *rest, **more):
+        if str(path).endswith("config.pbtxt"):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert "permission denied" in found(lint_repository(root), "TF-TRI-106")[0]
+
+
+def test_loops_of_links_are_findings(root):
+    (root / "loop").symlink_to("loop")
+    (root / "simple/2").symlink_to("3")
+    (root / "simple/3").symlink_to("2")
+    messages = found(lint_repository(root), "TF-TRI-106")
+    assert len(messages) == 3 and all("link" in message for message in messages)
+
+
+def test_links_that_leave_the_repository_are_named_and_not_followed(root, tmp_path):
+    secret = tmp_path / "outside"
+    secret.mkdir()
+    (secret / "config.pbtxt").write_text("max_batchsize: 1\n")
+    (root / "escaped").symlink_to(secret)
+    config(root).symlink_to(secret / "config.pbtxt")
+    (root / "simple/2").symlink_to(secret)
+    report = lint_repository(root)
+    assert len(found(report, "TF-TRI-107")) == 3
+    assert found(report, "TF-TRI-102") == [] and "escaped" not in {f.model for f in report.findings}
+    assert report.passed
+
+
+def test_links_inside_the_repository_are_followed(root):
+    path = config(root)
+    (root / "simple/real.pbtxt").write_text('backend: "python"\nmax_batchsize: 1\n')
+    path.symlink_to("real.pbtxt")
+    assert found(lint_repository(root), "TF-TRI-102")
+
+
+def test_a_model_file_behind_a_link_that_leaves_counts_as_there(root, tmp_path):
+    model = root / "simple/1/model.onnx"
+    model.unlink()
+    model.symlink_to(tmp_path / "elsewhere.onnx")
+    assert lint_repository(root).passed
+
+
+@pytest.mark.parametrize("what", ["missing", "file", "fifo"])
+def test_what_is_no_folder_is_refused(tmp_path, what):
+    path = tmp_path / "repository"
+    if what == "file":
+        path.write_text("x")
+    elif what == "fifo":
+        os.mkfifo(path)
+    with pytest.raises(ForgeError) as caught:
+        lint_repository(path)
+    assert caught.value.code == "TF-TRI-100" and caught.value.why and caught.value.remedies
+
+
+def test_a_model_folder_in_place_of_a_repository_is_told_apart(root):
+    (root / "simple/1/model.onnx").unlink()
+    (root / "simple/1").rmdir()
+    assert "one model" in found(lint_repository(root / "simple"), "TF-TRI-020")[0]
+
+
+def test_nesting_without_end_is_a_finding(root):
+    config(root).write_text("a { " * 5000)
+    assert found(lint_repository(root), "TF-TRI-001")
+
+
+def test_hostile_yaml_and_json_are_findings(tmp_path):
+    root = tmp_path / "repository"
+    corpus_llm.llmapi(root)
+    yaml = root / "tensorrt_llm/1/model.yaml"
+    bomb = "a: &a [x]\n" + "".join(f"k{i}: [*a, *a]\n" for i in range(5))
+    for text in (bomb, "model: !!python/object/apply:os.system [ls]\n", "[" * 5000, "model: [\n"):
+        yaml.write_text(text)
+        assert found(lint_repository(root), "TF-TRI-220")
+    corpus_llm.vllm(root)
+    (root / "vllm_model/1/model.json").write_text("[" * 100_000)
+    assert found(lint_repository(root), "TF-TRI-230")
+
+
+def test_an_engine_that_is_not_one_is_a_finding(tmp_path):
+    root = tmp_path / "repository"
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    corpus_llm.chain(root, values={"gpt_model_path": str(engine)})
+    for text in ("", "[]", "{}", '{"build_config": 3}', "[" * 100_000):
+        (engine / "config.json").write_text(text)
+        assert found(lint_repository(root), "TF-TRI-188")
+    (engine / "config.json").unlink()
+    os.mkfifo(engine / "config.json")
+    assert found(lint_repository(root), "TF-TRI-188")
+
+
+def test_notes_are_given_where_nothing_is_wrong(tmp_path):
+    root = tmp_path / "repository"
+    corpus_triton.versions_and_auto_complete(root)
+    assert len(found(lint_repository(root), "TF-TRI-104")) == 1
+    (root / "all_versions/config.pbtxt.bak").write_text("")
+    (root / "all_versions/config.pbtxt").write_text('backend: "onnxruntime"\nmodel_metrics { }\n')
+    report = lint_repository(root)
+    assert found(report, "TF-TRI-110") and found(report, "TF-TRI-105") and report.passed
+    llm = tmp_path / "llm"
+    corpus_llm.trtllm_quick_start(llm)
+    messages = found(lint_repository(llm), "TF-TRI-181")
+    assert any("2 optional parameters" in message and "decoding_mode" in message for message in messages)
+    vllm = tmp_path / "vllm"
+    for name in ("one", "two"):
+        add(vllm, name, corpus_llm.VLLM, {"1/model.json": json.dumps({"model": "m"})})
+    assert "1.8 of one GPU" in found(lint_repository(vllm), "TF-TRI-231")[0]
+
+
+def test_one_fault_does_not_hide_the_others(root):
+    path = root / "simple/config.pbtxt"
+    text = path.read_text().replace("max_batch_size: 8", "max_batch_size: ${size}\nmax_batchsize: 1")
+    path.write_text(text.replace("TYPE_INT32 dims: [ 16 ]", "TYPE_INT dims: [ 0 ]", 1))
+    codes = {finding.code for finding in lint_repository(root).findings}
+    assert {"TF-TRI-101", "TF-TRI-102", "TF-TRI-103", "TF-TRI-024"} <= codes
+
+
+def test_reading_stays_below_the_repository(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").write_text("x")
+    (tmp_path / "a/out").symlink_to("../b")
+    with pytest.raises(Unreadable) as caught:
+        inside(tmp_path / "a/out", (tmp_path / "a").resolve())
+    assert caught.value.outside
+    with pytest.raises(Unreadable):
+        read_text(tmp_path / "a/out", (tmp_path / "a").resolve())
+    assert read_text(tmp_path / "b", tmp_path.resolve()) == "x"
+
+
+# the tree -------------------------------------------------------------------------------------------
+def test_positions_are_those_of_the_text():
+    text = Text('# first\nname: "m"\ninput [\n  { name: "a" dims: [ 1,\n    2 ] },\n  { name: "b" }\n]\n')
+    name = text.find("input", "name=b", "name")
+    assert name is not None and text.position(name.value_start) == (6, 11)
+    dims = text.find("input", 0, "dims", 1)
+    assert dims is not None and dims.text == "2" and text.position(dims.value_start) == (5, 5)
+    assert text.find("input", 2) is None and text.deepest("input", 2).name == "input"
+
+
+def test_strings_in_pieces_are_one_value():
+    node = Text("a: 'one' \"two\"").find("a")
+    assert node is not None and node.string() == "onetwo"
+
+
+_WORDS = st.sampled_from(
+    ["name", ":", "{", "}", "[", "]", "<", ">", ",", '"x"', "8", "-1", "${a}", "\n", "# c\n", "input", "true", "'"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_WORDS, max_size=40).map(" ".join) | st.text(max_size=60))
+def test_no_text_breaks_the_tree_or_the_parser(text):
+    tree = Text(text)
+    for _, _, node in tree.root.walk():
+        assert 0 <= node.start <= node.value_start <= node.end <= len(text)
+        line, column = tree.position(node.value_start)
+        assert line >= 1 and column >= 1
+    nodes = [node for _, _, node in tree.root.walk()]
+    assert len(tree.without(nodes)) == len(text)
+    assert tree.without(nodes).count("\n") == text.count("\n")
+    parse_config(Path("config.pbtxt"), text)
+
+
+def test_torch_and_grpc_servers_are_not_needed(root):
+    code = (
+        "import sys; from pathlib import Path; from triton_repo.lint.run import lint_repository; "
+        f"lint_repository(Path({str(root)!r})); assert not {{'torch', 'transformers', 'onnx'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,273 @@
+"""Repositories moved between versions: names, defaults, batching, what is left, and what is never touched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.triton_repo.corpus import CORPUS, PY, add, parameters, step, steps, tensors
+from tests.triton_repo.corpus_llm import chain, engine_config, engine_folder
+from triton_repo.configs import read_config
+from triton_repo.diff import diff_repositories, infer_versions
+from triton_repo.edits import Editor
+from triton_repo.history import load_history
+from triton_repo.lint.repository import read_repository
+from triton_repo.upgrade import upgrade_repository
+from trtforge.errors import ForgeError
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A repository of 0.9 with hand edits."""
+    root = tmp_path / "old"
+    values = {
+        "worker_path": "/opt/tritonserver/backends/tensorrtllm/triton_tensorrtllm_worker",
+        "enable_trt_overlap": "true",
+        "gpt_model_type": "V1",
+        "kv_cache_free_gpu_mem_fraction": "0.7",
+    }
+    chain(root, values=values)
+    path = root / "tensorrt_llm/config.pbtxt"
+    path.write_text("# ours: do not touch the fraction\n" + path.read_text())
+    return root
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def values(root: Path, model: str = "tensorrt_llm") -> dict[str, str]:
+    config = read_config(root / model / "config.pbtxt")
+    return {name: config.parameters[name].string_value for name in config.parameters}
+
+
+def test_names_move_the_rest_stays_and_the_old_one_is_not_touched(old, tmp_path):
+    before = snapshot(old)
+    result = upgrade_repository(old, tmp_path / "new", to="1.2.1")
+    assert snapshot(old) == before
+    assert result.passed and (result.old_version, result.new_version) == ("0.9", "1.2.1")
+    new = values(tmp_path / "new")
+    assert new["executor_worker_path"] == "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+    assert "worker_path" not in new and "enable_trt_overlap" not in new
+    assert new["gpt_model_type"] == "inflight_fused_batching"
+    assert new["kv_cache_free_gpu_mem_fraction"] == "0.7"
+    text = (tmp_path / "new/tensorrt_llm/config.pbtxt").read_text()
+    assert text.startswith("# ours: do not touch the fraction\n")
+    said = {(step.action, step.what.split(":")[0].split(" ")[0]) for step in result.done}
+    assert {("renamed", "worker_path"), ("removed", "enable_trt_overlap"), ("set", "gpt_model_type")} <= said
+    assert any("paged KV cache" in step.meaning for step in result.done)
+
+
+def test_a_default_that_moved_is_written_out(old, tmp_path):
+    upgrade_repository(old, tmp_path / "new", to="0.19")
+    assert values(tmp_path / "new")["enable_kv_cache_reuse"] == "false"
+    upgrade_repository(old, tmp_path / "below", to="0.16")
+    assert "enable_kv_cache_reuse" not in values(tmp_path / "below")
+
+
+def test_a_default_left_as_a_placeholder_is_written_out_too(tmp_path):
+    root = tmp_path / "old"
+    chain(root, values={"enable_kv_cache_reuse": "${enable_kv_cache_reuse}", "worker_path": "/w"})
+    upgrade_repository(root, tmp_path / "new", to="1.2.1")
+    assert values(tmp_path / "new")["enable_kv_cache_reuse"] == "false"
+
+
+def test_tensors_are_renamed_in_the_engine_and_in_the_ensemble(tmp_path):
+    root = tmp_path / "old"
+    chain(root)
+    engine, ensemble = root / "tensorrt_llm/config.pbtxt", root / "ensemble/config.pbtxt"
+    engine.write_text(
+        engine.read_text()
+        .replace('"temperature"', '"random_seed"')
+        .replace("TYPE_FP32 dims: [ 1 ]", "TYPE_UINT64 dims: [ 1 ]")
+    )
+    text = ensemble.read_text().replace(
+        'name: "temperature" data_type: TYPE_FP32', 'name: "random_seed" data_type: TYPE_UINT64'
+    )
+    ensemble.write_text(
+        text.replace(
+            'key: "temperature"\n        value: "temperature"', 'key: "random_seed"\n        value: "random_seed"'
+        )
+    )
+    (root / "tensorrt_llm_bls/1/model.py").write_text('class TritonPythonModel:\n    name = "random_seed"\n')
+    result = upgrade_repository(root, tmp_path / "new", to="1.2.1", since="0.19")
+    assert result.passed, [f.message for f in result.findings if f.severity == "error"]
+    assert "seed" in {i.name for i in read_config(tmp_path / "new/tensorrt_llm/config.pbtxt").input}
+    second = read_config(tmp_path / "new/ensemble/config.pbtxt").ensemble_scheduling.step[1]
+    assert second.input_map["seed"] == "random_seed"
+    assert any("random_seed" in step.meaning for step in result.left if step.model == "tensorrt_llm_bls")
+
+
+def test_to_the_llm_api(old, tmp_path):
+    result = upgrade_repository(old, tmp_path / "new", to="1.3.0rc22", checkpoint="/models/llama")
+    assert result.layout == "llmapi" and result.passed
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["tensorrt_llm"]
+    document = yaml.safe_load((tmp_path / "new/tensorrt_llm/1/model.yaml").read_text())
+    assert document["model"] == "/models/llama" and document["backend"] == "pytorch"
+    assert document["kv_cache_config"]["free_gpu_memory_fraction"] == 0.7
+    assert document["triton_config"]["decoupled"] is False
+    left = {step.what.split(":")[0] for step in result.left}
+    assert {"gpt_model_path", "gpt_model_type", "limits"} <= left
+    assert any("sampling_param_max_tokens" in step.what for step in result.left)
+
+
+def test_to_the_llm_api_with_an_engine_that_can_be_read(tmp_path):
+    root = tmp_path / "old"
+    engine = engine_folder(tmp_path / "engine", tp_size=2, max_batch_size=48)
+    chain(root, values={"gpt_model_path": str(engine), "gpu_device_ids": "0,1", "enable_chunked_context": "true"})
+    result = upgrade_repository(root, tmp_path / "new", to="1.3")
+    document = yaml.safe_load((tmp_path / "new/tensorrt_llm/1/model.yaml").read_text())
+    assert (document["tensor_parallel_size"], document["max_batch_size"], document["max_seq_len"]) == (2, 48, 2048)
+    assert document["enable_chunked_prefill"] is True
+    assert document["model"] == "/app/tensorrt_llm/examples/gpt/gpt2"
+    assert any("tokenizer_dir" in step.meaning for step in result.left)
+    assert values(tmp_path / "new")["gpu_device_ids"] == "0,1"
+
+
+def refused(*arguments: object, **options: object) -> str:
+    with pytest.raises(ForgeError) as caught:
+        upgrade_repository(*arguments, **options)  # type: ignore[arg-type]
+    assert caught.value.remedies
+    return caught.value.code
+
+
+def test_refusals_leave_nothing_behind(old, tmp_path):
+    out = tmp_path / "new"
+    assert refused(old, out, to="25.12") == "TF-TRI-240"
+    assert refused(old, out, to="nonsense") == "TF-TRI-240"
+    assert refused(old, out, to="0.5") == "TF-TRI-241"
+    assert refused(old, old / "new", to="1.2.1") == "TF-TRI-244"
+    assert refused(old, old, to="1.2.1") == "TF-TRI-244"
+    assert refused(tmp_path / "nowhere", out, to="1.2.1") == "TF-TRI-100"
+    plain = tmp_path / "plain"
+    add(plain, "m", 'backend: "python"\n', PY)
+    assert refused(plain, out, to="1.2.1") == "TF-TRI-241"
+    out.mkdir()
+    (out / "x").touch()
+    assert refused(old, out, to="1.2.1") == "TF-TRI-003"
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_what_cannot_be_copied_or_parsed_is_refused(old, tmp_path):
+    fifo = old / "tensorrt_llm/1/pipe"
+    os.mkfifo(fifo)
+    assert refused(old, tmp_path / "new", to="1.2.1") == "TF-TRI-242"
+    fifo.unlink()
+    path = old / "preprocessing/config.pbtxt"
+    path.write_text(path.read_text() + "\ninput [")
+    assert refused(old, tmp_path / "new", to="1.2.1") == "TF-TRI-243"
+    assert not (tmp_path / "new").exists()
+
+
+def test_several_engines_and_unknown_checkpoints_are_refused(tmp_path):
+    root = tmp_path / "old"
+    add(root, "a", engine_config(name="a"), PY)
+    assert refused(root, tmp_path / "new", to="1.3") == "TF-TRI-245"
+    add(root, "b", engine_config(name="b"), PY)
+    assert refused(root, tmp_path / "new", to="1.3") == "TF-TRI-246"
+
+
+def test_links_are_kept_and_those_that_leave_are_not_followed(old, tmp_path):
+    (tmp_path / "engine").mkdir()
+    (old / "tensorrt_llm/1/engine").symlink_to("../../../engine")
+    (old / "tensorrt_llm/2").symlink_to("1")
+    upgrade_repository(old, tmp_path / "deep/er/new", to="1.2.1")
+    new = tmp_path / "deep/er/new"
+    assert (new / "tensorrt_llm/2").readlink() == Path("1")
+    assert (new / "tensorrt_llm/1/engine").readlink() == tmp_path / "engine"
+
+
+def test_placeholders_survive_an_upgrade(tmp_path):
+    root = tmp_path / "old"
+    chain(root, values={"worker_path": "${worker}"})
+    path = root / "tensorrt_llm/config.pbtxt"
+    path.write_text(path.read_text().replace("max_batch_size: 4", "max_batch_size: ${triton_max_batch_size}"))
+    result = upgrade_repository(root, tmp_path / "new", to="1.2.1")
+    assert not result.passed and {f.code for f in result.findings if f.severity == "error"} == {"TF-TRI-101"}
+    text = (tmp_path / "new/tensorrt_llm/config.pbtxt").read_text()
+    assert "max_batch_size: ${triton_max_batch_size}" in text and '"executor_worker_path"' in text
+
+
+# diff -----------------------------------------------------------------------------------------------
+def test_a_repository_does_not_differ_from_itself(tmp_path):
+    for item in CORPUS:
+        root = tmp_path / item.name / "repository"
+        root.parent.mkdir()
+        item.build(root)
+        assert diff_repositories(root, root).differences == (), item.name
+
+
+def test_differences_carry_field_line_and_meaning(tmp_path):
+    chain(tmp_path / "a", batch=4)
+    chain(tmp_path / "b", batch=8, decoupled=True, values={"max_beam_width": "2"})
+    found = {(d.model, d.field): d for d in diff_repositories(tmp_path / "a", tmp_path / "b").differences}
+    batch = found["tensorrt_llm", "max_batch_size"]
+    assert (batch.old, batch.new, batch.line) == ("4", "8", 3) and "request" in batch.meaning
+    beams = found["tensorrt_llm", "parameters[max_beam_width]"]
+    assert (beams.kind, beams.old, beams.new) == ("changed", "1", "2") and beams.meaning and beams.line
+    assert found["tensorrt_llm", "model_transaction_policy.decoupled"].new == "true"
+
+
+def test_order_and_comments_are_no_difference(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    rows = [("x", "FP32", (1,)), ("y", "FP32", (2,))]
+    add(a, "m", 'backend: "python"\n' + tensors("input", rows) + parameters({"p": "1", "q": "2"}), PY)
+    add(b, "m", "# c\n" + parameters({"q": "2", "p": "1"}) + tensors("input", rows[::-1]) + 'backend: "python"\n', PY)
+    assert diff_repositories(a, b).differences == ()
+
+
+def test_models_tensors_steps_and_files_that_come_and_go(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    io = tensors("input", [("x", "FP32", (1,))]) + tensors("output", [("y", "FP32", (1,))])
+    add(a, "gone", 'backend: "python"\n' + io, PY)
+    for root in (a, b):
+        add(root, "m", 'backend: "python"\n' + io, PY)
+    path = b / "m/config.pbtxt"
+    path.write_text(path.read_text() + tensors("input", [("z", "INT32", (-1, 2))]))
+    (b / "m/1/model.py").write_text("class TritonPythonModel: pass\n")
+    (b / "m/1/more.py").write_text("")
+    add(b, "e", 'platform: "ensemble"\n' + io + steps(step("m", {"x": "x"}, {"y": "y"})))
+    found = {(d.kind, d.model, d.field) for d in diff_repositories(a, b).differences}
+    assert found == {
+        ("removed", "gone", ""),
+        ("added", "e", ""),
+        ("added", "m", "input[z]"),
+        ("changed", "m", "1/model.py"),
+        ("added", "m", "1/more.py"),
+    }
+
+
+def test_renames_and_moved_defaults_between_versions(old, tmp_path):
+    new = tmp_path / "new"
+    chain(new, values={"executor_worker_path": "/w", "num_nodes": "1"})
+    comparison = diff_repositories(old, new)
+    assert comparison.old_versions == ("0.9", "0.9") and comparison.new_versions == ("0.19", "1.2.1")
+    kinds = {(d.kind, d.field) for d in comparison.differences if d.model == "tensorrt_llm"}
+    assert ("renamed", "parameters[executor_worker_path]") in kinds
+    assert ("meaning", "parameters[enable_kv_cache_reuse]") in kinds
+    assert ("removed", "parameters[enable_trt_overlap]") in kinds
+
+
+def test_versions_are_told_from_the_parameters(tmp_path):
+    def versions(name: str, **settings: str) -> tuple[str, str] | None:
+        add(tmp_path / name, "tensorrt_llm", engine_config(values=settings), PY)
+        return infer_versions(read_repository(tmp_path / name))
+
+    assert versions("a", max_num_sequences="4", enable_kv_cache_reuse="true") == ("0.7.2", "0.7.2")
+    assert versions("b", eagle_choices="{0}") == ("0.16", "1.2.1")
+    assert versions("c") == ("0.5", "1.2.1")
+    history = load_history()
+    assert history.index("1.0.3") == history.index("1.0") and history.is_llmapi("v1.3.0rc1")
+
+
+def test_edits_keep_what_they_do_not_touch():
+    text = 'name: "a" # keep\n\n  parameters { key: "x" value { string_value: "1" } }\nmax_batch_size: 4'
+    editor = Editor(text)
+    node = editor.text.find("max_batch_size")
+    assert node is not None
+    editor.value(node, "8")
+    editor.append('backend: "python"\n')
+    assert editor.apply() == text.replace("4", "8") + '\nbackend: "python"\n'
