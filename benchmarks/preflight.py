@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.graph_70b import ROOT, write_sparse_checkpoint
 
@@ -114,7 +115,7 @@ def main() -> int:
             seconds.append(taken)
     found = document["findings"]
     assert isinstance(found, list)
-    figures = {
+    figures: dict[str, Any] = {
         "median_seconds": statistics.median(seconds),
         "fastest": min(seconds),
         "slowest": max(seconds),

@@ -1,45 +1,107 @@
-"""The doctor's verdicts follow from what it finds."""
+"""The doctor's verdicts follow from what it finds, and what loads counts, not what pip says."""
 
 from __future__ import annotations
 
 import shutil
 import socket
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.preflight import H100
 from trtforge import doctor
 from trtforge.errors import EnvironmentLacks
+from trtforge.examination import engines, host
+from trtforge.examination.items import ALL, Item
 from trtforge.preflight import Machine
+from trtforge.stack.probe import Loaded
+from trtforge.tables import Component, stack_table
 
 MACHINE = Machine(memory_total=24 << 30, memory_available=20 << 30, disk_free=100 << 30, offline=False, cores=2)
+TABLE = stack_table()
 
 
 def server() -> str:
     return "2.51.0 from a test"
 
 
-def item(diagnosis: doctor.Diagnosis, name: str) -> doctor.Item:
+def loads(version: str | None, pip: str | None = None) -> Callable[[Component], Loaded]:
+    return lambda component: Loaded(version, f"/lib/{component.name}.so" if version else "", pip)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No subprocess: a machine without engines, whatever this one has."""
+    for name, item in (
+        ("driver", Item("NVIDIA driver", "missing", "", ("tensorrt", "trtllm-engine"), ALL[1:], "install it")),
+        ("cuda", Item("CUDA runtime", "missing", "", ("tensorrt",), (), "install it")),
+        ("tensorrt", Item("TensorRT", "missing", "", ("tensorrt", "trtllm-engine"), ("tensorrt",), "install it")),
+        ("tensorrt_llm", Item("TensorRT-LLM", "missing", "", ("trtllm-engine",), ALL[3:], "install it")),
+    ):
+        monkeypatch.setattr(engines, f"real_{name}", getattr(engines, name), raising=False)
+        monkeypatch.setattr(engines, name, lambda *arguments, item=item: item)
+
+
+def real(name: str) -> Any:
+    return getattr(engines, f"real_{name}")
+
+
+def found(diagnosis: doctor.Diagnosis, name: str) -> Item:
     return next(item for item in diagnosis.items if item.name == name)
 
 
 def test_a_target_is_ready_exactly_when_nothing_it_needs_is_missing() -> None:
     diagnosis = doctor.examine(MACHINE, server, ports=())
     for verdict in diagnosis.verdicts:
-        missing = [i.name for i in diagnosis.items if i.status == "missing" and verdict.target in i.needed_by]
-        assert list(verdict.lacks) == missing
-        assert verdict.ready == (verdict.target == "torch" and not missing)
-    for found in diagnosis.items:
-        assert found.status == "ok" or found.remedy, f"{found.name} names no remedy"
+        missing = [item for item in diagnosis.items if item.status == "missing"]
+        assert list(verdict.lacks_to_build) == [i.name for i in missing if verdict.target in i.builds]
+        assert list(verdict.lacks_to_run) == [i.name for i in missing if verdict.target in i.runs]
+        assert verdict.ready == (verdict.implemented and not verdict.lacks)
+        assert verdict.install or not verdict.lacks
+    for item in diagnosis.items:
+        assert item.status == "ok" or item.remedy, f"{item.name} names no remedy"
+
+
+def test_every_target_of_the_stack_table_has_a_verdict() -> None:
+    verdicts = {verdict.target: verdict for verdict in doctor.examine(MACHINE, server, ports=()).verdicts}
+    assert set(verdicts) == set(ALL)
+    assert verdicts["trtllm-engine"].container == TABLE.newest("trtllm-engine").container  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("builds", "runs", "words"),
+    [((), (), "ready"), ((), ("t",), "can build but not run"), (("t",), ("t",), "cannot build")],
+)
+def test_the_three_verdicts(builds: tuple[str, ...], runs: tuple[str, ...], words: str) -> None:
+    table = TABLE.model_copy(update={"implemented_targets": ("t",)})
+    verdict = doctor.verdict("t", [Item("piece", "missing", "", builds, runs, "install piece")], table)
+    assert verdict.words == words
+    assert verdict.to_json()["install"] == (["install piece"] if words != "ready" else [])
+
+
+def test_a_target_that_this_version_lacks_is_never_ready() -> None:
+    verdict = doctor.verdict("t", [], TABLE)
+    assert not verdict.ready
+    assert "not in this version" in verdict.words
+
+
+def test_readiness_is_that_of_the_target_that_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosis = doctor.examine(MACHINE, server, ports=())
+    assert diagnosis.ready
+    monkeypatch.setattr(host, "host_library_path", lambda: None)
+    assert not doctor.examine(MACHINE, server, ports=()).ready
 
 
 def test_a_missing_compiler_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, *rest: None)
-    monkeypatch.setattr(doctor, "host_library_path", lambda: None)
+    monkeypatch.setattr(host, "host_library_path", lambda: None)
     diagnosis = doctor.examine(MACHINE, server, ports=())
     assert not diagnosis.ready
     assert "g++" in diagnosis.packages
-    assert item(diagnosis, "g++").package == "g++"
+    assert found(diagnosis, "g++").package == "g++"
 
 
 def test_a_missing_libpython_comes_from_the_launcher() -> None:
@@ -47,7 +109,7 @@ def test_a_missing_libpython_comes_from_the_launcher() -> None:
         raise EnvironmentLacks("TF-ENV-022", "no shared libpython", remedies=["apt-get install libpython3.11"])
 
     diagnosis = doctor.examine(MACHINE, lacking, ports=())
-    assert item(diagnosis, "Triton server").package == "libpython3.11"
+    assert found(diagnosis, "Triton server").package == "libpython3.11"
     assert "libpython3.11" in diagnosis.packages
     assert not diagnosis.ready
 
@@ -56,22 +118,22 @@ def test_a_missing_libpython_comes_from_the_launcher() -> None:
     ("version", "status"), [("1.26.4", "ok"), ("2.1.0", "missing"), ("1.24.0", "missing"), ("absent", "missing")]
 )
 def test_the_numpy_rule(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
-    real = doctor.tool_versions
+    before = host.tool_versions
     monkeypatch.setattr(
-        doctor, "tool_versions", lambda names: {**real(names), **({"numpy": version} if "numpy" in names else {})}
+        host, "tool_versions", lambda names: {**before(names), **({"numpy": version} if "numpy" in names else {})}
     )
-    assert item(doctor.examine(MACHINE, server, ports=()), "numpy").status == status
+    assert found(doctor.examine(MACHINE, server, ports=()), "numpy").status == status
 
 
 @pytest.mark.parametrize(
     ("version", "status"), [("2.13.1+cpu", "ok"), ("2.12.0", "warning"), ("2.14.0", "warning"), ("absent", "missing")]
 )
 def test_versions_beside_the_stack(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
-    real = doctor.tool_versions
+    before = host.tool_versions
     monkeypatch.setattr(
-        doctor, "tool_versions", lambda names: {**real(names), **({"torch": version} if "torch" in names else {})}
+        host, "tool_versions", lambda names: {**before(names), **({"torch": version} if "torch" in names else {})}
     )
-    assert item(doctor.examine(MACHINE, server, ports=()), "torch").status == status
+    assert found(doctor.examine(MACHINE, server, ports=()), "torch").status == status
 
 
 def test_a_taken_port_is_a_warning_with_the_options() -> None:
@@ -79,12 +141,66 @@ def test_a_taken_port_is_a_warning_with_the_options() -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        found = item(doctor.examine(MACHINE, server, ports=(port,)), f"port {port}")
-    assert found.status == "warning"
-    assert "--http-port" in str(found.remedy)
+        item = found(doctor.examine(MACHINE, server, ports=(port,)), f"port {port}")
+    assert item.status == "warning"
+    assert "--http-port" in str(item.remedy)
 
 
 def test_small_machines_are_warned_about() -> None:
     small = replace(MACHINE, memory_total=2 << 30, disk_free=1 << 30)
     diagnosis = doctor.examine(small, server, ports=())
-    assert item(diagnosis, "memory").status == item(diagnosis, "disk").status == "warning"
+    assert found(diagnosis, "memory").status == found(diagnosis, "disk").status == "warning"
+
+
+class TestEngines:
+    def test_a_tensorrt_that_pip_lists_and_the_loader_does_not_find_is_missing(self) -> None:
+        item = real("tensorrt")(TABLE, loads(None, pip="10.14.1"))
+        assert item.status == "missing"
+        assert "pip says 10.14.1, but libnvinfer does not load" in item.detail
+
+    def test_what_loads_beside_what_pip_says(self) -> None:
+        item = real("tensorrt")(TABLE, loads("10.14.1.48", pip="10.13.3.9"))
+        assert item.status == "ok"
+        assert "trtllm-1.2.1" in item.detail
+        assert "pip says 10.13.3.9" in item.detail
+
+    def test_a_tensorrt_of_no_stack(self) -> None:
+        item = real("tensorrt")(TABLE, loads("9.3.0"))
+        assert item.status == "warning"
+        assert "10.14" in str(item.remedy)
+
+    @pytest.mark.parametrize(
+        ("version", "gpus", "status", "words"),
+        [
+            (None, (), "missing", "no driver answers"),
+            ("575.57.08", (), "missing", "no GPU is visible"),
+            ("470.82.01", (H100,), "missing", "need"),
+            ("575.57.08", (H100,), "ok", "sm_90"),
+        ],
+    )
+    def test_drivers(self, version: str | None, gpus: Any, status: str, words: str) -> None:
+        item = real("driver")(gpus, TABLE, loads(version))
+        assert item.status == status
+        assert words in item.detail
+
+    @pytest.mark.parametrize(
+        ("version", "pip", "status"),
+        [("1.2.1", "1.2.1", "ok"), ("1.3.0rc20", None, "ok"), ("0.20.0", None, "warning"), (None, "1.2.1", "missing")],
+    )
+    def test_tensorrt_llm(self, version: str | None, pip: str | None, status: str) -> None:
+        assert real("tensorrt_llm")(TABLE, loads(version, pip)).status == status
+
+    def test_the_backend_of_the_container(self, tmp_path: Path) -> None:
+        assert engines.triton_backend(tmp_path).status == "ok"
+        assert engines.triton_backend(tmp_path / "no").status == "missing"
+
+    def test_cuda_says_where_it_lies(self) -> None:
+        assert "13.0" in real("cuda")(loads("13.0")).detail
+        assert real("cuda")(loads(None)).status == "missing"
+
+    @pytest.mark.parametrize(
+        ("programs", "status"), [((), "warning"), (("docker",), "warning"), (("podman", "nvidia-ctk"), "ok")]
+    )
+    def test_containers(self, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...], status: str) -> None:
+        monkeypatch.setattr(shutil, "which", lambda name: name if name in programs else None)
+        assert engines.container_runtime().status == status

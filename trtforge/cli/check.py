@@ -32,7 +32,7 @@ def check(
     """Check a recipe against the model's headers, the tables and this machine; exit 1 on an error."""
     from quantize.intake import not_here
     from trtforge.errors import ExitCode, ForgeError
-    from trtforge.preflight.places import annotations, refusal_annotation
+    from trtforge.preflight.places import annotate, refusal_annotation
     from trtforge.recipe.load import load_recipe
     from trtforge.store.store import default_root
 
@@ -55,7 +55,7 @@ def check(
         refused = error
     report = common.preflight(loaded, model=shape, store=default_root(store))
     if form != "table":
-        found = annotations(loaded, report)
+        found = annotate(loaded, report)
         if refused is not None:
             found.insert(0, refusal_annotation(loaded, refused))
         console.value(_written(found, form).rstrip("\n"))

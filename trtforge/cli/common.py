@@ -18,7 +18,7 @@ from trtforge.errors import ExitCode, ForgeError
 
 if TYPE_CHECKING:
     from trtforge.console import Console
-    from trtforge.preflight import Report
+    from trtforge.preflight import Machine, Report
     from trtforge.preflight.model import ModelShape
     from trtforge.preflight.sources import Located
     from trtforge.recipe.load import LoadedRecipe
@@ -127,7 +127,7 @@ def open_store(option: Path | None, *, read_only: bool = False) -> Store:
 
 
 def preflight(
-    loaded: LoadedRecipe, *, model: ModelShape | None, store: Path | None = None, machine: bool = True
+    loaded: LoadedRecipe, *, model: ModelShape | None, store: Path | None = None, machine: Machine | bool = True
 ) -> Report:
     """Preflight of a loaded recipe with the shipped format table."""
     from quantize.formats import load_formats

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @common.forge_command
 def doctor(console: Console, store: StoreOption = None) -> None:
-    """Look at this machine: what each target needs, what is there, what to install."""
+    """Look at this machine: what each target needs to build and to run, what is there, what to install."""
     from trtforge.doctor import examine
     from trtforge.errors import ExitCode
     from trtforge.preflight import probe
@@ -30,12 +30,17 @@ def doctor(console: Console, store: StoreOption = None) -> None:
     )
     console.table(
         "Targets",
-        ["target", "verdict", "lacks"],
+        ["target", "verdict", "lacks to build", "lacks to run"],
         [
-            [verdict.target, "ready" if verdict.ready else verdict.note or "not ready", ", ".join(verdict.lacks)]
+            [verdict.target, verdict.words, ", ".join(verdict.lacks_to_build), ", ".join(verdict.lacks_to_run)]
             for verdict in diagnosis.verdicts
         ],
     )
+    for verdict in diagnosis.verdicts:
+        if verdict.lacks and verdict.implemented:
+            console.print(f"{verdict.target}: {'; '.join(verdict.install)}")
+            if verdict.container:
+                console.print(f"  all but the driver is in {verdict.container}")
     console.value("ready" if diagnosis.ready else "not ready")
     if not diagnosis.ready:
         raise common.Failed(ExitCode.ENVIRONMENT)

@@ -45,7 +45,7 @@ def place_of(loaded: LoadedRecipe, asked: str) -> tuple[str | None, int | None]:
     return (str(loaded.path), 1) if loaded.path is not None else (None, None)
 
 
-def annotations(loaded: LoadedRecipe, report: Report) -> list[Annotation]:
+def annotate(loaded: LoadedRecipe, report: Report) -> list[Annotation]:
     """The findings of a report as annotations of the recipe's files."""
     return [_annotation(loaded, finding) for finding in report.findings]
 

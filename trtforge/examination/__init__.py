@@ -1,0 +1,1 @@
+"""What `trtforge doctor` looks at: the host, and the engines that load there."""

@@ -1,0 +1,116 @@
+"""The engines' part: driver, CUDA, TensorRT, TensorRT-LLM, each asked for what really loads."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from trtforge.examination.items import Item
+from trtforge.preflight.machine import Gpu
+from trtforge.recipe.units import format_size
+from trtforge.stack.check import fits
+from trtforge.stack.probe import Loaded, probe
+from trtforge.store.machine import tool_versions
+from trtforge.tables import Component, StackTable
+
+_TRTLLM = ("trtllm-engine", "trtllm-llmapi")
+#: where NVIDIA's containers keep the backend that loads TensorRT-LLM engines
+_BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
+Ask = Callable[[Component], Loaded]
+
+
+def driver(gpus: tuple[Gpu, ...], table: StackTable, ask: Ask = probe) -> Item:
+    """The driver and the GPUs that it shows."""
+    builds, runs = ("tensorrt", "trtllm-engine"), ("tensorrt", "tensorrt-rtx", *_TRTLLM)
+    rule = next((row.version_of("driver") for row in table.rows if row.version_of("driver")), None)
+    found = ask(Component(name="driver", version=rule or "", probe="driver"))
+    if found.version is None:
+        remedy = "install the NVIDIA driver" + (f" ({rule})" if rule else "") + ", or use a machine with a GPU"
+        return Item("NVIDIA driver", "missing", "no driver answers", builds, runs, remedy)
+    if not gpus:
+        remedy = "docker run --gpus all, or CUDA_VISIBLE_DEVICES"
+        return Item("NVIDIA driver", "missing", f"{found.version}, and no GPU is visible", builds, runs, remedy)
+    if rule and not fits(rule, found.version):
+        detail, remedy = f"{found.version}, the stacks need {rule}", f"install a driver {rule}"
+        return Item("NVIDIA driver", "missing", detail, builds, runs, remedy)
+    shown = ", ".join(f"{gpu.name} {format_size(gpu.memory)} {gpu.architecture}" for gpu in gpus)
+    return Item("NVIDIA driver", "ok", f"{found.version}: {shown}", builds, runs)
+
+
+def cuda(ask: Ask = probe) -> Item:
+    """The CUDA runtime that loads."""
+    found = ask(Component(name="CUDA", version="", probe="cudart"))
+    if found.version is None:
+        remedy = "pip install nvidia-cuda-runtime-cu12, or the stack's container"
+        return Item("CUDA runtime", "missing", "libcudart does not load", ("tensorrt",), _TRTLLM, remedy)
+    return Item("CUDA runtime", "ok", f"{found.version} ({found.where})", ("tensorrt",), _TRTLLM)
+
+
+def tensorrt(table: StackTable, ask: Ask = probe) -> Item:
+    """TensorRT as it loads (never what pip says): an engine runs only under the release that built it."""
+    builds, runs = ("tensorrt", "trtllm-engine"), ("tensorrt", "trtllm-engine")
+    found = ask(Component(name="TensorRT", version="", probe="tensorrt", distribution="tensorrt"))
+    wanted = {row.name: version for row in table.rows if (version := row.version_of("TensorRT"))}
+    if found.version is None:
+        pip = f"pip says {found.pip}, but libnvinfer does not load" if found.pip else "libnvinfer does not load"
+        remedy = "pip install tensorrt, or the stack's container"
+        return Item("TensorRT", "missing", pip, builds, runs, remedy)
+    fitting = [name for name, version in wanted.items() if version.split(".")[:2] == found.version.split(".")[:2]]
+    detail = f"{found.version} loads ({found.where})"
+    if found.pip and found.pip.split(".")[:2] != found.version.split(".")[:2]:
+        detail += f", while pip says {found.pip}"
+    if fitting:
+        return Item("TensorRT", "ok", f"{detail}; of {', '.join(fitting)}", builds, runs)
+    known = ", ".join(f"{version} ({name})" for name, version in wanted.items())
+    return Item("TensorRT", "warning", f"{detail}; no stack has this release", builds, runs, f"one of {known}")
+
+
+def tensorrt_rtx() -> Item:
+    """TensorRT for RTX, which builds without a GPU."""
+    version = tool_versions(["tensorrt-rtx"])["tensorrt-rtx"]
+    if version != "absent" and importlib.util.find_spec("tensorrt_rtx") is not None:
+        return Item("tensorrt-rtx", "ok", version, ("tensorrt-rtx",), ("tensorrt-rtx",))
+    return Item(
+        "tensorrt-rtx", "missing", "not installed", ("tensorrt-rtx",), ("tensorrt-rtx",), "pip install tensorrt-rtx"
+    )
+
+
+def tensorrt_llm(table: StackTable, ask: Ask = probe) -> Item:
+    """TensorRT-LLM as it imports: it builds the engines of one target and runs the checkpoints of the other."""
+    builds, runs = ("trtllm-engine",), _TRTLLM
+    found = ask(Component(name="TensorRT-LLM", version="", probe="tensorrt_llm", distribution="tensorrt-llm"))
+    if found.version is None:
+        pip = f"pip says {found.pip}, but it does not import" if found.pip else "not installed"
+        return Item("TensorRT-LLM", "missing", pip, builds, runs, "the stack's container, or pip install tensorrt-llm")
+    rows = {row.name: version for row in table.rows if (version := row.version_of("TensorRT-LLM"))}
+    release = found.version.split("rc")[0]
+    fitting = [name for name, version in rows.items() if version.split("rc")[0] == release]
+    if fitting:
+        return Item("TensorRT-LLM", "ok", f"{found.version}; of {', '.join(fitting)}", builds, runs)
+    known = ", ".join(f"{version} ({name})" for name, version in rows.items())
+    return Item("TensorRT-LLM", "warning", f"{found.version}; no stack has it", builds, runs, f"one of {known}")
+
+
+def triton_backend(backend: Path = _BACKEND) -> Item:
+    """The C++ backend that serves TensorRT-LLM engines: it comes with NVIDIA's container only."""
+    runs = ("trtllm-engine",)
+    if backend.is_dir():
+        return Item("tensorrtllm backend", "ok", str(backend), (), runs)
+    return Item(
+        "tensorrtllm backend", "missing", f"{backend} does not exist", (), runs, "the stack's container brings it"
+    )
+
+
+def container_runtime() -> Item:
+    """Docker or Podman with NVIDIA's toolkit, for the targets whose stack is a container."""
+    engine = next((name for name in ("docker", "podman") if shutil.which(name)), None)
+    toolkit = shutil.which("nvidia-ctk") is not None
+    if engine and toolkit:
+        return Item("containers", "ok", f"{engine} with the NVIDIA Container Toolkit")
+    if engine:
+        return Item(
+            "containers", "warning", f"{engine}, no NVIDIA Container Toolkit", remedy="install nvidia-container-toolkit"
+        )
+    return Item("containers", "warning", "neither docker nor podman is on PATH", remedy="install docker or podman")
