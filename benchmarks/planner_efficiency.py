@@ -38,7 +38,7 @@ def percentiles(values: Any, digits: int = 2) -> list[float]:
 
 
 def linears(table: Any, gpu: dict[str, Any]) -> dict[str, Any]:
-    """Arithmetic from 4,096 rows and more; bandwidth from 16 rows or less over 300 MB, launch from 2 to 60 MB of them."""
+    """Arithmetic from 4,096 rows on; bandwidth from 16 rows or less over 300 MB, launch from 2 to 60 MB of them."""
     import numpy as np
 
     result = {}
@@ -91,13 +91,52 @@ def attention(prefill: Any, decode: Any, gpu: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def experts(table: Any, gpu: dict[str, Any]) -> dict[str, Any]:
+    """Grouped GEMMs with their routing, every width, format and distribution of the tokens over the experts."""
+    import pandas
+
+    sizes = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 4.5 / 8}
+    peaks = {
+        "bfloat16": "bfloat16_tc_flops",
+        "fp8": "fp8_tc_flops",
+        "fp8_block": "fp8_tc_flops",
+        "nvfp4": "fp4_tc_flops",
+    }
+    parts = []
+    for kernel, size in sizes.items():
+        rows = table[table.moe_dtype == kernel]
+        if not len(rows) or not gpu.get(peaks[kernel]):
+            continue
+        width = 3 * rows.hidden_size * rows.inter_size / rows.moe_tp_size
+        hit = rows.num_experts * (1 - (1 - rows.topk / rows.num_experts) ** rows.num_tokens) / rows.moe_ep_size
+        seconds = rows.latency * 1e-3
+        each = rows.num_tokens * rows.topk / rows.num_experts
+        part = pandas.DataFrame(
+            {"tokens": rows.num_tokens, "each": each, "seconds": seconds, "read": hit * width * size}
+        )
+        part["flops"] = 2 * rows.num_tokens * rows.topk / rows.moe_ep_size * width
+        part["compute"] = part.flops / gpu[peaks[kernel]] / seconds
+        parts.append(part)
+    rows = pandas.concat(parts)
+    few = rows[(rows.each <= 8) & (rows.read > 2e8)]
+    small = rows[(rows.tokens <= 4) & (rows.read < 5e6)]
+    return {
+        "compute": percentiles(rows[(rows.each >= 128) & (rows.flops > 2e11)]["compute"]),
+        "memory": percentiles((few.read / gpu["mem_bw"] / few.seconds).clip(upper=1.0)),
+        "launch_us": percentiles(small.seconds * 1e6 / 2, 1),
+    }
+
+
 def all_reduce(table: Any, one_way: float) -> dict[str, Any]:
-    """The share of a link's one-way bandwidth that 2(N−1)/N · M over the time is, for messages from 1 MB on."""
-    large = table[table.message_size >= 2**20]
-    ranks = large.num_gpus
-    share = 2 * (ranks - 1) / ranks * large.message_size / (large.latency * 1e-3) / one_way
-    small = table[table.message_size <= 2**13].latency * 1e3
-    return {"bandwidth": percentiles(share), "small_message_us": percentiles(small, 1)}
+    """The share of a link's one-way bandwidth that 2(N−1)/N · M over the time is, for messages from 1 MB on.
+
+    The table counts elements of two bytes (an L40S would otherwise beat its PCIe slot).
+    """
+    size = 2 * table.message_size
+    large, ranks = size >= 2**20, table.num_gpus
+    share = 2 * (ranks - 1) / ranks * size / (table.latency * 1e-3) / one_way
+    small = table[size <= 2**14].latency * 1e3
+    return {"bandwidth": percentiles(share[large]), "small_message_us": percentiles(small, 1)}
 
 
 def main() -> None:
@@ -119,6 +158,9 @@ def main() -> None:
         rows = linears(newest("gemm/trtllm/*/gemm_perf.parquet"), spec["gpu"])
         prefill = newest("attention/trtllm/*/context_attention_perf.parquet")
         rows |= attention(prefill, newest("attention/trtllm/*/generation_attention_perf.parquet"), spec["gpu"])
+        tables = [pandas.read_parquet(path) for path in sorted(data.glob("moe/trtllm/*/moe_perf.parquet"))]
+        if tables:
+            rows["experts"] = experts(pandas.concat(tables), spec["gpu"])
         reduce = newest("comm/trtllm/*/custom_allreduce_perf.parquet")
         if reduce is not None:
             pcie = spec["gpu"]["sm_version"] in (89, 120)

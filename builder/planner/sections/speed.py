@@ -20,6 +20,7 @@ _CLASS_NAMES = {
     "linear_fp4": "linears, FP4",
     "linear_int8": "linears, INT8",
     "linear_weight_only": "linears, weight only",
+    "experts": "experts",
     "attention_prefill": "attention of prompts",
     "attention_decode": "attention of decoding",
     "pointwise": "norms and pointwise",

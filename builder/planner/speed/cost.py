@@ -27,6 +27,7 @@ OpClass = Literal[
     "linear_fp4",
     "linear_int8",
     "linear_weight_only",
+    "experts",
     "attention_prefill",
     "attention_decode",
     "pointwise",
@@ -94,7 +95,7 @@ def _linear(op: Linear, step: Step, precision: Precision, gpu: Gpu) -> Cost:
     weights = op.n * op.k * bits / 8 * _touched(op, rows)
     flops = 2.0 * passed * op.n * op.k
     moved = weights * (rows > 0) + passed * (op.k * inputs + op.n * base)
-    name = _linear_class(row.bits, math)
+    name: OpClass = "experts" if op.experts else _linear_class(row.bits, math)
     return Cost(op.name, name, math, op.count * flops, op.count * moved, op.count * (rows > 0))
 
 

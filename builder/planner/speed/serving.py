@@ -10,8 +10,9 @@ the replica runs P mixed steps, D requests decoding beside the chunk, and G plai
     requests a second = 1 / (P · t_mixed + G · t_plain)
 
 When P mixed steps alone cover R, there is no plain step and fewer than B decode at once: the load is bound by
-prompts, and by Little's law the others wait for their first token. With pp pipeline stages, min(pp, B) micro-batches run side by side; each passes every stage, so its step
-takes the time of a whole step of its share of the batch.
+prompts, and by Little's law the others wait for their first token. With pp pipeline stages, min(pp, B)
+micro-batches run side by side; each passes every stage, so its step takes the time of a whole step of its share of
+the batch.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def _solve(
     lived = np.maximum(in_mixed + in_plain, 1e-12)
     mean = np.where(rounds > 0, (in_mixed * mixed + in_plain * plain) / lived, plain)
     requests = micro / spent
-    # B requests stay B · P steps each when every step is mixed: what their own chunks and answers do not fill is waiting
+    # when every step is mixed a request stays for B · P of them; what its chunks and answer do not fill is waiting
     waiting = np.where(by_prompts, np.maximum(local * mixed_steps - rounds - chunks, 0.0), 0.0)
     return Served(
         ttft=(chunks + waiting) * mixed,

@@ -17,7 +17,7 @@ from tests.builder.planner.reference_times import Row, compared
 
 FIXTURE = Path(__file__).with_name("aiconfigurator_times.json")
 #: differences over 25 %, each explained in docs/planner.md
-EXPLAINED = {("Meta-Llama-3.1-70B", "h100-sxm", "prefill")}
+EXPLAINED = {("Meta-Llama-3.1-405B", "b200", "decode"), ("Qwen3-235B-A22B", "h200", "prefill")}
 
 
 @cache
@@ -43,7 +43,7 @@ def test_differences_over_a_quarter_are_the_explained_ones() -> None:
 
 def test_most_of_their_figures_lie_in_our_ranges() -> None:
     figures = [figure for row in _rows() for figure in (row.prefill, row.decode, row.output)]
-    assert sum(figure.inside() for figure in figures) >= 0.85 * len(figures)
+    assert sum(figure.inside() for figure in figures) >= 0.95 * len(figures)
 
 
 #: https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md, section 1.1: H200, TensorRT-LLM 0.15,
