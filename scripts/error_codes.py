@@ -29,6 +29,7 @@ AREAS = {
     "RCP": "Recipes",
     "RUN": "Runtime and requests",
     "SRC": "Checkpoint intake",
+    "STK": "Stacks and what is loaded",
     "STO": "Store and pipeline",
     "TRI": "Triton repositories",
 }

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from builder.targets.trtllm.medusa import MedusaHeads
 from builder.targets.trtllm.ranks import all_ranks, layers_of
 from builder.targets.trtllm.source import Checkpoint
 from builder.targets.trtllm.tensors import Requantized, Tensor, rank_tensors
@@ -34,9 +35,18 @@ _LINEARS = {
 
 
 def convert_checkpoint(
-    checkpoint: Path, out: Path, *, tp: int = 1, pp: int = 1, progress: Progress | None = None
+    checkpoint: Path,
+    out: Path,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    medusa: MedusaHeads | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write TensorRT-LLM's checkpoint of ``checkpoint`` into ``out``; ranks that are there complete are kept.
+
+    Args:
+        medusa: heads that the checkpoint holds beside the model.
 
     Returns:
         ``ranks``, ``bytes``, and ``requantized``: the linears whose FP8 weights were rounded again under a
@@ -53,6 +63,10 @@ def convert_checkpoint(
     config = trtllm_config(source, tp, pp)
     requantized = Requantized()
     plans = [(rank, rank_tensors(source, rank, requantized)) for rank in all_ranks(tp, pp)]
+    if medusa is not None:
+        config |= medusa.config()
+        config["quantization"]["exclude_modules"] += ["medusa_heads*"]
+        plans = [(rank, [*tensors, *medusa.tensors(rank, source)]) for rank, tensors in plans]
     total = sum(tensor.nbytes for _, tensors in plans for tensor in tensors)
     progress.start("converting for TensorRT-LLM", float(total))
     out.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ from builder.targets.trtllm.common import (
     write_engine,
 )
 from builder.targets.trtllm.flags import build_arguments, settings_of
+from builder.targets.trtllm.medusa import MedusaHeads
 from builder.targets.trtllm.readback import Finding, compare_engine, read_trtllm_engine
 from builder.targets.trtllm.runner import COMMAND, run_build, why_not_here
 from builder.targets.trtllm.source import Checkpoint
@@ -37,8 +38,6 @@ from trtforge.recipe.schema import Build, Speculation
 
 NAME = "trtllm-engine"
 LOG_FILE = "build.log"
-#: speculation whose heads are part of the checkpoint that trtllm-build reads
-_HEADS = ("eagle", "medusa")
 
 
 def build_engine(
@@ -50,6 +49,7 @@ def build_engine(
     speculation: Speculation | None = None,
     stack: str | None = None,
     timing_cache: Path | None = None,
+    draft: Path | None = None,
     scratch: Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -59,6 +59,7 @@ def build_engine(
         checkpoint: the quantized Hugging Face checkpoint.
         stack: a row of the stack table; default: the target's newest.
         timing_cache: kernel timings of earlier builds.
+        draft: directory of the Medusa heads, for that method; a draft model is an engine of its own.
         scratch: a folder that survives a kill: ranks that were converted there are not converted again.
 
     Raises:
@@ -78,16 +79,16 @@ def build_engine(
             why="Expert parallelism is of mixture-of-experts models; the converter writes dense ones.",
             remedies=["build.parallel.ep: 1"],
         )
-    if speculation.method in _HEADS:
+    if speculation.method == "eagle":
         raise ForgeError(
             "TF-BLD-037",
-            f"The heads of {speculation.method} are not put into TensorRT-LLM's checkpoint",
-            asked=f"speculation.method: {speculation.method}",
-            numbers={"methods": ["lookahead", "draft_target", "none"]},
-            why="trtllm-build reads them from the checkpoint; the converter writes the target model alone.",
+            "EAGLE's drafter is not put into TensorRT-LLM's checkpoint",
+            asked="speculation.method: eagle",
+            numbers={"methods": ["medusa", "lookahead", "draft_target", "none"]},
+            why="trtllm-build reads target and drafter from one checkpoint; the converter writes no EAGLE drafter.",
             remedies=[
                 "speculation.method: lookahead",
-                "speculation.method: draft_target",
+                "speculation.method: medusa, with speculation.draft",
                 "build.target: trtllm-llmapi with speculation.method: eagle3",
             ],
         )
@@ -99,7 +100,23 @@ def build_engine(
     settings = settings_of(build, speculation, cache)
     arguments = build_arguments(version, {**settings, "output_timing_cache": f"{{work}}/{script.OUTPUT_CACHE}"})
     source = Checkpoint.open(checkpoint)
-    converted = _convert(checkpoint, out, scratch, parallel.tp, parallel.pp, progress)
+    medusa = None
+    if speculation.method == "medusa":
+        length = settings["max_draft_len"]
+        medusa = MedusaHeads.open(
+            draft, target=source, heads=speculation.heads, max_draft_len=length, tp=parallel.tp
+        )
+    place = out if scratch is None else scratch
+    converted = convert_checkpoint(
+        checkpoint,
+        place / script.CHECKPOINT_DIR,
+        tp=parallel.tp,
+        pp=parallel.pp,
+        medusa=medusa,
+        progress=progress,
+    )
+    if scratch is not None:
+        shutil.move(place / script.CHECKPOINT_DIR, out / script.CHECKPOINT_DIR)
     copy_tokenizer(checkpoint, out)
     scripts = script.write_scripts(out, version, arguments, row.container)
     reason = why_not_here(version)
@@ -136,17 +153,6 @@ def build_engine(
     }
     engine["kv_cache"] |= {"block_size": build.kv_cache.block_size}
     return write_engine(out, engine)
-
-
-def _convert(checkpoint: Path, out: Path, scratch: Path | None, tp: int, pp: int, progress: Progress) -> dict[str, Any]:
-    """Convert where it survives a kill, then move the result into ``out``."""
-    target = out / script.CHECKPOINT_DIR
-    if scratch is None:
-        return convert_checkpoint(checkpoint, target, tp=tp, pp=pp, progress=progress)
-    place = scratch / script.CHECKPOINT_DIR
-    converted = convert_checkpoint(checkpoint, place, tp=tp, pp=pp, progress=progress)
-    shutil.move(place, target)
-    return converted
 
 
 def _compile(

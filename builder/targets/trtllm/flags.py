@@ -168,6 +168,8 @@ def _speculation(speculation: Speculation) -> tuple[str | None, int | None]:
             remedies=["build.target: trtllm-llmapi", "speculation.method: lookahead", "speculation.method: none"],
         )
     length = speculation.max_draft_len
+    if length is None and speculation.choices is not None:
+        length = len(speculation.choices)  # a node of the tree is a draft token
     if speculation.method == "lookahead":
         length = lookahead_draft_len(speculation.lookahead)
     if length is None:
@@ -176,7 +178,7 @@ def _speculation(speculation: Speculation) -> tuple[str | None, int | None]:
             "speculation.max_draft_len is missing",
             asked=f"speculation.method: {speculation.method}",
             why="The engine is compiled for the number of draft tokens that a step verifies.",
-            remedies=["speculation.max_draft_len: 4"],
+            remedies=["speculation.max_draft_len: 4", "speculation.choices: the tree, one path a node"],
         )
     return modes[speculation.method], length
 

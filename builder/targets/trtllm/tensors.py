@@ -136,7 +136,7 @@ class _Plan:
         spans = [(0, values.shape[0])] if spans is None else spans
         shape = (sum(end - begin for begin, end in spans), *values.shape[1:])
         dtype = self.source.headers[name].dtype
-        return Tensor(out, dtype, shape, lambda: _bands(values, spans, None))
+        return Tensor(out, dtype, shape, lambda: bands(values, spans, None))
 
     def _linear(self, out: str, parts: list[Part], columns: tuple[int, int] | None = None) -> Iterator[Tensor]:
         """A linear of ``parts`` one below the other, of which this rank has the given columns of K (default: all)."""
@@ -154,7 +154,7 @@ class _Plan:
 
         def pieces() -> Iterator[Array]:
             for part, value in zip(parts, values, strict=True):
-                yield from _bands(value, [(part.begin, part.end)], None)
+                yield from bands(value, [(part.begin, part.end)], None)
 
         shape = (sum(part.end - part.begin for part in parts),)
         return Tensor(out, self.source.headers[names[0]].dtype, shape, pieces)
@@ -178,7 +178,7 @@ class _Plan:
         def pieces() -> Iterator[Array]:
             for part, value, span in zip(parts, values, spans, strict=True):
                 table = (tables or {}).get(part.module)
-                for band in _bands(value, [span], columns):
+                for band in bands(value, [span], columns):
                     yield band if table is None else table[band]
 
         stored = dtype or self.source.headers[f"{parts[0].module}.{leaf}"].dtype
@@ -260,7 +260,7 @@ def _numbers(name: str, values: list[float]) -> Tensor:
     return Tensor(name, "F32", array.shape, lambda: iter((array,)))
 
 
-def _bands(values: Array, spans: Sequence[tuple[int, int]], columns: tuple[int, int] | None) -> Iterator[Array]:
+def bands(values: Array, spans: Sequence[tuple[int, int]], columns: tuple[int, int] | None) -> Iterator[Array]:
     """Rows by spans, then columns, some megabytes at a time; rows past the end are zeros."""
     view = values if columns is None else values[:, columns[0] : columns[1]]
     row = max(1, int(np.prod(view.shape[1:], dtype=np.int64)) * view.itemsize)

@@ -128,6 +128,7 @@ def _build_of_checkpoint(context: StageContext) -> StageResult:
             speculation=recipe.speculation,
             stack=recipe.stack,
             timing_cache=timing_cache(recipe, context.recipe_dir),
+            draft=draft_directory(recipe, context.recipe_dir),
             scratch=context.scratch,
             progress=context.progress,
         )

@@ -1,0 +1,162 @@
+"""Medusa heads in TensorRT-LLM's checkpoint: residual layers and an output head each, beside the target model.
+
+Read from a directory with ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``) and safetensors whose
+tensors are ``{head}.{layer}.linear.weight``, ``….bias`` and ``{head}.{layers}.weight`` (the output head), as the
+Medusa project publishes them; pickles are refused. Every rank holds the rows of its share; the vocabulary is
+filled up with rows of zeros. Heads stay in the model's type: the format of the target is not theirs.
+
+Source: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/medusa/model.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.targets.trtllm.ranks import Rank
+from builder.targets.trtllm.source import BITS, Array, Checkpoint, widen
+from builder.targets.trtllm.tensors import Tensor, bands
+from trtforge.errors import ForgeError
+from trtforge.safetensors_header import TensorInfo, read_headers
+
+ARCHITECTURE = "MedusaForCausalLM"
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+@dataclass(frozen=True)
+class MedusaHeads:
+    """Attributes:
+    heads, layers: how many heads, and residual layers a head.
+    max_draft_len: nodes of the tree.
+    """
+
+    directory: Path
+    heads: int
+    layers: int
+    max_draft_len: int
+    headers: Mapping[str, TensorInfo]
+
+    @classmethod
+    def open(
+        cls, directory: Path | None, *, target: Checkpoint, heads: int | None, max_draft_len: int, tp: int = 1
+    ) -> MedusaHeads:
+        """Read the heads' configuration and headers.
+
+        Args:
+            tp: ranks that share each head's rows.
+            heads: what the recipe says; None takes the directory's word.
+
+        Raises:
+            ForgeError: ``TF-BLD-038`` no such directory or configuration, another number of heads than the recipe
+                says, tensors of another model, or rows that do not divide over the ranks.
+        """
+        if directory is None or not (directory / "config.json").is_file():
+            raise _refuse(
+                "Medusa heads are read from a directory with config.json and safetensors",
+                directory,
+                "TensorRT-LLM's checkpoint holds target and heads together.",
+                "speculation.draft: PATH of the heads, relative to the recipe",
+            )
+        try:
+            config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+            found, layers = int(config["medusa_num_heads"]), int(config["medusa_num_layers"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _refuse(
+                f"config.json of the Medusa heads lacks medusa_num_heads or medusa_num_layers: {error}",
+                directory,
+                "They say how many heads there are and how deep each is.",
+                "complete config.json as the heads' publisher says",
+            ) from error
+        if heads is not None and heads != found:
+            raise _refuse(
+                f"There are {found} Medusa heads, the recipe says {heads}",
+                directory,
+                "The tree's depth is the number of heads.",
+                f"speculation.heads: {found}",
+            )
+        if target.config.hidden_size % tp:
+            raise _refuse(
+                f"The {target.config.hidden_size} rows of a Medusa layer do not divide over {tp} ranks",
+                directory,
+                "Each rank holds the same number of rows.",
+                "build.parallel.tp: 1",
+            )
+        result = cls(directory, found, layers, max_draft_len, read_headers(directory))
+        result._check(target)
+        return result
+
+    def _check(self, target: Checkpoint) -> None:
+        width, vocabulary = target.config.hidden_size, target.config.vocab_size
+        wanted = {f"{head}.{self.layers}.weight": (vocabulary, width) for head in range(self.heads)}
+        for head in range(self.heads):
+            for layer in range(self.layers):
+                wanted[f"{head}.{layer}.linear.weight"] = (width, width)
+        wrong = {
+            name: list(self.headers[name].shape) if name in self.headers else None
+            for name, shape in wanted.items()
+            if name not in self.headers or self.headers[name].shape != shape or self.headers[name].dtype not in BITS
+        }
+        if wrong:
+            name, shape = next(iter(wrong.items()))
+            raise _refuse(
+                f"{len(wrong)} tensors of the Medusa heads do not fit the model: {name} is {shape or 'missing'}, "
+                f"not {list(wanted[name])}",
+                self.directory,
+                "Heads are trained for one model, on its hidden states and its vocabulary.",
+                "speculation.draft: heads that were trained for this model",
+            )
+
+    def config(self) -> dict[str, Any]:
+        """What they add to the checkpoint's config.json."""
+        return {
+            "architecture": ARCHITECTURE,
+            "model_type": "llama",
+            "num_medusa_heads": self.heads,
+            "num_medusa_layers": self.layers,
+            "max_draft_len": self.max_draft_len,
+        }
+
+    def tensors(self, rank: Rank, target: Checkpoint) -> Iterator[Tensor]:
+        """The heads' tensors of a rank."""
+        share = -(-target.config.vocab_size // rank.tp)
+        rows = target.config.hidden_size // rank.tp
+        own = (rank.tp_rank * rows, (rank.tp_rank + 1) * rows)
+        vocabulary = (rank.tp_rank * share, (rank.tp_rank + 1) * share)
+        for head in range(self.heads):
+            for layer in range(self.layers):
+                out = f"medusa_heads.{head}.medusa_layers.{layer}.linear"
+                yield self._rows(f"{out}.weight", f"{head}.{layer}.linear.weight", own, target)
+                if f"{head}.{layer}.linear.bias" in self.headers:
+                    yield self._rows(f"{out}.bias", f"{head}.{layer}.linear.bias", own, target)
+            yield self._rows(f"medusa_heads.{head}.lm_head.weight", f"{head}.{self.layers}.weight", vocabulary, target)
+
+    def _rows(self, out: str, name: str, span: tuple[int, int], target: Checkpoint) -> Tensor:
+        info, dtype = self.headers[name], _DTYPES[target.config.dtype]
+        values = np.memmap(self.directory / info.file, BITS[info.dtype], "r", info.offset, info.shape)
+        shape = (span[1] - span[0], *info.shape[1:])
+        return Tensor(out, dtype, shape, _converted(values, span, info.dtype, dtype))
+
+
+def _converted(values: Array, span: tuple[int, int], stored: str, dtype: str) -> Callable[[], Iterator[Array]]:
+    def pieces() -> Iterator[Array]:
+        for band in bands(values, [span], None):
+            yield band if stored == dtype else narrow(widen(band, stored), dtype)
+
+    return pieces
+
+
+def narrow(values: Array, dtype: str) -> Array:
+    """float32 as the bits of BF16 (nearest even), F16 or F32."""
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return values.astype(np.float16).view(np.uint16) if dtype == "F16" else values
+
+
+def _refuse(message: str, directory: Path | None, why: str, remedy: str) -> ForgeError:
+    return ForgeError("TF-BLD-038", message, asked=f"speculation.draft: {directory}", why=why, remedies=[remedy])
