@@ -10,7 +10,7 @@ from launcher.installation import Installation, find_installation
 
 STAND_IN = Path(__file__).with_name("stand_in_engine.py")
 ENGINE = {
-    "max_batch_size": 4,
+    "max_batch_size": 2,
     "max_num_tokens": 512,
     "max_seq_len": 512,
     "max_input_len": 511,

@@ -35,6 +35,8 @@ from trtforge.recipe.schema import Recipe
 
 LAYOUT = "inflight_batcher_llm"
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+#: most instances of BLS: each is a process with a tokenizer, and serves one request at a time
+MAX_BLS_INSTANCES = 32
 _TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
 _CODE = "triton_repo.layouts.ifb_code"
 _SHIPPED: Mapping[str, Mapping[str, str]] = {
@@ -164,7 +166,7 @@ def _bls(recipe: Recipe, engine: Mapping[str, Any], tokenizer: str, types: Mappi
     size, decoupled = engine["max_batch_size"], recipe.triton.decoupled
     config = new_config("tensorrt_llm_bls", backend="python", max_batch_size=size, decoupled=decoupled)
     _add(config, tensors.BLS_INPUTS, tensors.BLS_OUTPUTS, types)
-    add_cpu_instance(config)
+    add_cpu_instance(config, min(size, MAX_BLS_INSTANCES))
     values = {
         "tokenizer_dir": tokenizer,
         "accumulate_tokens": str(recipe.triton.accumulate_tokens).lower(),

@@ -2,7 +2,9 @@
 
 preprocessing → tensorrt_llm → text, with the detokenizer's state kept for every sequence, so that streaming is
 exact: joined pieces are the whole answer, no half characters, no missing spaces, stop words found across token
-borders. Each streamed response holds the *new* text. One instance serves ``max_batch_size`` requests on threads.
+borders. Each streamed response holds the *new* text. An instance serves one request at a time and the repository has
+as many instances as requests run together: calls of other models from several threads of one process corrupt the
+memory of Triton 2.51's Python stub.
 
 A stop text or a client that has gone ends the request in the engine through its ``stop`` input.
 """
@@ -10,7 +12,6 @@ A stop text or a client that has gone ends the request in the engine through its
 import json
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,11 @@ class TritonPythonModel:
         self._skip = parameters["skip_special_tokens"] == "true"
         self._max_beam_width = int(parameters["max_beam_width"])
         self._tokenizer = EngineTokenizer.load((Path(args["model_repository"]) / parameters["tokenizer_dir"]).resolve())
-        self._pool = ThreadPoolExecutor(max(1, int(config["max_batch_size"])), "bls")
 
     def execute(self, requests: list[Any]) -> None:
-        """Put every request on a thread; each answers through its own response sender."""
+        """Answer every request through its own response sender, one after the other."""
         for request in requests:
-            self._pool.submit(self._serve, _Job(request, self._inputs), request.get_response_sender())
+            self._serve(_Job(request, self._inputs), request.get_response_sender())
 
     def _serve(self, job: "_Job", sender: Any) -> None:
         held: Any = None
@@ -151,10 +151,6 @@ class TritonPythonModel:
         )
         for _ in request.exec(decoupled=True) if self._decoupled else [request.exec()]:
             pass
-
-    def finalize(self) -> None:
-        """Wait for the requests in flight."""
-        self._pool.shutdown()
 
 
 class _Job:
