@@ -52,6 +52,7 @@ class Method(_Row):
     support: Literal["yes", "no"]
     draft: Literal["required", "none"]
     instead: str | None = None
+    converted: bool = Field(True, description="Whether this version of trtforge writes what the method needs")
     source: str = Field(pattern=_LINK)
 
 

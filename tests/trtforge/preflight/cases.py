@@ -393,6 +393,14 @@ CASES: dict[str, tuple[Case, Case]] = {
         ),
         (merged(ENGINE, speculation(method="lookahead")), {}),
     ),
+    "TF-K12-018": (
+        (merged(ENGINE, speculation(method="eagle", draft="draft", max_draft_len=63)), {}),
+        (merged(ENGINE, speculation(method="medusa", draft="draft", max_draft_len=63)), {}),
+    ),
+    "TF-K12-019": (
+        (merged(API, speculation(method="eagle3", draft="hf:yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")), {}),
+        (merged(API, speculation(method="eagle3", draft="EAGLE3-LLaMA3.1-Instruct-8B")), {}),
+    ),
     "TF-K13-001": ((triton(layout="llmapi"), {}), (triton(layout="native"), {})),
     "TF-K13-002": (({"evals": {"tasks": ["mmlu"]}}, {}), ({"evals": {"tasks": []}}, {})),
     "TF-K13-003": (

@@ -6,6 +6,7 @@ Settings that a source leaves at TensorRT-LLM's defaults are written as those de
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.support.preflight import BIG
@@ -22,6 +23,7 @@ from tests.trtforge.preflight.cases import (
     triton,
     trtllm,
 )
+from tests.trtforge.preflight.folders import write_draft, zeros
 
 _LLAMA = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/models/core/llama/README.md"
 _QWEN = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/models/core/qwen/README.md"
@@ -55,6 +57,14 @@ class Valid:
     settings: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def write(self, folder: Path) -> None:
+        """The draft that the settings name, with the target's vocabulary and width."""
+        if "draft" in self.settings.get("speculation", {}):
+            heads = {"medusa_num_heads": 4, "medusa_num_layers": 1}
+            tensors = {f"{head}.0.linear.weight": zeros(2, 2) for head in range(4)}
+            config = {"vocab_size": self.model.vocab, "hidden_size": self.model.hidden, **heads}
+            write_draft(folder / "draft", config=config, tensors=tensors)
+
     def facts_with(self, **more: Any) -> dict[str, Any]:
         return {"model": self.model, "machine": BIG, **self.facts, **more}
 
@@ -73,7 +83,7 @@ FP8_8B = public("meta-llama/Llama-3.1-8B-Instruct", prequantized="fp8", prequant
 FP4_70B = public("meta-llama/Llama-3.1-70B-Instruct", prequantized="nvfp4", prequantized_kv_cache="fp8")
 SMOL = public("HuggingFaceTB/SmolLM2-135M-Instruct")
 B200 = build(architectures=["sm_100"])
-EAGLE_3 = speculation(method="eagle3", draft="hf:yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", max_draft_len=3)
+EAGLE_3 = speculation(method="eagle3", draft="draft", max_draft_len=3)
 BFLOAT = {"model": {"dtype": "bfloat16"}}
 
 VALID: dict[str, Valid] = {
@@ -174,22 +184,10 @@ VALID: dict[str, Valid] = {
             {"bench": {"concurrency": [1, 4, 8]}},
             speculation(
                 method="medusa",
-                draft="hf:FasterDecoding/medusa-vicuna-7b-v1.3",
+                draft="draft",
                 heads=4,
                 max_draft_len=63,
                 choices=MC_SIM,
-            ),
-        ),
-    ),
-    "eagle-vicuna": Valid(
-        "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/eagle/README.md",
-        VICUNA,
-        merged(
-            ENGINE,
-            build(limits={"max_batch_size": 4, "max_num_tokens": 8192, "max_seq_len": 2048}),
-            {"bench": {"concurrency": [1, 4]}},
-            speculation(
-                method="eagle", draft="hf:yuhuili/EAGLE-Vicuna-7B-v1.3", heads=4, max_draft_len=63, choices=MC_SIM
             ),
         ),
     ),
@@ -221,7 +219,7 @@ VALID: dict[str, Valid] = {
             API,
             LIMITS,
             build(parallel={"tp": 4}),
-            speculation(method="draft_target", draft="hf:meta-llama/Llama-3.1-8B-Instruct", max_draft_len=3),
+            speculation(method="draft_target", draft="draft", max_draft_len=3),
         ),
     ),
     "serve-qwen2.5-yarn": Valid(
@@ -232,7 +230,17 @@ VALID: dict[str, Valid] = {
     "ptq-llama-3.1-8b-nvfp4": Valid(_PTQ, LLAMA_31, merged(API, B200, LIMITS, quant(format="nvfp4", kv_cache="fp8"))),
 }
 
-#: what no layout serves yet, so that it is no recipe to run: faults are planted here too
+#: what this version does not serve or convert, so that it is no recipe to run: faults are planted here too
 UNSERVED: dict[str, Valid] = {
     "rtx-fp8": Valid(_RTX, SMOL, merged(RTX, quant(format="fp8"), build(limits={"max_seq_len": 2048}))),
+    "eagle-vicuna": Valid(
+        "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/eagle/README.md",
+        VICUNA,
+        merged(
+            ENGINE,
+            build(limits={"max_batch_size": 4, "max_num_tokens": 8192, "max_seq_len": 2048}),
+            {"bench": {"concurrency": [1, 4]}},
+            speculation(method="eagle", draft="draft", heads=4, max_draft_len=63, choices=MC_SIM),
+        ),
+    ),
 }

@@ -21,10 +21,11 @@ GLM = public("THUDM/chatglm3-6b")
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_nothing_is_found_in_what_is_documented_to_work(name: str) -> None:
+def test_nothing_is_found_in_what_is_documented_to_work(name: str, tmp_path: Path) -> None:
     valid = VALID[name]
     assert valid.source.startswith("https://")
-    found = report(valid.settings, **valid.facts_with()).findings
+    valid.write(tmp_path)
+    found = report(valid.settings, directory=tmp_path, **valid.facts_with()).findings
     assert [(finding.code, finding.message) for finding in found] == []
 
 
@@ -111,6 +112,11 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("serve-eagle3", build(parallel={"pp": 2}), {}, "TF-K12-003"),
     ("lookahead-vicuna", trtllm(max_beam_width=4), {}, "TF-K12-003"),
     ("medusa-vicuna", speculation(draft=None), {}, "TF-K12-004"),
+    ("medusa-vicuna", speculation(heads=5), {}, "TF-K12-013"),
+    ("serve-eagle3", {}, {"model": public("meta-llama/Llama-2-7b-hf", vocab=32_016)}, "TF-K12-006"),
+    ("serve-eagle3", {}, {"model": public("meta-llama/Llama-3.2-1B-Instruct")}, "TF-K12-007"),
+    ("serve-eagle3", speculation(draft="hf:yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"), {}, "TF-K12-019"),
+    ("lookahead-vicuna", speculation(method="eagle", draft="draft", max_draft_len=63), {}, "TF-K12-018"),
     ("serve-eagle3", speculation(draft="no-such-folder"), {}, "TF-K12-005"),
     ("serve-ngram", speculation(max_draft_len=None), {}, "TF-K12-009"),
     ("lookahead-vicuna", speculation(max_draft_len=63), {}, "TF-K12-010"),
@@ -177,7 +183,10 @@ def test_the_corpora_are_large_enough() -> None:
 
 
 @pytest.mark.parametrize(("name", "change", "facts", "code"), PLANTED, ids=lambda value: str(value)[:48])
-def test_the_planted_fault_is_found(name: str, change: dict[str, Any], facts: dict[str, Any], code: str) -> None:
+def test_the_planted_fault_is_found(
+    name: str, change: dict[str, Any], facts: dict[str, Any], code: str, tmp_path: Path
+) -> None:
     valid = {**VALID, **UNSERVED}[name]
-    assert code not in codes(valid.settings, **valid.facts_with())
-    assert code in codes(merged(valid.settings, change), **valid.facts_with(**facts))
+    valid.write(tmp_path)
+    assert code not in codes(valid.settings, directory=tmp_path, **valid.facts_with())
+    assert code in codes(merged(valid.settings, change), directory=tmp_path, **valid.facts_with(**facts))

@@ -359,13 +359,24 @@ def heads_exist(facts: Facts) -> Iterator[Violation]:
         return
     stored = {name.split(".")[0] for name in files.tensors if name.split(".")[0].isdigit()}
     declared = files.config.get("medusa_num_heads")
-    count = len(stored) or (declared if isinstance(declared, int) else None)
-    if count is not None and speculation.heads > count:
+    numbers = {"heads": speculation.heads, "stored": len(stored), "declared": declared}
+    asked = f"speculation.heads: {speculation.heads}"
+    if stored and speculation.heads > len(stored):
         yield Violation(
-            f"{speculation.heads} heads are asked for, the checkpoint holds {count}",
-            f"speculation.heads: {speculation.heads}",
-            {"heads": speculation.heads, "stored": len(stored), "declared": declared},
-            [f"speculation.heads: {count}", "a checkpoint with more heads"],
+            f"{speculation.heads} heads are asked for, the checkpoint holds {len(stored)}",
+            asked,
+            numbers,
+            [f"speculation.heads: {len(stored)}", "a checkpoint with more heads"],
+        )
+    elif isinstance(declared, int) and declared != speculation.heads:
+        yield Violation(
+            f"{speculation.heads} heads are asked for, config.json of the heads says {declared}",
+            asked,
+            numbers,
+            [
+                f"speculation.heads: {declared}",
+                *([f"medusa_num_heads: {speculation.heads} in config.json of the heads"] if stored else []),
+            ],
         )
 
 
@@ -458,3 +469,41 @@ def layout_drafts(facts: Facts) -> Iterator[Violation]:
             *(f"triton.layout: {name} with a target that it serves" for name in hosts),
         ],
     )
+
+
+@rule(
+    "TF-K12-018",
+    "a method whose checkpoint this version does not write",
+    why="The engine has the method, but trtforge's converter does not put its drafter into a checkpoint yet.",
+    waivable=False,
+)
+def method_is_converted(facts: Facts) -> Iterator[Violation]:
+    method, target = facts.recipe.speculation.method, facts.recipe.build.target
+    row = facts.features.method(target, method)
+    if row is not None and row.support == "yes" and not row.converted:
+        yield Violation(
+            f"speculation by {method} is not converted for {target} in this version",
+            f"speculation.method: {method}, build.target: {target}",
+            {"converted": [item.method for item in facts.features.methods if item.target == target and item.converted]},
+            [*([f"speculation.method: {row.instead}"] if row.instead else []), "speculation.method: none"],
+        )
+
+
+@rule(
+    "TF-K12-019",
+    "a draft that is no directory",
+    why="The artifact carries every model that the server loads, and drafts are taken from a directory only.",
+    waivable=False,
+)
+def draft_is_directory(facts: Facts) -> Iterator[Violation]:
+    draft = facts.recipe.speculation.draft
+    if draft is None or facts.recipe.speculation.method == "none":
+        return
+    if draft.startswith(("hf:", "pypi:")) or draft.endswith(".gguf"):
+        name = draft.removeprefix("hf:").split("@")[0]
+        yield Violation(
+            f"speculation.draft: {draft} is not fetched",
+            f"speculation.draft: {draft}",
+            {"draft": draft},
+            [f"huggingface-cli download {name} --local-dir draft, then speculation.draft: draft"],
+        )
