@@ -16,6 +16,11 @@ PYTHON_EXAMPLES = "https://github.com/triton-inference-server/python_backend/blo
 TRTLLM = "https://github.com/triton-inference-server/tensorrtllm_backend/blob"
 TENSORRT_LLM = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/triton_backend"
 
+#: code that asks for what NVIDIA's models ask for
+ASKING = (
+    'class TritonPythonModel:\n    def initialize(self, args):\n        self.needed = ("gpt_model_path", "tokenizer_dir")\n'
+    "\n    def execute(self, requests):\n        return []\n"
+)
 PYTHON = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 COMPLETING = (
     "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n        return config\n\n"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.triton_repo.corpus import (
+    ASKING,
     COMPLETING,
     PY,
     TENSORRT_LLM,
@@ -75,6 +77,9 @@ def engine_config(
     )
 
 
+ASKED = {"1/model.py": ASKING}
+
+
 def chain(
     root: Path,
     *,
@@ -93,7 +98,7 @@ def chain(
         root,
         "tensorrt_llm",
         engine_config(batch=batch, decoupled=decoupled, values=values, backend=backend, delay=delay),
-        PY,
+        ASKED,
     )
     add(
         root,
@@ -120,7 +125,7 @@ def chain(
         )
         + parameters({"tokenizer_dir": tokenizer, "add_special_tokens": "${add_special_tokens}"})
         + cpu,
-        PY,
+        ASKED,
     )
     add(
         root,
@@ -130,7 +135,7 @@ def chain(
         + tensors("output", [("OUTPUT", "STRING", (-1,))])
         + parameters({"tokenizer_dir": tokenizer, "skip_special_tokens": "True"})
         + cpu,
-        PY,
+        ASKED,
     )
     client = [
         ("text_input", "STRING", (1,)),
@@ -194,7 +199,7 @@ def chain(
             }
         )
         + cpu,
-        PY,
+        ASKED,
     )
 
 
@@ -375,3 +380,38 @@ def native(root: Path) -> None:
     limits = {"max_batch_size": 8, "max_num_tokens": 256, "max_seq_len": 512, "max_input_len": 511}
     (engine / "engine.json").write_text(json.dumps({"version": 1, "limits": limits}), encoding="utf-8")
     emit(engine, root, name="demo", engine_reference="../../engine")
+
+
+def _recipe(target: str, layout: str, *, decoupled: bool) -> Any:
+    from trtforge.recipe.schema import Recipe
+
+    document = {
+        "name": "x",
+        "model": {"source": "/m"},
+        "build": {"target": target},
+        "triton": {"layout": layout, "decoupled": decoupled},
+    }
+    return Recipe.model_validate(document)
+
+
+@published("triton_repo/layouts/inflight_batcher_llm.py of this repository")
+def our_inflight_batcher(root: Path) -> None:
+    from tests.triton_repo.served import ENGINE
+    from triton_repo.layouts.inflight_batcher_llm import emit
+
+    emit(_recipe("trtllm-engine", "inflight_batcher_llm", decoupled=False), ENGINE, root)
+
+
+@published("triton_repo/layouts/inflight_batcher_llm.py of this repository")
+def our_inflight_batcher_streaming(root: Path) -> None:
+    from tests.triton_repo.served import ENGINE
+    from triton_repo.layouts.inflight_batcher_llm import emit
+
+    emit(_recipe("trtllm-engine", "inflight_batcher_llm", decoupled=True), ENGINE, root)
+
+
+@published("triton_repo/layouts/llmapi.py of this repository")
+def our_llmapi(root: Path) -> None:
+    from triton_repo.layouts.llmapi import emit
+
+    emit(_recipe("trtllm-llmapi", "llmapi", decoupled=True), root)

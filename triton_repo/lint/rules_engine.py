@@ -46,9 +46,9 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"gpt_model_path {stated!r} is relative and leads nowhere from {model.name}/",
-                "an absolute path: the server resolves it from its own working directory",
+                "start the server in the folder above it, or an absolute path",
                 *at(model, "gpt_model_path"),
-                severity="warning",
+                severity="note",
             )
         return
     if model.engine is None:

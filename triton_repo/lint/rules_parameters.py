@@ -90,6 +90,8 @@ def mandatory(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[
         if text is None:
             if name == "gpt_model_type":
                 continue  # the backend says in-flight batching itself when it is missing
+            if model.code is not None and model.backend == "python" and name not in model.code:
+                continue  # another code than NVIDIA's, which does not ask for it
             yield hit(
                 model,
                 f"{name} is missing",
@@ -335,9 +337,10 @@ def beams(model: Model, repository: Repository) -> Iterator[Hit]:
         if model.message.model_transaction_policy.decoupled:
             yield hit(
                 model,
-                f"max_beam_width {width:g} in a decoupled model: streams are refused with more than one beam",
+                f"max_beam_width {width:g} in a decoupled model: requests that stream are refused more than one beam",
                 'max_beam_width: "1", or decoupled: false',
                 *at(model, "max_beam_width"),
+                severity="note",  # requests that do not stream may still use them
             )
         if mode is not None and mode != "beam_search":
             yield hit(
