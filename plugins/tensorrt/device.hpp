@@ -1,0 +1,40 @@
+//! \file device.hpp
+//! \brief The GPU that a plugin runs on, and the one copy that the launchers do not have.
+#ifndef TRTFORGE_TENSORRT_DEVICE_HPP
+#define TRTFORGE_TENSORRT_DEVICE_HPP
+
+#include "trtforge/cuda/launchers.hpp"
+
+#include <cstddef>
+
+namespace trtforge::trt
+{
+
+//! \brief The current device, asked once.
+//!
+//! \throws std::runtime_error when there is none.
+cuda::Device const& currentDevice();
+
+//! \brief Copies \p bytes on the stream unless both pointers are one; throws std::runtime_error when it fails.
+void copyUnlessAliased(void* target, void const* source, size_t bytes, cuda::Stream stream);
+
+//! \brief Whether this is a checked build: indices are checked on the device and every call waits for the verdict, so
+//! it is slow and cannot be captured in a CUDA graph.
+#ifdef TRTFORGE_CHECKED
+constexpr bool kCHECKED = true;
+#else
+constexpr bool kCHECKED = false;
+#endif
+
+//! \brief Bytes of workspace that the device's verdict takes, in front of an op's own.
+constexpr size_t kSTATUS_BYTES = kCHECKED ? 256 : 0;
+
+//! \brief What the device wrote into \p words of the op named; waits for the stream. Checked builds only.
+cuda::Status deviceVerdict(char const* op, int32_t const* words, cuda::Stream stream);
+
+//! \brief Clears \p words; throws std::runtime_error when it fails. Checked builds only.
+void clearVerdict(int32_t* words, cuda::Stream stream);
+
+} // namespace trtforge::trt
+
+#endif // TRTFORGE_TENSORRT_DEVICE_HPP
