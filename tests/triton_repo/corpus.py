@@ -18,8 +18,8 @@ TENSORRT_LLM = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/triton_backend"
 
 #: code that asks for what NVIDIA's models ask for
 ASKING = (
-    'class TritonPythonModel:\n    def initialize(self, args):\n        self.needed = ("gpt_model_path", "tokenizer_dir")\n'
-    "\n    def execute(self, requests):\n        return []\n"
+    "class TritonPythonModel:\n    needed = ('gpt_model_path', 'tokenizer_dir')\n\n"
+    "    def execute(self, requests):\n        return []\n"
 )
 PYTHON = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 COMPLETING = (

@@ -123,6 +123,8 @@ def _check(config: Config, node: Node, descriptor: Any, path: tuple[str, ...], b
                 blanked.append(child)
                 continue
             near = nearest(child.name, list(fields))
+            if near:  # what was meant is not known either
+                config.unknown.add(".".join((*path, near)))
             fault(
                 "unknown",
                 f"{descriptor.name} has no field {child.name!r}",
