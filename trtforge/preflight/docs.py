@@ -1,0 +1,188 @@
+"""Writes docs/preflight.md from the rules and tables: ``python -m trtforge.preflight.docs [FILE]``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtforge.preflight.engine import Rule, all_rules
+from trtforge.tables import architecture_table
+from trtforge.tables.features import feature_table, kernel_table
+
+#: what a kind of fault is about
+KINDS: dict[str, str] = {
+    "K1": "unfilled or wrong parameters",
+    "K2": "versions that do not belong together",
+    "K3": "architecture and precision",
+    "K4": "group sizes and kernel tiles over the ranks",
+    "K5": "heads, KV heads, MLP and experts over the ranks",
+    "K6": "vocabulary, tied weights, excluded modules",
+    "K7": "scales of quantized checkpoints",
+    "K8": "quality that is lost unnoticed",
+    "K9": "length and token limits, keys without effect",
+    "K10": "engine memory",
+    "K11": "host memory and disk",
+    "K12": "speculative decoding",
+    "K13": "settings that need or exclude each other",
+    "K14": "streaming",
+    "K15": "where answers end",
+    "K16": "ranks, devices, launch",
+    "K17": "tokenizer",
+    "K18": "rope, pointer files",
+    "K19": "texts, data sets, offline machines",
+    "K21": "LoRA adapters",
+    "K22": "throughput",
+    "K23": "what was removed or is not built yet",
+    "K24": "beams",
+}
+
+_HEADER = """# Preflight
+
+<!-- written by `python -m trtforge.preflight.docs docs/preflight.md`; change trtforge/preflight/docs.py, the rules
+or the tables instead -->
+
+`trtforge check RECIPE` looks for faults before anything is loaded, in well under two seconds and without torch; every
+`trtforge run` does the same first. A rule reads the recipe, the model's config and headers, small files beside it
+(tokenizer, quantization description, scales that are single numbers), the folders of a draft model and of adapters
+where they lie here, the shipped tables, and the machine. A finding names what was asked, the numbers, the reason with
+its source, and changes that would work, computed from those numbers. A rule whose facts are not known (a model that is
+not downloaded yet) is named as skipped, never passed in silence.
+
+| Option | Writes |
+|---|---|
+| (none) | a table, then each finding with its reason and ways out |
+| `--json` | one document: `passed`, `findings`, `skipped` |
+| `--format sarif` | SARIF 2.1.0 for code scanning, with the recipe's file and line |
+| `--format github` | workflow commands that GitHub shows beside the line |
+| `--no-model` | the same without the model's headers |
+
+`check` exits with 0 when nothing blocks, with 1 when an error does, with 2 when recipe or model cannot be read at all;
+`run` exits with 2 when preflight refuses. An error blocks, a warning does not.
+
+## Setting a rule aside
+
+A rule is waived by its code, with a justification:
+
+```yaml
+waive:
+  TF-K3-003: our build of TensorRT-LLM has the kernel, see the internal benchmark of May
+```
+
+The finding stays visible as waived, in SARIF as suppressed. The codes and their justifications go into the summary of
+the bundle's `manifest.json` (`waived`) and into its `recipe.yaml`. An unknown code and an empty justification are
+refused (TF-RCP-014). Rules marked "no" below cannot be waived: what they refuse cannot work at all, so a waiver would
+only move the failure to a later hour.
+"""
+
+_TABLES = """## Tables
+
+Rules of what goes together are rows of data in `trtforge/tables/`, each with its source: `stack.yaml` (which versions
+belong together), `architectures.yaml` (precision by GPU architecture and target), `kernels.yaml` (the shapes that a
+format's kernel takes), `features.yaml` (what needs what, what excludes what, which target has which speculation
+method, which keys are read by which target). A row is corrected there, never in code.
+"""
+
+
+def render() -> str:
+    """The whole document as Markdown."""
+    rules = list(all_rules().values())
+    parts = [_HEADER, f"## Rules\n\n{len(rules)} rules.\n"]
+    for kind, title in KINDS.items():
+        rows = [_rule_row(rule) for rule in rules if rule.kind == kind]
+        parts.append(f"### {kind}: {title}\n")
+        parts.append(_table(("Code", "Severity", "Waivable", "What", "Why", "Source"), rows))
+    parts += [_TABLES, *_feature_tables()]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _rule_row(rule: Rule) -> tuple[str, ...]:
+    return (
+        f"`{rule.code}`",
+        rule.severity,
+        "yes" if rule.waivable else "no",
+        rule.title,
+        rule.why,
+        _link(rule.source) if rule.source else "",
+    )
+
+
+def _feature_tables() -> list[str]:
+    features, kernels = feature_table(), kernel_table()
+    needs = [(row.feature, row.needs, ", ".join(row.targets), row.why, _link(row.source)) for row in features.needs]
+    pairs = [
+        (" × ".join(row.features), row.support, ", ".join(row.targets), row.why, _link(row.source))
+        for row in features.combinations
+    ]
+    methods = [
+        (
+            row.method,
+            row.target,
+            row.support if row.converted else "not converted yet",
+            row.instead or "",
+            _link(row.source),
+        )
+        for row in features.methods
+    ]
+    shapes = [
+        (
+            row.format,
+            ", ".join(row.targets),
+            row.kernel,
+            ", ".join(map(str, row.groups or ())) or "any",
+            f"{row.k} × {row.n}",
+            _link(row.source),
+        )
+        for row in kernels.rows
+    ]
+    boards = [
+        (
+            f"`{row.name}`",
+            row.title,
+            ", ".join(name for name, support in row.formats.items() if support == "yes" and name != "none"),
+            ", ".join(name for name, support in row.kv_cache.items() if support == "yes" and name != "none") or "–",
+            ", ".join(name for name in row.targets if name != "torch"),
+        )
+        for row in architecture_table().rows
+    ]
+    return [
+        f"### Architectures (as of {architecture_table().as_of})\n",
+        _table(("Architecture", "GPUs", "Formats with a kernel", "KV caches", "Targets"), boards),
+        f"### Kernel shapes (as of {kernels.as_of})\n",
+        _table(("Format", "Targets", "Kernel", "Group sizes", "K × N multiples", "Source"), shapes),
+        f"### Speculation (as of {features.as_of})\n",
+        _table(("Method", "Target", "Support", "Instead", "Source"), methods),
+        "### What needs what\n",
+        _table(("Feature", "Needs", "Targets", "Why", "Source"), needs),
+        "### What does not go together\n",
+        _table(("Features", "Support", "Targets", "Why", "Source"), pairs),
+    ]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _link(source: str) -> str:
+    """A short text for a long address: an issue by its number, a page by its host."""
+    path = source.removeprefix("https://")
+    parts = path.split("/")
+    if parts[0] == "github.com" and len(parts) == 5 and parts[3] in ("issues", "pull"):
+        return f"[{parts[2]}#{parts[4]}]({source})"
+    return f"[{parts[2] if parts[0] == 'github.com' else parts[0]}]({source})"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the document to the named file, or print it."""
+    text = render()
+    if arguments:
+        Path(arguments[0]).write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
