@@ -2,8 +2,8 @@
 
 Served as the Python-based backend ``tensorrtllm``, so that an emitted configuration is loaded as it is. It
 echoes the prompt's tokens up to ``request_output_len``; stop words, bad words, the end token, a bias, beams and the
-``stop`` input do what the contract says of them. ``cum_log_probs`` reports the seed and ``output_log_probs`` the
-temperature, so that a test sees what arrived.
+``stop`` input do what the contract says of them. ``cum_log_probs`` reports the seed, ``output_log_probs`` the
+temperature and ``total_draft_tokens`` how many requests were stopped, so that a test sees what arrived.
 """
 
 import json
@@ -69,6 +69,7 @@ class TritonPythonModel:
             "sequence_index": np.array([[0]], np.int32),
             "cum_log_probs": np.array([[seed] * beams], np.float32),
             "output_log_probs": np.full((1, beams, len(ids)), heat, np.float32),
+            "total_draft_tokens": np.array([[len(self.stopped)]], np.int32),
         }
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors.items()])
 
