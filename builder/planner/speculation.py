@@ -18,7 +18,7 @@ from typing import Any
 
 from trtforge.errors import ForgeError
 
-#: acceptance of one draft token that plans assume where none was measured: (low, high)
+#: acceptance of one draft token that plans assume where none was measured: (low, high), wide on purpose
 ASSUMED_ACCEPTANCE: dict[str, tuple[float, float]] = {
     "ngram": (0.2, 0.6),
     "draft_target": (0.5, 0.8),
@@ -27,6 +27,10 @@ ASSUMED_ACCEPTANCE: dict[str, tuple[float, float]] = {
     "medusa": (0.5, 0.7),
     "lookahead": (0.2, 0.5),
 }
+#: time of one draft pass over one step of the target, where the draft's own shapes are not known: n-gram
+#: look-up and heads inside the target's step cost next to nothing, EAGLE's single layer a few per cent of a
+#: model of 30 to 80 layers, a draft model the 1/20 of the usual pairs (8B for 70B is nearer 1/8)
+DRAFT_COST = {"ngram": 0.0, "lookahead": 0.0, "medusa": 0.01, "eagle": 0.04, "eagle3": 0.04, "draft_target": 0.05}
 #: draft tokens a step where the recipe names none
 DEFAULT_DRAFT_LENGTH = 4
 
@@ -203,12 +207,6 @@ def assumed(method: str, draft_length: int | None = None, acceptance: float | No
         draft_cost=DRAFT_COST[method],
         measured=acceptance is not None,
     )
-
-
-#: time of one draft pass over one step of the target, where the draft's own shapes are not known: n-gram
-#: look-up and heads inside the target's step cost next to nothing, EAGLE's single layer a few per cent of a
-#: model of 30 to 80 layers, a draft model the 1/20 of the usual pairs (8B for 70B is nearer 1/8)
-DRAFT_COST = {"ngram": 0.0, "lookahead": 0.0, "medusa": 0.01, "eagle": 0.04, "eagle3": 0.04, "draft_target": 0.05}
 
 
 def _check_acceptance(value: float) -> None:

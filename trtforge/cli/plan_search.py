@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from builder.planner.facts import KnownModel
     from builder.planner.report import Plan
     from builder.planner.search import Point
-    from builder.planner.types import Facts
+    from builder.planner.types import Facts, ModelFacts
     from trtforge.recipe.load import LoadedRecipe
 
 
@@ -90,7 +90,7 @@ class _Check:
 
     def __init__(self, loaded: LoadedRecipe, facts: Facts, output: Path | None) -> None:
         self.loaded, self.facts, self.output = loaded, facts, output
-        self.model = common.inspect_model(loaded) if output is not None else None
+        self.model = (common.inspect_model(loaded) or _shape(facts.model)) if output is not None else None
 
     def recipe(self, point: Point) -> dict[str, Any]:
         """The recipe of a point, for the folder that it is written to."""
@@ -109,3 +109,27 @@ class _Check:
         loaded = recipe_from_mapping(self.recipe(point), self.output.parent, label=str(self.output))
         report = common.preflight(loaded, model=self.model, machine=False)
         return [f"{finding.code}: {finding.message}" for finding in report.findings if finding.blocks]
+
+
+def _shape(model: ModelFacts) -> Any | None:
+    """What preflight's rules read of a model that is known by its config.json alone; None where they do not apply.
+
+    The rules know the linears of a dense decoder. Rope and end tokens are checked once the checkpoint is here.
+    """
+    from types import SimpleNamespace
+
+    from builder.planner.weights import parameter_count
+
+    if model.moe is not None or model.mla is not None:
+        return None
+    sizes = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_size", "vocab", "max_positions", "tied")
+    return SimpleNamespace(
+        **{name: getattr(model, name) for name in sizes},
+        family=model.architecture,
+        parameters=parameter_count(model),
+        rope={},
+        sliding_window=model.window or None,
+        prequantized=model.prequantized,
+        prequantized_kv_cache=model.prequantized_kv,
+        eos_token_ids=(),
+    )

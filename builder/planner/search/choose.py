@@ -22,20 +22,23 @@ class Slo:
     itl: float | None = None
     rate: float | None = None
 
-    def terms(self, point: Point) -> dict[str, tuple[float, float]]:
-        """``(value, limit)`` by name of what is asked; a rate's are turned round, so a value over its limit misses."""
+    def terms(self, point: Point, variant: int = 1) -> dict[str, tuple[float, float]]:
+        """``(value, limit)`` by name of what is asked, for the slow (0), typical (1) or fast (2) figures.
+
+        A rate's are turned round, so a value over its limit misses.
+        """
         found = {}
         if self.ttft is not None:
-            found["time to the first token"] = (point.first[1], self.ttft)
+            found["time to the first token"] = (point.first[variant], self.ttft)
         if self.itl is not None:
-            found["time between tokens"] = (point.gap[1], self.itl)
+            found["time between tokens"] = (point.gap[variant], self.itl)
         if self.rate is not None:
-            found["request rate"] = (1 / point.requests[1], 1 / self.rate)
+            found["request rate"] = (1 / point.requests[variant], 1 / self.rate)
         return found
 
-    def met(self, point: Point) -> bool:
-        """Whether the typical figures meet every term."""
-        return all(value <= limit for value, limit in self.terms(point).values())
+    def met(self, point: Point, variant: int = 1) -> bool:
+        """Whether the figures meet every term."""
+        return all(value <= limit for value, limit in self.terms(point, variant).values())
 
     def worst(self, point: Point) -> tuple[float, str]:
         """The largest value over its limit, and its name."""
@@ -105,16 +108,8 @@ def choose(
             continue
         reasons = accept(point) if accept is not None else ()
         if not reasons:
-            certain = all(
-                value <= limit
-                for value, limit in (
-                    (point.first[0], slo.ttft or math.inf),
-                    (point.gap[0], slo.itl or math.inf),
-                    (1 / point.requests[0], 1 / slo.rate if slo.rate else math.inf),
-                )
-            )
             notes = tuple(dict.fromkeys(refused.values()))
-            return Choice(point, pareto(meeting), len(meeting), certain, notes)
+            return Choice(point, pareto(meeting), len(meeting), slo.met(point, 0), notes)
         refused[key] = "; ".join(reasons)
     raise _all_refused(meeting, list(dict.fromkeys(refused.values())))
 

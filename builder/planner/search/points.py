@@ -108,8 +108,12 @@ def evaluate(
 ) -> Found:
     """Every point of the space, for ``count`` GPUs that hold as many replicas as they can.
 
+    Speculation with pipeline stages counts as invalid: TensorRT-LLM does not combine them
+    (https://nvidia.github.io/TensorRT-LLM/features/feature-combination-matrix.html).
+
     Args:
-        weights, draft_weights: unquantized groups (:func:`builder.planner.weights.groups_from_facts` or headers).
+        weights: unquantized groups (:func:`builder.planner.weights.groups_from_facts` or headers).
+        draft_weights: the draft's groups as they are served.
         serving: block size, lengths and the share of free memory; batch, tokens and draft come from the point.
     """
     load = Load(workload.mean_isl, workload.mean_osl, workload.shared_prefix)
@@ -119,7 +123,6 @@ def evaluate(
     deficit: tuple[int, Precision, ParallelPlan] | None = None
     inner = len(space.batches) * len(space.speculating) * len(space.step_tokens)
     held = {precision: in_precision(weights, precision) for p in space.precisions for precision in space.grouped(p)}
-    draft_held = {} if draft is None else {p.base: in_precision(draft_weights, p) for p in space.precisions}
     for wanted in space.precisions:
         for parallel in space.parallels:
             precision = _valid(model, space.grouped(wanted), parallel, count)
@@ -128,6 +131,9 @@ def evaluate(
                 continue
             engine = Engine(model, precision, gpu, parallel, network=network, calibration=calibration)
             for speculating in space.speculating:
+                if parallel.pp > 1 and speculating.method != "none":
+                    invalid += len(space.batches) * len(space.step_tokens)
+                    continue
                 drafts = draft if speculating.method not in ("none", "ngram") else None
                 beside = _draft_engine(drafts, precision, gpu, network, calibration)
                 for tokens in space.step_tokens:
@@ -141,7 +147,7 @@ def evaluate(
                         space,
                         _serving(serving, space, speculating, tokens),
                         drafts,
-                        draft_held.get(precision.base, ()),
+                        draft_weights,
                     )
                     if lacks > 0 and (deficit is None or lacks < deficit[0]):
                         deficit = (lacks, precision, parallel)

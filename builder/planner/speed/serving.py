@@ -26,6 +26,7 @@ import numpy.typing as npt
 from builder.planner.speculation import NONE, Speculating
 from builder.planner.speed.roofline import Engine, Times
 from builder.planner.speed.step import Part, decode_part, decode_step, mixed_step, prefill_part, prefill_step
+from trtforge.knee import knee_index
 
 #: share of a request's tokens in mixed steps from which the 99th percentile is one of theirs: a fifth of a per cent
 #: on average, because prompts come in bursts and the percentile has to hold in the busy minutes
@@ -197,7 +198,5 @@ def knee(batches: Any, served: Served) -> int | None:
     The point farthest above the chord of time between tokens against tokens a second
     (:func:`trtforge.knee.knee_index`).
     """
-    from trtforge.knee import knee_index
-
     found = knee_index(list(served.itl[1]), list(served.output[1]))
     return None if found is None else int(np.atleast_1d(batches)[found])

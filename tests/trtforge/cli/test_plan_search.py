@@ -166,6 +166,16 @@ def test_the_written_recipe_passes_the_check(run: Run, tmp_path: Path) -> None:
     assert level["output_tokens_per_second"] == pytest.approx(best["output_tokens_per_second"])
 
 
+def test_a_model_known_by_its_config_is_checked_too(run: Run, tmp_path: Path) -> None:
+    """Lengths over the model's context: every point's recipe is refused by the rule that says so."""
+    arguments = _large(tmp_path, build={"target": "trtllm-llmapi", "limits": {"max_seq_len": 262_144}})
+    code, out, _ = run(*arguments, "-o", "best.yaml", "--json")
+    error = json.loads(out)["error"]
+    assert code == 2 and error["code"] == "TF-PLN-058"
+    assert any("TF-K9-001" in reason for reason in error["numbers"]["reasons"])
+    assert not (tmp_path / "best.yaml").exists()
+
+
 def test_an_existing_file_is_kept(run: Run, tmp_path: Path) -> None:
     recipe, out_file = _tiny(tmp_path), tmp_path / "best.yaml"
     out_file.write_text("mine", encoding="utf-8")
