@@ -25,6 +25,7 @@ OTHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("benchmarks.commands", (), ("--quick",)),
     ("benchmarks.graph_70b", (), ()),
     ("benchmarks.preflight", (), ("--rounds", "2")),
+    ("benchmarks.lint", (), ("--rounds", "2")),
 )
 
 
