@@ -125,7 +125,7 @@ Status checkAttentionCall(
 //! Bytes that pagedAttention() uses for exactly this shape (256-byte aligned base).
 size_t attentionWorkspace(
     AttentionFields const& fields, AttentionShape const& shape, Device const& device) noexcept;
-//! The largest attentionWorkspace() over all shapes whose tokens, requests and maxBlocks are at most `limits`'.
+//! Enough for attentionWorkspace() of all shapes whose tokens, requests and maxBlocks are at most `limits`'.
 size_t attentionWorkspaceBound(
     AttentionFields const& fields, AttentionShape const& limits, Device const& device) noexcept;
 
@@ -172,11 +172,11 @@ struct TreeTensors
 Status checkTreeFields(TreeFields const& fields) noexcept;
 Status checkTreeCall(TreeFields const& fields, int32_t level, int32_t requests, int32_t vocabulary,
     TreeTensors const& tensors) noexcept;
-size_t treeWorkspace(TreeFields const& fields, int32_t level, int32_t requests) noexcept;
-//! The largest treeWorkspace() over all levels and up to `requests` requests.
-size_t treeWorkspaceBound(TreeFields const& fields, int32_t requests) noexcept;
+//! The rules of a static tree, of arrays on the host: a plugin checks its fields with it once.
+Status checkStaticTree(TreeFields const& fields, int32_t const* parents, int32_t const* ranks) noexcept;
+//! Needs no workspace.
 Status eagleTreeBuild(TreeFields const& fields, int32_t level, int32_t requests, int32_t vocabulary,
-    TreeTensors const& tensors, void* workspace, size_t workspaceBytes, Stream stream) noexcept;
+    TreeTensors const& tensors, Stream stream) noexcept;
 
 // --- EagleAccept --------------------------------------------------------------------------------------------
 
@@ -205,9 +205,9 @@ struct AcceptTensors
 Status checkAcceptFields(AcceptFields const& fields) noexcept;
 Status checkAcceptCall(
     AcceptFields const& fields, int32_t requests, int32_t vocabulary, AcceptTensors const& tensors) noexcept;
-size_t acceptWorkspace(AcceptFields const& fields, int32_t requests) noexcept;
+//! Needs no workspace.
 Status eagleAccept(AcceptFields const& fields, int32_t requests, int32_t vocabulary, AcceptTensors const& tensors,
-    void* workspace, size_t workspaceBytes, Stream stream) noexcept;
+    Stream stream) noexcept;
 
 // --- PagedKVMove --------------------------------------------------------------------------------------------
 
