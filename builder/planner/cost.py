@@ -11,6 +11,7 @@ https://arxiv.org/abs/2211.05102, section 4.1 (cost as chip-seconds a token).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,7 +70,7 @@ def cost_per_million(gpus: float, price: float, tokens_per_second: float, utiliz
         ForgeError: ``TF-PLN-055`` a price, rate or utilization outside its range.
     """
     _check(price, utilization)
-    if tokens_per_second <= 0:
+    if not tokens_per_second > 0:
         raise _bad("tokens a second", tokens_per_second, "a positive rate")
     return gpus * price / 3600 / (tokens_per_second * utilization) * MILLION
 
@@ -130,7 +131,7 @@ def scaled(rates: Rates, replicas: int) -> Rates:
 
 
 def _check(price: float, utilization: float) -> None:
-    if price < 0:
+    if not 0 <= price < math.inf:
         raise _bad("price", price, "0 or more dollars a GPU-hour")
     if not 0 < utilization <= 1:
         raise _bad("utilization", utilization, "a share over 0 and at most 1, for example 0.6")
@@ -143,5 +144,5 @@ def _bad(what: str, value: float, allowed: str) -> Exception:
         asked=f"{what} {value:g}",
         why="Costs are prices over rates.",
         remedies=[f"Give {allowed}"],
-        value=value,
+        value=value if math.isfinite(value) else str(value),
     )

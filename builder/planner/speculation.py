@@ -12,6 +12,7 @@ acceptances on the way to them), the same sum as Medusa's, https://arxiv.org/abs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -219,7 +220,7 @@ def _bad(what: str, value: float, allowed: str) -> ForgeError:
         "TF-PLN-050",
         f"The {what} is {value:g}",
         asked=f"{what} {value:g}",
-        numbers={what.replace(" ", "_"): value},
+        numbers={what.replace(" ", "_"): value if math.isfinite(value) else str(value)},
         why="Speculation is planned with probabilities and counts.",
         remedies=[f"Give {allowed}"],
     )

@@ -16,6 +16,8 @@ from trtforge.tables import architecture_table
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: draft tokens a step
 DRAFT_LENGTHS = (1, 3, 5, 7)
+#: up to so many GPUs replicas that leave some of them idle are tried too
+_ALL_SIZES = 16
 #: prompt and decode tokens of one step
 STEP_TOKENS = (512, 2048, 8192)
 
@@ -84,7 +86,11 @@ def default_space(
         weights = [precision.weights]
     weights += [precision.weights] if precision.weights not in weights else []
     kv += [precision.kv] if precision.kv not in kv else []
-    plans = tuple(plan for plan in candidates(count, model.moe is not None) if plan.tp % plan.ep == 0)
+    plans = tuple(
+        plan
+        for plan in candidates(count, model.moe is not None)
+        if plan.tp % plan.ep == 0 and (count <= _ALL_SIZES or count % plan.gpus == 0)
+    )
     tokens = tuple(sorted({*STEP_TOKENS, serving.max_num_tokens}))
     return Space(
         precisions=tuple(replace(precision, weights=w, kv=k, group_size=None) for w in weights for k in kv),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +50,11 @@ def test_sensitivity_is_relative_to_the_plan() -> None:
     assert not any(row.quantity == "price a GPU-hour" for row in sensitivity(rates, None, 1.0, []))
 
 
-@pytest.mark.parametrize(("price", "rate", "share"), [(-1, 10, 1), (1, 0, 1), (1, 10, 0), (1, 10, 1.5)])
+@pytest.mark.parametrize(
+    ("price", "rate", "share"),
+    [(-1, 10, 1), (math.nan, 10, 1), (math.inf, 10, 1), (1, 0, 1), (1, 10, 0), (1, 10, 1.5), (1, 10, math.nan)],
+)
 def test_numbers_outside_their_range(price: float, rate: float, share: float) -> None:
-    assert refusal(cost_per_million, 1, price, rate, share).code == "TF-PLN-055"
+    error = refusal(cost_per_million, 1, price, rate, share)
+    assert error.code == "TF-PLN-055"
+    json.dumps(error.to_json(), allow_nan=False)

@@ -174,6 +174,11 @@ def test_the_default_space_follows_the_tables() -> None:
     assert {s.acceptance for s in spoken.speculating if s.method == "eagle3"} == {(0.8, 0.8)}
 
 
+def test_a_large_fleet_is_searched_by_whole_replicas() -> None:
+    space = default_space(llama_70b(), Precision(), gpu("h200"), 64, SERVING, formats=FORMATS)
+    assert {plan.gpus for plan in space.parallels} == {1, 2, 4, 8, 16, 32, 64}
+
+
 def test_a_quantized_checkpoint_keeps_its_format() -> None:
     model = replace(llama_70b(), prequantized="fp8")
     space = default_space(model, Precision("fp8"), gpu("h200"), 8, SERVING, formats=FORMATS)
