@@ -16,6 +16,7 @@ _AREAS = {
     "rules_batching": "Schedulers and warm-up",
     "rules_ensemble": "Ensembles",
     "rules_parameters": "TensorRT-LLM's parameters",
+    "rules_settings": "Settings of an engine's model",
     "rules_engine": "Against the TensorRT-LLM engine",
     "rules_chain": "Across TensorRT-LLM's models",
     "rules_llmapi": "LLM API and vLLM",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
+from triton_repo.lint.engine_models import at
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import DEFAULT_FRACTION, Chain, chain, device_sets, flag, number
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
-from triton_repo.lint.rules_parameters import at
 
 
 def each_chain(check: Callable[[Chain, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:

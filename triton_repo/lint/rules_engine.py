@@ -10,10 +10,10 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from triton_repo.lint.engine_models import at, device_faults, each_engine_model
 from triton_repo.lint.repository import Engine, Model, Repository
 from triton_repo.lint.roles import flag, number
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, each_model, hit, rule, thread
-from triton_repo.lint.rules_parameters import at, device_faults, each_engine_model
 
 _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
 

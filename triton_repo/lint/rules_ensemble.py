@@ -6,53 +6,16 @@ ValidateEnsembleConfig), made before a server is there and with all faults at on
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
+from triton_repo.lint.ensemble_graph import End, each_ensemble, graph_of, judged, step_path
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule, thread
 from triton_repo.lint.shapes import agree, full, text
 
 _CORE = "https://github.com/triton-inference-server/core/blob/main/src/ensemble_scheduler/ensemble_utils.cc"
-
-
-@dataclass(frozen=True)
-class End:
-    """One end of an ensemble tensor: who declares it, as what, and where in the ensemble's file."""
-
-    owner: str
-    row: Any
-    dims: tuple[int, ...]
-    batching: bool
-    place: tuple[str | int, ...]
-
-
-def each_ensemble(check: Callable[[Model, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:
-    """A check of every ensemble with steps."""
-
-    def ensembles(model: Model, repository: Repository) -> Iterable[Hit]:
-        if model.is_ensemble:
-            yield from check(model, repository)
-
-    return each_model(functools.wraps(check)(ensembles))
-
-
-def _step(index: int, *more: str | int) -> tuple[str | int, ...]:
-    return ("ensemble_scheduling", "step", index, *more)
-
-
-def _judged(repository: Repository, name: str) -> Model | None:
-    """The step's model when its tensors are declared and readable."""
-    model = repository.get(name)
-    if model is None or not model.readable or not (model.knows("input") and model.knows("output")):
-        return None
-    if not model.message.input or not model.message.output:
-        return None  # left to auto-complete
-    return model
 
 
 @rule(
@@ -114,7 +77,7 @@ def unknown_model(model: Model, repository: Repository) -> Iterator[Hit]:
                 model,
                 f"step {index + 1}: there is no model {name!r}",
                 f'model_name: "{near}"' if near else "one of " + listed(repository.models),
-                *_step(index, "model_name"),
+                *step_path(index, "model_name"),
             )
 
 
@@ -130,7 +93,7 @@ def incomplete_step(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field) and model.knows("ensemble_scheduling", "step", field):
-                yield hit(model, f"step {index + 1} has no {field}", f"{field}: …", *_step(index, "model_name"))
+                yield hit(model, f"step {index + 1} has no {field}", f"{field}: …", *step_path(index, "model_name"))
 
 
 @rule(
@@ -143,7 +106,7 @@ def incomplete_step(model: Model, repository: Repository) -> Iterator[Hit]:
 @each_ensemble
 def unknown_tensor(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, step in enumerate(model.message.ensemble_scheduling.step):
-        used = _judged(repository, step.model_name)
+        used = judged(repository, step.model_name)
         if used is None:
             continue
         for field, rows in (("input", used.message.input), ("output", used.message.output)):
@@ -155,7 +118,7 @@ def unknown_tensor(model: Model, repository: Repository) -> Iterator[Hit]:
                         model,
                         f"step {index + 1}: {used.name} has no {field} {key!r}",
                         f'key: "{near}"' if near else "one of " + listed(known),
-                        *_step(index, f"{field}_map", f"key={key}", "key"),
+                        *step_path(index, f"{field}_map", f"key={key}", "key"),
                     )
 
 
@@ -169,7 +132,7 @@ def unknown_tensor(model: Model, repository: Repository) -> Iterator[Hit]:
 @each_ensemble
 def unmapped_input(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, step in enumerate(model.message.ensemble_scheduling.step):
-        used = _judged(repository, step.model_name)
+        used = judged(repository, step.model_name)
         if used is None or not used.knows("input", "optional"):
             continue
         for row in used.message.input:
@@ -178,7 +141,7 @@ def unmapped_input(model: Model, repository: Repository) -> Iterator[Hit]:
                     model,
                     f"step {index + 1}: input {row.name!r} of {used.name} gets nothing",
                     f'input_map {{ key: "{row.name}" value: "…" }}, or optional: true in {used.name}',
-                    *_step(index, "model_name"),
+                    *step_path(index, "model_name"),
                 )
 
 
@@ -211,47 +174,6 @@ def mapped_twice(model: Model, repository: Repository) -> Iterator[Hit]:
                     )
 
 
-@dataclass
-class Graph:
-    """The tensors of an ensemble: who writes each, who reads each, and every declaration of it."""
-
-    writers: dict[str, list[tuple[int, str]]]
-    readers: dict[str, list[tuple[int, str]]]
-    ends: dict[str, list[End]]
-
-
-def _graph(model: Model, repository: Repository) -> Graph:
-    message = model.message
-    batching = message.max_batch_size > 0
-    graph = Graph({}, {}, {})
-    for index, row in enumerate(message.input):
-        dims = row.reshape.shape if row.HasField("reshape") else row.dims
-        graph.writers.setdefault(row.name, []).append((-1, row.name))
-        graph.ends.setdefault(row.name, []).append(End(model.name, row, tuple(dims), batching, ("input", index)))
-    for index, row in enumerate(message.output):
-        dims = row.reshape.shape if row.HasField("reshape") else row.dims
-        graph.readers.setdefault(row.name, []).append((-1, row.name))
-        graph.ends.setdefault(row.name, []).append(End(model.name, row, tuple(dims), batching, ("output", index)))
-    for index, step in enumerate(message.ensemble_scheduling.step):
-        used = _judged(repository, step.model_name)
-        for field, side in (("input", graph.readers), ("output", graph.writers)):
-            rows = {row.name: row for row in getattr(used.message, field)} if used is not None else {}
-            for key in sorted(getattr(step, f"{field}_map")):
-                tensor = getattr(step, f"{field}_map")[key]
-                side.setdefault(tensor, []).append((index, key))
-                if used is not None and key in rows and used.knows(field, "dims") and used.knows(field, "data_type"):
-                    graph.ends.setdefault(tensor, []).append(
-                        End(
-                            used.name,
-                            rows[key],
-                            tuple(rows[key].dims),
-                            used.message.max_batch_size > 0,
-                            _step(index, f"{field}_map", f"key={key}", "value"),
-                        )
-                    )
-    return graph
-
-
 @rule(
     "TF-TRI-167",
     "error",
@@ -261,7 +183,7 @@ def _graph(model: Model, repository: Repository) -> Graph:
 )
 @each_ensemble
 def unwritten(model: Model, repository: Repository) -> Iterator[Hit]:
-    graph = _graph(model, repository)
+    graph = graph_of(model, repository)
     for tensor, readers in graph.readers.items():
         if tensor in graph.writers or HOLE.search(tensor):
             continue
@@ -272,7 +194,7 @@ def unwritten(model: Model, repository: Repository) -> Iterator[Hit]:
                     model,
                     f"step {index + 1}: nothing writes {tensor!r}, which {key!r} reads",
                     f'value: "{near}"' if near else "an input of the ensemble or an output of a step",
-                    *_step(index, "input_map", f"key={key}", "value"),
+                    *step_path(index, "input_map", f"key={key}", "value"),
                 )
             else:
                 yield hit(
@@ -294,11 +216,11 @@ def unwritten(model: Model, repository: Repository) -> Iterator[Hit]:
 )
 @each_ensemble
 def written_twice(model: Model, repository: Repository) -> Iterator[Hit]:
-    for tensor, writers in _graph(model, repository).writers.items():
+    for tensor, writers in graph_of(model, repository).writers.items():
         if len(writers) > 1:
             index, key = writers[-1]
             others = ", ".join("the ensemble's input" if i < 0 else f"step {i + 1}" for i, _ in writers[:-1])
-            place = _step(index, "output_map", f"key={key}", "value") if index >= 0 else ("input", f"name={tensor}")
+            place = step_path(index, "output_map", f"key={key}", "value") if index >= 0 else ("input", f"name={tensor}")
             yield hit(model, f"{tensor!r} is also written by {others}", "another value", *place)
 
 
@@ -311,7 +233,7 @@ def written_twice(model: Model, repository: Repository) -> Iterator[Hit]:
 )
 @each_ensemble
 def unused(model: Model, repository: Repository) -> Iterator[Hit]:
-    graph = _graph(model, repository)
+    graph = graph_of(model, repository)
     for tensor, writers in graph.writers.items():
         if tensor in graph.readers:
             continue
@@ -331,7 +253,7 @@ def unused(model: Model, repository: Repository) -> Iterator[Hit]:
                 model,
                 f"step {index + 1}: nobody reads {tensor!r}",
                 f'value: "{near}"' if near else f"leave the entry of {key!r} out",
-                *_step(index, "output_map", f"key={key}", "value"),
+                *step_path(index, "output_map", f"key={key}", "value"),
             )
 
 
@@ -363,7 +285,7 @@ def cycles(model: Model, repository: Repository) -> Iterator[Hit]:
             model,
             f"steps {names} wait for each other through {listed(waiting[index] - ready)}",
             "an input of the ensemble in one of them",
-            *_step(index, "input_map"),
+            *step_path(index, "input_map"),
         )
     yield from _nested(model, repository)
 
@@ -379,7 +301,7 @@ def _nested(model: Model, repository: Repository) -> Iterator[Hit]:
                     model,
                     f"step {index + 1}: {step.model_name!r} holds this ensemble again",
                     "a step that is another model",
-                    *_step(index, "model_name"),
+                    *step_path(index, "model_name"),
                 )
                 break
             inner = repository.get(name)
@@ -390,7 +312,7 @@ def _nested(model: Model, repository: Repository) -> Iterator[Hit]:
 
 
 def _mismatches(model: Model, repository: Repository) -> Iterator[tuple[str, End, End]]:
-    for tensor, ends in _graph(model, repository).ends.items():
+    for tensor, ends in graph_of(model, repository).ends.items():
         for end in ends[1:]:
             yield tensor, ends[0], end
 
@@ -520,7 +442,7 @@ def _joined(model: Model, flags: list[bool]) -> Iterator[Hit]:
                 model,
                 f"step {index + 1} ({steps[index].model_name}) reads tensors of different decoupled steps",
                 "the tensors of one stream, or a BLS model that joins them",
-                *_step(index, "input_map"),
+                *step_path(index, "input_map"),
             )
             return
         label = frozenset({index}) if flags[index] else next(iter(labels), frozenset())
@@ -552,11 +474,11 @@ def step_version(model: Model, repository: Repository) -> Iterator[Hit]:
         if (
             step.model_version not in there
             and model.config is not None
-            and model.config.states(*_step(index, "model_version"))
+            and model.config.states(*step_path(index, "model_version"))
         ):
             yield hit(
                 model,
                 f"step {index + 1}: {used.name} has no version {step.model_version} (it has {there})",
                 "model_version: -1",
-                *_step(index, "model_version"),
+                *step_path(index, "model_version"),
             )

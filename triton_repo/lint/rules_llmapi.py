@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from triton_repo.lint.engine_models import device_faults
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.roles import is_llmapi, is_vllm
@@ -19,7 +20,6 @@ from triton_repo.lint.rules import (
     hit_file,
     rule,
 )
-from triton_repo.lint.rules_parameters import device_faults
 from triton_repo.parameters import load_parameters
 
 #: keys of ``triton_config`` (https://github.com/NVIDIA/TensorRT-LLM, llmapi/tensorrt_llm/1/model.py)

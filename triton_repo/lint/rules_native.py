@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from triton_repo.layouts.native import read_engine
+from triton_repo.lint.engine_models import at
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, rule
-from triton_repo.lint.rules_parameters import at
 from trtforge.errors import ForgeError
 
 LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")

@@ -16,6 +16,7 @@ from triton_repo.lint import (  # noqa: F401
     rules_llmapi,
     rules_native,
     rules_parameters,
+    rules_settings,
 )
 from triton_repo.lint.repository import read_repository
 from triton_repo.lint.rules import RULES, Finding, Hit, Rule

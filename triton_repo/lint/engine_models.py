@@ -1,0 +1,76 @@
+"""Checks of models that run an engine, and where a parameter stands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+
+from triton_repo.lint.repository import Model, Repository
+from triton_repo.lint.roles import device_sets, is_engine_model
+from triton_repo.lint.rules import Hit, each_model, hit, listed
+
+
+def each_engine_model(check: Callable[[Model, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:
+    """A check of every model that runs an engine."""
+
+    def checked(model: Model, repository: Repository) -> Iterable[Hit]:
+        if is_engine_model(model):
+            yield from check(model, repository)
+
+    return each_model(functools.wraps(check)(checked))
+
+
+def at(model: Model, name: str) -> tuple[str | int, ...]:
+    """Where a parameter's value stands."""
+    assert model.config is not None
+    path: tuple[str | int, ...] = ("parameters", f"key={name}", "value", "string_value")
+    return path if model.config.states(*path) else path[:2]
+
+
+def device_faults(model: Model, ranks: int | None) -> Iterator[Hit]:
+    """Faults of ``gpu_device_ids`` against the instance count and, when known, the ranks of one instance."""
+    text = model.parameter("gpu_device_ids")
+    count = sum(max(group.count, 1) for group in model.message.instance_group) or 1
+    if text is None:
+        if count > 1 and model.knows("instance_group", "count"):
+            yield hit(
+                model,
+                f"{count} instances without gpu_device_ids: all take the same GPUs",
+                'gpu_device_ids: "' + ";".join(str(i) for i in range(count)) + '"',
+                "instance_group",
+                severity="warning",
+            )
+        return
+    sets = device_sets(text)
+    if sets is None:
+        return  # its form is a finding of its own
+    if len(sets) != count and model.knows("instance_group", "count"):
+        yield hit(
+            model,
+            f"{len(sets)} set{'s' if len(sets) > 1 else ''} of GPUs for {count} instance{'s' if count > 1 else ''}",
+            f"count: {len(sets)}, or {count} sets parted by semicolons",
+            *at(model, "gpu_device_ids"),
+        )
+    used = [device for group in sets for device in group]
+    twice = sorted({device for device in used if used.count(device) > 1})
+    if any(len(set(group)) != len(group) for group in sets):
+        yield hit(
+            model, f"GPU {listed(map(str, twice))} twice in one set", "each GPU once", *at(model, "gpu_device_ids")
+        )
+    elif twice:
+        yield hit(
+            model,
+            f"GPU {listed(map(str, twice))} is in two sets",
+            "sets without a common GPU, or a cache that leaves room for both",
+            *at(model, "gpu_device_ids"),
+            severity="warning",
+        )
+    if ranks is not None:
+        wrong = [group for group in sets if len(group) != ranks]
+        if wrong:
+            yield hit(
+                model,
+                f"{len(wrong[0])} GPUs in a set for {ranks} rank{'s' if ranks > 1 else ''}",
+                f"{ranks} GPUs in every set",
+                *at(model, "gpu_device_ids"),
+            )

@@ -1,0 +1,87 @@
+"""The tensors of an ensemble: who declares each, who writes it and who reads it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from triton_repo.lint.repository import Model, Repository
+from triton_repo.lint.rules import Hit, each_model
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of an ensemble tensor: who declares it, as what, and where in the ensemble's file."""
+
+    owner: str
+    row: Any
+    dims: tuple[int, ...]
+    batching: bool
+    place: tuple[str | int, ...]
+
+
+def each_ensemble(check: Callable[[Model, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:
+    """A check of every ensemble with steps."""
+
+    def ensembles(model: Model, repository: Repository) -> Iterable[Hit]:
+        if model.is_ensemble:
+            yield from check(model, repository)
+
+    return each_model(functools.wraps(check)(ensembles))
+
+
+def step_path(index: int, *more: str | int) -> tuple[str | int, ...]:
+    return ("ensemble_scheduling", "step", index, *more)
+
+
+def judged(repository: Repository, name: str) -> Model | None:
+    """The step's model when its tensors are declared and readable."""
+    model = repository.get(name)
+    if model is None or not model.readable or not (model.knows("input") and model.knows("output")):
+        return None
+    if not model.message.input or not model.message.output:
+        return None  # left to auto-complete
+    return model
+
+
+@dataclass
+class Graph:
+    """The tensors of an ensemble: who writes each, who reads each, and every declaration of it."""
+
+    writers: dict[str, list[tuple[int, str]]]
+    readers: dict[str, list[tuple[int, str]]]
+    ends: dict[str, list[End]]
+
+
+def graph_of(model: Model, repository: Repository) -> Graph:
+    message = model.message
+    batching = message.max_batch_size > 0
+    graph = Graph({}, {}, {})
+    for index, row in enumerate(message.input):
+        dims = row.reshape.shape if row.HasField("reshape") else row.dims
+        graph.writers.setdefault(row.name, []).append((-1, row.name))
+        graph.ends.setdefault(row.name, []).append(End(model.name, row, tuple(dims), batching, ("input", index)))
+    for index, row in enumerate(message.output):
+        dims = row.reshape.shape if row.HasField("reshape") else row.dims
+        graph.readers.setdefault(row.name, []).append((-1, row.name))
+        graph.ends.setdefault(row.name, []).append(End(model.name, row, tuple(dims), batching, ("output", index)))
+    for index, step in enumerate(message.ensemble_scheduling.step):
+        used = judged(repository, step.model_name)
+        for field, side in (("input", graph.readers), ("output", graph.writers)):
+            rows = {row.name: row for row in getattr(used.message, field)} if used is not None else {}
+            for key in sorted(getattr(step, f"{field}_map")):
+                tensor = getattr(step, f"{field}_map")[key]
+                side.setdefault(tensor, []).append((index, key))
+                if used is not None and key in rows and used.knows(field, "dims") and used.knows(field, "data_type"):
+                    graph.ends.setdefault(tensor, []).append(
+                        End(
+                            used.name,
+                            rows[key],
+                            tuple(rows[key].dims),
+                            used.message.max_batch_size > 0,
+                            step_path(index, f"{field}_map", f"key={key}", "value"),
+                        )
+                    )
+    return graph

@@ -1,0 +1,248 @@
+"""Rules on settings of an engine's model that need each other or fight each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from triton_repo.lint.engine_models import at, device_faults, each_engine_model
+from triton_repo.lint.repository import Model, Repository
+from triton_repo.lint.roles import flag, number
+from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
+
+
+@rule(
+    "TF-TRI-186",
+    "warning",
+    "static batching of an engine",
+    why="V1 waits for the longest answer of a batch before the next batch begins; in-flight batching does not.",
+    source=TRTLLM_PARAMETERS,
+)
+@each_engine_model
+def static_batching(model: Model, repository: Repository) -> Iterator[Hit]:
+    text = model.parameter("gpt_model_type")
+    if text is not None and text.lower() == "v1":
+        decoupled = bool(model.message.model_transaction_policy.decoupled)
+        yield hit(
+            model,
+            "gpt_model_type V1 batches statically" + (" and cannot stream" if decoupled else ""),
+            'gpt_model_type: "inflight_fused_batching"',
+            *at(model, "gpt_model_type"),
+            severity="warning" if decoupled else "note",
+        )
+
+
+@rule(
+    "TF-TRI-189",
+    "error",
+    "speculation is set by halves",
+    why="A tree of choices is used by its own decoding mode only, and lookahead needs all three sizes.",
+    source=thread("TL#2115"),
+)
+@each_engine_model
+def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
+    mode = model.parameter("decoding_mode")
+    for name, wanted in (("medusa_choices", "medusa"), ("eagle_choices", "eagle")):
+        text = model.parameter(name)
+        if text is None:
+            continue
+        if mode != wanted:
+            yield hit(
+                model,
+                f"{name} with decoding_mode {mode or 'not set'}: the choices are not used",
+                f'decoding_mode: "{wanted}"',
+                *at(model, name),
+                severity="warning",
+            )
+        yield from _tree(model, name, text)
+    sizes = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+    stated = [name for name in sizes if model.parameter(name) is not None]
+    if stated and len(stated) < 3:
+        missing = [name for name in sizes if name not in stated]
+        yield hit(model, f"{listed(stated)} without {listed(missing)}", f"set {listed(missing)}", *at(model, stated[0]))
+    elif stated and mode != "lookahead":
+        yield hit(
+            model,
+            f"lookahead sizes with decoding_mode {mode or 'not set'}",
+            'decoding_mode: "lookahead"',
+            *at(model, stated[0]),
+            severity="warning",
+        )
+
+
+def _tree(model: Model, name: str, text: str) -> Iterator[Hit]:
+    """Every node's parent must be in the tree, and no node twice."""
+    nodes = [tuple(int(n) for n in re.findall(r"\d+", group)) for group in re.findall(r"\{([^{}]*)\}", text)]
+    known = set(nodes)
+    orphans = sorted({node for node in nodes if len(node) > 1 and node[:-1] not in known})
+    if orphans:
+        first = "{" + ", ".join(map(str, orphans[0])) + "}"
+        parent = "{" + ", ".join(map(str, orphans[0][:-1])) + "}"
+        yield hit(model, f"{name}: {first} has no parent {parent} in the tree", f"add {parent}", *at(model, name))
+    elif len(known) != len(nodes):
+        yield hit(model, f"{name} names a node twice", "each path once", *at(model, name))
+
+
+@rule(
+    "TF-TRI-190",
+    "warning",
+    "beams that cannot be used",
+    why="Streaming gives one beam only, and sampling modes ignore beams above one.",
+    source=thread("TB#140"),
+)
+@each_engine_model
+def beams(model: Model, repository: Repository) -> Iterator[Hit]:
+    width = number(model, "max_beam_width")
+    mode = model.parameter("decoding_mode")
+    if width is not None and width > 1:
+        if model.message.model_transaction_policy.decoupled:
+            yield hit(
+                model,
+                f"max_beam_width {width:g} in a decoupled model: requests that stream are refused more than one beam",
+                'max_beam_width: "1", or decoupled: false',
+                *at(model, "max_beam_width"),
+                severity="note",  # requests that do not stream may still use them
+            )
+        if mode is not None and mode != "beam_search":
+            yield hit(
+                model,
+                f"max_beam_width {width:g} with decoding_mode {mode}",
+                'decoding_mode: "beam_search", or max_beam_width: "1"',
+                *at(model, "max_beam_width"),
+            )
+    if mode == "beam_search" and (width is None or width <= 1):
+        yield hit(
+            model,
+            f"decoding_mode beam_search with max_beam_width {f'{width:g}' if width else 'not set (1)'}",
+            'max_beam_width: "4", or no decoding_mode',
+            *at(model, "decoding_mode"),
+        )
+
+
+@rule(
+    "TF-TRI-199",
+    "error",
+    "gpu_device_ids do not go with the instances",
+    why="Each instance takes one set of GPUs; a GPU in two sets is loaded twice.",
+    source=thread("TB#398"),
+)
+@each_engine_model
+def devices(model: Model, repository: Repository) -> Iterator[Hit]:
+    yield from device_faults(model, None)
+
+
+@rule(
+    "TF-TRI-202",
+    "warning",
+    "an engine model's instances are on KIND_GPU",
+    why="TensorRT-LLM takes its GPUs itself; KIND_GPU makes Triton start one instance a visible GPU, and all of "
+    "them load the engine.",
+    source=thread("TB#576"),
+)
+@each_engine_model
+def kind_gpu(model: Model, repository: Repository) -> Iterator[Hit]:
+    for index, group in enumerate(model.message.instance_group):
+        if group.Kind.Name(group.kind) == "KIND_GPU":
+            where = f"gpus {list(group.gpus)}" if group.gpus else "no gpus"
+            yield hit(
+                model,
+                f"KIND_GPU with {where}",
+                "kind: KIND_CPU and gpu_device_ids",
+                "instance_group",
+                index,
+                "kind",
+            )
+
+
+@rule(
+    "TF-TRI-209",
+    "warning",
+    "a queue delay fights in-flight batching",
+    why="The engine admits new requests at every step, so a batch need not be waited for; the delay is added to "
+    "the time to the first token.",
+    source=thread("TS#5317"),
+)
+@each_engine_model
+def queue_delay(model: Model, repository: Repository) -> Iterator[Hit]:
+    delay = model.message.dynamic_batching.max_queue_delay_microseconds
+    if delay and (model.parameter("gpt_model_type") or "inflight").lower() != "v1":
+        # NVIDIA's guides use up to 1000 µs to let requests of one moment join; that is below one step
+        yield hit(
+            model,
+            f"requests wait up to {delay / 1000:g} ms for others",
+            "max_queue_delay_microseconds: 0",
+            "dynamic_batching",
+            "max_queue_delay_microseconds",
+            severity="warning" if delay > 5000 else "note",
+        )
+
+
+@rule(
+    "TF-TRI-212",
+    "error",
+    "guided decoding lacks its tokenizer",
+    why="xgrammar builds its masks from the tokenizer: a file for the C++ backend, a folder for the Python one. "
+    "Without it the C++ backend switches guided decoding off and the requests' grammars are ignored.",
+    source=thread("TL#2166"),
+)
+@each_engine_model
+def guided(model: Model, repository: Repository) -> Iterator[Hit]:
+    if model.parameter("guided_decoding_backend") is None:
+        if model.parameter("xgrammar_tokenizer_info_path") is not None:
+            yield hit(
+                model,
+                "xgrammar_tokenizer_info_path without guided_decoding_backend",
+                'guided_decoding_backend: "xgrammar"',
+                *at(model, "xgrammar_tokenizer_info_path"),
+                severity="warning",
+            )
+        return
+    needed = "tokenizer_dir" if model.backend == "python" else "xgrammar_tokenizer_info_path"
+    if model.parameter(needed) is None:
+        yield hit(
+            model,
+            f"guided_decoding_backend without {needed}",
+            f'{needed}: "…"',
+            *at(model, "guided_decoding_backend"),
+        )
+
+
+@rule(
+    "TF-TRI-196",
+    "warning",
+    "a setting that works only with another one",
+    why="Alone it is read and has no effect.",
+    source=TRTLLM_PARAMETERS,
+)
+@each_engine_model
+def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
+    host = number(model, "kv_cache_host_memory_bytes")
+    if host and flag(model, "enable_kv_cache_reuse") is False:
+        yield hit(
+            model,
+            f"kv_cache_host_memory_bytes {host:g} with enable_kv_cache_reuse false: nothing is ever moved there",
+            'enable_kv_cache_reuse: "true"',
+            *at(model, "kv_cache_host_memory_bytes"),
+        )
+    graphs = number(model, "cuda_graph_cache_size")
+    if graphs and not flag(model, "cuda_graph_mode"):
+        yield hit(
+            model,
+            f"cuda_graph_cache_size {graphs:g} without cuda_graph_mode",
+            'cuda_graph_mode: "true"',
+            *at(model, "cuda_graph_cache_size"),
+        )
+    if model.parameter("cross_kv_cache_fraction") is not None and model.parameter("encoder_model_path") is None:
+        yield hit(
+            model,
+            "cross_kv_cache_fraction without an encoder: it is for encoder-decoder models only",
+            "leave it out, or encoder_model_path",
+            *at(model, "cross_kv_cache_fraction"),
+        )
+    if model.parameter("sink_token_length") not in (None, "0") and model.parameter("max_attention_window_size") is None:
+        yield hit(
+            model,
+            "sink_token_length without max_attention_window_size",
+            'max_attention_window_size: "…"',
+            *at(model, "sink_token_length"),
+        )
