@@ -215,6 +215,7 @@ _MODULES = (
     "memory",
     "host",
     "speculation",
+    "trees",
     "combinations",
     "streaming",
     "tokenizer",

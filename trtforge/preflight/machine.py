@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 #: distributions whose version decides what can be built here
-_TOOLS = ("tensorrt", "tensorrt-llm", "tensorrt-rtx", "datasets", "nvidia-modelopt")
+_TOOLS = ("tensorrt", "tensorrt-llm", "tensorrt-rtx", "datasets", "nvidia-modelopt", "transformers")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Machine:
     cores: int
     gpus: tuple[Gpu, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    hub_token: bool = False
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -60,7 +61,16 @@ def probe(store: Path) -> Machine:
         cores=os.cpu_count() or 1,
         gpus=visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")),
         versions=versions,
+        hub_token=_has_hub_token(),
     )
+
+
+def _has_hub_token() -> bool:
+    """Whether huggingface_hub would find a token; the token itself is not read."""
+    if os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return True
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")  # noqa: PTH118
+    return os.path.isfile(os.path.expanduser(os.environ.get("HF_TOKEN_PATH") or f"{home}/token"))  # noqa: PTH111, PTH113
 
 
 @functools.cache

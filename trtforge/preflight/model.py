@@ -57,6 +57,13 @@ class WeightFacts(Protocol):
     def bits(self) -> int: ...
 
 
+class ModelOptFacts(Protocol):
+    """For which versions of ModelOpt a format's configuration was run."""
+
+    @property
+    def versions(self) -> str: ...
+
+
 class FormatFacts(Protocol):
     """The fields of a format row that rules use."""
 
@@ -70,6 +77,8 @@ class FormatFacts(Protocol):
     def default_group_size(self) -> int | None: ...
     @property
     def native(self) -> tuple[str, ...]: ...
+    @property
+    def modelopt(self) -> Sequence[ModelOptFacts]: ...
 
 
 class KvModeFacts(Protocol):

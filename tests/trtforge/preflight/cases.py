@@ -77,6 +77,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(ENGINE, parameters(enable_kv_cache_reuse="true")), {}),
         (merged(ENGINE, parameters(enable_kv_cache_reuse="true"), trtllm(kv_reuse=True)), {}),
     ),
+    "TF-K1-005": (
+        (merged(ENGINE, parameters(gpt_model_path="/engines/llama")), {}),
+        (merged(ENGINE, parameters(normalize_log_probs="true")), {}),
+    ),
     "TF-K2-001": (({"stack": "trt-10.61"}, {}), ({"stack": "torch-2.13"}, {})),
     "TF-K2-002": (({"stack": "trt-10.16"}, {}), ({"stack": "trt-10.16", **GPU}, {})),
     "TF-K2-003": ((triton(version="25.12"), {}), (triton(version="2.51.0"), {})),
@@ -87,6 +91,10 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TF-K2-005": (
         (ENGINE, {"machine": replace(BIG, versions={"tensorrt": "10.13.3.9"})}),
         (ENGINE, {"machine": replace(BIG, versions={"tensorrt": "10.14.1.48"})}),
+    ),
+    "TF-K2-006": (
+        (quant(format="fp8"), {"machine": replace(BIG, versions={"nvidia-modelopt": "0.37.0"})}),
+        (quant(format="fp8"), {"machine": replace(BIG, versions={"nvidia-modelopt": "0.47.0"})}),
     ),
     "TF-K3-001": ((quant(format="fp9"), {}), (quant(format="fp8"), {})),
     "TF-K3-002": (
@@ -174,6 +182,10 @@ CASES: dict[str, tuple[Case, Case]] = {
             merged(ENGINE, trtllm(fp8_context_attention=True)),
             {"model": replace(LLAMA_8B, prequantized="fp8", prequantized_kv_cache="fp8")},
         ),
+    ),
+    "TF-K7-007": (
+        ({}, {"model": replace(LLAMA_8B, rope={"rope_type": "default", "rope_theta": 500_000.0}), "machine": BIG}),
+        ({}, {"model": LLAMA_8B, "machine": BIG}),
     ),
     "TF-K8-001": (
         (merged(quant(format="fp8"), {"evals": {"perplexity": {"gate": None}}}), {}),
@@ -477,6 +489,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         ({}, {"model": replace(SMOL, rope={"rope_type": "llama3", "factor": 8.0})}),
         ({}, {"model": replace(SMOL, rope={"type": "linear", "factor": 2.0})}),
     ),
+    "TF-K18-005": (
+        ({}, {"machine": replace(BIG, versions={"transformers": "4.40.0"})}),
+        ({}, {"machine": replace(BIG, versions={"transformers": "4.57.1"})}),
+    ),
     "TF-K19-001": (
         (quant(format="fp8", calibration={"corpus": "wikitext"}), {}),
         (quant(format="none", calibration={"corpus": "wikitext"}), {}),
@@ -503,6 +519,13 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TF-K19-006": (
         ({"model": {"source": "hf:no-org/no-model"}}, {"machine": replace(SMALL, offline=True), "model": None}),
         ({"model": {"source": "hf:no-org/no-model"}}, {"model": None}),
+    ),
+    "TF-K19-007": (
+        ({"model": {"source": "hf:meta-llama/no-such-Llama"}}, {"model": None}),
+        (
+            {"model": {"source": "hf:meta-llama/no-such-Llama"}},
+            {"model": None, "machine": replace(SMALL, hub_token=True)},
+        ),
     ),
     "TF-K21-001": (
         (merged(API, trtllm(lora={"adapters": {"a": "hf:a/b"}}), speculation(method="ngram", max_draft_len=4)), {}),

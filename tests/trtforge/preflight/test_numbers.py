@@ -23,7 +23,7 @@ from trtforge.preflight.model import (
 )
 from trtforge.preflight.rules.groups import padded, width
 from trtforge.preflight.rules.heads import tp_works
-from trtforge.preflight.rules.speculation import lookahead_draft_len, tree_problem
+from trtforge.preflight.rules.trees import lookahead_draft_len, tree_problem
 
 TREES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=12)
 

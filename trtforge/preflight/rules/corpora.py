@@ -10,6 +10,8 @@ from trtforge.recipe.keys import nearest
 
 BUILTIN_TEXTS = ("builtin:python-topics",)
 BUILTIN_PROMPTS = ("builtin:mixed", "builtin:short")
+#: repositories of the Hub that ask for an accepted licence (as their pages say)
+GATED = ("meta-llama/", "google/gemma-", "lmsys/lmsys-chat-1m")
 
 
 def _texts(facts: Facts) -> dict[str, tuple[str, int]]:
@@ -178,3 +180,27 @@ def model_reachable(facts: Facts) -> Iterator[Violation]:
                 "unset HF_HUB_OFFLINE",
             ],
         )
+
+
+@rule(
+    "TF-K19-007",
+    "a gated model or data set, and no token",
+    why="The publisher shows it to accounts that accepted its licence; without a token the download ends with 401.",
+    source="https://huggingface.co/docs/hub/models-gated",
+    needs=("machine",),
+    severity="warning",
+)
+def token_for_gated(facts: Facts) -> Iterator[Violation]:
+    if facts.require_machine().hub_token:
+        return
+    wanted = {key: spec for key, (spec, _) in _texts(facts).items()}
+    if facts.source is not None and facts.source.absent:
+        wanted["model.source"] = facts.recipe.model.source
+    for key, spec in wanted.items():
+        if spec.startswith(tuple(f"hf:{prefix}" for prefix in GATED)):
+            yield Violation(
+                f"{key}: {spec} is gated, and no Hugging Face token is set",
+                f"{key}: {spec}",
+                {"gated": list(GATED)},
+                ["huggingface-cli login, after accepting the licence on its page", "export HF_TOKEN=…"],
+            )

@@ -161,3 +161,23 @@ def limits_of_engine(facts: Facts) -> Iterator[Violation]:
             {"offered": int(text), "built": beams},
             [f"build.trtllm.max_beam_width: {text}", "remove triton.parameters.max_beam_width"],
         )
+
+
+@rule(
+    "TF-K1-005",
+    "a path that the repository sets itself",
+    why="Engine and tokenizer lie in the bundle and are found relative to it; a path by hand names a place that "
+    "another machine does not have.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/207",
+    severity="warning",
+)
+def paths_are_the_bundles(facts: Facts) -> Iterator[Violation]:
+    for name in ("gpt_model_path", "tokenizer_dir", "xgrammar_tokenizer_info_path", "executor_worker_path"):
+        value = facts.recipe.triton.parameters.get(name)
+        if value:
+            yield Violation(
+                f"triton.parameters.{name}: {value} replaces the path of the bundle's own file",
+                f"triton.parameters.{name}: {value}",
+                {name: value},
+                [f"remove triton.parameters.{name}"],
+            )

@@ -1,4 +1,4 @@
-"""K18: rotary embedding as config.json says it, and weights that are pointers."""
+"""K7, K18: rotary embedding as config.json says it, and weights that are pointers."""
 
 from __future__ import annotations
 
@@ -115,3 +115,29 @@ def no_pointers(facts: Facts) -> Iterator[Violation]:
                     "a source that is fetched: hf:org/name@revision",
                 ],
             )
+
+
+@rule(
+    "TF-K7-007",
+    "a context extension that was lost",
+    why="Llama 3.1 and later reach 131,072 positions by their rope scaling; a conversion that drops it keeps the "
+    "figure and loses the ability: short prompts look fine, long ones turn to garbage.",
+    source="https://github.com/vllm-project/vllm/issues/6738",
+    needs=("model",),
+    severity="warning",
+)
+def extension_is_there(facts: Facts) -> Iterator[Violation]:
+    model = facts.require_model()
+    base = model.rope.get("rope_theta")
+    lost = _rope_kind(facts) == "default" and (model.vocab, model.max_positions) == (128_256, 131_072)
+    if lost and base in (None, 500_000):
+        yield Violation(
+            "config.json says 131,072 positions of a Llama-3 vocabulary and no rope scaling",
+            f"model.source: {facts.recipe.model.source}",
+            {"max_positions": model.max_positions, "rope_type": "default", "rope_theta": base},
+            [
+                "rope_scaling: {rope_type: llama3, factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, "
+                "original_max_position_embeddings: 8192} in config.json, as the publisher's has it",
+                "build.limits.max_seq_len: 8192",
+            ],
+        )

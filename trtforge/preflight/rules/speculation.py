@@ -1,24 +1,17 @@
-"""K12: speculative decoding: the method, its draft or heads, and the tree that a step verifies."""
+"""K12: speculative decoding: the method, its draft or heads, and what a step verifies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.rules.trees import lookahead_draft_len
 from trtforge.preflight.sources import SourceFiles
 
-_LOOKAHEAD = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/lookahead/README.md"
-_MEDUSA = "https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html"
-_EAGLE = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/eagle/README.md"
 #: with this many requests in a step the GPU is busy without drafts
 _BUSY_BATCH = 64
 #: what trtllm-build 1.2.1 takes for EAGLE
 _EAGLE_BATCH, _EAGLE_DRAFT = 512, 256
-
-
-def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
-    """``max_draft_len`` of a lookahead engine for (W, N, G), as TensorRT-LLM defines it."""
-    return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
 
 
 def _draft_tokens(facts: Facts) -> int | None:
@@ -222,127 +215,6 @@ def draft_length_given(facts: Facts) -> Iterator[Violation]:
             f"speculation.method: {speculation.method}",
             {},
             [f"speculation.max_draft_len: {wanted}"],
-        )
-
-
-@rule(
-    "TF-K12-010",
-    "a draft length that the lookahead sizes do not give",
-    why="The server derives the length from the three sizes and refuses an engine that was built for another.",
-    source=_LOOKAHEAD,
-    waivable=False,
-)
-def lookahead_agrees(facts: Facts) -> Iterator[Violation]:
-    speculation = facts.recipe.speculation
-    sizes = speculation.lookahead
-    if speculation.method != "lookahead":
-        return
-    asked = (
-        f"speculation.lookahead: {{window: {sizes.window}, ngram: {sizes.ngram}, verification: {sizes.verification}}}"
-    )
-    derived = lookahead_draft_len(sizes.window, sizes.ngram, sizes.verification)
-    if sizes.window < 2 or sizes.ngram < 2:
-        yield Violation(
-            "lookahead decoding of this size drafts nothing",
-            asked,
-            {"window": sizes.window, "ngram": sizes.ngram, "draft_tokens": derived},
-            ["speculation.lookahead: {window: 4, ngram: 3, verification: 4}", "speculation.method: none"],
-        )
-    elif speculation.max_draft_len is not None and speculation.max_draft_len != derived:
-        yield Violation(
-            f"max_draft_len {speculation.max_draft_len}, the lookahead sizes give {derived}",
-            f"speculation.max_draft_len: {speculation.max_draft_len}, {asked}",
-            {"max_draft_len": speculation.max_draft_len, "derived": derived},
-            [f"speculation.max_draft_len: {derived}", "remove speculation.max_draft_len"],
-        )
-
-
-def tree_problem(choices: Sequence[Sequence[int]]) -> tuple[str, list[list[int]]] | None:
-    """What is wrong with a static tree, and the paths that would mend it; None for a sound one.
-
-    A tree lists every node's path; each prefix of a path is a node too (the C++ runtime takes no paths-only form).
-    """
-    paths = [tuple(path) for path in choices]
-    if not paths:
-        return "the tree is empty", [[0]]
-    if any(not path for path in paths):
-        return "an empty path: the root needs none", []
-    if len(set(paths)) != len(paths):
-        twice = sorted({path for path in paths if paths.count(path) > 1})
-        return f"{list(twice[0])} stands twice", []
-    known = set(paths)
-    missing = sorted({path[:end] for path in paths for end in range(1, len(path))} - known)
-    if missing:
-        return f"{list(missing[0])} is missing, which other paths go through", [list(path) for path in missing]
-    return None
-
-
-@rule(
-    "TF-K12-011",
-    "a draft tree that is no tree",
-    why="A step verifies nodes by their ancestors: each path needs its prefixes, and stands once.",
-    source=_MEDUSA,
-    waivable=False,
-)
-def tree_is_sound(facts: Facts) -> Iterator[Violation]:
-    speculation = facts.recipe.speculation
-    if speculation.choices is None or speculation.method not in ("medusa", "eagle", "eagle3"):
-        return
-    problem = tree_problem(speculation.choices)
-    if problem is not None:
-        message, add = problem
-        yield Violation(
-            f"speculation.choices: {message}",
-            f"speculation.choices: {len(speculation.choices)} paths",
-            {"paths": len(speculation.choices), "missing": add[:16]},
-            [f"add {path}" for path in add[:3]] or ["write each node's path once, without []"],
-        )
-
-
-@rule(
-    "TF-K12-012",
-    "a draft tree that heads or length do not allow",
-    why="A path of k nodes takes k heads (or EAGLE layers), and a step verifies max_draft_len nodes at most.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2115",
-    waivable=False,
-)
-def tree_fits(facts: Facts) -> Iterator[Violation]:
-    speculation = facts.recipe.speculation
-    if not speculation.choices or speculation.method not in ("medusa", "eagle", "eagle3"):
-        return
-    depth, nodes = max(map(len, speculation.choices)), len(speculation.choices)
-    heads, longest = speculation.heads, speculation.max_draft_len
-    shape = {"depth": depth, "nodes": nodes, "heads": heads, "max_draft_len": longest}
-    asked = f"speculation.choices: {nodes} paths, depth {depth}"
-    if heads is not None and depth > heads:
-        yield Violation(
-            f"the tree is {depth} deep, there are {heads} heads",
-            f"{asked}, speculation.heads: {heads}",
-            shape,
-            [f"speculation.heads: {depth}", f"remove the paths longer than {heads}"],
-        )
-    if heads is not None and speculation.method == "eagle" and depth < heads:
-        yield Violation(
-            f"the tree is {depth} deep, the engine has {heads} EAGLE layers, which must be equal",
-            f"{asked}, speculation.heads: {heads}",
-            shape,
-            [f"speculation.heads: {depth}", f"add a path of {heads} nodes: {[0] * heads}"],
-            source=_EAGLE,
-        )
-    limit = longest if speculation.method != "eagle3" else None
-    if limit is not None and nodes > limit:
-        yield Violation(
-            f"the tree has {nodes} nodes, max_draft_len is {limit}",
-            f"{asked}, speculation.max_draft_len: {limit}",
-            shape,
-            [f"speculation.max_draft_len: {nodes}", f"leave {limit} paths"],
-        )
-    if speculation.method == "eagle3" and longest is not None and depth > longest:
-        yield Violation(
-            f"the tree is {depth} deep, max_draft_len is {longest}",
-            f"{asked}, speculation.max_draft_len: {longest}",
-            shape,
-            [f"speculation.max_draft_len: {depth}", f"remove the paths longer than {longest}"],
         )
 
 

@@ -1,4 +1,4 @@
-"""K2, K13, K23: versions, targets and layouts that exist together, and what this version has."""
+"""K2, K13, K18, K23: versions, targets and layouts that exist together, and what this version has."""
 
 from __future__ import annotations
 
@@ -286,3 +286,47 @@ def _release(text: str) -> tuple[int, ...]:
         return Version(text).release[:3]
     except InvalidVersion:
         return ()
+
+
+@rule(
+    "TF-K2-006",
+    "a ModelOpt that the format's configuration was not run with",
+    why="ModelOpt renames and removes configurations between releases: the quantizer would find another one, or none.",
+    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
+    needs=("format", "machine"),
+)
+def modelopt_fits_format(facts: Facts) -> Iterator[Violation]:
+    from trtforge.stack.check import fits
+
+    row, found = facts.format, facts.require_machine().versions.get("nvidia-modelopt")
+    ranges = [item.versions for item in row.modelopt] if row is not None else []
+    if row is not None and found is not None and ranges and not any(fits(rule, found) for rule in ranges):
+        yield Violation(
+            f"ModelOpt {found} is installed, {row.name} was run with {' or '.join(ranges)}",
+            f"quantize.format: {row.name}",
+            {"installed": found, "run_with": ranges},
+            [f"pip install 'nvidia-modelopt{ranges[0]}'"],
+        )
+
+
+@rule(
+    "TF-K18-005",
+    "a transformers that ModelOpt was not run with",
+    why="Between its major versions transformers renamed the rope's keys; a reader that finds the other spelling falls "
+    "back to its defaults without a word.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2302",
+    needs=("machine",),
+    severity="warning",
+)
+def transformers_fits(facts: Facts) -> Iterator[Violation]:
+    from trtforge.stack.check import fits
+
+    row, found = facts.stacks.newest("torch"), facts.require_machine().versions.get("transformers")
+    wanted = row.version_of("transformers") if row is not None else None
+    if found is not None and wanted is not None and not fits(wanted, found):
+        yield Violation(
+            f"transformers {found} is installed, the quantizer was run with {wanted}",
+            f"model.source: {facts.recipe.model.source}",
+            {"installed": found, "run_with": wanted},
+            [f"pip install 'transformers{wanted}'"],
+        )
