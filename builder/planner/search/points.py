@@ -116,7 +116,8 @@ def evaluate(
         draft_weights: the draft's groups as they are served.
         serving: block size, lengths and the share of free memory; batch, tokens and draft come from the point.
     """
-    load = Load(workload.mean_isl, workload.mean_osl, workload.shared_prefix)
+    shared = workload.shared_prefix // serving.block_size * serving.block_size
+    load = Load(workload.mean_isl, workload.mean_osl, shared)
     batches = np.asarray(space.batches, dtype=np.float64)
     points: list[Point] = []
     invalid = too_large = 0

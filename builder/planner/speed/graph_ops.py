@@ -52,7 +52,10 @@ def ops_of_graph(path: Path) -> list[Op]:
     names = {value.name for value in model.graph.input}
     if "input_ids" not in names or "logit_indices" not in names:
         raise _unreadable(file, "it has no inputs input_ids and logit_indices")
-    return _Reader(model.graph).ops()
+    ops = _Reader(model.graph).ops()
+    if not any(isinstance(op, Attention) for op in ops):
+        raise _unreadable(file, "it has no PagedAttention (native graphs pad their batches)")
+    return ops
 
 
 class _Reader:

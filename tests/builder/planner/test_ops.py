@@ -72,6 +72,12 @@ def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
     assert refusal(ops_of_graph, tmp_path / "absent.onnx").code == "TF-PLN-054"
 
 
+def test_a_native_graph_has_no_ops_to_plan_with(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path)
+    build_graph(tmp_path, tmp_path, mode="native")
+    assert refusal(ops_of_graph, tmp_path).code == "TF-PLN-054"
+
+
 @pytest.mark.parametrize(
     "name",
     ["meta-llama/Meta-Llama-3.1-70B", "Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-8B"],
