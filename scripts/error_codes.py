@@ -25,6 +25,7 @@ AREAS = {
     "GRF": "Model graph",
     "LCH": "Servers and smoke test",
     "OPS": "Ops and the host library",
+    "PLN": "Planner",
     "QNT": "Quantization",
     "RCP": "Recipes",
     "RUN": "Runtime and requests",
