@@ -52,11 +52,14 @@ class Section:
 
 @dataclass
 class Report:
-    """A whole report. ``data`` is the machine-readable figures that ``report.json`` holds."""
+    """A whole report. ``data`` is the machine-readable figures that ``report.json`` holds.
+
+    ``passed`` is None when no gate was missed but some have no verdict.
+    """
 
     title: str
     verdict: str
-    passed: bool
+    passed: bool | None
     sections: list[Section] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
 

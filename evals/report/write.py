@@ -15,8 +15,11 @@ h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid 
 table{border-collapse:collapse;margin:.8rem 0}th,td{border:1px solid #d0d7de;padding:.3rem .6rem;text-align:left}
 th{background:#f6f8fa}caption{text-align:left;font-weight:600;padding:.2rem 0}
 pre{background:#f6f8fa;padding:.8rem;overflow-x:auto}
-.passed{color:#116329}.failed{color:#a40e26}svg{max-width:100%;height:auto}
+.passed{color:#116329}.failed{color:#a40e26}.incomplete{color:#7a5200}svg{max-width:100%;height:auto}
 """
+
+#: a report whose gates are not all decided is neither passed nor failed
+_STATES = {True: "passed", False: "failed", None: "incomplete"}
 
 
 def write_report(report: Report, out: Path) -> list[Path]:
@@ -37,7 +40,7 @@ def write_report(report: Report, out: Path) -> list[Path]:
 
 def render_markdown(report: Report) -> str:
     """The report as Markdown; plots become tables of their points."""
-    lines = [f"# {report.title}", "", f"**{'PASSED' if report.passed else 'FAILED'}** — {report.verdict}", ""]
+    lines = [f"# {report.title}", "", f"**{_STATES[report.passed].upper()}** — {report.verdict}", ""]
     for section in report.sections:
         lines += [f"## {section.title}", ""]
         if section.text:
@@ -71,7 +74,7 @@ def _markdown_table(table: Table) -> list[str]:
 
 def render_html(report: Report) -> str:
     """The report as one HTML page with inline styles and inline SVG."""
-    state = "passed" if report.passed else "failed"
+    state = _STATES[report.passed]
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         f"<title>{html.escape(report.title)}</title><style>{_STYLE}</style></head><body>",

@@ -44,7 +44,9 @@ def test_a_bundle_says_what_nobody_has_looked_at(folder: Path, target: str) -> N
     assert sorted(missing) == sorted(LEFT_OUT)
     report = json.loads((bundle / "report.json").read_text())
     assert "gates were not run: top1_agreement, engine_kl, smoke" in report["verdict"]
+    assert report["passed"] is None
     shown = (bundle / "report.md").read_text()
+    assert "**INCOMPLETE**" in shown and "PASSED" not in shown
     assert "Not run" in shown and "top1_agreement" in shown and "| Speed" not in shown
     assert not {gate["name"] for gate in report["data"]["gates"]} & {"top1_agreement", "engine_kl"}
     for name in ("parity.json", "smoke.json", "bench.json"):

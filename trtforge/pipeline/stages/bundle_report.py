@@ -44,7 +44,8 @@ def build_report(context: StageContext) -> Any:
         "gates": gates,
         "not_run": missing,
     }
-    return Report(f"{context.recipe.name}: deployment report", verdict, passed, sections, data)
+    outcome = None if passed and unseen else passed
+    return Report(f"{context.recipe.name}: deployment report", verdict, outcome, sections, data)
 
 
 def _stage_data(artifact: Artifact) -> dict[str, Any]:
