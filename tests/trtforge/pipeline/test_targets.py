@@ -12,6 +12,7 @@ from trtforge.errors import ForgeError
 from trtforge.pipeline.catalogue import default_stages
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.build import BuildStage, draft_directory, timing_cache
+from trtforge.pipeline.stages.repository import with_window
 from trtforge.pipeline.stages.targets import LEFT_OUT, PerTarget, left_out
 from trtforge.progress import SilentProgress
 from trtforge.recipe.load import recipe_from_mapping
@@ -62,6 +63,22 @@ def test_the_layout_follows_the_target_unless_it_is_named() -> None:
     assert recipe_from_mapping({**data, "triton": {"layout": "native"}}).recipe.triton.layout == "native"
     decoupled = recipe_from_mapping({**data, "triton": {"decoupled": False}}).recipe.triton
     assert (decoupled.layout, decoupled.decoupled) == ("llmapi", False)
+
+
+@pytest.mark.parametrize(
+    ("window", "given", "expected"),
+    [
+        (0, {}, {}),
+        (4096, {}, {}),
+        (512, {}, {"max_attention_window_size": "512"}),
+        (512, {"max_attention_window_size": "256"}, {"max_attention_window_size": "256"}),
+    ],
+)
+def test_a_sliding_window_reaches_the_server(window: int, given: dict[str, str], expected: dict[str, str]) -> None:
+    data = {"name": "r", "model": {"source": "s"}, "build": {"target": "trtllm-engine"}}
+    asked = recipe_from_mapping({**data, "triton": {"parameters": given}}).recipe
+    engine = {"sliding_window": window, "limits": {"max_seq_len": 2048}}
+    assert with_window(asked, engine).triton.parameters == expected
 
 
 def test_the_timing_cache_lies_beside_the_recipe(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ class RepositoryStage(StageBase):
         engine = context.inputs["build"].summary
         module = _layout(recipe.triton.layout)
         if recipe.triton.layout == "inflight_batcher_llm":
-            summary = module.emit(recipe, engine_facts(engine), out, engine_reference=f"engine/{engine['engine_dir']}")
+            reference = f"engine/{engine['engine_dir']}"
+            summary = module.emit(with_window(recipe, engine), engine_facts(engine), out, engine_reference=reference)
         else:
             draft = "../../engine/draft" if recipe.speculation.draft else None
             summary = module.emit(recipe, out, model_reference="../../engine/checkpoint", draft_reference=draft)
@@ -79,6 +80,15 @@ def _code_hash(files: list[Path]) -> str:
     from trtforge.store.hashing import hash_file, hash_json
 
     return hash_json([hash_file(path) for path in files]) if len(files) > 1 else hash_file(files[0])
+
+
+def with_window(recipe: Recipe, engine: Mapping[str, Any]) -> Recipe:
+    """The recipe with the model's sliding window as a parameter: an engine of 1.2 does not know it by itself."""
+    window, named = engine["sliding_window"], "max_attention_window_size"
+    if not window or window >= engine["limits"]["max_seq_len"] or named in recipe.triton.parameters:
+        return recipe
+    triton = recipe.triton.model_copy(update={"parameters": {**recipe.triton.parameters, named: str(window)}})
+    return recipe.model_copy(update={"triton": triton})
 
 
 def engine_facts(engine: Mapping[str, Any]) -> dict[str, Any]:
