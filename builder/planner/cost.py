@@ -6,14 +6,14 @@ are exactly what the GPUs cost for the load (a test holds it).
 
 Formula: cost of 10^6 tokens = GPUs · $/GPU-hour / 3600 / (tokens a second · utilization) · 10^6, where utilization
 is the share of the hour in which the load is there. Source of the shape: Pope et al., 2022,
-https://arxiv.org/abs/2211.05102, section 4.1 (cost as chip-seconds a token).
+https://arxiv.org/abs/2211.05102, section 2 (cost as chip-seconds a token).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from builder.planner.types import bad_input
@@ -123,11 +123,6 @@ def sensitivity(
     for quantity, change, then in variants:
         add(quantity, change, costs(then, price, utilization).blended)
     return rows
-
-
-def scaled(rates: Rates, replicas: int) -> Rates:
-    """The rates of ``replicas`` copies of one replica."""
-    return replace(rates, gpus=rates.gpus * replicas, input=rates.input * replicas, output=rates.output * replicas)
 
 
 def _check(price: float, utilization: float) -> None:

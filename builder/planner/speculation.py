@@ -86,6 +86,16 @@ def expected_tokens_of_tree(choices: Sequence[Sequence[int]], acceptance_by_rank
     return total
 
 
+def acceptance_by_rank(acceptance: float, ranks: int) -> list[float]:
+    """The chance that the candidate of each rank is the accepted one: α (1 − α)^r, tried one after another.
+
+    Each candidate is accepted with α once those before it were rejected (multi-step speculative sampling: Miao et
+    al., "SpecInfer", 2023, https://arxiv.org/abs/2305.09781, section 4.3, with one α for all).
+    """
+    _check_acceptance(acceptance)
+    return [acceptance * (1 - acceptance) ** rank for rank in range(ranks)]
+
+
 def speedup(acceptance: float, draft_length: int, cost_ratio: float) -> float:
     """Speed-up of a chain: expected tokens / (K·c + 1), with c the draft's time a token over the target's step.
 
@@ -141,7 +151,6 @@ class Speculating:
     acceptance: tuple[float, float] = (0.0, 0.0)
     draft_cost: float = 0.0
     choices: tuple[tuple[int, ...], ...] | None = None
-    acceptance_by_rank: tuple[float, ...] = ()
     measured: bool = False
 
     @property
@@ -163,15 +172,14 @@ class Speculating:
         """Expected tokens a step, for the low and the high acceptance."""
         if self.method == "none":
             return 1.0, 1.0
-        if self.choices and self.acceptance_by_rank:
-            tokens = expected_tokens_of_tree(self.choices, self.acceptance_by_rank)
-            return tokens, tokens
-        if self.choices:
-            # one acceptance for the whole tree: the chain of its depth is what the likeliest path yields
-            low, high = (expected_tokens(value, self.draft_steps) for value in self.acceptance)
-            return low, high
-        low, high = (expected_tokens(value, self.draft_length) for value in self.acceptance)
+        low, high = (self._tokens(value) for value in self.acceptance)
         return low, high
+
+    def _tokens(self, acceptance: float) -> float:
+        if not self.choices:
+            return expected_tokens(acceptance, self.draft_length)
+        ranks = 1 + max(max(path) for path in self.choices)
+        return expected_tokens_of_tree(self.choices, acceptance_by_rank(acceptance, ranks))
 
     def to_json(self) -> dict[str, Any]:
         """The figures as one JSON-able object."""

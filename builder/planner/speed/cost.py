@@ -2,7 +2,7 @@
 
 Formulas: a linear of T rows does 2·T·n·k operations and moves its weights once, T·k values in and T·n out.
 Attention does 4·pairs·H·E operations (scores and values) and moves the cache of every request once, K heads of
-it (Pope et al., "Efficiently Scaling Transformer Inference", 2022, https://arxiv.org/abs/2211.05102, section 3).
+it (Pope et al., "Efficiently Scaling Transformer Inference", 2022, https://arxiv.org/abs/2211.05102, section 2).
 Of E experts, T tokens with k each touch E·(1 − (1 − k/E)^T) when routing is even: the weights that are read.
 """
 

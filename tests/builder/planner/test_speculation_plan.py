@@ -11,6 +11,7 @@ from builder.planner.speculation import (
     DRAFT_COST,
     NONE,
     Speculating,
+    acceptance_by_rank,
     assumed,
     break_even_batch,
     expected_tokens,
@@ -96,8 +97,15 @@ def test_what_a_recipes_method_means() -> None:
 
 def test_a_static_tree_verifies_its_nodes() -> None:
     choices = ((0,), (1,), (0, 0))
-    tree = Speculating("medusa", 2, (0.6, 0.6), choices=choices, acceptance_by_rank=(0.6, 0.2))
+    tree = Speculating("medusa", 2, (0.6, 0.6), choices=choices)
     assert (tree.verified_tokens, tree.draft_steps) == (4, 2)
-    assert tree.tokens_a_round == (pytest.approx(2.16), pytest.approx(2.16))
-    unknown = Speculating("medusa", 2, (0.6, 0.6), choices=choices)
-    assert unknown.tokens_a_round[0] == pytest.approx(expected_tokens(0.6, 2))
+    assert tree.tokens_a_round == (pytest.approx(1 + 0.6 + 0.24 + 0.36),) * 2
+
+
+@given(st.floats(0, 1), st.integers(1, 10))
+def test_candidates_of_a_node_are_tried_in_turn(acceptance: float, ranks: int) -> None:
+    chances = acceptance_by_rank(acceptance, ranks)
+    assert sum(chances) == pytest.approx(1 - (1 - acceptance) ** ranks)
+    # more candidates never yield less
+    wide = [(rank,) for rank in range(ranks)]
+    assert expected_tokens_of_tree(wide, chances) >= expected_tokens(acceptance, 1) - 1e-12
