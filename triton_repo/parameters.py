@@ -128,9 +128,7 @@ class Table(_Row):
 
     def of_model(self, model: str) -> dict[str, Parameter]:
         """The parameters (``string_value``) that are written for ``model``, by name."""
-        return {
-            row.name: row for row in self.rows if row.place == "parameter" and model in row.models and row.emitted
-        }
+        return {row.name: row for row in self.rows if row.place == "parameter" and model in row.models and row.emitted}
 
 
 @cache
@@ -156,7 +154,7 @@ def explain(name: str | None = None) -> list[dict[str, Any]]:
     tables = [load_parameters(layout) for layout in LAYOUTS]
     rows = [(table, row) for table in tables for row in table.rows]
     if name is None:
-        return [_described(table, row) for table, row in rows]
+        return [_described(table, row, rows) for table, row in rows]
     found = [(table, row) for table, row in rows if name in _names(row)]
     if not found:
         near = nearest(name, sorted({known for _, row in rows for known in _names(row)}))
@@ -167,7 +165,7 @@ def explain(name: str | None = None) -> list[dict[str, Any]]:
             numbers={"parameters": len({row.name for _, row in rows})},
             remedies=[f"trtforge triton explain {near}"] if near else ["trtforge triton explain"],
         )
-    return [_described(table, row) for table, row in found]
+    return [_described(table, row, rows) for table, row in found]
 
 
 def _names(row: Parameter) -> set[str]:
@@ -175,8 +173,13 @@ def _names(row: Parameter) -> set[str]:
     return {plain, plain.rsplit(".", 1)[-1]} | ({row.template} if row.template else set())
 
 
-def _described(table: Table, row: Parameter) -> dict[str, Any]:
+def _described(table: Table, row: Parameter, rows: list[tuple[Table, Parameter]]) -> dict[str, Any]:
     until = row.until or table.until
+    elsewhere = [
+        f"{other.name} ({home.layout})"
+        for home, other in rows
+        if row.recipe and other.recipe == row.recipe and home.layout != table.layout
+    ]
     return {
         "name": row.name,
         "layout": table.layout,
@@ -188,6 +191,7 @@ def _described(table: Table, row: Parameter) -> dict[str, Any]:
         "required": row.required,
         "needs": list(row.needs),
         "recipe": row.recipe,
+        "elsewhere": elsewhere,
         "template": row.template,
         "versions": f"{table.since} to {until}" if until else f"since {table.since}",
         "source": table.sources[row.source],

@@ -26,6 +26,8 @@ REQUIRED = (
     "tp",
     "pp",
 )
+#: what ``examples/generate_xgrammar_tokenizer_info.py`` of TensorRT-LLM writes
+XGRAMMAR_FILE = "xgrammar_tokenizer_info.json"
 #: bytes of a KV element by ``kv_cache_quant_algo``
 _KV_BYTES = {"FP8": 1.0, "INT8": 1.0, "NVFP4": 0.5625}
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -37,7 +39,8 @@ def describe_engine(engine_dir: Path) -> dict[str, Any]:
     Returns:
         The :data:`REQUIRED` keys, and ``speculation`` (TensorRT-LLM's mode, lower case, or ``none``),
         ``max_draft_len``, ``paged_context_attention``, ``gather_context_logits``, ``gather_generation_logits``,
-        ``max_lora_rank`` (0: no LoRA), ``kv_bytes_per_token`` (one rank), ``version``.
+        ``max_lora_rank`` (0: no LoRA), ``kv_bytes_per_token`` (one rank), ``version``,
+        ``xgrammar_tokenizer_info`` (file name, None without it).
 
     Raises:
         ForgeError: TF-TRI-063.
@@ -67,6 +70,7 @@ def describe_engine(engine_dir: Path) -> dict[str, Any]:
             "max_lora_rank": _lora_rank(build, plugins),
             "kv_bytes_per_token": _kv_bytes(model, tp, pp),
             "version": str(document.get("version", "")),
+            "xgrammar_tokenizer_info": XGRAMMAR_FILE if (engine_dir / XGRAMMAR_FILE).is_file() else None,
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForgeError(

@@ -19,25 +19,83 @@ app = typer.Typer(help="Write and check Triton model repositories.", no_args_is_
 @common.forge_command
 def emit(
     console: Console,
-    engine: Annotated[Path, typer.Argument(metavar="ENGINE_DIR", help="An engine directory.", show_default=False)],
+    engine: Annotated[
+        Path,
+        typer.Argument(metavar="ENGINE_DIR", help="An engine, or the checkpoint for llmapi.", show_default=False),
+    ],
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="The repository's folder: empty or new.", show_default=False)
     ],
-    name: Annotated[str, typer.Option(help="The model's name, as clients say it.")] = "model",
-    layout: Annotated[str, typer.Option(help="The repository's layout.")] = "native",
+    name: Annotated[str, typer.Option(help="The model's name, as clients say it (native).")] = "model",
+    layout: Annotated[
+        str | None, typer.Option(help="The repository's layout; default the recipe's, else native.", show_default=False)
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", metavar="RECIPE", help="The recipe that it follows.", show_default=False),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer", metavar="DIR", help="The tokenizer, when not beside the engine.", show_default=False
+        ),
+    ] = None,
+    overrides: common.SetOption = None,
 ) -> None:
-    """Write a model repository for an engine; its limits come from the engine."""
-    import os
+    """Write a model repository for an engine; its limits come from the engine, the rest from the recipe."""
+    from triton_repo.layouts.emit import emit_for
+    from triton_repo.parameters import LAYOUTS
+    from trtforge.recipe.load import load_recipe, recipe_from_mapping
 
-    from triton_repo.layouts import native
-    from trtforge.tables import stack_table
-
-    common.one_of(layout, stack_table().implemented_layouts, option="--layout", code="TF-CLI-004")
-    # Triton starts the stub in the model's folder
-    reference = os.path.relpath(engine.resolve(), (out / name).resolve())
-    document = native.emit(engine, out, name=name, engine_reference=reference)
+    changes = list(overrides or [])
+    if layout is not None:
+        changes.append(f"triton.layout={common.one_of(layout, LAYOUTS, option='--layout', code='TF-CLI-004')}")
+    if recipe is not None:
+        loaded = load_recipe(recipe, changes)
+    else:
+        loaded = recipe_from_mapping({"name": "model", "model": {"source": str(engine)}}, overrides=changes)
+    document = emit_for(loaded, engine, out, name=name, tokenizer=tokenizer)
     console.result({"repository": str(out), **document})
     console.value(str(out))
+
+
+@app.command("explain")
+@common.forge_command
+def explain(
+    console: Console,
+    parameter: Annotated[
+        str | None, typer.Argument(metavar="PARAMETER", help="A parameter; without it: all.", show_default=False)
+    ] = None,
+) -> None:
+    """What a parameter of the layouts means, may be and needs; without a name the list."""
+    from triton_repo.parameters import explain as rows_of
+
+    rows = rows_of(parameter)
+    console.result({"parameters": rows})
+    if parameter is None:
+        console.table(
+            "Parameters",
+            ["parameter", "layout", "values", "default", "meaning"],
+            [[row["name"], row["layout"], row["values"], row["default"], row["meaning"]] for row in rows],
+        )
+        console.value(f"{len(rows)} parameters; trtforge triton explain PARAMETER says more")
+        return
+    for row in rows:
+        facts = [
+            ("meaning", row["meaning"]),
+            ("values", row["values"]),
+            ("default", "none: it is required" if row["required"] else row["default"] or "not set"),
+            ("needs", "; ".join(row["needs"]) or "nothing else"),
+            ("models", f"{', '.join(row['models'])} ({row['place']})"),
+            ("recipe", row["recipe"] or "triton.parameters" if row["place"] == "parameter" else row["recipe"] or "–"),
+            ("elsewhere", ", ".join(row["elsewhere"]) or "nothing of the kind"),
+            ("versions", row["versions"]),
+            ("source", row["source"]),
+        ]
+        if row["template"]:
+            facts.insert(1, ("in NVIDIA's template", row["template"]))
+        console.table(f"{row['name']} in {row['layout']}", ["", row["name"]], [list(fact) for fact in facts])
+    console.value("; ".join(f"{row['name']} ({row['layout']}): {row['meaning']}" for row in rows))
 
 
 app.command("lint")(repositories.lint)
