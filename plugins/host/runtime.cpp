@@ -46,8 +46,18 @@ bool runsAvx512()
 }
 #endif
 
+#if defined(TRTFORGE_HAVE_AVX512_VBMI)
+bool runsAvx512Vbmi()
+{
+    return runsAvx512() && __builtin_cpu_supports("avx512vbmi");
+}
+#endif
+
 //! Best first.
 constexpr Isa kISAS[] = {
+#if defined(TRTFORGE_HAVE_AVX512_VBMI)
+    {"avx512_vbmi", &avx512VbmiKernels, &runsAvx512Vbmi, true},
+#endif
 #if defined(TRTFORGE_HAVE_AVX512)
     {"avx512", &avx512Kernels, &runsAvx512, true},
 #endif

@@ -114,6 +114,21 @@ def test_sinks(library: HostLibrary, pool: torch.dtype) -> None:
     agree(library, make_batch([(540, 1), (3, 9)], pool=pool, sinks=torch.tensor([0.5, -3.0, 8.0, 0.0])))
 
 
+@pytest.mark.parametrize("head_size", [64, 80, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 7])
+def test_every_e4m3_value_comes_out_exactly(library: HostLibrary, head_size: int, group: int) -> None:
+    """A request with one key returns its value; the 256 codes pass through every place of a head."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    for shift in range(0, 256, 37):
+        value = codes.roll(shift)[:head_size].view(1, head_size)
+        batch = make_batch([(0, 1)], heads=group, kv_heads=1, head_size=head_size, pool=torch.float8_e4m3fn)
+        batch.value = value.clone()
+        got = batch.run(library.paged_attention, batch.pool.clone(), k_scale=1.0, v_scale=1.0)
+        want = value.repeat(1, group)
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.nan_to_num(), want.nan_to_num())
+
+
 def test_uint8_pool_holds_e4m3_bits(library: HostLibrary) -> None:
     batch = make_batch([(20, 3)], pool=torch.float8_e4m3fn)
     as_bytes = batch.pool.clone().view(torch.uint8)

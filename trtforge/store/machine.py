@@ -27,6 +27,7 @@ _ISA_FLAGS = (
     "avx512f",
     "avx512bw",
     "avx512vl",
+    "avx512vbmi",
     "avx512_vnni",
     "avx512_bf16",
     "avx512_fp16",

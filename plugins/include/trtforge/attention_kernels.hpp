@@ -111,6 +111,7 @@ static Tile<T> findTile(Rows const& rows, int32_t request, int32_t kvHead, int32
 template <typename T>
 static Tile<float> convertTile(Rows const& rows, Tile<T> const& tile)
 {
+    constexpr int kPARTS = Parts<T>::value;
     Tile<float> out;
     out.segments = tile.segments;
     out.stride = rows.padded;
@@ -127,12 +128,19 @@ static Tile<float> convertTile(Rows const& rows, Tile<T> const& tile)
             T const* k = tile.key[i] + static_cast<int64_t>(j) * tile.stride;
             T const* v = tile.value[i] + static_cast<int64_t>(j) * tile.stride;
             int32_t e = 0;
-            for (; e < splitElements(rows.head); e += 2 * kLANES)
+            for (; e < groupedElements<T>(rows.head); e += kPARTS * kLANES)
             {
-                store(key + e, loadPart<0>(k + e));
-                store(key + e + kLANES, loadPart<1>(k + e));
-                store(value + e, loadPart<0>(v + e));
-                store(value + e + kLANES, loadPart<1>(v + e));
+                Vec parts[kPARTS];
+                loadGroup(k + e, parts);
+                for (int part = 0; part < kPARTS; ++part)
+                {
+                    store(key + e + part * kLANES, parts[part]);
+                }
+                loadGroup(v + e, parts);
+                for (int part = 0; part < kPARTS; ++part)
+                {
+                    store(value + e + part * kLANES, parts[part]);
+                }
             }
             for (; e + kLANES <= rows.head; e += kLANES)
             {
@@ -204,12 +212,11 @@ static void runTask(AttentionCall const& call, AttentionTask const& task, void* 
     float const natural = a.scale * a.k_scale / Unit<T>::value;
     float const multiplier = a.soft_cap > 0.0F ? natural / a.soft_cap : natural * kLOG2E;
     float const capped = a.soft_cap > 0.0F ? a.soft_cap * kLOG2E : 0.0F;
-    bool const split = Split<T>::value;
     switch (a.activation_dtype)
     {
-    case TRTFORGE_FLOAT32: loadQueries<float>(rows, task.kvHead, multiplier, split); break;
-    case TRTFORGE_BFLOAT16: loadQueries<Bf16>(rows, task.kvHead, multiplier, split); break;
-    default: loadQueries<Fp16>(rows, task.kvHead, multiplier, split); break;
+    case TRTFORGE_FLOAT32: loadQueries<float, T>(rows, task.kvHead, multiplier); break;
+    case TRTFORGE_BFLOAT16: loadQueries<Bf16, T>(rows, task.kvHead, multiplier); break;
+    default: loadQueries<Fp16, T>(rows, task.kvHead, multiplier); break;
     }
     if (task.partial >= 0)
     {

@@ -142,9 +142,9 @@ static Rows describeRows(
     return rows;
 }
 
-//! Rows of the scratch take the order of loadPart when the pool's type is split.
-template <typename T>
-static void loadQueries(Rows const& rows, int32_t kvHead, float multiplier, bool split)
+//! Rows of the scratch take the order of the pool type's groups.
+template <typename T, typename Pool>
+static void loadQueries(Rows const& rows, int32_t kvHead, float multiplier)
 {
     trtforge_paged_attention_args const& a = *rows.args;
     Vec const m = set1(multiplier);
@@ -155,12 +155,12 @@ static void loadQueries(Rows const& rows, int32_t kvHead, float multiplier, bool
         T const* from = static_cast<T const*>(a.query) + token * a.query_stride + column;
         float* to = rows.scratch.query + static_cast<int64_t>(r) * rows.padded;
         int32_t e = 0;
-        for (; split && e < splitElements(rows.head); e += 2 * kLANES)
+        constexpr int kPARTS = Parts<Pool>::value;
+        for (; e < groupedElements<Pool>(rows.head); e += kPARTS * kLANES)
         {
-            for (int i = 0; i < kLANES; ++i)
+            for (int i = 0; i < kPARTS * kLANES; ++i)
             {
-                to[e + i] = toFloat(from[e + 2 * i]) * multiplier;
-                to[e + kLANES + i] = toFloat(from[e + 2 * i + 1]) * multiplier;
+                to[e + i] = toFloat(from[e + groupElement(kPARTS, i / kLANES, i % kLANES)]) * multiplier;
             }
         }
         for (; e + kLANES <= rows.head; e += kLANES)
@@ -282,12 +282,24 @@ static void mergeState(
     }
 }
 
+//! Parts of a pool's type.
+TRTFORGE_INLINE int partsOf(int32_t pool)
+{
+    switch (pool)
+    {
+    case TRTFORGE_BFLOAT16: return Parts<Bf16>::value;
+    case TRTFORGE_FLOAT8_E4M3: return Parts<E4m3>::value;
+    default: return 1;
+    }
+}
+
 template <typename T>
 static void writeRows(Rows const& rows, int32_t kvHead, float multiplier)
 {
     Scratch const& s = rows.scratch;
     trtforge_paged_attention_args const& a = *rows.args;
-    bool const split = Split<Bf16>::value && a.pool_dtype == TRTFORGE_BFLOAT16;
+    int const parts = partsOf(a.pool_dtype);
+    int32_t const grouped = parts == 1 ? 0 : rows.head / (parts * kLANES) * (parts * kLANES);
     for (int32_t r = 0; r < rows.count; ++r)
     {
         int32_t const head = kvHead * rows.group + r % rows.group;
@@ -306,16 +318,17 @@ static void writeRows(Rows const& rows, int32_t kvHead, float multiplier)
         float const* from = s.total + static_cast<int64_t>(r) * rows.padded;
         T* to = static_cast<T*>(a.output) + token * a.output_stride + static_cast<int64_t>(head) * rows.head;
         int32_t e = 0;
-        for (; split && e < splitElements(rows.head); e += 2 * kLANES)
+        for (; e < grouped; e += parts * kLANES)
         {
-            float ordered[2 * kLANES];
-            for (int i = 0; i < kLANES; ++i)
+            float ordered[4 * kLANES];
+            for (int i = 0; i < parts * kLANES; ++i)
             {
-                ordered[2 * i] = from[e + i];
-                ordered[2 * i + 1] = from[e + kLANES + i];
+                ordered[groupElement(parts, i / kLANES, i % kLANES)] = from[e + i];
             }
-            store(to + e, mul(load(ordered), m));
-            store(to + e + kLANES, mul(load(ordered + kLANES), m));
+            for (int part = 0; part < parts; ++part)
+            {
+                store(to + e + part * kLANES, mul(load(ordered + part * kLANES), m));
+            }
         }
         for (; e + kLANES <= rows.head; e += kLANES)
         {

@@ -35,9 +35,30 @@ TRTFORGE_INLINE Vec pinned(Vec a)
     return a;
 }
 
-//! One half of 2 * kLANES neighbouring elements: the first and the second vector, or (bfloat16 with AVX) the even and
-//! the odd elements. Splitting costs one operation a vector where widening in order costs two; whoever multiplies
-//! parts with something else brings that into the same order.
+//! How many vectors of a type are best read together, in an order of their own: a group of kPARTS * kLANES elements.
+//! Splitting a group costs fewer operations than widening it in order; whoever multiplies its vectors with something
+//! else brings that into the same order (:groupElement).
+template <typename T>
+struct Parts
+{
+    static constexpr int value = 1;
+};
+#if !defined(TRTFORGE_GENERIC_LANES)
+template <>
+struct Parts<Bf16>
+{
+    static constexpr int value = 2;
+};
+#if defined(__AVX512VBMI__)
+template <>
+struct Parts<E4m3>
+{
+    static constexpr int value = 4;
+};
+#endif
+#endif
+
+//! Vector PART of a group: even and odd elements of bfloat16, neighbouring vectors of everything else.
 template <int PART, typename T>
 TRTFORGE_INLINE Vec loadPart(T const* p)
 {
@@ -58,6 +79,35 @@ TRTFORGE_INLINE Vec loadPart(Bf16 const* p)
 #endif
 }
 #endif
+
+//! All vectors of a group.
+template <typename T>
+TRTFORGE_INLINE void loadGroup(T const* p, Vec (&out)[1])
+{
+    out[0] = load(p);
+}
+template <typename T>
+TRTFORGE_INLINE void loadGroup(T const* p, Vec (&out)[2])
+{
+    out[0] = loadPart<0>(p);
+    out[1] = loadPart<1>(p);
+}
+#if defined(__AVX512VBMI__) && !defined(TRTFORGE_GENERIC_LANES)
+TRTFORGE_INLINE void loadGroup(E4m3 const* p, Vec (&out)[4])
+{
+    loadE4m3Group(p, out);
+}
+#endif
+
+//! Which element of its group stands in a lane of a part.
+TRTFORGE_INLINE int groupElement(int parts, int part, int lane)
+{
+    if (parts == 4)
+    {
+        return lane / 4 * 16 + part / 2 * 8 + lane % 4 * 2 + part % 2;
+    }
+    return parts == 2 ? 2 * lane + part : lane;
+}
 
 //! Two neighbouring vectors; E4M3 has an overload above where that is cheaper.
 template <typename T>

@@ -58,6 +58,68 @@ TRTFORGE_INLINE Vec load(E4m3 const* p)
 {
     return Vec{_mm512_cvtph_ps(e4m3Halves(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p))))};
 }
+#if defined(__AVX512VBMI__)
+//! The upper or lower bytes of the bfloat16 values value * 2^-8 of the 128 magnitudes of E4M3, NaN included.
+struct E4m3Bytes
+{
+    alignas(64) unsigned char high[128];
+    alignas(64) unsigned char low[128];
+};
+constexpr E4m3Bytes e4m3Bytes()
+{
+    E4m3Bytes table{};
+    for (int x = 0; x < 128; ++x)
+    {
+        int exponent = x >> 3;
+        int mantissa = x & 7;
+        int bits = 0;
+        if (x == 127)
+        {
+            bits = 0x7fc0;
+        }
+        else if (exponent > 0)
+        {
+            bits = ((exponent - 7 - 8 + 127) << 7) | (mantissa << 4);
+        }
+        else if (mantissa > 0)
+        {
+            // mantissa * 2^-9: shift its leading bit out
+            exponent = 1 - 7 - 8 + 127;
+            while (mantissa < 8)
+            {
+                mantissa <<= 1;
+                --exponent;
+            }
+            bits = (exponent << 7) | ((mantissa & 7) << 4);
+        }
+        table.high[x] = static_cast<unsigned char>(bits >> 8);
+        table.low[x] = static_cast<unsigned char>(bits & 0xff);
+    }
+    return table;
+}
+alignas(64) static constexpr E4m3Bytes kE4M3_BYTES = e4m3Bytes();
+
+//! Sixty-four values as four vectors, in the order of groupElement: two table look-ups, the sign, and an
+//! interleaving inside 128-bit lanes that leaves pairs of bfloat16 values.
+TRTFORGE_INLINE void loadE4m3Group(E4m3 const* p, Vec (&out)[4])
+{
+    __m512i const x = _mm512_loadu_si512(p);
+    __m512i const magnitude = _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3_BYTES.high), x,
+        _mm512_load_si512(kE4M3_BYTES.high + 64));
+    __m512i const low = _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3_BYTES.low), x,
+        _mm512_load_si512(kE4M3_BYTES.low + 64));
+    constexpr int kOR_OF_MASKED = 0xf8; // first | (second & third)
+    __m512i const high
+        = _mm512_ternarylogic_epi32(magnitude, x, _mm512_set1_epi8(static_cast<char>(0x80)), kOR_OF_MASKED);
+    __m512i const first = _mm512_unpacklo_epi8(low, high);
+    __m512i const second = _mm512_unpackhi_epi8(low, high);
+    __m512i const upper = _mm512_set1_epi32(-65536);
+    out[0].v = _mm512_castsi512_ps(_mm512_slli_epi32(first, 16));
+    out[1].v = _mm512_castsi512_ps(_mm512_and_si512(first, upper));
+    out[2].v = _mm512_castsi512_ps(_mm512_slli_epi32(second, 16));
+    out[3].v = _mm512_castsi512_ps(_mm512_and_si512(second, upper));
+}
+#endif
 TRTFORGE_INLINE Vec widen(__m256 x)
 {
     return Vec{_mm512_zextps256_ps512(x)};

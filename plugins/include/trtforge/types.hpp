@@ -162,6 +162,7 @@ struct KernelTable
 KernelTable const& plainKernels();
 KernelTable const& avx2Kernels();
 KernelTable const& avx512Kernels();
+KernelTable const& avx512VbmiKernels();
 KernelTable const& wideKernels();
 
 } // namespace trtforge
