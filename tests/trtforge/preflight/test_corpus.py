@@ -80,7 +80,7 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("llama-7b-tp2", {}, {"model": replace(public("meta-llama/Llama-2-7b-hf"), vocab=32_001)}, "TF-K6-003"),
     ("llama-70b-fp8-tp2", quant(exclude=[]), {}, "TF-K6-004"),
     ("llama-7b-awq-128", {"evals": {"perplexity": {"gate": None}}}, {}, "TF-K8-001"),
-    ("qwen2.5-7b-fp8", {"evals": {"engine_parity": {"gate": None}}}, {}, "TF-K8-001"),
+    ("rtx-fp8", {"evals": {"engine_parity": {"gate": None}}}, {}, "TF-K8-001"),
     ("serve-qwen2.5-yarn", quant(format="fp8"), {}, "TF-K8-003"),
     ("llama-7b-fp16", build(limits={"max_seq_len": 8192}), {}, "TF-K9-001"),
     ("serve-qwen2.5-yarn", build(limits={"max_seq_len": 262_144}), {}, "TF-K9-001"),

@@ -87,7 +87,11 @@ def kv_heads_copied(facts: Facts) -> Iterator[Violation]:
             f"build.parallel.tp: {tp}",
             {"kv_heads": model.kv_heads, "tp": tp, "copies": copies},
             [
-                f"build.parallel: {{tp: {model.kv_heads}, pp: {copies}}} (the same ranks, no copies)",
+                *(
+                    [f"build.parallel: {{tp: {model.kv_heads}, pp: {copies}}} (the same ranks, no copies)"]
+                    if facts.recipe.speculation.method == "none" and copies <= model.layers
+                    else []  # speculation runs on one pipeline stage
+                ),
                 f"build.parallel.tp: {model.kv_heads}",
             ],
         )
