@@ -8,20 +8,20 @@ graph, recipe section and kind of processor give the same bytes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from builder.files import content_files, copy_directory
+from builder.files import copy_directory
 from builder.graphs.info import GraphInfo
 from builder.machine import cpu_capability, free_memory
-from builder.memory import ModelShape, plan_memory
+from builder.memory import plan_memory
 from builder.targets.kernels import choose, table, weight_bytes
+from builder.targets.parts import check_limits, hash_files, model_shape, special_tokens
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
-from trtforge.recipe.schema import Build, Limits
+from trtforge.recipe.schema import Build
 from trtforge.safetensors_header import TensorInfo, read_headers
 
 NAME = "torch"
@@ -65,13 +65,13 @@ def build_engine(
             why="Its executor keeps the KV cache in pools of blocks.",
             remedies=["Build the graph with mode paged"],
         )
-    limits = _checked_limits(graph, build)
+    limits = check_limits(graph, build, target=NAME)
     capability = capability or cpu_capability()
     headers = read_headers(graph_dir)
     linears, linear_bytes = _plan_linears(graph, headers, capability)
     fraction = build.kv_cache.free_fraction
     plan = plan_memory(
-        _shape(graph),
+        model_shape(graph),
         limits,
         build.kv_cache,
         graph.kv_cache["format"],
@@ -104,8 +104,8 @@ def build_engine(
         "kernel_choices": [row.to_json() for row in table()[1] if row.stored in stored],
         "ops_version": OPS_VERSION,
         "host_abi": HOST_ABI,
-        **_special_tokens(out),
-        "sha256": _hashes(out, progress),
+        **special_tokens(out),
+        "sha256": hash_files(out, frozenset({ENGINE_FILE}), progress),
     }
     text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
     partial = out / f"{ENGINE_FILE}.partial"
@@ -113,71 +113,6 @@ def build_engine(
     partial.replace(out / ENGINE_FILE)
     result: dict[str, Any] = json.loads(text)
     return result
-
-
-def _shape(graph: GraphInfo) -> ModelShape:
-    return ModelShape(
-        graph.num_layers,
-        graph.hidden_size,
-        graph.intermediate_size,
-        graph.num_heads,
-        graph.num_kv_heads,
-        graph.head_size,
-        graph.vocab_size,
-    )
-
-
-def _checked_limits(graph: GraphInfo, build: Build) -> Limits:
-    limits, parallel = build.limits, build.parallel
-    if (parallel.tp, parallel.pp, parallel.ep) != (1, 1, 1):
-        raise ForgeError(
-            "TF-BLD-014",
-            f"The torch target runs on one device, not tp {parallel.tp} x pp {parallel.pp} x ep {parallel.ep}",
-            asked=f"build.parallel tp={parallel.tp} pp={parallel.pp} ep={parallel.ep}",
-            why="Its executor has no collectives.",
-            remedies=["Remove build.parallel", "Serve several instances behind a balancer"],
-        )
-    if limits.max_seq_len > graph.max_position_embeddings:
-        raise ForgeError(
-            "TF-BLD-012",
-            f"max_seq_len {limits.max_seq_len} is over the model's {graph.max_position_embeddings} positions",
-            asked=f"build.limits.max_seq_len: {limits.max_seq_len}",
-            numbers={"max_seq_len": limits.max_seq_len, "max_position_embeddings": graph.max_position_embeddings},
-            why="Past its trained positions a rotary model turns to garbage without an error.",
-            remedies=[f"Set build.limits.max_seq_len to at most {graph.max_position_embeddings}"],
-        )
-    longest_input = limits.max_seq_len - 1 if limits.max_input_len is None else limits.max_input_len
-    if not 0 < longest_input < limits.max_seq_len:
-        raise ForgeError(
-            "TF-BLD-013",
-            f"max_input_len {longest_input} leaves no room for an answer in max_seq_len {limits.max_seq_len}",
-            asked=f"build.limits.max_input_len: {longest_input}",
-            numbers={"max_input_len": longest_input, "max_seq_len": limits.max_seq_len},
-            why="max_seq_len counts prompt and answer together.",
-            remedies=["Raise build.limits.max_seq_len", "Lower build.limits.max_input_len (or leave it out)"],
-        )
-    if limits.max_num_tokens < limits.max_batch_size:
-        raise ForgeError(
-            "TF-BLD-013",
-            f"max_num_tokens {limits.max_num_tokens} is under max_batch_size {limits.max_batch_size}",
-            asked=f"build.limits.max_num_tokens: {limits.max_num_tokens}",
-            numbers={"max_num_tokens": limits.max_num_tokens, "max_batch_size": limits.max_batch_size},
-            why="Each running request takes at least one token of every step.",
-            remedies=[
-                f"Set build.limits.max_num_tokens to at least {limits.max_batch_size}",
-                "Lower build.limits.max_batch_size",
-            ],
-        )
-    if build.kv_cache.block_size != graph.kv_cache["block_size"]:
-        raise ForgeError(
-            "TF-BLD-015",
-            f"The graph has KV blocks of {graph.kv_cache['block_size']} slots, not {build.kv_cache.block_size}",
-            asked=f"build.kv_cache.block_size: {build.kv_cache.block_size}",
-            numbers={"graph": graph.kv_cache["block_size"], "recipe": build.kv_cache.block_size},
-            why="The block size is part of the graph's pool shapes.",
-            remedies=["Build the graph again with the recipe's block size"],
-        )
-    return limits.model_copy(update={"max_input_len": longest_input})
 
 
 def _weight_name(linear: str, headers: Mapping[str, TensorInfo]) -> str:
@@ -216,26 +151,3 @@ def _other_weight_bytes(graph: GraphInfo, headers: Mapping[str, TensorInfo]) -> 
     """Embedding table as stored, and norms in float32."""
     norms = (2 * graph.num_layers + 1) * graph.hidden_size * 4
     return headers["model.embed_tokens.weight"].nbytes + norms
-
-
-def _special_tokens(directory: Path) -> dict[str, Any]:
-    """End and start tokens; generation_config.json wins over config.json, as in transformers' generate."""
-    found: dict[str, Any] = {}
-    for file in ("config.json", "generation_config.json"):
-        path = directory / file
-        if path.is_file():
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            found |= {key: raw[key] for key in ("eos_token_id", "bos_token_id") if raw.get(key) is not None}
-    ends = found.get("eos_token_id", [])
-    return {"eos_token_ids": [ends] if isinstance(ends, int) else list(ends), "bos_token_id": found.get("bos_token_id")}
-
-
-def _hashes(directory: Path, progress: Progress) -> dict[str, str]:
-    files = list(content_files(directory, exclude=frozenset({ENGINE_FILE})))
-    progress.start("hashing the engine", float(sum(path.stat().st_size for path in files)))
-    hashes = {}
-    for path in files:
-        with path.open("rb") as file:
-            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-        progress.advance(float(path.stat().st_size))
-    return hashes

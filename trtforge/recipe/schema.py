@@ -234,6 +234,18 @@ class TrtLlm(Section):
     timing_cache: str | None = Field(None, description="File of kernel timings that builds share, beside the recipe")
 
 
+class TensorRt(Section):
+    """What only the tensorrt target has: how TensorRT's builder works and what the plan holds."""
+
+    optimization_level: Annotated[int, Field(ge=0, le=5, strict=True)] = Field(
+        3, description="0 builds fastest, 5 tries most kernels"
+    )
+    workspace: Size | None = Field(None, description="Memory that a kernel may use beside tensors; null: the GPU's")
+    weight_streaming: bool = Field(False, description="Weights may stay in host memory and come as they are needed")
+    strip_weights: bool = Field(False, description="The plan leaves the weights out; they are put back at load")
+    refit: bool = Field(False, description="The plan takes other weights later, which costs some kernels")
+
+
 class Build(Section):
     """The engine: what it is built for, its limits and its memory."""
 
@@ -246,6 +258,7 @@ class Build(Section):
     limits: Limits = Limits()
     kv_cache: KvCache = KvCache()
     parallel: Parallel = Parallel()
+    tensorrt: TensorRt = TensorRt()
     trtllm: TrtLlm = TrtLlm()
 
 

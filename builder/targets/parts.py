@@ -1,0 +1,110 @@
+"""What the targets that build from the graph share: limits, sizes, special tokens, hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from builder.files import content_files
+from builder.graphs.info import GraphInfo
+from builder.memory import ModelShape
+from trtforge.errors import ForgeError
+from trtforge.progress import Progress
+from trtforge.recipe.schema import Build, Limits
+
+
+def model_shape(graph: GraphInfo) -> ModelShape:
+    """The sizes of a graph that decide memory."""
+    return ModelShape(
+        graph.num_layers,
+        graph.hidden_size,
+        graph.intermediate_size,
+        graph.num_heads,
+        graph.num_kv_heads,
+        graph.head_size,
+        graph.vocab_size,
+    )
+
+
+def check_limits(graph: GraphInfo, build: Build, *, target: str) -> Limits:
+    """The recipe's limits with ``max_input_len`` filled in, held against the graph.
+
+    Raises:
+        ForgeError: ``TF-BLD-012``/``013`` limits, ``TF-BLD-014`` parallelism, ``TF-BLD-015`` block sizes differ.
+    """
+    limits, parallel = build.limits, build.parallel
+    if (parallel.tp, parallel.pp, parallel.ep) != (1, 1, 1):
+        raise ForgeError(
+            "TF-BLD-014",
+            f"The {target} target runs on one device, not tp {parallel.tp} x pp {parallel.pp} x ep {parallel.ep}",
+            asked=f"build.parallel tp={parallel.tp} pp={parallel.pp} ep={parallel.ep}",
+            why="Its executor has no collectives.",
+            remedies=["Remove build.parallel", "Serve several instances behind a balancer"],
+        )
+    if limits.max_seq_len > graph.max_position_embeddings:
+        raise ForgeError(
+            "TF-BLD-012",
+            f"max_seq_len {limits.max_seq_len} is over the model's {graph.max_position_embeddings} positions",
+            asked=f"build.limits.max_seq_len: {limits.max_seq_len}",
+            numbers={"max_seq_len": limits.max_seq_len, "max_position_embeddings": graph.max_position_embeddings},
+            why="Past its trained positions a rotary model turns to garbage without an error.",
+            remedies=[f"Set build.limits.max_seq_len to at most {graph.max_position_embeddings}"],
+        )
+    longest_input = limits.max_seq_len - 1 if limits.max_input_len is None else limits.max_input_len
+    if not 0 < longest_input < limits.max_seq_len:
+        raise ForgeError(
+            "TF-BLD-013",
+            f"max_input_len {longest_input} leaves no room for an answer in max_seq_len {limits.max_seq_len}",
+            asked=f"build.limits.max_input_len: {longest_input}",
+            numbers={"max_input_len": longest_input, "max_seq_len": limits.max_seq_len},
+            why="max_seq_len counts prompt and answer together.",
+            remedies=["Raise build.limits.max_seq_len", "Lower build.limits.max_input_len (or leave it out)"],
+        )
+    if limits.max_num_tokens < limits.max_batch_size:
+        raise ForgeError(
+            "TF-BLD-013",
+            f"max_num_tokens {limits.max_num_tokens} is under max_batch_size {limits.max_batch_size}",
+            asked=f"build.limits.max_num_tokens: {limits.max_num_tokens}",
+            numbers={"max_num_tokens": limits.max_num_tokens, "max_batch_size": limits.max_batch_size},
+            why="Each running request takes at least one token of every step.",
+            remedies=[
+                f"Set build.limits.max_num_tokens to at least {limits.max_batch_size}",
+                "Lower build.limits.max_batch_size",
+            ],
+        )
+    if build.kv_cache.block_size != graph.kv_cache["block_size"]:
+        raise ForgeError(
+            "TF-BLD-015",
+            f"The graph has KV blocks of {graph.kv_cache['block_size']} slots, not {build.kv_cache.block_size}",
+            asked=f"build.kv_cache.block_size: {build.kv_cache.block_size}",
+            numbers={"graph": graph.kv_cache["block_size"], "recipe": build.kv_cache.block_size},
+            why="The block size is part of the graph's pool shapes.",
+            remedies=["Build the graph again with the recipe's block size"],
+        )
+    return limits.model_copy(update={"max_input_len": longest_input})
+
+
+def special_tokens(directory: Path) -> dict[str, Any]:
+    """End and start tokens; generation_config.json wins over config.json, as in transformers' generate."""
+    found: dict[str, Any] = {}
+    for file in ("config.json", "generation_config.json"):
+        path = directory / file
+        if path.is_file():
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            found |= {key: raw[key] for key in ("eos_token_id", "bos_token_id") if raw.get(key) is not None}
+    ends = found.get("eos_token_id", [])
+    return {"eos_token_ids": [ends] if isinstance(ends, int) else list(ends), "bos_token_id": found.get("bos_token_id")}
+
+
+def hash_files(directory: Path, exclude: frozenset[str], progress: Progress) -> dict[str, str]:
+    """SHA-256 of the content files of an engine directory, by name."""
+    files = list(content_files(directory, exclude=exclude))
+    progress.start("hashing the engine", float(sum(path.stat().st_size for path in files)))
+    hashes = {}
+    for path in files:
+        with path.open("rb") as file:
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        progress.advance(float(path.stat().st_size))
+    return hashes
