@@ -86,6 +86,17 @@ def test_the_ranks_hold_the_model(models: dict[str, tuple[Path, Quantizer]], fmt
     assert counted["largest_relative_change"] <= 1 / 16
 
 
+@settings(max_examples=12, deadline=None)
+@given(kv_heads=st.sampled_from((1, 2, 8)), tp=st.sampled_from((1, 2, 4, 8)), fmt=st.sampled_from(("none", "nvfp4")))
+def test_shared_single_and_own_kv_heads(kv_heads: int, tp: int, fmt: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        quantizer = make(Path(folder) / "model", fmt, kv_heads=kv_heads, layers=1)
+        convert_checkpoint(Path(folder) / "model", Path(folder) / "out", tp=tp)
+        found = deshard(Path(folder) / "out")
+        for name, values in meaning(Path(folder) / "model", quantizer).items():
+            np.testing.assert_allclose(found[name], values, rtol=2e-6, atol=0, err_msg=name)
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_the_configuration_says_what_the_ranks_hold(
     models: dict[str, tuple[Path, Quantizer]], fmt: str, tmp_path: Path
