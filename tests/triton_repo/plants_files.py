@@ -18,6 +18,7 @@ from tests.triton_repo.plants import (
 )
 
 FILES = [
+    Plant("kind by a number", "TF-TRI-103", T.sequence_direct, SEQ, "kind: KIND_CPU", "kind: 99999999999"),
     Plant("syntax", "TF-TRI-001", T.simple_add_sub, SIMPLE, "", "\ninput [", at="input ["),
     Plant("stray word", "TF-TRI-001", T.simple_add_sub, SIMPLE, "max_batch_size: 8", "max_batch_size 8 9", at="8 9"),
     Plant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -252,6 +253,26 @@ def test_no_text_breaks_the_tree_or_the_parser(text):
     assert len(tree.without(nodes)) == len(text)
     assert tree.without(nodes).count("\n") == text.count("\n")
     parse_config(Path("config.pbtxt"), text)
+
+
+_PIECES = ["{", "}", "[", "]", '"', "${x}", "0", "-1", "9" * 20, "input", "dims", "\n", 'key: "a"', "nan", "é", ": ["]
+
+
+@pytest.mark.parametrize("build", [corpus_llm.trtllm_with_engine, corpus_triton.image_ensemble, corpus_llm.llmapi])
+def test_no_mutant_of_a_repository_breaks_lint(tmp_path, build):
+    root = tmp_path / "repository"
+    build(root)
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".pbtxt", ".yaml", ".py"))
+    generator = random.Random(20)
+    for _ in range(25):
+        path = generator.choice(files)
+        text = path.read_text(encoding="utf-8")
+        start = generator.randrange(len(text))
+        length = generator.choice([0, 1, 30])
+        path.write_text(text[:start] + generator.choice(_PIECES) + text[start + length :], encoding="utf-8")
+        for finding in lint_repository(root).findings:
+            assert finding.code and finding.message and (finding.line is None or finding.line >= 1)
+        path.write_text(text, encoding="utf-8")
 
 
 def test_torch_and_grpc_servers_are_not_needed(root):

@@ -91,6 +91,11 @@ def parse_config(path: Path, text: str) -> Config:
         config.faults.append(
             Fault("syntax", _plain(str(error)), "correct this line", error.GetLine() or 1, error.GetColumn() or 1)
         )
+    except (ValueError, OverflowError, RecursionError) as error:
+        # values that the tree lets pass and the message does not; text_format does not say where
+        config.message = pb.ModelConfig()
+        config.unknown.add("")
+        config.faults.append(Fault("syntax", str(error), "a value that the field can hold", 1, 1))
     return config
 
 
@@ -185,7 +190,8 @@ def _wrong(node: Node, row: Any) -> tuple[str, str] | None:
         return None if node.kind == "string" else (f"text is expected, {node.text} is given", f'"{node.text}"')
     if row.enum_type is not None:
         names = [value.name for value in row.enum_type.values]
-        if node.text in names or (node.kind == "scalar" and node.text.isdigit()):
+        numbers = {str(value.number) for value in row.enum_type.values}
+        if node.text in names or (node.kind == "scalar" and node.text in numbers):
             return None
         near = nearest(node.string(), names) or next(
             (n for n in names if n.endswith(f"_{node.string().upper()}")), None
