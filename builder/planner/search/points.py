@@ -26,8 +26,8 @@ class Point:
     """One combination that fits, with its figures: seconds and tokens a second as (slow, typical, fast).
 
     ``output``, ``input`` and ``requests`` a second are of all ``replicas``; ``first`` is the time to the first token
-    with the wait for the step that runs; ``gap`` the 99th percentile between steps; ``room`` requests that a
-    replica's pool holds.
+    with the wait for the step that runs; ``gap`` the 99th percentile between steps; ``answer`` the time of a whole
+    mean answer; ``room`` requests that a replica's pool holds.
     """
 
     precision: Precision
@@ -41,6 +41,7 @@ class Point:
     first: tuple[float, float, float]
     itl: tuple[float, float, float]
     gap: tuple[float, float, float]
+    answer: tuple[float, float, float]
     requests: tuple[float, float, float]
     input: tuple[float, float, float]
     output: tuple[float, float, float]
@@ -69,6 +70,7 @@ class Point:
             "ttft_p99": list(self.first),
             "itl": list(self.itl),
             "itl_p99": list(self.gap),
+            "whole_answer": list(self.answer),
             "requests_per_second": list(self.requests),
             "input_tokens_per_second": list(self.input),
             "output_tokens_per_second": list(self.output),
@@ -165,7 +167,7 @@ def evaluate(
                         draft=beside,
                     )
                     points += _points(
-                        served, batches[usable], room[usable], precision, parallel, speculating, tokens, count
+                        served, load, batches[usable], room[usable], precision, parallel, speculating, tokens, count
                     )
     nearest = None if deficit is None or points else (deficit[1], deficit[2])
     return Found(tuple(points), space.size, invalid, too_large, 0 if points or deficit is None else deficit[0], nearest)
@@ -244,6 +246,7 @@ def _draft_engine(
 
 def _points(
     served: Served,
+    load: Load,
     batches: Any,
     room: Any,
     precision: Precision,
@@ -254,6 +257,7 @@ def _points(
 ) -> list[Point]:
     replicas = count // parallel.gpus
     first = served.ttft + served.gap
+    answer = first + max(load.osl - 1, 0) * served.itl
 
     def three(values: Any, index: int, factor: float = 1.0) -> tuple[float, float, float]:
         slow, typical, fast = (float(value) * factor for value in values[:, index])
@@ -272,6 +276,7 @@ def _points(
             first=three(first, index),
             itl=three(served.itl, index),
             gap=three(served.gap, index),
+            answer=three(answer, index),
             requests=three(served.requests, index, replicas),
             input=three(served.input, index, replicas),
             output=three(served.output, index, replicas),

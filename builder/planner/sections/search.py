@@ -162,6 +162,7 @@ def _front_table(choice: Choice, cost: Callable[[Point], str]) -> Table:
             else f"{point.speculating.method} {point.speculating.draft_length}",
             f"{point.itl[1] * 1e3:.3g}",
             f"{point.first[1] * 1e3:.3g}",
+            f"{point.answer[1]:.3g}",
             f"{point.output_per_gpu:,.0f}",
             cost(point),
         )
@@ -175,6 +176,7 @@ def _front_table(choice: Choice, cost: Callable[[Point], str]) -> Table:
         "drafts",
         "ms a token",
         "ms to first",
+        "s an answer",
         "tokens/s a GPU",
         "million tokens",
     )

@@ -80,18 +80,19 @@ def test_the_front_is_what_no_other_point_beats(found: Found) -> None:
     assert front
     for point in front:
         assert not any(
-            other.itl[1] < point.itl[1] and other.output_per_gpu > point.output_per_gpu for other in found.points
+            other.answer[1] < point.answer[1] and other.output_per_gpu > point.output_per_gpu for other in found.points
         )
     for point in found.points:
         assert any(
-            other.itl[1] <= point.itl[1] and other.output_per_gpu * 1.01 >= point.output_per_gpu for other in front
+            other.answer[1] <= point.answer[1] and other.output_per_gpu * 1.01 >= point.output_per_gpu
+            for other in front
         )
 
 
 def test_goals_rank_differently(found: Found) -> None:
     throughput, latency, fit = (choose(found, Slo(), goal).best for goal in ("throughput", "latency", "fit"))  # type: ignore[arg-type]
     assert throughput.output[1] * 1.03 >= max(point.output[1] for point in found.points)
-    assert latency.itl[1] <= 1.03 * min(point.itl[1] for point in found.points)
+    assert latency.answer[1] <= 1.03 * min(point.answer[1] for point in found.points)
     assert fit.parallel.gpus == min(point.parallel.gpus for point in found.points)
     assert latency.itl[1] < throughput.itl[1]
 
