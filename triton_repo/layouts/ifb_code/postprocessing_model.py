@@ -27,10 +27,12 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response a request: OUTPUT [B, beams]."""
-        responses = []
-        for request in requests:
-            tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
-            lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
+        lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
+        try:
             texts = [
                 [
                     self._tokenizer.decode(beam[:length].tolist(), skip_special_tokens=self._skip).encode("utf-8")
@@ -38,6 +40,7 @@ class TritonPythonModel:
                 ]
                 for row, row_lengths in zip(tokens, lengths, strict=True)
             ]
-            output = pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_))
-            responses.append(pb_utils.InferenceResponse([output]))
-        return responses
+        except Exception as error:  # one request's fault is no other's in the batch
+            text = f"TF-TRI-074: the tokens are no text: {type(error).__name__}: {error}"
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(text))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_))])

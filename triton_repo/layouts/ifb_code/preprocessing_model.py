@@ -40,7 +40,7 @@ class TritonPythonModel:
     def _answer(self, request: Any) -> Any:
         try:
             outputs = self._tokenize(request)
-        except (ForgeError, ValueError) as error:
+        except Exception as error:  # one request's fault is no other's in the batch
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(_text_of(error)))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
 
@@ -115,6 +115,8 @@ class TritonPythonModel:
 
 
 def _text_of(error: Exception) -> str:
+    if isinstance(error, ForgeError):
+        return str(error)
     if isinstance(error, UnicodeDecodeError):
         return f"TF-TRI-075: text is not UTF-8: {error}"
-    return str(error) if isinstance(error, ForgeError) else f"TF-TRI-075: {error}"
+    return f"TF-TRI-075: {error}" if isinstance(error, ValueError) else f"TF-TRI-075: {type(error).__name__}: {error}"
