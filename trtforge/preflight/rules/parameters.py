@@ -73,7 +73,10 @@ def parameters_exist(facts: Facts) -> Iterator[Violation]:
             f"triton.parameters: {facts.recipe.triton.layout} has no parameter {name}",
             f"triton.parameters.{name}: {value}",
             {"layout": facts.recipe.triton.layout, "parameters": len(known)},
-            [f"triton.parameters.{near}: {value}"] if near else ["trtforge triton explain lists the parameters"],
+            [
+                *([f"write {near} instead of {name}"] if near else ["trtforge triton explain lists the parameters"]),
+                f"remove triton.parameters.{name}",
+            ],
         )
 
 

@@ -14,6 +14,11 @@ _MATRIX = "https://nvidia.github.io/TensorRT-LLM/features/quantization.html"
 _BUILT_WHERE_IT_RUNS = ("tensorrt", "trtllm-engine")
 
 
+def _with(facts: Facts, wrong: str, right: str) -> list[str]:
+    """The recipe's architectures with one replaced."""
+    return [right if name == wrong else name for name in facts.recipe.build.architectures]
+
+
 def _rows(facts: Facts) -> list[Architecture]:
     """The table's rows of the architectures that the engine is for."""
     rows = (facts.architectures.row(name) for name in facts.target_architectures)
@@ -108,7 +113,10 @@ def unknown_architecture(facts: Facts) -> Iterator[Violation]:
                 f"build.architectures: {architecture} is not in the table",
                 f"build.architectures: {architecture}",
                 {"known": known},
-                [f"write {near}"] if near else [f"one of {', '.join(known)}"],
+                [
+                    *([f"build.architectures: {_with(facts, architecture, near)}"] if near else []),
+                    f"build.architectures: one or more of {', '.join(known)}",
+                ],
             )
 
 

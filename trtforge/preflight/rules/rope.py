@@ -137,7 +137,7 @@ def extension_is_there(facts: Facts) -> Iterator[Violation]:
             {"max_positions": model.max_positions, "rope_type": "default", "rope_theta": base},
             [
                 "rope_scaling: {rope_type: llama3, factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, "
-                "original_max_position_embeddings: 8192} in config.json, as the publisher's has it",
-                "build.limits.max_seq_len: 8192",
+                "original_max_position_embeddings: 8192} in config.json (factor 32.0 for Llama 3.2)",
+                "config.json of the publisher's own revision",
             ],
         )

@@ -46,11 +46,16 @@ def exclude_matches(facts: Facts) -> Iterator[Violation]:
     for pattern in quantize.exclude:
         if not any(matches(name, pattern) for name in names):
             near = nearest(pattern.strip("*."), [linear.kind for linear in known])
+            mended = [near if item == pattern else item for item in quantize.exclude]
             yield Violation(
                 f"quantize.exclude: {pattern} matches no linear of this model",
                 f"quantize.exclude: {pattern}",
                 {"kinds": [linear.kind for linear in known], "example": names[0]},
-                [f"write {near}"] if near else ["a kind such as o_proj, or a path such as model.layers.0.*"],
+                [
+                    *([f"quantize.exclude: {mended}"] if near else []),
+                    f"quantize.exclude: {[item for item in quantize.exclude if item != pattern]}",
+                    "a kind such as o_proj, or a path such as model.layers.0.*",
+                ],
             )
 
 
