@@ -19,8 +19,8 @@ from typing import Any
 from trtforge.errors import ForgeError
 from trtforge.safetensors_header import TensorInfo, is_pointer_file, read_header, read_headers
 
-#: a JSON file beside a model is at most this long; tokenizer.json of the largest vocabularies has 35 MB
-MAX_JSON_BYTES = 128 * 2**20
+#: a text beside a model is at most this long; tokenizer.json of the largest vocabularies has 35 MB
+MAX_TEXT_BYTES = 128 * 2**20
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 #: tokens that end a turn of a chat; a template that writes one expects the model to answer with it
@@ -61,20 +61,39 @@ class SourceFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def json(self, name: str) -> Mapping[str, Any]:
-        """The JSON object in ``name``; empty when the file is missing, a link out, too long or no object."""
+    def text(self, name: str) -> str:
+        """The text of ``name``; empty when it is missing, no regular file, a link out of the folder, or too long."""
         path = self.folder / name
         try:
-            if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
-                return {}
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            if not self._is_own(path) or path.stat().st_size > MAX_TEXT_BYTES:
+                return ""
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def json(self, name: str) -> Mapping[str, Any]:
+        """The JSON object in ``name``; empty when :meth:`text` is or holds no object."""
+        try:
+            value = json.loads(self.text(name) or "{}")
+        except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
     def has(self, name: str) -> bool:
         """Whether the folder holds a file of that name."""
-        return (self.folder / name).is_file()
+        return self._is_own(self.folder / name)
+
+    @cached_property
+    def _root(self) -> Path:
+        """What links may lead to: the folder, or the repository of the Hugging Face cache that the snapshot is of."""
+        folder = self.folder.resolve()
+        return folder.parents[1] if folder.parent.name == "snapshots" else folder
+
+    def _is_own(self, path: Path) -> bool:
+        try:
+            return path.is_file() and path.resolve().is_relative_to(self._root)
+        except (OSError, RuntimeError):
+            return False
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -110,6 +129,13 @@ class SourceFiles:
 
     @cached_property
     def _headers(self) -> tuple[Mapping[str, TensorInfo], ForgeError | None]:
+        foreign = [path.name for path in self.folder.glob("*.safetensors") if path.is_file() and not self._is_own(path)]
+        if foreign:
+            return {}, ForgeError(
+                "TF-SRC-003",
+                f"{foreign[0]} is a link that leaves {self.folder.name}",
+                remedies=["replace the link by the file itself"],
+            )
         try:
             if self.has(ADAPTER_WEIGHTS):
                 return read_header(self.folder / ADAPTER_WEIGHTS)[0], None
@@ -193,10 +219,7 @@ class SourceFiles:
     def chat_template(self) -> str:
         """The default chat template as text; empty when there is none."""
         if self.has("chat_template.jinja"):
-            try:
-                return (self.folder / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                return ""
+            return self.text("chat_template.jinja")
         value = self.tokenizer_config.get("chat_template")
         if isinstance(value, list):
             value = next((row.get("template") for row in value if isinstance(row, dict)), None)

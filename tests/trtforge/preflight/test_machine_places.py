@@ -135,6 +135,30 @@ class TestSources:
         assert files.weights_error is not None
         assert not files.tensors
 
+    def test_links_out_of_the_folder_are_not_followed(self, tmp_path: Path) -> None:
+        write_model(tmp_path / "elsewhere", config={"hidden_size": 4096})
+        folder = tmp_path / "model"
+        folder.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).symlink_to(tmp_path / "elsewhere" / name)
+        (folder / "tokenizer.json").symlink_to(folder / "tokenizer.json")
+        files = SourceFiles(folder)
+        assert not files.config
+        assert not files.has("tokenizer.json")
+        assert files.weights_error is not None
+        assert files.weights_error.code == "TF-SRC-003"
+
+    def test_links_into_the_hubs_own_blobs_are_followed(self, tmp_path: Path) -> None:
+        repository = tmp_path / "models--a--b"
+        write_model(repository / "blobs", config={"hidden_size": 4096})
+        snapshot = repository / "snapshots" / "c0"
+        snapshot.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (snapshot / name).symlink_to(Path("../../blobs") / name)
+        files = SourceFiles(snapshot)
+        assert files.config["hidden_size"] == 4096
+        assert files.weights_error is None
+
     def test_scalars_are_read_and_matrices_are_not(self, tmp_path: Path) -> None:
         import numpy as np
 
