@@ -345,6 +345,25 @@ def test_the_least_rows_are_those_after_the_last_difference() -> None:
     assert least_rows(product({19}), counts) is None
 
 
+@pytest.mark.skipif(not detect().bf16, reason="this processor has no bfloat16 units")
+@pytest.mark.parametrize(("kind", "kernel"), [("fp8", "fbgemm_fp16"), ("bfloat16", "onednn_bf16")])
+def test_quantized_activations_get_a_kernel_of_one_order(
+    monkeypatch: pytest.MonkeyPatch, kind: str, kernel: str
+) -> None:
+    """Where oneDNN has none, as may be on other processors."""
+    monkeypatch.setattr(linears, "onednn_safe_rows", lambda n, k, threads: None)
+    weight = torch.randn(32, 64).to(torch.float8_e4m3fn if kind == "fp8" else torch.bfloat16)
+    source = LinearSource("l", (32, 64), kind, weight, scale=0.5 if kind == "fp8" else 1.0)
+    packed = pack([source], Capability(bf16=True), torch.bfloat16)
+    assert packed.kernel.name == kernel
+    assert packed.kernel.row_invariant is (kernel == "fbgemm_fp16")
+    x = torch.randn(9, 64).bfloat16()
+    got = packed.kernel(torch.cat((x, torch.zeros(16, 64).bfloat16())), 9)[:9].float() * (packed.out_scale or 1.0)
+    want = x.float() @ (weight.float() * source.scale).T
+    assert torch.allclose(got, want, atol=5e-2, rtol=2e-2)
+    assert bool(packed.notes) is (kind == "fp8")
+
+
 @pytest.mark.parametrize(
     ("isa", "bf16", "int4_rows"),
     [
