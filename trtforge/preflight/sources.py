@@ -21,6 +21,8 @@ from trtforge.safetensors_header import TensorInfo, is_pointer_file, read_header
 
 #: a text beside a model is at most this long; tokenizer.json of the largest vocabularies has 35 MB
 MAX_TEXT_BYTES = 128 * 2**20
+#: intake's codes for the same faults, so that a finding can name them
+_LEAVES, _DAMAGED = "TF-SRC-003", "TF-SRC-005"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 #: tokens that end a turn of a chat; a template that writes one expects the model to answer with it
@@ -132,7 +134,7 @@ class SourceFiles:
         foreign = [path.name for path in self.folder.glob("*.safetensors") if path.is_file() and not self._is_own(path)]
         if foreign:
             return {}, ForgeError(
-                "TF-SRC-003",
+                _LEAVES,
                 f"{foreign[0]} is a link that leaves {self.folder.name}",
                 remedies=["replace the link by the file itself"],
             )
@@ -143,7 +145,7 @@ class SourceFiles:
         except ForgeError as error:
             return {}, error
         except OSError as error:
-            return {}, ForgeError("TF-SRC-005", f"{self.folder.name} cannot be read: {error.strerror}")
+            return {}, ForgeError(_DAMAGED, f"{self.folder.name} cannot be read: {error.strerror}")
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
