@@ -481,6 +481,16 @@ CASES: dict[str, tuple[Case, Case]] = {
             {"model": LLAMA_8B},
         ),
     ),
+    "TF-K16-008": (
+        (
+            merged(ENGINE, build(parallel={"tp": 2}), parameters(gpu_device_ids="2,3")),
+            {"model": LLAMA_8B, "machine": replace(BIG, gpus=(H100,) * 2)},
+        ),
+        (
+            merged(ENGINE, build(parallel={"tp": 2}), parameters(gpu_device_ids="0,1")),
+            {"model": LLAMA_8B, "machine": replace(BIG, gpus=(H100,) * 2)},
+        ),
+    ),
     "TF-K18-001": (
         ({}, {"model": replace(SMOL, rope={"type": "longrope"})}),
         ({}, {"model": replace(SMOL, rope={"rope_type": "yarn", "factor": 4.0})}),

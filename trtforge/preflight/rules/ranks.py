@@ -168,3 +168,29 @@ def two_engines_need_orchestrator(facts: Facts) -> Iterator[Violation]:
             {"ranks": ranks, "engines": 2},
             ["triton.launch: orchestrator", "build.parallel: {tp: 1, pp: 1}"],
         )
+
+
+@rule(
+    "TF-K16-008",
+    "device ids of GPUs that are not here",
+    why="An id counts the GPUs that the server sees (CUDA_VISIBLE_DEVICES renumbers them); one past the last ends it.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/576",
+    needs=("machine",),
+)
+def devices_are_here(facts: Facts) -> Iterator[Violation]:
+    text, gpus = facts.recipe.triton.parameters.get("gpu_device_ids"), facts.require_machine().gpus
+    ids = [int(part) for part in (text or "").replace(";", ",").split(",") if part.strip().isdigit()]
+    if not gpus or not ids or max(ids) < len(gpus):
+        return
+    ranks = world_size(facts)
+    fitting = ",".join(str(index) for index in range(ranks)) if ranks <= len(gpus) else None
+    yield Violation(
+        f"gpu_device_ids names GPU {max(ids)}, {len(gpus)} are visible (0 to {len(gpus) - 1})",
+        f"triton.parameters.gpu_device_ids: {text}",
+        {"ids": ids, "gpus": len(gpus)},
+        [
+            *([f'triton.parameters.gpu_device_ids: "{fitting}"'] if fitting else []),
+            "remove triton.parameters.gpu_device_ids",
+            "waive this when the server runs on another machine",
+        ],
+    )
