@@ -10,8 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.support.tiny import write_tiny_llama
+from tests.trtforge.preflight import folders
 from trtforge.errors import ExitCode, ForgeError
 from trtforge.preflight import all_rules, check, check_report, refusal
+from trtforge.preflight.engine import make_facts
+from trtforge.preflight.features import engine_version, in_range
 from trtforge.recipe.load import recipe_from_mapping
 
 ROOT = Path(__file__).parents[3]
@@ -95,26 +99,58 @@ def test_codes_are_well_formed_and_reasons_are_sentences() -> None:
         assert not rule.title.endswith(".")
 
 
-def test_preflight_of_a_shipped_recipe_imports_nothing_heavy(tmp_path: Path) -> None:
+RECIPES = {
+    "torch": "name: x\nmodel: {source: model}\nbuild: {limits: {max_seq_len: 128}, kv_cache: {memory: 8MiB}}\n",
+    "trtllm-engine": """
+name: x
+model: {source: model, dtype: float16}
+quantize: {format: fp8, kv_cache: fp8}
+build:
+  target: trtllm-engine
+  architectures: [sm_90]
+  limits: {max_seq_len: 128}
+  trtllm: {kv_reuse: true, lora: {adapters: {one: adapter}}}
+speculation: {method: medusa, draft: draft, heads: 2, choices: [[0], [0, 0]]}
+triton: {layout: inflight_batcher_llm, parameters: {normalize_log_probs: "true"}}
+""",
+}
+
+
+@pytest.mark.parametrize("target", RECIPES)
+def test_preflight_imports_nothing_heavy(target: str, tmp_path: Path) -> None:
     """In a process of its own, on a recipe whose model is here, as ``trtforge check`` does it."""
     script = """
 import json, sys
 from trtforge.cli.main import invoke
 code = invoke(["check", sys.argv[1], "--json"])
-names = ("torch", "transformers", "modelopt", "onnx", "matplotlib", "rich.console")
+names = ("torch", "transformers", "modelopt", "onnx", "matplotlib", "rich.console", "numpy")
 heavy = [name for name in names if name in sys.modules]
 print(json.dumps({"code": code, "heavy": heavy}), file=sys.stderr)
 """
-    from tests.support.tiny import write_tiny_llama
-
     write_tiny_llama(tmp_path / "model")
+    folders.write_adapter(tmp_path / "adapter")
+    folders.write_draft(tmp_path / "draft")
     recipe = tmp_path / "r.yaml"
-    recipe.write_text(
-        "name: x\nmodel: {source: model}\nbuild: {limits: {max_seq_len: 128}, kv_cache: {memory: 8MiB}}\n"
-    )
+    recipe.write_text(RECIPES[target])
     done = subprocess.run(
         [sys.executable, "-c", script, str(recipe)], capture_output=True, text=True, cwd=ROOT, check=True, timeout=120
     )
     document = json.loads(done.stdout)
-    assert document["skipped"] == {}
-    assert json.loads(done.stderr.splitlines()[-1]) == {"code": 0, "heavy": []}
+    assert document["skipped"] == {}, "everything is here, so that every rule runs"
+    assert json.loads(done.stderr.splitlines()[-1])["heavy"] == []
+    assert document["passed"] is (target == "torch"), "draft and adapter are of another model"
+
+
+def test_rows_of_the_tables_hold_for_the_versions_that_they_name() -> None:
+    facts = make_facts(
+        loaded(stack="trtllm-1.2.1", build={"target": "trtllm-engine"}, triton={"layout": "inflight_batcher_llm"}),
+        model=None, formats={}, kv_modes={}, machine=None, locate=None, parameters=None,
+    )  # fmt: skip
+    assert str(engine_version(facts)) == "1.2.1"
+    assert in_range(facts, "1.2", None)
+    assert in_range(facts, "1.2.1", "1.3")
+    assert not in_range(facts, "1.3", None)
+    assert not in_range(facts, None, "1.2.1")
+    assert in_range(
+        make_facts(loaded(), model=None, formats={}, kv_modes={}, machine=None, locate=None, parameters=None), "9", None
+    )
