@@ -103,9 +103,7 @@ def build_engine(
     medusa = None
     if speculation.method == "medusa":
         length = settings["max_draft_len"]
-        medusa = MedusaHeads.open(
-            draft, target=source, heads=speculation.heads, max_draft_len=length, tp=parallel.tp
-        )
+        medusa = MedusaHeads.open(draft, target=source, heads=speculation.heads, max_draft_len=length, tp=parallel.tp)
     place = out if scratch is None else scratch
     converted = convert_checkpoint(
         checkpoint,
