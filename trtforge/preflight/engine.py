@@ -205,6 +205,7 @@ _MODULES = (
     "parameters",
     "stack",
     "precision",
+    "rtx",
     "kernels",
     "groups",
     "heads",

@@ -10,7 +10,7 @@ from typing import Any
 from tests.support.preflight import SMOL
 from tests.support.public_models import CONFIGS, public
 from tests.trtforge.preflight import folders
-from tests.trtforge.preflight.cases import API, ENGINE, build, merged, speculation, trtllm
+from tests.trtforge.preflight.settings import API, ENGINE, RTX, build, merged, speculation, trtllm
 
 Write = Callable[[Path], Any]
 FolderCase = tuple[Write, dict[str, Any], dict[str, Any]]
@@ -60,6 +60,14 @@ _CHAT = {"chat_template": folders.TEMPLATE}
 _TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 1, "b": 0}}, "added_tokens": []}
 
 FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
+    "TF-K3-023": (
+        (
+            model(config=CONFIGS["mistralai/Mixtral-8x7B-Instruct-v0.1"]),
+            merged(RTX, MODEL),
+            {"model": public("mistralai/Mixtral-8x7B-Instruct-v0.1")},
+        ),
+        (model(), merged(RTX, MODEL), {}),
+    ),
     "TF-K5-005": (
         (
             model(config=CONFIGS["mistralai/Mixtral-8x7B-Instruct-v0.1"]),

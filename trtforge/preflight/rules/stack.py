@@ -16,6 +16,9 @@ LAYOUT_TARGETS = {
     "llmapi": ("trtllm-llmapi",),
 }
 
+#: targets whose engines no Triton backend loads: their runs end without a repository
+UNSERVED_TARGETS = ("tensorrt-rtx",)
+
 #: short format names that ModelOpt 0.47 removed, with what comes nearest
 REMOVED_FORMATS = {
     "int8_sq": ("fp8",),
@@ -102,6 +105,8 @@ def triton_of_stack(facts: Facts) -> Iterator[Violation]:
 )
 def layout_serves_target(facts: Facts) -> Iterator[Violation]:
     layout, target = facts.recipe.triton.layout, facts.recipe.build.target
+    if target in UNSERVED_TARGETS:
+        return  # there is no repository to lay out
     if target not in LAYOUT_TARGETS[layout]:
         works = [name for name, targets in LAYOUT_TARGETS.items() if target in targets]
         yield Violation(

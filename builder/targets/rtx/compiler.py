@@ -1,0 +1,132 @@
+"""Runs the worker: one process an engine, progress from its events, its log kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from builder.targets.rtx import refusals
+from builder.targets.rtx.profiles import Shape
+from trtforge.progress import Progress
+
+WORKER = Path(__file__).with_name("worker.py")
+_TAIL = 12
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the worker builds.
+
+    Attributes:
+        model: a file with the lowered graph.
+        weights: the path that the graph's external files lie beside.
+        engine: where the RTX engine goes.
+        architecture: such as ``sm_89``.
+        profiles: the shapes of every input by profile.
+    """
+
+    model: Path
+    weights: Path
+    engine: Path
+    architecture: str
+    profiles: tuple[dict[str, tuple[Shape, Shape, Shape]], ...]
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "model": str(self.model.resolve()),
+                "weights": str(self.weights.resolve()),
+                "engine": str(self.engine.resolve()),
+                "capability": self.architecture.replace("sm_", "SM"),
+                "profiles": list(self.profiles),
+            }
+        )
+
+
+def compile_engine(request: Request, log: Path, *, asked: str, progress: Progress) -> dict[str, Any]:
+    """Build one RTX engine; ``{"bytes", "layers", "version"}``. The compiler's messages are appended to ``log``.
+
+    Raises:
+        ForgeError: ``TF-BLD-080`` … ``TF-BLD-086`` as :mod:`builder.targets.rtx.refusals` says.
+    """
+    answer: dict[str, Any] | None = None
+    progress.start(f"RTX engine for {request.architecture}", None)
+    with log.open("ab") as file:
+        file.write(f"== {request.architecture}\n".encode())
+        file.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # a worker that does not start is told by its exit code
+                process.stdin.write(request.to_json())
+                process.stdin.close()
+            phases = _Phases(progress, request.architecture)
+            for line in process.stdout:
+                event = _event(line)
+                if event.get("event") in ("done", "failed"):
+                    answer = event
+                else:
+                    phases.tell(event)
+            code = process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    if answer is not None and answer["event"] == "done" and code == 0:
+        return {key: answer[key] for key in ("bytes", "layers", "version")}
+    request.engine.unlink(missing_ok=True)
+    if answer is None or answer["event"] == "done":
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            tail = refusals.telling(list(deque(lines, maxlen=_TAIL)))
+        raise refusals.died(code, tail, architecture=request.architecture, asked=asked)
+    raise refusals.refusal(answer["step"], answer["messages"], architecture=request.architecture, asked=asked)
+
+
+def _event(line: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        if isinstance(event, dict):
+            return event
+    return {}
+
+
+class _Phases:
+    """The compiler's outermost phase as a step; phases nest, and inner ones are too short to show."""
+
+    def __init__(self, progress: Progress, architecture: str) -> None:
+        self._progress, self._architecture = progress, architecture
+        self._open: list[str] = []
+        self._done = 0
+
+    def tell(self, event: dict[str, Any]) -> None:
+        kind, name = event.get("event"), str(event.get("name"))
+        if kind == "phase":
+            if not self._open:
+                self._done = 0
+                self._progress.start(f"RTX engine for {self._architecture}: {name}", float(max(1, event["steps"])))
+            self._open.append(name)
+        elif kind == "step" and self._open[:1] == [name]:
+            self._progress.advance(float(max(0, event["done"] - self._done)))
+            self._done = max(self._done, event["done"])
+        elif kind == "end" and name in self._open:
+            self._open.remove(name)
+
+
+__all__ = ["Request", "compile_engine"]

@@ -1,0 +1,109 @@
+"""What the compiler of TensorRT for RTX refuses, as errors with codes and remedies.
+
+The compiler's messages carry its source's line numbers; what they mean does not change with those, so the
+patterns name only the words that tell one refusal from another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from trtforge.errors import EnvironmentLacks, ExitCode, ForgeError
+
+#: said wherever there is no driver, and harmless: building needs none
+_NOISE = re.compile(r"CUDA driver version is insufficient|^\s*$")
+_DATATYPES = re.compile(
+    r"Cannot compile for target\(s\) (?P<targets>[\w, ]+), because .*?datatypes: (?P<types>[\w, ]+)"
+)
+_MEMORY = re.compile(r"out of memory|bad_alloc|[Ii]nsufficient memory|memory allocation", re.IGNORECASE)
+_NODE = re.compile(r"node.{0,40}?name: (?P<node>\S+) and operator: (?P<op>\w+)|Invalid Node - (?P<invalid>\S+)")
+_SHOWN = 6
+
+
+def telling(messages: Sequence[str]) -> list[str]:
+    """The messages without what every machine without a driver says, each once, shortened."""
+    lines = [line for message in messages for line in message.splitlines() if not _NOISE.search(line)]
+    return [line[:400] for line in dict.fromkeys(lines)]
+
+
+def refusal(step: str, messages: Sequence[str], *, architecture: str, asked: str) -> ForgeError:
+    """The error for a failed step of the worker (``import``, ``capability``, ``parse`` or ``build``)."""
+    said = telling(messages)
+    whole = " ".join(said)
+    numbers: dict[str, Any] = {"architecture": architecture, "messages": said[:_SHOWN]}
+    if step == "import":
+        return EnvironmentLacks(
+            "TF-BLD-080",
+            f"tensorrt_rtx does not import: {whole or 'no reason given'}",
+            asked=asked,
+            why="RTX engines are compiled by TensorRT for RTX, on the CPU; its wheel is missing or broken.",
+            remedies=["pip install 'trtforge[rtx]'", "build.target: torch needs no compiler"],
+        )
+    if step == "capability":
+        known = [f"sm_{name.removeprefix('SM')}" for name in messages]
+        return ForgeError(
+            "TF-BLD-081",
+            f"This TensorRT for RTX does not compile for {architecture}",
+            asked=f"build.architectures: {architecture}",
+            numbers={"known": known},
+            why="It knows the architectures of RTX GPUs only.",
+            remedies=[f"build.architectures: [{name}]" for name in known],
+        )
+    if found := _DATATYPES.search(whole):
+        return ForgeError(
+            "TF-BLD-082",
+            f"{architecture} has no {found['types'].strip()}: the compiler refuses the graph",
+            asked=asked,
+            numbers={**numbers, "datatypes": found["types"].replace(" ", "").split(",")},
+            why="The format's type is part of the GPU: FP8 from sm_89 on, FP4 from sm_120 on.",
+            remedies=[
+                "build.architectures: those of GPUs that have the type (trtforge check names them)",
+                "quantize.format: int4_awq or none",
+            ],
+        )
+    if _MEMORY.search(whole):
+        return ForgeError(
+            "TF-BLD-083",
+            "The compiler ran out of memory",
+            asked=asked,
+            numbers=numbers,
+            why="It holds the model's weights several times while it builds.",
+            remedies=["build on a machine with more memory", "lower build.limits"],
+            exit_code=ExitCode.ENVIRONMENT,
+        )
+    if step == "parse":
+        at = _NODE.search(whole)
+        node = (at["node"] or at["invalid"]) if at else None
+        return ForgeError(
+            "TF-BLD-084",
+            f"The parser of TensorRT for RTX refuses the graph{f' at {node}' if node else ''}",
+            asked=asked,
+            numbers={**numbers, "node": node},
+            why=" | ".join(said[:3]) or "it gave no reason",
+            remedies=["build.target: torch", "quantize.format: none tells whether the format's nodes are the reason"],
+        )
+    return ForgeError(
+        "TF-BLD-085",
+        f"The compiler made no RTX engine for {architecture}",
+        asked=asked,
+        numbers=numbers,
+        why=" | ".join(said[:3]) or "it gave no reason",
+        remedies=["read build.log in the stage's folder", "build.target: torch", "quantize.format: none"],
+    )
+
+
+def died(code: int, log_tail: Sequence[str], *, architecture: str, asked: str) -> ForgeError:
+    """The error for a worker that ended without an answer; ``code`` is negative for a signal."""
+    how = f"signal {-code}" if code < 0 else f"code {code}"
+    return ForgeError(
+        "TF-BLD-086",
+        f"The compiler's process ended with {how} and left no RTX engine for {architecture}",
+        asked=asked,
+        numbers={"exit_code": code, "last_lines": list(log_tail)},
+        why="Signal 9 is the system's answer to too much memory, signal 6 an abort of the compiler itself."
+        if code < 0
+        else " | ".join(log_tail[-3:]) or "it printed nothing",
+        remedies=["build on a machine with more memory", "read build.log in the stage's folder"],
+    )

@@ -1,0 +1,101 @@
+"""K3 for target tensorrt-rtx: what its compiler refuses, said before it is asked.
+
+Which formats and dtypes an architecture has is the table's (TF-K3-002, -008, -012); here is what the graph of RTX
+engines has no form for, whatever the architecture. Both were held against the compiler of 1.7.1.116 by building a
+small model in every combination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.features import kv_format
+
+TARGET = "tensorrt-rtx"
+_DOCS = "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html"
+#: configuration keys that count experts
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def _is_rtx(facts: Facts) -> bool:
+    return facts.recipe.build.target == TARGET
+
+
+@rule(
+    "TF-K3-020",
+    "a quantized KV cache in an RTX engine",
+    why="RTX engines keep keys and values in linear caches of the graph's own 16-bit type, which have no scales.",
+    waivable=False,
+)
+def rtx_kv_cache(facts: Facts) -> Iterator[Violation]:
+    mode = kv_format(facts)
+    if _is_rtx(facts) and mode != "none":
+        stored = mode != facts.recipe.quantize.kv_cache
+        yield Violation(
+            f"the KV cache is {mode}, which RTX engines do not have",
+            f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}, build.target: {TARGET}",
+            {"kv_cache": mode, "works": ["none"]},
+            [
+                "give a checkpoint without KV-cache scales" if stored else "quantize.kv_cache: none",
+                "build.target: tensorrt",
+            ],
+        )
+
+
+@rule(
+    "TF-K3-021",
+    "float32 activations in an RTX engine",
+    why="The compiler of TensorRT for RTX has no attention kernel for float32.",
+    source=_DOCS,
+)
+def rtx_dtype(facts: Facts) -> Iterator[Violation]:
+    if _is_rtx(facts) and facts.recipe.model.dtype == "float32":
+        turing = "sm_75" in facts.recipe.build.architectures
+        works = ["float16"] if turing else ["float16", "bfloat16"]
+        yield Violation(
+            "model.dtype float32 does not compile for tensorrt-rtx",
+            f"model.dtype: float32, build.target: {TARGET}",
+            {"works": works},
+            [f"model.dtype: {name}" for name in works],
+        )
+
+
+@rule(
+    "TF-K3-022",
+    "an RTX engine for no architecture",
+    why="An RTX engine is compiled on the CPU, for GPUs that need not be there: the recipe has to name them.",
+    waivable=False,
+)
+def rtx_architectures(facts: Facts) -> Iterator[Violation]:
+    if _is_rtx(facts) and not facts.recipe.build.architectures:
+        hosts = [row.name for row in facts.architectures.rows if TARGET in row.targets]
+        here = [name for name in facts.target_architectures if name in hosts]
+        yield Violation(
+            "build.architectures is empty",
+            "build.architectures: []",
+            {"architectures_of_target": hosts},
+            [f"build.architectures: [{name}]" for name in here or hosts],
+        )
+
+
+@rule(
+    "TF-K3-023",
+    "a mixture of experts in an RTX engine",
+    why="TensorRT for RTX has no kernels for the layers of experts: its builder fails on them.",
+    source=_DOCS,
+    needs=("files",),
+    waivable=False,
+)
+def rtx_experts(facts: Facts) -> Iterator[Violation]:
+    if not _is_rtx(facts) or facts.files is None:
+        return
+    config = facts.files.config
+    found = {key: config[key] for key in EXPERT_KEYS if isinstance(config.get(key), int) and config[key] > 1}
+    if found:
+        yield Violation(
+            f"the model has {next(iter(found.values()))} experts, which RTX engines cannot run",
+            f"model.source: {facts.recipe.model.source}, build.target: {TARGET}",
+            dict(found),
+            ["build.target: trtllm-llmapi", "a dense model"],
+        )
