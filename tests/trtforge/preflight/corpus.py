@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.support.preflight import BIG
 from tests.support.public_models import Shape, public
-from tests.trtforge.preflight.cases import (
+from tests.trtforge.preflight.folders import write_draft, zeros
+from tests.trtforge.preflight.settings import (
     API,
     ENGINE,
     RTX,
@@ -23,7 +24,6 @@ from tests.trtforge.preflight.cases import (
     triton,
     trtllm,
 )
-from tests.trtforge.preflight.folders import write_draft, zeros
 
 _LLAMA = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/models/core/llama/README.md"
 _QWEN = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/models/core/qwen/README.md"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.preflight import BIG, H100, L4, SMALL, codes, report
 from tests.support.public_models import public
-from tests.trtforge.preflight.cases import build, merged, parameters, quant, speculation, triton, trtllm
 from tests.trtforge.preflight.corpus import MC_SIM, UNSERVED, VALID
+from tests.trtforge.preflight.settings import build, merged, parameters, quant, speculation, triton, trtllm
 from trtforge.cli import common
 from trtforge.preflight import Machine
 from trtforge.recipe.load import load_recipe

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from tests.support.preflight import BIG, H100, SMOL, codes, only, report
 from tests.support.public_models import public
-from tests.trtforge.preflight.cases import API, ENGINE, LLAMA_8B, LLAMA_70B, QWEN_72B, build, merged, quant, speculation
+from tests.trtforge.preflight.settings import (
+    API,
+    ENGINE,
+    LLAMA_8B,
+    LLAMA_70B,
+    QWEN_72B,
+    build,
+    merged,
+    quant,
+    speculation,
+)
 from trtforge.preflight.model import (
     kv_bytes_per_rank,
     kv_bytes_per_token,
