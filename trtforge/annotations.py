@@ -64,7 +64,7 @@ class Annotation:
 def sarif(annotations: Sequence[Annotation], *, tool: str = "trtforge", version: str | None = None) -> dict[str, Any]:
     """The findings as one SARIF 2.1.0 document with one run.
 
-    Files below the working directory are written relative to it, under the base id ``SRCROOT``; a waived
+    Files below the working directory are written relative to it, under GitHub's base id ``%SRCROOT%``; a waived
     finding is kept and marked as suppressed.
     """
     codes = sorted({item.code for item in annotations})
@@ -138,7 +138,7 @@ def _artifact(file: str) -> dict[str, str]:
     if Path(path).is_absolute():
         return {"uri": "file://" + quote(path)}
     # quote() also hides a colon, which in the first part of a relative reference would read as a scheme
-    return {"uri": quote(path), "uriBaseId": "SRCROOT"}
+    return {"uri": quote(path), "uriBaseId": "%SRCROOT%"}
 
 
 def _relative(file: str) -> str:

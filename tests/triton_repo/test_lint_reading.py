@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.triton_repo import corpus_llm, corpus_triton
-from tests.triton_repo.corpus import add
+from tests.triton_repo.corpus import add, step, steps, tensors
 from triton_repo.lint.files import MAX_BYTES, Unreadable, inside, read_text
 from triton_repo.lint.pbtext import Text
 from triton_repo.lint.run import Report, lint_repository
@@ -155,6 +155,43 @@ def test_a_model_folder_in_place_of_a_repository_is_told_apart(root):
 def test_nesting_without_end_is_a_finding(root):
     config(root).write_text("a { " * 5000)
     assert found(lint_repository(root), "TF-TRI-001")
+
+
+def _chain_of(count: int) -> str:
+    """An ensemble whose steps stand in the reverse of the order in which they can run."""
+    made = [step("m", {"x": f"t{i}"}, {"y": f"t{i + 1}"}) for i in reversed(range(count))]
+    io = tensors("input", [("t0", "FP32", (1,))]) + tensors("output", [(f"t{count}", "FP32", (1,))])
+    return 'platform: "ensemble"\n' + io + steps(*made)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" * 500_000,
+        '\\"' * 250_000,
+        'name: "' + "{{" * 250_000 + '"',
+        "${" * 250_000,
+        "a: <a " * 100_000,
+        "[" * 500_000,
+        'backend: "python"\n' + "input { }\n" * 10_000,
+        'backend: "python"\n' + 'input { name: "x" data_type: TYPE_FP32 dims: 1 }\n' * 5_000,
+        _chain_of(4_000),
+    ],
+    ids=["braces", "quotes", "jinja", "holes", "angles", "brackets", "empty-inputs", "many-inputs", "many-steps"],
+)
+def test_hostile_text_takes_no_time(root, text):
+    config(root).write_text(text)
+    started = time.process_time()
+    lint_repository(root)
+    assert time.process_time() - started < 5
+
+
+def test_an_engine_behind_a_fifo_does_not_hang(tmp_path):
+    root = tmp_path / "repository"
+    corpus_llm.native(root)
+    (tmp_path / "engine/engine.json").unlink()
+    os.mkfifo(tmp_path / "engine/engine.json")
+    assert "FIFO" in found(lint_repository(root), "TF-TRI-027")[0]
 
 
 def test_hostile_yaml_and_json_are_findings(tmp_path):

@@ -40,7 +40,7 @@ def test_a_full_record_is_a_complete_sarif_result():
     result = run["results"][0]
     assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
     physical = result["locations"][0]["physicalLocation"]
-    assert physical["artifactLocation"] == {"uri": "repo/m/config.pbtxt", "uriBaseId": "SRCROOT"}
+    assert physical["artifactLocation"] == {"uri": "repo/m/config.pbtxt", "uriBaseId": "%SRCROOT%"}
     assert physical["region"] == {"startLine": 3, "startColumn": 17}
     assert "max_batch_size: 8" in result["message"]["text"]
 
@@ -71,7 +71,7 @@ def test_paths_below_the_working_directory_are_relative_and_others_are_uris(tmp_
     monkeypatch.chdir(tmp_path)
     below = _result(Annotation("A", "error", "x", file=str(tmp_path / "a b" / "c#d.pbtxt"), line=1))
     artifact = below["locations"][0]["physicalLocation"]["artifactLocation"]
-    assert artifact == {"uri": "a%20b/c%23d.pbtxt", "uriBaseId": "SRCROOT"}
+    assert artifact == {"uri": "a%20b/c%23d.pbtxt", "uriBaseId": "%SRCROOT%"}
     other = _result(Annotation("A", "error", "x", file="/elsewhere/c.pbtxt"))
     assert other["locations"][0]["physicalLocation"]["artifactLocation"] == {"uri": "file:///elsewhere/c.pbtxt"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -85,3 +86,31 @@ def graph_of(model: Model, repository: Repository) -> Graph:
                         )
                     )
     return graph
+
+
+def running_order(model: Model) -> tuple[list[int], dict[int, set[str]]]:
+    """Steps in an order in which they can run, and for each that never can the tensors that it waits for.
+
+    A tensor that nobody writes holds nothing up here: that is a finding of its own.
+    """
+    steps = model.message.ensemble_scheduling.step
+    ready = {row.name for row in model.message.input}
+    written = {tensor for step in steps for tensor in step.output_map.values()}
+    awaited = written - ready
+    waiting = {i: {t for t in step.input_map.values() if t in awaited} for i, step in enumerate(steps)}
+    readers: dict[str, list[int]] = {}
+    for index, tensors in waiting.items():
+        for tensor in tensors:
+            readers.setdefault(tensor, []).append(index)
+    todo = deque(index for index, tensors in waiting.items() if not tensors)
+    order: list[int] = []
+    while todo:
+        index = todo.popleft()
+        order.append(index)
+        waiting.pop(index)
+        for tensor in steps[index].output_map.values():
+            for reader in readers.pop(tensor, ()):
+                waiting[reader].discard(tensor)
+                if not waiting[reader]:
+                    todo.append(reader)
+    return order, waiting

@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 Kind = Literal["scalar", "string", "message", "hole", "empty"]
@@ -51,11 +52,20 @@ class Node:
 
     def all(self, name: str) -> list[Node]:
         """The children called ``name``, in the order of the text."""
-        return [child for child in self.children if child.name == name]
+        return self._by_name.get(name, [])
 
     def first(self, name: str) -> Node | None:
         """The first child called ``name``."""
-        return next((child for child in self.children if child.name == name), None)
+        found = self._by_name.get(name)
+        return found[0] if found else None
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Node]]:
+        """The children by name; asked for when all of them are read."""
+        names: dict[str, list[Node]] = {}
+        for child in self.children:
+            names.setdefault(child.name, []).append(child)
+        return names
 
     def string(self) -> str:
         """The text without its quotes; escapes stay as written."""
@@ -85,8 +95,9 @@ class Text:
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
         self.root = Node("", "message", "", 0, len(text), 0)
         self.broken: Broken | None = None
+        # read as they are needed: reading ends at the first fault, however long the rest is
         self._tokens = _tokens(text)
-        self._index = 0
+        self._token = next(self._tokens)
         try:
             self._message(self.root, None, 0)
         except _Stop as stop:
@@ -133,12 +144,12 @@ class Text:
 
     # reading -----------------------------------------------------------------------------------
     def _peek(self) -> tuple[str, str, int, int]:
-        return self._tokens[self._index]
+        return self._token
 
     def _next(self) -> tuple[str, str, int, int]:
-        token = self._tokens[self._index]
+        token = self._token
         if token[0] != "end":
-            self._index += 1
+            self._token = next(self._tokens)
         return token
 
     def _message(self, node: Node, closing: str | None, depth: int) -> None:
@@ -213,10 +224,9 @@ class _Stop(Exception):
         self.problem = problem
 
 
-def _tokens(text: str) -> list[tuple[str, str, int, int]]:
-    found = [
-        (match.lastgroup, match.group(), match.start(), match.end())
-        for match in _TOKEN.finditer(text)
-        if match.lastgroup is not None
-    ]
-    return [*found, ("end", "", len(text), len(text))]
+def _tokens(text: str) -> Iterator[tuple[str, str, int, int]]:
+    """(kind, text, start, end) of every token but spaces and comments; the last one is ``end``."""
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup is not None:
+            yield match.lastgroup, match.group(), match.start(), match.end()
+    yield "end", "", len(text), len(text)

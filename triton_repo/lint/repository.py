@@ -31,7 +31,7 @@ MODEL_FILES: Mapping[str, str] = {
     "model.pt2": "pytorch",
     "model.py": "python",
 }
-HOLE = re.compile(r"\$\{[^}]*\}?|\{\{.*?\}\}")
+HOLE = re.compile(r"\$\{[^}]*\}?|\{\{[^{}\n]{0,200}\}\}")
 #: a version folder that Triton loads: a number without leading zeros
 VERSION = re.compile(r"0|[1-9]\d{0,17}")
 MAX_MODELS = 5000

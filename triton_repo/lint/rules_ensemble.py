@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from triton_repo.lint.ensemble_graph import End, each_ensemble, graph_of, judged, step_path
+from triton_repo.lint.ensemble_graph import End, each_ensemble, graph_of, judged, running_order, step_path
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule, thread
@@ -267,23 +267,13 @@ def unused(model: Model, repository: Repository) -> Iterator[Hit]:
 @each_ensemble
 def cycles(model: Model, repository: Repository) -> Iterator[Hit]:
     steps = model.message.ensemble_scheduling.step
-    ready = {row.name for row in model.message.input}
-    written = {tensor for step in steps for tensor in step.output_map.values()}
-    waiting = {index: {t for t in step.input_map.values() if t in written} for index, step in enumerate(steps)}
-    moved = True
-    while moved:
-        moved = False
-        for index in list(waiting):
-            if waiting[index] <= ready:
-                ready |= set(steps[index].output_map.values())
-                del waiting[index]
-                moved = True
+    waiting = running_order(model)[1]
     if waiting:
         index = min(waiting)
         names = ", ".join(f"{i + 1} ({steps[i].model_name})" for i in sorted(waiting))
         yield hit(
             model,
-            f"steps {names} wait for each other through {listed(waiting[index] - ready)}",
+            f"steps {names} wait for each other through {listed(waiting[index])}",
             "an input of the ensemble in one of them",
             *step_path(index, "input_map"),
         )
@@ -430,12 +420,9 @@ def _joined(model: Model, flags: list[bool]) -> Iterator[Hit]:
     """Steps that read the outputs of different decoupled steps."""
     steps = model.message.ensemble_scheduling.step
     streams: dict[str, frozenset[int]] = {row.name: frozenset() for row in model.message.input}
-    waiting = list(range(len(steps)))
-    while waiting:
-        index = next((i for i in waiting if all(t in streams for t in steps[i].input_map.values())), None)
-        if index is None:
+    for index in running_order(model)[0]:
+        if not all(tensor in streams for tensor in steps[index].input_map.values()):
             return
-        waiting.remove(index)
         labels = {streams[tensor] for tensor in steps[index].input_map.values()}
         if len(labels) > 1:
             yield hit(

@@ -9,6 +9,7 @@ from pathlib import Path
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import CONFIG, HOLE, MODEL_FILES, Model, Repository, Version
 from triton_repo.lint.rules import (
+    MAX_HITS,
     TRITON_CONFIG,
     TRITON_PYTHON,
     TRITON_REPOSITORY,
@@ -351,9 +352,8 @@ def _faults(repository: Repository, kind: FaultKind) -> Iterator[Hit]:
     for model in repository.models.values():
         if model.config is None:
             continue
-        for fault in model.config.faults:
-            if fault.kind == kind:
-                yield Hit(fault.message, fault.remedy, model.name, model.path, fault.line, fault.column)
+        for fault in [fault for fault in model.config.faults if fault.kind == kind][:MAX_HITS]:
+            yield Hit(fault.message, fault.remedy, model.name, model.path, fault.line, fault.column)
 
 
 @rule(

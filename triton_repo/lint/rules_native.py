@@ -7,6 +7,7 @@ from typing import Any
 
 from triton_repo.layouts.native import read_engine
 from triton_repo.lint.engine_models import at
+from triton_repo.lint.files import Unreadable, read_text
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, rule
 from trtforge.errors import ForgeError
@@ -26,7 +27,13 @@ def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None
         )
     folder = repository.engine_dir if repository.engine_dir is not None else (model.folder / reference).resolve()
     try:
+        read_text(folder / "engine.json", folder.resolve())  # a FIFO of that name must not hold lint up
         return read_engine(folder), None
+    except Unreadable as fault:
+        place = at(model, "engine_dir")
+        return None, hit(
+            model, f"engine_dir {reference!r}: engine.json: {fault.reason}", "put the engine there", *place
+        )
     except ForgeError as fault:
         return None, hit(
             model, f"engine_dir {reference!r}: {fault.why}", "put the engine there", *at(model, "engine_dir")
