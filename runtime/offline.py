@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -22,6 +23,23 @@ ParamSet = SamplingParams | Mapping[str, Any]
 Params = ParamSet | Sequence[ParamSet] | None
 MAX_THREADS = 1024
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+def _load_executor(directory: Path, threads: int | None, device: str, num_blocks: int | None) -> Executor:
+    """The executor of the engine's target; each refuses what it cannot read."""
+    try:
+        target = json.loads((directory / "engine.json").read_text(encoding="utf-8"))["target"]
+    except (OSError, ValueError, KeyError, TypeError):
+        target = None  # the torch executor's reader says what is wrong with the directory
+    if target == "tensorrt":
+        from runtime.executors.tensorrt_executor import TensorrtExecutor
+
+        return TensorrtExecutor.load(
+            directory, device=device if device.startswith("cuda") else "cuda", num_blocks=num_blocks
+        )
+    from runtime.executors.torch_executor import TorchExecutor
+
+    return TorchExecutor(directory, device=device, threads=threads, num_blocks=num_blocks)
 
 
 class Engine:
@@ -46,12 +64,12 @@ class Engine:
         num_blocks: int | None = None,
         config: EngineConfig | None = None,
     ) -> Engine:
-        """Load an engine of target ``torch``.
+        """Load an engine of target ``torch`` or ``tensorrt``.
 
         Args:
             engine_dir: directory with ``engine.json``.
             threads: CPU threads; None: all physical ones.
-            device: ``cpu`` or ``cuda``.
+            device: ``cpu`` or ``cuda``; an engine of target ``tensorrt`` runs on ``cuda`` whatever is given.
             num_blocks: KV blocks; None: what the engine was planned with.
             config: runtime choices.
 
@@ -59,12 +77,10 @@ class Engine:
             ForgeError: ``TF-RUN-068`` for a number of threads or blocks that is none; what the executor and the
                 tokenizer raise for a directory that cannot be loaded.
         """
-        from runtime.executors.torch_executor import TorchExecutor
-
         errors.check_resource("threads", threads, MAX_THREADS)
         errors.check_resource("num_blocks", num_blocks, 2**31 - 1)  # block tables are int32
         directory = Path(engine_dir)
-        executor = TorchExecutor(directory, device=device, threads=threads, num_blocks=num_blocks)
+        executor = _load_executor(directory, threads, device, num_blocks)
         return cls(EngineCore(executor, EngineTokenizer.load(directory), config=config))
 
     @property

@@ -19,7 +19,7 @@ from trtforge.progress import Progress
 from trtforge.recipe.schema import Build
 
 #: target built from the graph -> its module
-GRAPH_TARGETS = {"torch": "builder.targets.torch_target"}
+GRAPH_TARGETS = {"torch": "builder.targets.torch_target", "tensorrt": "builder.targets.tensorrt.target"}
 #: target built from the quantized checkpoint -> its module
 CHECKPOINT_TARGETS = {
     "trtllm-engine": "builder.targets.trtllm.engine_target",
@@ -124,8 +124,9 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
         linears and of weights.
     """
     engine = read_engine(engine_dir)
-    if engine["target"] in CHECKPOINT_TARGETS:
-        return get_checkpoint_target(engine["target"]).engine_info(Path(engine_dir), engine)
+    if engine["target"] != "torch":
+        described: dict[str, Any] = _module(engine["target"], TARGETS).engine_info(Path(engine_dir), engine)
+        return described
     capability = capability or cpu_capability()
     rows = tuple(Choice.from_json(row) for row in engine["kernel_choices"])
     linears: list[dict[str, Any]] = []

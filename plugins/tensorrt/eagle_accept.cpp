@@ -127,14 +127,13 @@ protected:
         return -1;
     }
 
-    size_t workspace(nvinfer1::DynamicPluginTensorDesc const* inputs) const final
+    size_t workspace(nvinfer1::DynamicPluginTensorDesc const* /*inputs*/) const final
     {
-        return cuda::acceptWorkspace(
-            launcherFields(inputs[kLOGITS].desc.type), static_cast<int32_t>(inputs[kTOKENS].max.d[0]));
+        return 0;
     }
 
     cuda::Status run(nvinfer1::PluginTensorDesc const* inputDesc, void const* const* inputs, void* const* outputs,
-        void* workspace, cuda::Stream stream) const final
+        void* /*workspace*/, cuda::Stream stream) const final
     {
         cuda::AcceptTensors given;
         given.targetLogits = inputs[kLOGITS];
@@ -154,8 +153,8 @@ protected:
         given.bonus = static_cast<int32_t*>(outputs[kBONUS]);
         cuda::AcceptFields const fields = launcherFields(inputDesc[kLOGITS].type);
         int32_t const requests = static_cast<int32_t>(inputDesc[kTOKENS].dims.d[0]);
-        return cuda::eagleAccept(fields, requests, static_cast<int32_t>(inputDesc[kLOGITS].dims.d[1]), given, workspace,
-            cuda::acceptWorkspace(fields, requests), stream);
+        int32_t const vocabulary = static_cast<int32_t>(inputDesc[kLOGITS].dims.d[1]);
+        return cuda::eagleAccept(fields, requests, vocabulary, given, stream);
     }
 
 private:

@@ -162,14 +162,13 @@ protected:
         return output >= kSTATE_OUT && output < kTOKENS ? kSTATE_TOKENS + output - kSTATE_OUT : -1;
     }
 
-    size_t workspace(nvinfer1::DynamicPluginTensorDesc const* inputs) const final
+    size_t workspace(nvinfer1::DynamicPluginTensorDesc const* /*inputs*/) const final
     {
-        return cuda::treeWorkspaceBound(
-            launcherFields(inputs[kLOGITS].desc.type), static_cast<int32_t>(inputs[kROOTS].max.d[0]));
+        return 0;
     }
 
     cuda::Status run(nvinfer1::PluginTensorDesc const* inputDesc, void const* const* inputs, void* const* outputs,
-        void* workspace, cuda::Stream stream) const final
+        void* /*workspace*/, cuda::Stream stream) const final
     {
         for (int32_t i = 0; i < kTOKENS; ++i)
         {
@@ -195,8 +194,8 @@ protected:
         given.counts = static_cast<int32_t*>(outputs[kCOUNTS]);
         cuda::TreeFields const fields = launcherFields(inputDesc[kLOGITS].type);
         int32_t const requests = static_cast<int32_t>(inputDesc[kROOTS].dims.d[0]);
-        return cuda::eagleTreeBuild(fields, mLevel, requests, static_cast<int32_t>(inputDesc[kLOGITS].dims.d[2]), given,
-            workspace, cuda::treeWorkspace(fields, mLevel, requests), stream);
+        int32_t const vocabulary = static_cast<int32_t>(inputDesc[kLOGITS].dims.d[2]);
+        return cuda::eagleTreeBuild(fields, mLevel, requests, vocabulary, given, stream);
     }
 
 private:

@@ -7,6 +7,7 @@
 
 #include <NvInferVersion.h>
 
+#include <exception>
 #include <string>
 
 #define TRTFORGE_EXPORT extern "C" __attribute__((visibility("default")))
@@ -67,6 +68,19 @@ TRTFORGE_EXPORT char const* trtforge_plugin_kernels()
 TRTFORGE_EXPORT int32_t trtforge_plugin_checked()
 {
     return kCHECKED ? 1 : 0;
+}
+
+//! \brief 90 for sm_90: the device that this process would use; -1 without one.
+TRTFORGE_EXPORT int32_t trtforge_plugin_device_capability()
+{
+    try
+    {
+        return currentDevice().computeCapability;
+    }
+    catch (std::exception const&)
+    {
+        return -1;
+    }
 }
 
 //! \brief The last refusal of this thread; "" when there was none.

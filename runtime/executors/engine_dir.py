@@ -64,7 +64,7 @@ def read_engine(directory: Path) -> EngineInfo:
         ) from error
     _check_versions(raw, directory)
     try:
-        return _parse(raw, directory)
+        return parse_engine(raw, directory)
     except (KeyError, TypeError, ValueError) as error:
         raise ForgeError(
             "TF-RUN-001",
@@ -107,7 +107,12 @@ def _positive(value: Any, name: str) -> int:
     return value
 
 
-def _parse(raw: dict[str, Any], directory: Path) -> EngineInfo:
+def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
+    """The fields of an engine.json whose versions were checked; of any target that the engine core runs.
+
+    Raises:
+        KeyError, TypeError, ValueError: a field is missing or makes no sense.
+    """
     limits, cache = raw["limits"], raw["kv_cache"]
     max_seq_len = _positive(limits["max_seq_len"], "limits.max_seq_len")
     kv_format = str(cache["format"])

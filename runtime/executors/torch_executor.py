@@ -22,6 +22,7 @@ import torch
 
 from runtime.executors import engine_dir, host_kernels
 from runtime.executors.base import ExecutorLimits, StepBatch, StepProfile
+from runtime.executors.batch_check import causal_mask, check_batch
 from runtime.executors.engine_dir import EngineInfo, read_engine
 from runtime.executors.interpreter import Interpreter
 from runtime.executors.kernels import StepIndex, TorchKernels
@@ -145,7 +146,7 @@ class TorchExecutor:
         Raises:
             ValueError: the batch breaks a limit or its arrays disagree.
         """
-        self._check(batch)
+        check_batch(batch, self.info.limits, self.info.vocab_size, tree=self._tree)
         if batch.block_copies:
             self.copy_blocks(batch.block_copies)
         rows = len(batch.logit_indices)
@@ -188,32 +189,6 @@ class TorchExecutor:
         for pool in self._pools.values():
             self._kernels.copy_blocks(pool, pairs)
 
-    def _check(self, batch: StepBatch) -> None:
-        limits, tokens, requests = self.info.limits, batch.num_tokens, batch.num_requests
-        if tokens > limits.max_num_tokens or requests > limits.max_batch_size:
-            raise ValueError(
-                f"a step of {tokens} tokens and {requests} requests is over the engine's limits "
-                f"({limits.max_num_tokens}, {limits.max_batch_size})"
-            )
-        starts = batch.query_start
-        if len(starts) != requests + 1 or len(batch.block_table) != requests or len(batch.positions) != tokens:
-            raise ValueError("the arrays of the batch disagree in length")
-        if tokens and (int(starts[0]) != 0 or int(starts[-1]) != tokens):
-            raise ValueError(f"query_start runs from {starts[0]} to {starts[-1]} over {tokens} tokens")
-        if tokens and (int(batch.input_ids.min()) < 0 or int(batch.input_ids.max()) >= self.info.vocab_size):
-            raise ValueError("input_ids leave the vocabulary")
-        if requests and int(batch.sequence_lengths.max()) > limits.max_seq_len:
-            raise ValueError(
-                f"a context of {int(batch.sequence_lengths.max())} is over max_seq_len {limits.max_seq_len}"
-            )
-        if tokens and (int(batch.positions.max()) >= limits.max_seq_len or int(batch.positions.min()) < 0):
-            raise ValueError(f"positions leave 0 … {limits.max_seq_len - 1}")
-        rows = batch.logit_indices
-        if len(rows) and (len(rows) > limits.max_num_tokens or int(rows.min()) < 0 or int(rows.max()) >= tokens):
-            raise ValueError("logit_indices leave the step's tokens")
-        if batch.tree_mask is not None and not self._tree:
-            raise ValueError("the engine's graph takes no tree mask")
-
     def _feeds(self, batch: StepBatch) -> dict[str, torch.Tensor]:
         feeds = {}
         for name in _INDEX_INPUTS:
@@ -222,7 +197,7 @@ class TorchExecutor:
             tensor = torch.from_numpy(array)
             feeds[name] = tensor if self.device == "cpu" else tensor.to(self.device)
         if self._tree:
-            mask = batch.tree_mask if batch.tree_mask is not None else _causal_mask(batch)
+            mask = batch.tree_mask if batch.tree_mask is not None else causal_mask(batch)
             feeds["tree_mask"] = torch.from_numpy(np.ascontiguousarray(mask, dtype=np.uint8)).to(self.device)
         return feeds
 
@@ -345,13 +320,6 @@ def _activation_dtype(capability: Capability, info: EngineInfo) -> torch.dtype:
     if capability.device == "cuda" and info.dtype == "float16":
         return torch.float16
     return torch.bfloat16
-
-
-def _causal_mask(batch: StepBatch) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    lengths = np.diff(batch.query_start)
-    width = int(lengths.max()) if len(lengths) else 1
-    rank = np.arange(batch.num_tokens) - np.repeat(batch.query_start[:-1], lengths)
-    return (np.arange(width)[None] <= rank[:, None]).astype(np.uint8)
 
 
 def _check_device(device: str) -> None:

@@ -1,0 +1,159 @@
+"""Runs the worker: progress from its lines, its output in the build's log, refusals with codes.
+
+Policy: TensorRT builds in a process of its own, one build a process: a build that dies of memory or of a kernel takes
+nothing with it, and no state of an earlier build is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from builder.targets.tensorrt.session import Spec
+from trtforge.errors import ForgeError
+from trtforge.progress import Progress
+
+_TAIL = 12
+_WORKER = "builder.targets.tensorrt.worker"
+
+
+def run_worker(spec: Spec, spec_path: Path, progress: Progress) -> dict[str, Any]:
+    """Build what ``spec`` says; the worker's facts.
+
+    Raises:
+        ForgeError: ``TF-BLD-107`` the parser or the network's interface, ``TF-BLD-108`` the builder,
+            ``TF-BLD-109`` the process ended without an answer.
+    """
+    spec.write(spec_path)
+    answer: dict[str, Any] | None = None
+    depth = _Phases(progress)
+    progress.start("TensorRT", None)
+    root = str(Path(__file__).resolve().parents[3])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((root, *filter(None, [os.environ.get("PYTHONPATH")])))}
+    with Path(spec.log).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", _WORKER, str(spec_path)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,  # the terminal's interrupt is the parent's to handle
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                event = _event(line)
+                if event is None:
+                    log.write(line.encode())
+                elif event["event"] in ("done", "failed"):
+                    answer = event
+                else:
+                    depth.tell(event)
+            process.wait()
+        except BaseException:
+            _end(process)
+            raise
+    if answer is None:
+        raise _died(process.returncode, Path(spec.log))
+    if answer["event"] == "failed":
+        raise _refused(answer, spec)
+    return {key: value for key, value in answer.items() if key != "event"}
+
+
+class _Phases:
+    """TensorRT's nested phases as steps: the outermost one that counts is what a person watches."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._shown: str | None = None
+        self._done = 0
+
+    def tell(self, event: dict[str, Any]) -> None:
+        if event["event"] == "start" and (self._shown is None or event["parent"] is None) and event["steps"] > 1:
+            self._shown, self._done = event["phase"], 0
+            self._progress.start(f"TensorRT: {event['phase']}", float(event["steps"]))
+        elif event["event"] == "step" and event["phase"] == self._shown:
+            step = event["step"] + 1
+            self._progress.advance(float(max(0, step - self._done)))
+            self._done = max(self._done, step)
+        elif event["event"] == "finish" and event["phase"] == self._shown:
+            self._shown = None
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(10)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def _tail(log: Path) -> list[str]:
+    with log.open(encoding="utf-8", errors="replace") as file:
+        return [line.rstrip() for line in deque(file, maxlen=_TAIL) if line.strip()]
+
+
+def _refused(answer: dict[str, Any], spec: Spec) -> ForgeError:
+    step, messages = answer["step"], list(answer["messages"])
+    said = " | ".join(messages) or "it said nothing"
+    if step in ("parse", "interface", "plugins"):
+        return ForgeError(
+            "TF-BLD-107",
+            f"TensorRT does not take the graph ({step}): {messages[0] if messages else 'no message'}",
+            asked=spec.weights,
+            numbers={"messages": messages},
+            why=said,
+            remedies=[
+                "trtforge stack check compares the TensorRT that is loaded with the stack",
+                "another version: trt-10.16 or trt-11.4 (trtforge stack list)",
+                "build.target: torch runs the same graph",
+            ],
+        )
+    return ForgeError(
+        "TF-BLD-108",
+        f"TensorRT's builder failed ({step}): {messages[0] if messages else 'no message'}",
+        asked=spec.plan,
+        numbers={"messages": messages, "aliased_io": spec.aliased_io},
+        why=said,
+        remedies=[
+            "read build.log",
+            "out of memory wants smaller build.limits or build.tensorrt.workspace",
+            "build.tensorrt.optimization_level: 2 tries fewer kernels",
+        ],
+    )
+
+
+def _died(code: int, log: Path) -> ForgeError:
+    killed = signal.Signals(-code).name if code < 0 else f"code {code}"
+    tail = _tail(log)
+    return ForgeError(
+        "TF-BLD-109",
+        f"The process that ran TensorRT's builder ended with {killed}",
+        asked=str(log),
+        numbers={"exit_code": code, "log": tail},
+        why=tail[-1] if tail else "It wrote no log.",
+        remedies=[
+            "SIGKILL is most often the machine's memory: about 4 GB for each billion parameters are needed",
+            "read build.log",
+            "trtforge stack check tells whether the libraries fit together",
+        ],
+    )

@@ -1,0 +1,234 @@
+"""Front of the ``tensorrt`` target: what must be there, the engine directory, and what engine.json stamps.
+
+The directory::
+
+    engine.json        limits, KV pool, profiles, stamps (TensorRT, GPU architecture, plugin library)
+    engine.plan        TensorRT's plan
+    build.log          what TensorRT said
+    tokenizer.json …   what serving reads
+    network.onnx, *.safetensors   when the plan leaves the weights out: they are put back at load
+
+Policy: everything that can be refused without TensorRT is refused first; then what the machine lacks ends the build
+with exit code 3, naming what to install and the container that has it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from builder.files import content_files, copy_directory, copy_file
+from builder.graphs.info import GRAPH_FILE, INFO_FILE, GraphInfo
+from builder.memory import plan_memory
+from builder.targets.parts import check_limits, hash_files, model_shape, special_tokens
+from builder.targets.tensorrt import machine
+from builder.targets.tensorrt.lowering import Network, lower
+from builder.targets.tensorrt.process import run_worker
+from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes, decode_buckets, profile_shapes
+from builder.targets.tensorrt.session import Spec
+from builder.targets.tensorrt.versions import missing_operators
+from trtforge.errors import ForgeError
+from trtforge.plugin_library import PluginLibrary
+from trtforge.progress import Progress, SilentProgress
+from trtforge.recipe.schema import Build
+from trtforge.safetensors_header import read_headers
+
+NAME = "tensorrt"
+ENGINE_FILE = "engine.json"
+PLAN_FILE = "engine.plan"
+LOG_FILE = "build.log"
+NETWORK_FILE = "network.onnx"
+ENGINE_VERSION = 1
+#: version of the op contracts (domain trtforge) that the engine's graph uses
+OPS_VERSION = 1
+#: files of an engine that two builds of the same inputs need not agree on: kernels are chosen by measured times
+MEASURED = (PLAN_FILE, LOG_FILE, ENGINE_FILE)
+_SPEC_FILE = "spec.json"
+
+
+def build_engine(
+    graph_dir: Path,
+    out: Path,
+    *,
+    name: str,
+    build: Build,
+    stack: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Compile the engine directory on this machine's GPU and return what engine.json holds.
+
+    Args:
+        graph_dir: what :func:`builder.graphs.build_graph` wrote.
+        stack: a row of the stack table; its TensorRT must be the installed one. None: any supported version.
+
+    Raises:
+        EnvironmentLacks: ``TF-BLD-100`` no TensorRT, ``TF-BLD-101`` no GPU, ``TF-OPS-201`` no plugin library.
+        ForgeError: ``TF-BLD-010`` … ``015`` memory and limits, ``TF-BLD-102`` another TensorRT, ``TF-BLD-103``
+            another architecture, ``TF-BLD-104``/``105`` a graph without kernels, ``TF-BLD-107`` … ``109`` the
+            compilation, ``TF-OPS-202`` an unusable plugin library.
+    """
+    graph_dir, out = Path(graph_dir), Path(out)
+    progress = progress or SilentProgress()
+    graph = GraphInfo.read(graph_dir)
+    limits = check_limits(graph, build, target=NAME)
+    found = machine.tensorrt_version(stack)
+    network = lower(graph_dir, missing_operators(found or str(machine.newest_version())))
+    here = machine.require(found, build.architectures, stack)
+    weights = sum(info.nbytes for info in read_headers(graph_dir).values())
+    plan = plan_memory(
+        model_shape(graph),
+        limits,
+        build.kv_cache,
+        graph.kv_cache["format"],
+        weights_bytes=weights,
+        free_bytes=machine.free_gpu_memory() if build.kv_cache.free_fraction is not None else None,
+    )
+    sizes = Sizes.of(limits, block_size=plan.block_size, num_blocks=plan.num_blocks, tree=graph.tree_mask)
+    out.mkdir(parents=True, exist_ok=True)
+    facts = _compile(graph_dir, out, network, sizes, build, here, progress)
+    _copy_what_serving_reads(graph_dir, out, network, build.tensorrt.strip_weights, progress)
+    engine: dict[str, Any] = {
+        "version": ENGINE_VERSION,
+        "target": NAME,
+        "name": name,
+        "architecture": graph.architecture,
+        "dtype": graph.dtype,
+        "quant_format": graph.quant_format,
+        "group_size": graph.group_size,
+        "vocab_size": graph.vocab_size,
+        "max_position_embeddings": graph.max_position_embeddings,
+        "limits": limits.model_dump(),
+        "kv_cache": {
+            "format": graph.kv_cache["format"],
+            "scales": graph.kv_cache["scales"],
+            "block_size": plan.block_size,
+            "num_blocks": plan.num_blocks,
+            "bytes_per_block": plan.bytes_per_block,
+        },
+        "memory_plan": plan.to_json(),
+        "linears": [
+            {"name": item.name, "shape": list(item.shape), "stored": item.format, "group_size": item.group_size}
+            for item in graph.linears
+        ],
+        "ops_version": OPS_VERSION,
+        "tensorrt": {
+            "version": facts["tensorrt"],
+            "gpu_architecture": here.architecture,
+            "plugins": here.plugins.stamp(),
+            "plan": PLAN_FILE,
+            "inputs": network.inputs,
+            "outputs": network.outputs,
+            "sizes": asdict(sizes),
+            "profiles": [DECODE, MIXED],
+            "decode_buckets": list(decode_buckets(sizes.batch)),
+            "spelled_out": network.spelled_out,
+            "options": build.tensorrt.model_dump(),
+            "aliased_io": facts["aliased_io"],
+            "layers": facts["layers"],
+            "plan_bytes": facts["plan_bytes"],
+        },
+        **special_tokens(graph_dir),
+        "sha256": hash_files(out, frozenset({ENGINE_FILE, LOG_FILE}), progress),
+    }
+    text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
+    partial = out / f"{ENGINE_FILE}.partial"
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(out / ENGINE_FILE)
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+def make_spec(
+    graph_dir: Path, out: Path, network: Network, sizes: Sizes, build: Build, plugins: Path, timing_cache: Path
+) -> Spec:
+    """What the worker is told; the lowered model is written into ``out``."""
+    (out / NETWORK_FILE).write_bytes(network.model)
+    profiles = [
+        {"name": profile, "shapes": profile_shapes(network.inputs, sizes, profile)} for profile in (DECODE, MIXED)
+    ]
+    options = build.tensorrt
+    return Spec(
+        model=str(out / NETWORK_FILE),
+        weights=str(graph_dir / GRAPH_FILE),
+        plugins=str(plugins),
+        plan=str(out / PLAN_FILE),
+        log=str(out / LOG_FILE),
+        timing_cache=str(timing_cache),
+        inputs=network.inputs,
+        outputs=network.outputs,
+        profiles=profiles,
+        optimization_level=options.optimization_level,
+        workspace=options.workspace,
+        strip_weights=options.strip_weights,
+        refit=options.refit,
+        weight_streaming=options.weight_streaming,
+    )
+
+
+def _compile(
+    graph_dir: Path, out: Path, network: Network, sizes: Sizes, build: Build, here: machine.Here, progress: Progress
+) -> dict[str, Any]:
+    cache = machine.timing_cache_path(here)
+    spec = make_spec(graph_dir, out, network, sizes, build, here.plugins.path, cache)
+    try:
+        try:
+            return {**run_worker(spec, out / _SPEC_FILE, progress), "aliased_io": True}
+        except ForgeError as error:
+            if not names_aliasing(error):
+                raise
+        # Some versions reject plugins that declare the alias. The executor binds both tensors to one address, so the
+        # pool is updated in place either way (as TensorRT Edge-LLM does).
+        progress.note("TensorRT refused the aliased KV pools; building without the declaration")
+        return {**run_worker(replace(spec, aliased_io=False), out / _SPEC_FILE, progress), "aliased_io": False}
+    finally:
+        (out / _SPEC_FILE).unlink(missing_ok=True)
+
+
+def names_aliasing(error: ForgeError) -> bool:
+    """Whether the builder's refusal is about aliased plugin inputs and outputs."""
+    messages = error.numbers.get("messages", []) if error.code == "TF-BLD-108" else []
+    return any("alias" in str(message).lower() for message in messages)
+
+
+def _copy_what_serving_reads(
+    graph_dir: Path, out: Path, network: Network, weights_too: bool, progress: Progress
+) -> None:
+    """Tokenizer and configuration; the graph's weights only where they are put back at load."""
+    if weights_too:
+        copy_directory(graph_dir, out, exclude=frozenset({ENGINE_FILE, GRAPH_FILE}), progress=progress)
+        return
+    (out / NETWORK_FILE).unlink()
+    for path in content_files(graph_dir, exclude=frozenset({ENGINE_FILE, GRAPH_FILE, INFO_FILE})):
+        if path.suffix != ".safetensors":
+            copy_file(path, out / path.name)
+
+
+def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
+    """engine.json without hashes, and whether this machine could load it."""
+    info = {key: value for key, value in engine.items() if key not in ("sha256", "memory_plan")}
+    stamp = engine["tensorrt"]
+    findings = []
+    try:
+        installed = version("tensorrt")
+    except PackageNotFoundError:
+        installed = None
+    if installed != stamp["version"]:
+        findings.append(f"the engine needs TensorRT {stamp['version']}, here is {installed or 'none'}")
+    library = machine.library_or_none()
+    abi = None if library is None else library.abi
+    if abi != stamp["plugins"]["abi"]:
+        findings.append(f"the engine needs plugins of ABI {stamp['plugins']['abi']}, here is {abi or 'none'}")
+    return {**info, "findings": findings}
+
+
+def key_facts() -> dict[str, Any]:
+    """What of this machine decides the result beside the recipe; part of the build stage's key."""
+    library: PluginLibrary | None = machine.library_or_none()
+    return {
+        "tensorrt": machine.tensorrt_version(None),
+        "gpu": list(machine.gpu_architectures()),
+        "plugins": None if library is None else library.sha256,
+    }

@@ -1,0 +1,50 @@
+"""What differs between TensorRT 10.14 and 11.x; every other module is written for the parts that they share.
+
+Removed in 11 and never used here: precision flags of the builder, INT8 calibrators, precision setters of layers,
+``dynamic_range``, ``get_plugin_creator``, ``plugin_creator_list``, ``supports_model``, ``device_memory_size``.
+The tests hold every call against the recorded signatures of the real bindings.
+
+Sources: https://github.com/onnx/onnx-tensorrt/blob/main/docs/Changelog.md (parser operators by version),
+https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md (10.15 has no Swish, 11.2 has).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+#: first version that is supported, and the first that is not
+OLDEST, NEXT = Version("10.14"), Version("12")
+#: ONNX operators of our graphs that the parser lacks before a version
+_PARSER_GAINED = {
+    "RMSNormalization": Version("10.15"),
+    "RotaryEmbedding": Version("10.15"),
+    "Swish": Version("11.2"),
+}
+
+
+def is_supported(version: str) -> bool:
+    """Whether a TensorRT version ("10.16.1.11") is one that this target is written for."""
+    try:
+        return OLDEST <= Version(version) < NEXT
+    except InvalidVersion:
+        return False
+
+
+def supported_range() -> str:
+    """The supported versions, for messages."""
+    return f"{OLDEST} to {NEXT.major - 1}.x"
+
+
+def missing_operators(version: str) -> frozenset[str]:
+    """Operators that the parser of this version lacks and that the graph must spell out."""
+    found = Version(version)
+    return frozenset(name for name, since in _PARSER_GAINED.items() if found < since)
+
+
+def network_flags(trt: Any) -> int:
+    """Flags of ``create_network``: TensorRT 10 is asked for strong typing, 11 has nothing else."""
+    if Version(str(trt.__version__)) >= Version("11"):
+        return 0
+    return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)

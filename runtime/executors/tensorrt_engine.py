@@ -1,0 +1,219 @@
+"""Reads a ``tensorrt`` engine and refuses one that this machine cannot load, before TensorRT is asked.
+
+Policy: a plan holds machine code of one architecture for one TensorRT, and calls our plugins by their fields. All
+three are stamped in engine.json and compared here, each with its own code: TensorRT itself would answer with an
+assertion, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.executors.base import ExecutorLimits
+from runtime.executors.engine_dir import ENGINE_FILE, ENGINE_VERSION, OPS_VERSION, EngineInfo, parse_engine
+from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.plugin_library import PluginLibrary
+
+TARGET = "tensorrt"
+NETWORK_FILE = "network.onnx"
+_REBUILD = "build the engine again on this machine: trtforge run RECIPE --force build"
+
+
+@dataclass(frozen=True)
+class TensorrtEngine:
+    """What a ``tensorrt`` engine directory states.
+
+    Attributes:
+        info: what every engine states; ``num_blocks`` are the scheduler's.
+        plan: file of the plan.
+        inputs: ``{"name", "type", "shape"}`` of the network's inputs.
+        outputs: names of its outputs.
+        table: M, columns of a full block table.
+        padding_blocks: blocks of a pool behind the scheduler's, for rows that pad a decode step.
+        rows: L, rows of logits that a step may ask for.
+        decode_buckets: batch sizes of decode steps, ascending.
+        stripped: the plan has no weights; they come from the network's file at load.
+        streamed: weights may stay in host memory.
+        stamp: TensorRT, GPU architecture and plugin library that it was built with.
+    """
+
+    info: EngineInfo
+    plan: Path
+    inputs: tuple[dict[str, Any], ...]
+    outputs: tuple[str, ...]
+    table: int
+    padding_blocks: int
+    rows: int
+    decode_buckets: tuple[int, ...]
+    stripped: bool
+    streamed: bool
+    stamp: dict[str, Any]
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What one step may ask for."""
+        return self.info.limits
+
+    @property
+    def pools(self) -> tuple[dict[str, Any], ...]:
+        """The inputs that are KV pools, in order of the layers."""
+        return tuple(value for value in self.inputs if value["name"].startswith("kv_pool_"))
+
+    @property
+    def tree(self) -> bool:
+        """Whether the network takes a tree mask."""
+        return any(value["name"] == "tree_mask" for value in self.inputs)
+
+
+def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
+    """Read ``engine.json`` of a ``tensorrt`` engine.
+
+    Raises:
+        ForgeError: ``TF-RUN-001`` no engine or a garbled one, ``TF-RUN-002`` another version or target,
+            ``TF-RUN-003`` other op contracts.
+    """
+    path = directory / ENGINE_FILE
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        version, target, ops = raw["version"], raw["target"], raw["ops_version"]
+        if (version, target) != (ENGINE_VERSION, TARGET):
+            raise ForgeError(
+                "TF-RUN-002",
+                f"engine version {version} for target {target} cannot be run here",
+                asked=str(directory),
+                numbers={"version": version, "supported": ENGINE_VERSION, "target": target},
+                why="this executor runs engines of target tensorrt, version 1",
+                remedies=[_REBUILD, "install the version of trtforge that built it"],
+            )
+        if ops != OPS_VERSION:
+            raise ForgeError(
+                "TF-RUN-003",
+                f"the engine was built for version {ops} of the op contracts",
+                asked=str(directory),
+                numbers={"engine": ops, "runtime": OPS_VERSION},
+                why="an op's contract changes its meaning or its arguments with its version",
+                remedies=[_REBUILD, "install the version of trtforge that built it"],
+            )
+        stamp, sizes = raw["tensorrt"], raw["tensorrt"]["sizes"]
+        plan = directory / Path(str(stamp["plan"])).name
+        buckets = tuple(int(size) for size in stamp["decode_buckets"])
+        engine = TensorrtEngine(
+            info=parse_engine(raw, directory),
+            plan=plan,
+            inputs=tuple(stamp["inputs"]),
+            outputs=tuple(str(name) for name in stamp["outputs"]),
+            table=int(sizes["table"]),
+            padding_blocks=int(sizes["padding_blocks"]),
+            rows=int(sizes["rows"]),
+            decode_buckets=buckets,
+            stripped=bool(stamp["options"]["strip_weights"]),
+            streamed=bool(stamp["options"]["weight_streaming"]),
+            stamp=stamp,
+        )
+        if not buckets or list(buckets) != sorted(set(buckets)) or buckets[-1] < engine.limits.max_batch_size:
+            raise ValueError(f"decode_buckets {list(buckets)} do not reach max_batch_size")
+        if not plan.is_file():
+            raise ValueError(f"{plan.name} is missing")
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ForgeError(
+            "TF-RUN-001",
+            f"{directory} is not an engine directory of target tensorrt: {error}",
+            asked=str(directory),
+            why=f"such a directory holds {ENGINE_FILE} with its stamps and the plan",
+            remedies=["build the engine again", "run `trtforge verify` on the bundle"],
+        ) from error
+    return engine
+
+
+def check_loadable(engine: TensorrtEngine, *, tensorrt: str, architecture: str, plugins: PluginLibrary) -> None:
+    """Hold the stamps against what is loaded here.
+
+    Raises:
+        ForgeError: ``TF-RUN-111`` another TensorRT, ``TF-RUN-112`` another architecture, ``TF-RUN-113`` plugins of
+            another ABI.
+    """
+    stamp, asked = engine.stamp, str(engine.info.directory)
+    if tensorrt != stamp["version"]:
+        raise ForgeError(
+            "TF-RUN-111",
+            f"the engine needs TensorRT {stamp['version']}; {tensorrt} is loaded here",
+            asked=asked,
+            numbers={"engine": stamp["version"], "loaded": tensorrt},
+            why="a plan loads only under the TensorRT that compiled it",
+            remedies=[f"pip install tensorrt=={stamp['version']}", _REBUILD],
+        )
+    if architecture != stamp["gpu_architecture"]:
+        raise ForgeError(
+            "TF-RUN-112",
+            f"the engine holds code for {stamp['gpu_architecture']}; this GPU is {architecture}",
+            asked=asked,
+            numbers={"engine": stamp["gpu_architecture"], "here": architecture},
+            why="a plan is compiled for the GPU that it was built on",
+            remedies=[_REBUILD, f"serve on a machine with {stamp['gpu_architecture']}"],
+        )
+    if plugins.abi != stamp["plugins"]["abi"]:
+        raise ForgeError(
+            "TF-RUN-113",
+            f"the engine needs plugins of ABI {stamp['plugins']['abi']}; {plugins.path.name} has {plugins.abi}",
+            asked=asked,
+            numbers={
+                "engine": stamp["plugins"]["abi"],
+                "library": plugins.abi,
+                "engine_version": stamp["plugins"].get("version"),
+                "library_version": plugins.version,
+            },
+            why="the plan keeps the plugins' fields; a library with other ones would read them wrong",
+            remedies=[f"install trtforge {stamp['plugins'].get('version')}", _REBUILD],
+        )
+
+
+def lacks_tensorrt(error: str) -> EnvironmentLacks:
+    """TensorRT's package or its libraries do not load."""
+    return EnvironmentLacks(
+        "TF-RUN-110",
+        f"TensorRT does not load: {error}",
+        asked="an engine of target tensorrt",
+        why="the plan runs under NVIDIA's runtime, which is not part of trtforge",
+        remedies=["pip install the TensorRT that the engine was built with", "trtforge stack list names the container"],
+    )
+
+
+def lacks_gpu(reason: str) -> EnvironmentLacks:
+    """No GPU, no driver, or a torch without CUDA."""
+    return EnvironmentLacks(
+        "TF-RUN-114",
+        f"no CUDA device can be used: {reason}",
+        asked="an engine of target tensorrt",
+        why="its plan runs on the GPU that it was built on; torch owns the memory",
+        remedies=[
+            "run on a machine with an NVIDIA GPU and a CUDA build of torch",
+            "build.target: torch makes an engine that runs on a CPU",
+        ],
+    )
+
+
+def plan_refused(directory: Path, messages: list[str]) -> ForgeError:
+    """TensorRT does not take the plan, or it is not the network that engine.json describes."""
+    return ForgeError(
+        "TF-RUN-115",
+        f"TensorRT does not load the plan: {messages[0] if messages else 'it gave no reason'}",
+        asked=str(directory),
+        numbers={"messages": messages},
+        why="a damaged file, another GPU or another TensorRT are what this is most often",
+        remedies=["run `trtforge verify` on the bundle", _REBUILD],
+    )
+
+
+def no_memory(what: str, nbytes: int, why: str) -> ForgeError:
+    """Pools or the plan's own memory do not fit the GPU."""
+    return ForgeError(
+        "TF-RUN-116",
+        f"{what} of {nbytes} bytes cannot be allocated on the GPU",
+        asked=what,
+        numbers={"bytes": nbytes},
+        why=why,
+        remedies=["give a smaller num_blocks", "build with a smaller build.kv_cache.memory or smaller build.limits"],
+    )

@@ -1,0 +1,122 @@
+"""The TensorRT plugin library (``libtrtforge_tensorrt.so``) as a file that can be asked about itself.
+
+Policy: the library is asked, never its name believed: version, contract hash and kernels come from its own C
+functions. Asking needs neither TensorRT nor a GPU, because the library leaves no symbol of either undefined. Nothing
+here imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.store.hashing import hash_file
+
+LIBRARY = "libtrtforge_tensorrt.so"
+VARIABLE = "TRTFORGE_TENSORRT_PLUGINS"
+BUILD = "trtforge plugins build --tensorrt-include DIR (the folder with NvInfer.h)"
+
+
+@dataclass(frozen=True)
+class PluginLibrary:
+    """What a plugin library says about itself.
+
+    Attributes:
+        path: the file.
+        version: trtforge's version.
+        abi: hash of what engines keep of the plugins (fields, tensors, aliases); 16 hexadecimal digits.
+        contract: the text that ``abi`` hashes.
+        tensorrt: version of the TensorRT headers that it was compiled with.
+        kernels: ABI, source hash, architectures, compiler and backend of its kernels.
+        checked: a checked build, which looks at every index on the device and cannot be captured in a CUDA graph.
+        sha256: of the file.
+    """
+
+    path: Path
+    version: str
+    abi: str
+    contract: str
+    tensorrt: str
+    kernels: dict[str, Any]
+    checked: bool
+    sha256: str
+
+    def stamp(self) -> dict[str, Any]:
+        """What an engine records of the library that it was built with."""
+        return {
+            "version": self.version,
+            "abi": self.abi,
+            "tensorrt_headers": self.tensorrt,
+            "kernels": self.kernels.get("source_hash"),
+            "architectures": self.kernels.get("architectures"),
+            "sha256": self.sha256,
+        }
+
+
+def find_plugin_library() -> Path | None:
+    """Where the library lies: what ``TRTFORGE_TENSORRT_PLUGINS`` names, else beside the plugins' package."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    spec = importlib.util.find_spec("plugins")
+    for location in (spec.submodule_search_locations if spec is not None else None) or ():
+        path = Path(location) / "tensorrt" / LIBRARY
+        if path.is_file():
+            return path
+    return None
+
+
+def plugin_library(path: Path | None = None) -> PluginLibrary:
+    """Open and ask the library at ``path``; default: where :func:`find_plugin_library` finds it.
+
+    Raises:
+        EnvironmentLacks: ``TF-OPS-201`` there is none.
+        ForgeError: ``TF-OPS-202`` the file is no plugin library of trtforge.
+    """
+    found = path or find_plugin_library()
+    if found is None or not found.is_file():
+        raise EnvironmentLacks(
+            "TF-OPS-201",
+            "TensorRT's plugin library has not been built" if found is None else f"There is no {found}",
+            asked=str(found or LIBRARY),
+            why="Engines of target tensorrt keep their KV cache through trtforge's plugins.",
+            remedies=[BUILD, f"set {VARIABLE} to the file"],
+        )
+    try:
+        handle = ctypes.CDLL(str(found.resolve()))
+        return PluginLibrary(
+            path=found.resolve(),
+            version=_text(handle, "trtforge_plugin_version"),
+            abi=_text(handle, "trtforge_plugin_abi"),
+            contract=_text(handle, "trtforge_plugin_contract"),
+            tensorrt=_text(handle, "trtforge_plugin_tensorrt"),
+            kernels=dict(json.loads(_text(handle, "trtforge_plugin_kernels"))),
+            checked=bool(handle.trtforge_plugin_checked()),
+            sha256=hash_file(found),
+        )
+    except (OSError, AttributeError, ValueError) as error:
+        raise ForgeError(
+            "TF-OPS-202",
+            f"{found} is no plugin library of trtforge: {error}",
+            asked=str(found),
+            why="It must load and answer trtforge's questions before TensorRT is given it.",
+            remedies=[BUILD, f"set {VARIABLE} to another file"],
+        ) from error
+
+
+def device_capability(library: PluginLibrary) -> str | None:
+    """``sm_90`` of the CUDA device that this process would use; None without one."""
+    answer = int(ctypes.CDLL(str(library.path)).trtforge_plugin_device_capability())
+    return f"sm_{answer}" if answer > 0 else None
+
+
+def _text(handle: ctypes.CDLL, name: str) -> str:
+    function = getattr(handle, name)
+    function.restype = ctypes.c_char_p
+    return bytes(function()).decode()
