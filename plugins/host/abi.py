@@ -9,7 +9,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any, Final
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 
 FLOAT32: Final = 0
 BFLOAT16: Final = 1
@@ -57,6 +57,85 @@ class PagedAttentionArgs(ctypes.Structure):
     )
 
 
+class EagleTreeArgs(ctypes.Structure):
+    """``struct trtforge_eagle_tree_args``."""
+
+    _fields_ = (
+        ("struct_size", c_uint64),
+        ("draft_logits", c_void_p),
+        ("root_tokens", c_void_p),
+        ("draft_to_target", c_void_p),
+        ("static_parents", c_void_p),
+        ("static_ranks", c_void_p),
+        ("candidate_tokens", c_void_p),
+        ("candidate_parents", c_void_p),
+        ("candidate_scores", c_void_p),
+        ("frontier", c_void_p),
+        ("tokens", c_void_p),
+        ("parents", c_void_p),
+        ("depths", c_void_p),
+        ("scores", c_void_p),
+        ("mask", c_void_p),
+        ("counts", c_void_p),
+        ("row_stride", c_int64),
+        ("level", c_int32),
+        ("requests", c_int32),
+        ("vocabulary", c_int32),
+        ("top_k", c_int32),
+        ("expand", c_int32),
+        ("levels", c_int32),
+        ("total", c_int32),
+        ("logits_dtype", c_int32),
+    )
+
+
+class EagleAcceptArgs(ctypes.Structure):
+    """``struct trtforge_eagle_accept_args``."""
+
+    _fields_ = (
+        ("struct_size", c_uint64),
+        ("target_logits", c_void_p),
+        ("tokens", c_void_p),
+        ("parents", c_void_p),
+        ("counts", c_void_p),
+        ("temperatures", c_void_p),
+        ("seeds", c_void_p),
+        ("root_positions", c_void_p),
+        ("path", c_void_p),
+        ("lengths", c_void_p),
+        ("emitted", c_void_p),
+        ("bonus", c_void_p),
+        ("row_stride", c_int64),
+        ("requests", c_int32),
+        ("vocabulary", c_int32),
+        ("total", c_int32),
+        ("logits_dtype", c_int32),
+    )
+
+
+class KvMoveArgs(ctypes.Structure):
+    """``struct trtforge_kv_move_args``; ``pools`` is a host array of pointers."""
+
+    _fields_ = (
+        ("struct_size", c_uint64),
+        ("pools", c_void_p),
+        ("block_table", c_void_p),
+        ("base_positions", c_void_p),
+        ("path", c_void_p),
+        ("lengths", c_void_p),
+        ("block_table_stride", c_int64),
+        ("num_pools", c_int32),
+        ("num_blocks", c_int32),
+        ("requests", c_int32),
+        ("max_blocks", c_int32),
+        ("path_width", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("block_size", c_int32),
+        ("pool_dtype", c_int32),
+    )
+
+
 #: name -> argument types; every function returns int unless it is in RESULTS.
 PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "trtforge_host_abi": (),
@@ -67,6 +146,9 @@ PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "trtforge_host_set_threads": (c_int,),
     "trtforge_paged_attention": (POINTER(PagedAttentionArgs),),
     "trtforge_copy_blocks": (c_void_p, c_int64, c_int32, c_void_p, c_int64),
+    "trtforge_eagle_tree_build": (POINTER(EagleTreeArgs),),
+    "trtforge_eagle_accept": (POINTER(EagleAcceptArgs),),
+    "trtforge_kv_move": (POINTER(KvMoveArgs),),
     "trtforge_rms_norm": (
         c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_int32, c_int32,
     ),
@@ -117,6 +199,8 @@ STATUS: Final[dict[int, tuple[str, str, str]]] = {
          "unset TRTFORGE_HOST_ISA to take the best that the CPU has"),
     15: ("TF-OPS-003", "Caller and library disagree about a struct.", "reinstall trtforge so that both match"),
     16: ("TF-OPS-114", "The index points outside the tensor.", "pass indices inside the tensor"),
+    17: ("TF-OPS-115", "The CUDA driver refused the kernel.",
+         "see the driver's own message; `trtforge plugins info` shows which architectures the library has"),
 }  # fmt: skip
 
 

@@ -12,12 +12,17 @@ if TYPE_CHECKING:
 
 
 def matrix(
-    name: str, tensor: torch.Tensor, shape: tuple[int, int] | None = None, dtype: torch.dtype | None = None
+    name: str,
+    tensor: torch.Tensor,
+    shape: tuple[int, int] | None = None,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
 ) -> tuple[int, int]:
-    """Rows and width of a CPU matrix with contiguous columns, of this shape and dtype when given."""
-    good = tensor.dim() == 2 and tensor.device.type == "cpu" and (tensor.shape[1] <= 1 or tensor.stride(1) == 1)
+    """Rows and width of a matrix with contiguous columns on the device, of this shape and dtype when given."""
+    good = tensor.dim() == 2 and tensor.device.type == device and (tensor.shape[1] <= 1 or tensor.stride(1) == 1)
     if not good or (shape is not None and tuple(tensor.shape) != shape):
-        raise refuse(name, tensor, f"a CPU matrix {list(shape) if shape else '[rows, width]'} with unit columns")
+        wanted = f"a {device.upper()} matrix {list(shape) if shape else '[rows, width]'} with unit columns"
+        raise refuse(name, tensor, wanted)
     if dtype is not None and tensor.dtype != dtype:
         raise refuse(name, tensor, str(dtype))
     return int(tensor.shape[0]), int(tensor.shape[1])
@@ -48,14 +53,21 @@ def refuse(name: str, tensor: torch.Tensor, wanted: str) -> ForgeError:
     )
 
 
-def indices(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """A CPU int32 tensor of this shape with contiguous columns."""
+def indices(name: str, tensor: torch.Tensor, shape: tuple[int, ...], device: str = "cpu") -> None:
+    """An int32 tensor of this shape with contiguous columns on the device."""
     import torch
 
-    if tensor.dtype != torch.int32 or tuple(tensor.shape) != shape or tensor.device.type != "cpu":
+    if tensor.dtype != torch.int32 or tuple(tensor.shape) != shape or tensor.device.type != device:
         raise refuse(name, tensor, f"int32 {list(shape)}")
     if tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise refuse(name, tensor, f"int32 {list(shape)} with unit columns")
+
+
+def dense(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> None:
+    """A contiguous tensor of exactly this shape and dtype on the device."""
+    good = tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous()
+    if not good or tensor.device.type != device:
+        raise refuse(name, tensor, f"contiguous {dtype} {list(shape)} on {device}")
 
 
 def code(name: str, tensor: torch.Tensor) -> int:

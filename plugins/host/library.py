@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plugins.host import abi, checks
+from plugins.host import abi, calls, checks
 from trtforge.errors import EnvironmentLacks, ForgeError
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def load_library(path: Path | None = None) -> HostLibrary:
         return _loaded
 
 
-class HostLibrary:
+class HostLibrary(calls.SpeculationOps):
     """The opened library.
 
     Attributes:
@@ -162,6 +161,10 @@ class HostLibrary:
         """Threads a call may use; 0 follows OpenMP and so ``torch.set_num_threads``."""
         self.check(self.raw.trtforge_host_set_threads(threads), "set_threads")
 
+    def run_op(self, name: str, args: ctypes.Structure) -> None:
+        """Call ``trtforge_<name>`` with its argument struct."""
+        self.check(getattr(self.raw, f"trtforge_{name}")(args), name)
+
     # --- attention --------------------------------------------------------------------------------------------
 
     def attention_call(self, **fields: Any) -> abi.PagedAttentionArgs:
@@ -170,12 +173,7 @@ class HostLibrary:
         Scales and soft cap default to 1 and 0. Pointers are integers (``tensor.data_ptr()``); whoever fills them
         keeps the tensors alive.
         """
-        args = abi.PagedAttentionArgs(
-            struct_size=ctypes.sizeof(abi.PagedAttentionArgs), scale=1.0, k_scale=1.0, v_scale=1.0
-        )
-        for name, value in fields.items():
-            setattr(args, name, value)
-        return args
+        return calls.attention_struct(**fields)
 
     def run_attention(self, args: abi.PagedAttentionArgs) -> None:
         """Run PagedAttention on a prepared struct (raw path: pointers are trusted, indices are checked)."""
@@ -223,69 +221,11 @@ class HostLibrary:
         Raises:
             ForgeError: TF-OPS-005 for tensors of the wrong kind, TF-OPS-101 … 113 for what the op refuses.
         """
-        import torch
-
-        if out is None:
-            out = torch.empty(query.shape[0], num_heads * head_size, dtype=query.dtype)
-        tokens = int(query.shape[0])
-        checks.matrix("query", query, (tokens, num_heads * head_size))
-        checks.matrix("key", key, (tokens, num_kv_heads * head_size), query.dtype)
-        checks.matrix("value", value, (tokens, num_kv_heads * head_size), query.dtype)
-        checks.matrix("out", out, (tokens, num_heads * head_size), query.dtype)
-        pool_dtype = checks.pool_code(kv_pool)
-        if kv_pool.dim() != 5 or not kv_pool.is_contiguous() or kv_pool.device.type != "cpu":
-            raise checks.refuse("kv_pool", kv_pool, "a contiguous CPU tensor [N, 2, K, S, E]")
-        blocks, pair, pool_heads, slots, pool_head = (int(n) for n in kv_pool.shape)
-        if (pair, pool_heads, pool_head) != (2, num_kv_heads, head_size):
-            raise checks.refuse("kv_pool", kv_pool, f"[N, 2, {num_kv_heads}, S, {head_size}]")
-        requests = int(sequence_lengths.shape[0])
-        checks.indices("query_start", query_start, (requests + 1,))
-        checks.indices("sequence_lengths", sequence_lengths, (requests,))
-        checks.indices("block_table", block_table, (requests, int(block_table.shape[-1])))
-        width = 0
-        if tree_mask is not None:
-            if tree_mask.dtype not in (torch.bool, torch.uint8) or tree_mask.dim() != 2 or len(tree_mask) != tokens:
-                raise checks.refuse("tree_mask", tree_mask, f"bool or uint8 [{tokens}, W]")
-            tree_mask = tree_mask.contiguous()
-            width = int(tree_mask.shape[1])
-        if sinks is not None and (sinks.dtype != torch.float32 or tuple(sinks.shape) != (num_heads,)):
-            raise checks.refuse("sinks", sinks, f"float32 [{num_heads}]")
-        if sinks is not None:
-            sinks = sinks.contiguous()
-        args = self.attention_call(
-            query=query.data_ptr(),
-            key=key.data_ptr(),
-            value=value.data_ptr(),
-            kv_pool=kv_pool.data_ptr(),
-            output=out.data_ptr(),
-            query_start=query_start.data_ptr(),
-            sequence_lengths=sequence_lengths.data_ptr(),
-            block_table=block_table.data_ptr(),
-            tree_mask=None if tree_mask is None else tree_mask.data_ptr(),
-            sinks=None if sinks is None else sinks.data_ptr(),
-            query_stride=query.stride(0),
-            key_stride=key.stride(0),
-            value_stride=value.stride(0),
-            output_stride=out.stride(0),
-            block_table_stride=block_table.stride(0),
-            tree_mask_stride=width,
-            num_tokens=tokens,
-            num_requests=requests,
-            max_blocks=int(block_table.shape[1]),
-            num_blocks=blocks,
-            block_size=slots,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            activation_dtype=checks.code("query", query),
-            pool_dtype=pool_dtype,
-            sliding_window=sliding_window,
-            tree_mask_width=width,
-            scale=1.0 / math.sqrt(head_size) if scale is None else scale,
-            soft_cap=soft_cap,
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
+        args, out, _alive = calls.attention_args(
+            query, key, value, kv_pool, query_start, sequence_lengths, block_table, out, num_heads=num_heads,
+            num_kv_heads=num_kv_heads, head_size=head_size, scale=scale, sliding_window=sliding_window,
+            soft_cap=soft_cap, k_scale=k_scale, v_scale=v_scale, tree_mask=tree_mask, sinks=sinks,
+        )  # fmt: skip
         self.run_attention(args)
         return out
 

@@ -9,13 +9,14 @@
 //! - a struct starts with its own size, so that a caller built against another layout is refused.
 //!
 //! Shape letters: T tokens in a step, B requests, H heads, K kv heads, E head size, N pool blocks, S slots in a
-//! block, M blocks a request, D model width, F feed-forward width, V vocabulary, L rows of logits.
+//! block, M blocks a request, D model width, F feed-forward width, V vocabulary, L rows of logits, G nodes of a draft
+//! tree with its root, C candidates, X expanded nodes of a level, R rows of draft logits a request (1 at level 0, then X).
 #ifndef TRTFORGE_HOST_ABI_H
 #define TRTFORGE_HOST_ABI_H
 
 #include <stdint.h>
 
-#define TRTFORGE_HOST_ABI 1
+#define TRTFORGE_HOST_ABI 2
 
 #if defined(TRTFORGE_BUILDING)
 #define TRTFORGE_API __attribute__((visibility("default")))
@@ -46,7 +47,8 @@ enum trtforge_status
     TRTFORGE_OUT_OF_MEMORY = 13,
     TRTFORGE_BAD_ISA = 14,
     TRTFORGE_BAD_STRUCT = 15,
-    TRTFORGE_BAD_INDEX = 16
+    TRTFORGE_BAD_INDEX = 16,
+    TRTFORGE_DEVICE_ERROR = 17
 };
 
 enum trtforge_dtype
@@ -95,6 +97,79 @@ struct trtforge_paged_attention_args
     float v_scale;
 };
 
+//! \brief Arguments of trtforge::EagleTreeBuild, version 1: one level of a draft tree. See docs/ops.md.
+struct trtforge_eagle_tree_args
+{
+    uint64_t struct_size;
+    void const* draft_logits;      //!< [B, R, V], logits dtype, rows row_stride apart
+    int32_t const* root_tokens;    //!< [B]
+    int32_t const* draft_to_target; //!< null, or [V]: added to a draft token's id
+    int32_t const* static_parents; //!< null (dynamic), or [G]
+    int32_t const* static_ranks;   //!< null, or [G]
+    int32_t* candidate_tokens;     //!< [B, C] state
+    int32_t* candidate_parents;    //!< [B, C] state; -1: the root
+    float* candidate_scores;       //!< [B, C] state
+    int32_t* frontier;             //!< [B, X] state; -1: none
+    int32_t* tokens;               //!< [B, G]
+    int32_t* parents;              //!< [B, G]
+    int32_t* depths;               //!< [B, G]
+    float* scores;                 //!< [B, G]
+    uint8_t* mask;                 //!< [B, G, G]
+    int32_t* counts;               //!< [B]
+    int64_t row_stride;
+    int32_t level;
+    int32_t requests;   //!< B
+    int32_t vocabulary; //!< V
+    int32_t top_k;
+    int32_t expand; //!< X
+    int32_t levels;
+    int32_t total; //!< G
+    int32_t logits_dtype;
+};
+
+//! \brief Arguments of trtforge::EagleAccept, version 1. See docs/ops.md.
+struct trtforge_eagle_accept_args
+{
+    uint64_t struct_size;
+    void const* target_logits;      //!< [B*G, V], logits dtype, rows row_stride apart
+    int32_t const* tokens;          //!< [B, G]
+    int32_t const* parents;         //!< [B, G]
+    int32_t const* counts;          //!< [B]
+    float const* temperatures;      //!< null (greedy), or [B]
+    int64_t const* seeds;           //!< [B], with temperatures
+    int32_t const* root_positions;  //!< [B], with temperatures
+    int32_t* path;                  //!< [B, G]
+    int32_t* lengths;               //!< [B]
+    int32_t* emitted;               //!< [B, G]
+    int32_t* bonus;                 //!< [B]
+    int64_t row_stride;
+    int32_t requests;   //!< B
+    int32_t vocabulary; //!< V
+    int32_t total;      //!< G
+    int32_t logits_dtype;
+};
+
+//! \brief Arguments of trtforge::PagedKVMove, version 1. See docs/ops.md.
+struct trtforge_kv_move_args
+{
+    uint64_t struct_size;
+    void* const* pools;            //!< num_pools pools [N, 2, K, S, E]; the array itself lies on the host
+    int32_t const* block_table;    //!< [B, M], row stride block_table_stride
+    int32_t const* base_positions; //!< [B]: position of tree node 0
+    int32_t const* path;           //!< [B, G]
+    int32_t const* lengths;        //!< [B]
+    int64_t block_table_stride;
+    int32_t num_pools;
+    int32_t num_blocks;   //!< N
+    int32_t requests;     //!< B
+    int32_t max_blocks;   //!< M
+    int32_t path_width;   //!< G
+    int32_t num_kv_heads; //!< K
+    int32_t head_size;    //!< E
+    int32_t block_size;   //!< S
+    int32_t pool_dtype;
+};
+
 // --- the library itself -------------------------------------------------------------------------------------
 
 TRTFORGE_API int trtforge_host_abi(void);
@@ -115,6 +190,12 @@ TRTFORGE_API int trtforge_paged_attention(struct trtforge_paged_attention_args c
 //! Copies whole pool blocks, pair after pair: dst = src. pairs is [count, 2] (source, destination).
 TRTFORGE_API int trtforge_copy_blocks(
     void* kv_pool, int64_t block_bytes, int32_t num_blocks, int64_t const* pairs, int64_t count);
+
+// --- speculation --------------------------------------------------------------------------------------------
+
+TRTFORGE_API int trtforge_eagle_tree_build(struct trtforge_eagle_tree_args const* args);
+TRTFORGE_API int trtforge_eagle_accept(struct trtforge_eagle_accept_args const* args);
+TRTFORGE_API int trtforge_kv_move(struct trtforge_kv_move_args const* args);
 
 // --- fused elementwise helpers ------------------------------------------------------------------------------
 

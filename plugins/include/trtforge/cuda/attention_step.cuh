@@ -1,0 +1,261 @@
+//! \file attention_step.cuh
+//! \brief The kernels around attention: check of indices, plan and writing of keys and values, merging of splits.
+#ifndef TRTFORGE_CUDA_ATTENTION_STEP_CUH
+#define TRTFORGE_CUDA_ATTENTION_STEP_CUH
+
+#include "trtforge/cuda/attention_rows.cuh"
+
+namespace trtforge
+{
+namespace cuda
+{
+
+constexpr int kSTEP_THREADS = 256;
+
+//! The first broken rule of request b as (code, numbers); code 0 when it holds. The rules of validate.hpp.
+TF_DEVICE int32_t faultOf(AttentionParams const& p, int32_t b, int32_t (&numbers)[4])
+{
+    AttentionTensors const& t = p.tensors;
+    int32_t const begin = t.queryStart[b];
+    int32_t const end = t.queryStart[b + 1];
+    numbers[0] = b;
+    numbers[1] = end;
+    numbers[2] = begin;
+    numbers[3] = p.tokens;
+    bool const lastWrong = b + 1 == p.requests && end != p.tokens;
+    bool const promised = p.maxNewTokens == 0 || end - begin <= p.maxNewTokens;
+    if (!promised || (b == 0 && begin != 0) || end < begin || end > p.tokens || begin < 0 || lastWrong)
+    {
+        return TRTFORGE_BAD_QUERY_START;
+    }
+    if (begin == end)
+    {
+        return 0;
+    }
+    int32_t const length = t.sequenceLengths[b];
+    int32_t const fresh = end - begin;
+    numbers[1] = length;
+    numbers[2] = fresh;
+    numbers[3] = p.maxBlocks;
+    if (length < fresh || length > static_cast<int64_t>(p.maxBlocks) * p.blockSize)
+    {
+        return TRTFORGE_BAD_SEQUENCE_LENGTH;
+    }
+    numbers[3] = p.treeMaskWidth;
+    if (t.treeMask != nullptr && fresh > p.treeMaskWidth)
+    {
+        return TRTFORGE_BAD_TREE_MASK;
+    }
+    int32_t const* row = t.blockTable + b * t.blockTableStride;
+    int32_t const base = length - fresh;
+    int32_t const visible = p.slidingWindow > 0 && base - p.slidingWindow + 1 > 0 ? base - p.slidingWindow + 1 : 0;
+    for (int32_t i = visible >> p.blockShift; i <= (length - 1) >> p.blockShift; ++i)
+    {
+        if (row[i] < 0 || row[i] >= p.numBlocks)
+        {
+            numbers[1] = i;
+            numbers[2] = row[i];
+            numbers[3] = p.numBlocks;
+            return TRTFORGE_BAD_BLOCK_TABLE;
+        }
+    }
+    return 0;
+}
+
+//! One block. Writes status[0] = 0, or the fault of the first request that has one.
+TF_KERNEL(kSTEP_THREADS, 1) attentionCheck(AttentionParams const p)
+{
+    int32_t* lowest = reinterpret_cast<int32_t*>(sharedMemory()); // one a thread
+    int32_t numbers[4];
+    int32_t code = 0;
+    int32_t mine = p.requests;
+    for (int32_t b = threadIndex(); b < p.requests && code == 0; b += blockThreads())
+    {
+        code = faultOf(p, b, numbers);
+        mine = code != 0 ? b : mine;
+    }
+    lowest[threadIndex()] = mine;
+    syncBlock();
+    int32_t first = p.requests;
+    for (int i = 0; i < blockThreads(); ++i)
+    {
+        first = lowest[i] < first ? lowest[i] : first;
+    }
+    bool const noRequests = p.requests == 0 && p.tokens != 0;
+    if (threadIndex() == 0 && first == p.requests)
+    {
+        p.tensors.status[0] = noRequests ? TRTFORGE_BAD_QUERY_START : 0;
+        p.tensors.status[1] = 0;
+        p.tensors.status[2] = 0;
+        p.tensors.status[3] = 0;
+        p.tensors.status[4] = p.tokens;
+    }
+    if (code != 0 && mine == first)
+    {
+        p.tensors.status[0] = code;
+        for (int i = 0; i < 4; ++i)
+        {
+            p.tensors.status[1 + i] = numbers[i];
+        }
+    }
+}
+
+//! Request that token t belongs to: the last one that starts at or before it and is not empty.
+TF_DEVICE int32_t requestOf(int32_t const* start, int32_t requests, int32_t token)
+{
+    int32_t low = 0;
+    int32_t high = requests - 1;
+    while (low < high)
+    {
+        int32_t const middle = (low + high + 1) / 2;
+        if (start[middle] <= token)
+        {
+            low = middle;
+        }
+        else
+        {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+//! Exclusive sum over the block's threads of two counts at once; `total` gets the whole sums.
+TF_DEVICE void blockScan(int32_t* shared, int32_t (&mine)[2], int32_t (&total)[2])
+{
+    int const t = threadIndex();
+    int const n = blockThreads();
+    shared[t] = mine[0];
+    shared[n + t] = mine[1];
+    syncBlock();
+    int32_t before[2] = {0, 0};
+    for (int kind = 0; kind < 2; ++kind)
+    {
+        total[kind] = 0;
+        for (int i = 0; i < n; ++i)
+        {
+            int32_t const count = shared[kind * n + i];
+            before[kind] += i < t ? count : 0;
+            total[kind] += count;
+        }
+        mine[kind] = before[kind];
+    }
+    syncBlock();
+}
+
+//! Writes both task lists: short requests one task each, long ones their last rows (which see most keys) first.
+TF_DEVICE void planTasks(AttentionParams const& p)
+{
+    int32_t* shared = reinterpret_cast<int32_t*>(sharedMemory());
+    int32_t offset[2] = {0, 0};
+    for (int32_t from = 0; from < p.requests; from += blockThreads())
+    {
+        int32_t const b = from + threadIndex();
+        int32_t rows = 0;
+        if (b < p.requests)
+        {
+            rows = (p.tensors.queryStart[b + 1] - p.tensors.queryStart[b]) * p.group;
+        }
+        bool const isLong = p.longTasks.capacity > 0 && rows > p.shortTasks.rows;
+        TaskList const& list = isLong ? p.longTasks : p.shortTasks;
+        int32_t const pieces = (rows + list.rows - 1) / list.rows;
+        int32_t at[2] = {isLong ? 0 : pieces, isLong ? pieces : 0};
+        int32_t total[2];
+        blockScan(shared, at, total);
+        for (int32_t i = 0; i < pieces; ++i)
+        {
+            int32_t const index = offset[isLong ? 1 : 0] + at[isLong ? 1 : 0] + i;
+            if (index < list.capacity)
+            {
+                list.tasks[index] = Task{b, (pieces - 1 - i) * list.rows};
+            }
+        }
+        offset[0] += total[0];
+        offset[1] += total[1];
+    }
+    if (threadIndex() == 0)
+    {
+        *p.shortTasks.count = offset[0] < p.shortTasks.capacity ? offset[0] : p.shortTasks.capacity;
+        *p.longTasks.count = offset[1] < p.longTasks.capacity ? offset[1] : p.longTasks.capacity;
+    }
+}
+
+//! Stores the step's keys and values; block 0 writes the plan besides.
+template <typename Pool>
+TF_KERNEL(kSTEP_THREADS, 1) attentionWrite(AttentionParams const p)
+{
+    if (refused(p.tensors.status))
+    {
+        return;
+    }
+    if (blockX() == 0)
+    {
+        planTasks(p);
+    }
+    AttentionTensors const& t = p.tensors;
+    int32_t const eights = p.numKvHeads * p.headSize / 8;
+    int64_t const count = static_cast<int64_t>(p.tokens) * eights * 2;
+    int64_t const step = static_cast<int64_t>(gridX()) * blockThreads();
+    for (int64_t i = static_cast<int64_t>(blockX()) * blockThreads() + threadIndex(); i < count; i += step)
+    {
+        int32_t const column = static_cast<int32_t>(i % eights) * 8;
+        int32_t const plane = static_cast<int32_t>(i / eights % 2);
+        int32_t const token = static_cast<int32_t>(i / eights / 2);
+        int32_t const request = requestOf(t.queryStart, p.requests, token);
+        Context const c = contextOf(p, request);
+        int32_t const position = c.base + token - c.firstToken;
+        int64_t const row = poolRow(p, t.blockTable + request * t.blockTableStride, position, plane,
+            column / p.headSize);
+        float x[8];
+        loadEight(plane == 0 ? t.key : t.value, token * (plane == 0 ? t.keyStride : t.valueStride) + column,
+            p.activationDtype, x);
+        float const* scale = plane == 0 ? t.kScale : t.vScale;
+        storeEight(static_cast<Pool*>(t.kvPool) + row + column % p.headSize, x, scale == nullptr ? 1.0F : *scale);
+    }
+}
+
+//! Grid (tasks, K): merges the splits of each row, in their order.
+TF_KERNEL(kSTEP_THREADS, 1) attentionMerge(AttentionParams const p, TaskList const list)
+{
+    if (refused(p.tensors.status) || blockX() >= *list.count)
+    {
+        return;
+    }
+    Task const task = list.tasks[blockX()];
+    Context const c = contextOf(p, task.request);
+    int32_t const left = c.fresh * p.group - task.row;
+    int32_t const rows = left < list.rows ? left : list.rows;
+    int64_t const first = partialSlot(p, list, blockX(), blockY(), 0) * list.rows;
+    for (int32_t i = threadIndex(); i < rows * p.headSize; i += blockThreads())
+    {
+        int32_t const row = i / p.headSize;
+        int32_t const column = i % p.headSize;
+        float maximum = -INFINITY;
+        for (int32_t s = 0; s < list.splits; ++s)
+        {
+            maximum = fmaxf(maximum, list.partialStats[(first + s * list.rows + row) * 2]);
+        }
+        float sum = 0.0F;
+        float out = 0.0F;
+        for (int32_t s = 0; s < list.splits; ++s)
+        {
+            int64_t const at = first + s * list.rows + row;
+            float const part = list.partialStats[at * 2 + 1];
+            float const own = list.partialStats[at * 2];
+            if (own == -INFINITY && part == 0.0F)
+            {
+                continue; // this split saw no key; its values were not written
+            }
+            float const weight = weightOf(own, maximum);
+            sum += weight * part;
+            out += weight * list.partialOut[at * p.headSize + column];
+        }
+        int32_t const head = blockY() * p.group + (task.row + row) % p.group;
+        storeOutput(p, outputRow(p, c, blockY(), task.row + row) + column, out * normalizer(p, maximum, sum, head));
+    }
+}
+
+} // namespace cuda
+} // namespace trtforge
+
+#endif // TRTFORGE_CUDA_ATTENTION_STEP_CUH

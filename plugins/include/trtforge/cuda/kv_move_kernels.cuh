@@ -1,0 +1,135 @@
+//! \file kv_move_kernels.cuh
+//! \brief PagedKVMove: accepted nodes' keys and values to contiguous slots, in place.
+#ifndef TRTFORGE_CUDA_KV_MOVE_KERNELS_CUH
+#define TRTFORGE_CUDA_KV_MOVE_KERNELS_CUH
+
+#include "trtforge/cuda/launchers.hpp"
+#include "trtforge/cuda/platform.cuh"
+
+namespace trtforge
+{
+namespace cuda
+{
+
+constexpr int kMOVE_THREADS = 128;
+//! Pools of one launch; their pointers travel as kernel arguments.
+constexpr int kMOVE_POOLS = 128;
+
+struct MoveParams
+{
+    void* pools[kMOVE_POOLS];
+    MoveTensors tensors; //!< its `pools` is a host pointer and not used on the device
+    int32_t numPools{0};
+    int32_t numKvHeads{0};
+    int32_t blockSize{0};
+    int32_t rowBytes{0}; //!< one head of one position
+};
+
+//! Grid (1): status[0] = 0, or the first broken rule: lengths, rising paths, positions and blocks in range.
+TF_KERNEL(kMOVE_THREADS, 1) moveCheck(MoveParams const p)
+{
+    MoveTensors const& t = p.tensors;
+    if (threadIndex() != 0)
+    {
+        return;
+    }
+    int32_t found[5] = {0, 0, 0, 0, 0};
+    for (int32_t b = 0; b < t.requests && found[0] == 0; ++b)
+    {
+        int32_t const length = t.lengths[b];
+        int32_t const* path = t.path + static_cast<int64_t>(b) * t.pathWidth;
+        int32_t const base = t.basePositions[b];
+        if (length < 0 || length > t.pathWidth || base < 0)
+        {
+            found[0] = TRTFORGE_BAD_SEQUENCE_LENGTH;
+            found[1] = b;
+            found[2] = length;
+            found[3] = base;
+            found[4] = t.pathWidth;
+        }
+        for (int32_t i = 0; i < length && found[0] == 0; ++i)
+        {
+            int64_t const position = static_cast<int64_t>(base) + path[i];
+            bool const rising = path[i] >= i && (i == 0 || path[i] > path[i - 1]);
+            int32_t const column = static_cast<int32_t>(position / p.blockSize);
+            int32_t const target = (base + i) / p.blockSize;
+            found[1] = b;
+            if (!rising)
+            {
+                found[0] = TRTFORGE_BAD_INDEX;
+                found[2] = i;
+                found[3] = path[i];
+                found[4] = 0;
+            }
+            else if (position >= static_cast<int64_t>(t.maxBlocks) * p.blockSize)
+            {
+                found[0] = TRTFORGE_BAD_SEQUENCE_LENGTH;
+                found[2] = length;
+                found[3] = base;
+                found[4] = t.pathWidth;
+            }
+            else
+            {
+                int32_t const columns[2] = {column, target};
+                for (int32_t k = 0; k < 2; ++k)
+                {
+                    int32_t const block = t.blockTable[b * t.blockTableStride + columns[k]];
+                    if (path[i] != i && (block < 0 || block >= t.numBlocks))
+                    {
+                        found[0] = TRTFORGE_BAD_BLOCK_TABLE;
+                        found[2] = columns[k];
+                        found[3] = block;
+                        found[4] = t.numBlocks;
+                    }
+                }
+            }
+        }
+    }
+    for (int32_t i = 0; i < 5; ++i)
+    {
+        t.status[i] = found[i];
+    }
+}
+
+//! Grid (slices, B): a thread moves one slice of every accepted row, in path order. Paths rise, so a row is read
+//! before any later row is written over it.
+template <typename Slice>
+TF_KERNEL(kMOVE_THREADS, 1) moveRows(MoveParams const p)
+{
+    MoveTensors const& t = p.tensors;
+    if (t.status != nullptr && t.status[0] != 0)
+    {
+        return;
+    }
+    int32_t const request = blockY();
+    int32_t const slices = p.rowBytes / static_cast<int32_t>(sizeof(Slice));
+    int64_t const i = static_cast<int64_t>(blockX()) * blockThreads() + threadIndex();
+    if (i >= static_cast<int64_t>(p.numPools) * 2 * p.numKvHeads * slices)
+    {
+        return;
+    }
+    int32_t const slice = static_cast<int32_t>(i % slices);
+    int32_t const plane = static_cast<int32_t>(i / slices % (2 * p.numKvHeads)); // keys' heads, then values'
+    char* pool = static_cast<char*>(p.pools[i / slices / (2 * p.numKvHeads)]);
+    int32_t const* table = t.blockTable + request * t.blockTableStride;
+    int32_t const* path = t.path + static_cast<int64_t>(request) * t.pathWidth;
+    int32_t const base = t.basePositions[request];
+    auto const at = [&](int32_t position)
+    {
+        int64_t const block = table[position / p.blockSize];
+        int64_t const row = (block * 2 * p.numKvHeads + plane) * p.blockSize + position % p.blockSize;
+        return reinterpret_cast<Slice*>(pool + row * p.rowBytes) + slice;
+    };
+    for (int32_t n = 0; n < t.lengths[request]; ++n)
+    {
+        if (path[n] != n)
+        {
+            *at(base + n) = *at(base + path[n]);
+        }
+    }
+}
+
+} // namespace cuda
+} // namespace trtforge
+
+#endif // TRTFORGE_CUDA_KV_MOVE_KERNELS_CUH
