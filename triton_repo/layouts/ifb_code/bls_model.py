@@ -193,7 +193,7 @@ class _Sequences:
         self._job = job
         self._make = make
         self._answers: dict[tuple[int, int, int], Answer] = {}
-        self._last: dict[tuple[int, int, int], list[Any]] = {}
+        self._last: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
 
     def all_stopped(self) -> bool:
         """Whether every sequence has come to a stop text."""
@@ -206,7 +206,8 @@ class _Sequences:
             int(tensors[name].as_numpy().reshape(-1)[0]) if name in tensors else 0
             for name in ("batch_index", "sequence_index")
         )
-        repeated = [tensors[name] for name in sorted(REPEATED & tensors.keys())]
+        # copies: a tensor is not to be touched once its response has gone
+        repeated = {name: np.array(tensors[name].as_numpy()) for name in sorted(REPEATED & tensors.keys())}
         texts: list[list[bytes]] = []
         reasons: list[list[bytes]] = []
         counts: list[list[int]] = []
@@ -227,7 +228,8 @@ class _Sequences:
         """The last response of every streamed sequence: what was held back, and why it ended."""
         for key, answer in self._answers.items():
             text = answer.finish().encode("utf-8")
-            yield _response(self._job, [[text]], [[self._reason(key)]], [[answer.tokens]], self._last[key])
+            repeated = [pb_utils.Tensor(name, array) for name, array in self._last[key].items()]
+            yield _response(self._job, [[text]], [[self._reason(key)]], [[answer.tokens]], repeated)
 
     def _push(self, key: tuple[int, int, int], tokens: list[int]) -> str:
         echo = ""
