@@ -1,9 +1,9 @@
 """Stands in for TensorRT-LLM's C++ backend: a model that answers by the tensor contract, not a language model.
 
 Served as the Python-based backend ``tensorrtllm``, so that an emitted configuration is loaded as it is. It
-echoes the prompt's tokens up to ``request_output_len``; stop words, bad words, the end token, a bias, beams and the
-``stop`` input do what the contract says of them. ``cum_log_probs`` reports the seed, ``output_log_probs`` the
-temperature and ``total_draft_tokens`` how many requests were stopped, so that a test sees what arrived.
+echoes the prompt's tokens up to ``request_output_len``; stop words, bad words, the end token, a bias and beams do what
+the contract says of them; a request whose client has gone ends. ``cum_log_probs`` reports the seed and
+``output_log_probs`` the temperature, so that a test sees what arrived.
 """
 
 import json
@@ -23,14 +23,13 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.decoupled = config["model_transaction_policy"]["decoupled"]
         self.names = [tensor["name"] for tensor in config["input"]]
-        self.stopped = set()
         assert config["parameters"]["gpt_model_path"]["string_value"]
 
     def execute(self, requests):
         if not self.decoupled:
             return [self.whole(request, self.read(request)) for request in requests]
         for request in requests:
-            work = (request.request_id(), self.read(request), request.get_response_sender())
+            work = (self.read(request), request.get_response_sender())
             threading.Thread(target=self.stream, args=work, daemon=True).start()
         return None
 
@@ -69,7 +68,6 @@ class TritonPythonModel:
             "sequence_index": np.array([[0]], np.int32),
             "cum_log_probs": np.array([[seed] * beams], np.float32),
             "output_log_probs": np.full((1, beams, len(ids)), heat, np.float32),
-            "total_draft_tokens": np.array([[len(self.stopped)]], np.int32),
         }
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors.items()])
 
@@ -79,11 +77,7 @@ class TritonPythonModel:
         beams = int(inputs["beam_width"].reshape(-1)[0]) if "beam_width" in inputs else 1
         return self.response(inputs, 0, list(self.tokens(inputs, 0)), beams)
 
-    def stream(self, request_id, inputs, sender):
-        if "stop" in inputs and inputs["stop"].any():
-            self.stopped.add(request_id)
-            sender.send(flags=FINAL)
-            return
+    def stream(self, inputs, sender):
         try:
             beams = int(inputs["beam_width"].reshape(-1)[0]) if "beam_width" in inputs else 1
             rows = range(len(inputs["input_lengths"]))
@@ -95,7 +89,7 @@ class TritonPythonModel:
             slow = "temperature" in inputs and float(inputs["temperature"].reshape(-1)[0]) == SLOW
             for row in rows:
                 for token in self.tokens(inputs, row):
-                    if request_id in self.stopped:
+                    if sender.is_cancelled():
                         break
                     time.sleep(0.02 if slow else 0)
                     sender.send(self.response(inputs, row, [token], 1))

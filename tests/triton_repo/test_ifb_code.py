@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from runtime.tokenizer import EngineTokenizer
 from tests.triton_repo.stand_in_engine_words import words_of
 from triton_repo.layouts.ifb_code.ends import end_ids
-from triton_repo.layouts.ifb_code.generation import Answer, refusal
+from triton_repo.layouts.ifb_code.generation import Answer, end_early, refusal
 from triton_repo.layouts.ifb_code.words import embedding_bias, extra_ids, padded, variants, word_list
 
 rows_of_words = st.lists(st.lists(st.lists(st.integers(0, 500), max_size=4), max_size=5), min_size=1, max_size=4)
@@ -151,3 +151,16 @@ def test_the_model_s_own_files_say_where_it_ends(tiny_checkpoint, tmp_path):
     (tmp_path / "generation_config.json").unlink()
     end = tokenizer.backend.token_to_id(tokenizer.special_tokens["eos_token"])
     assert end_ids(tmp_path, tokenizer) == [end]
+
+
+def test_a_request_is_cancelled_where_the_iterator_can():
+    class Responses:
+        cancelled = 0
+
+        def cancel(self):
+            self.cancelled += 1
+
+    responses = Responses()
+    assert end_early(responses)
+    assert responses.cancelled == 1
+    assert not end_early(iter([]))

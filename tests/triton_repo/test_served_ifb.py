@@ -1,7 +1,6 @@
 """The emitted inflight_batcher_llm repository in a real Triton server, a stand-in in the engine's place."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -191,27 +190,17 @@ def test_requests_run_side_by_side(streaming):
     assert events.index((1, "piece")) < ends[0]
 
 
-def stopped(server) -> int:
-    """How many requests the engine was told to stop."""
-    values = {"text_input": "abc", "max_tokens": 1, "return_perf_metrics": True}
-    return int(ask(server.grpc_url, BLS, values)[0].as_numpy("total_draft_tokens").reshape(-1)[0])
-
-
-def test_a_stop_text_and_a_client_that_has_gone_end_the_request_in_the_engine(streaming):
-    before = stopped(streaming)
-    values = {"text_input": "abc def", "max_tokens": 400, "stream": True, "temperature": 9.0}
-    assert text(ask(streaming.grpc_url, BLS, {**values, "stop_words": ["c d"]})) == "ab"
-    assert stopped(streaming) == before + 1
-    with StreamClient(streaming.grpc_url, BLS) as client:
-        client.send(values)
-        next(iter(client.receive(30)))
-        client.close(cancel=True)
-    for _ in range(60):
-        if stopped(streaming) == before + 2:
-            break
-        time.sleep(0.2)
-    else:
-        pytest.fail("the engine was not told that the client has gone")
+def test_a_stop_text_and_a_client_that_has_gone_leave_the_instance_usable(streaming):
+    values = {"text_input": "abc def", "max_tokens": 60, "stream": True, "temperature": 9.0}
+    for _ in range(3):
+        pieces = ask(streaming.grpc_url, BLS, {**values, "stop_words": ["c d"]})
+        assert text(pieces) == "ab"
+        assert pieces[-1].as_numpy("finish_reason").reshape(-1)[0] == b"stop"
+        with StreamClient(streaming.grpc_url, BLS) as client:
+            client.send(values)
+            next(iter(client.receive(30)))
+            client.close(cancel=True)
+    assert text(ask(streaming.grpc_url, BLS, {"text_input": "abc", "max_tokens": 1})) != ""
 
 
 def test_bad_requests_are_answered_with_their_fault(streaming):

@@ -6,11 +6,12 @@ borders. Each streamed response holds the *new* text. An instance serves one req
 as many instances as requests run together: calls of other models from several threads of one process corrupt the
 memory of Triton 2.51's Python stub.
 
-A stop text or a client that has gone ends the request in the engine through its ``stop`` input.
+A stop text or a client that has gone cancels the request in the engine where Triton can (``cancel`` of a response
+iterator, which 2.51 has not). Where it cannot, the engine runs on to its own end and the instance waits for it: a
+``stop`` request beside an open response iterator corrupts the memory of 2.51's stub too.
 """
 
 import json
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # provided by Triton
 
 from runtime.tokenizer import EngineTokenizer
-from triton_repo.layouts.ifb_code.generation import Answer, refusal
+from triton_repo.layouts.ifb_code.generation import Answer, end_early, refusal
 from triton_repo.layouts.ifb_tensors import DIRECT, TO_ENGINE, TO_PREPROCESSING
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -55,42 +56,46 @@ class TritonPythonModel:
 
     def _serve(self, job: "_Job", sender: Any) -> None:
         held: Any = None
+        running: list[Any] = []
         try:
-            for response in self._answers(job, sender):
-                if job.stream:
-                    sender.send(response)
-                    continue
+            for response in self._answers(job, sender, running):
                 if held is not None:
                     sender.send(held)
-                held = response
+                held = None if job.stream else response
+                if job.stream:
+                    sender.send(response)
             if held is None and not job.stream:
                 raise Refused("TF-TRI-079: the engine returned nothing")
             if held is None:
                 sender.send(flags=FINAL)
             else:
                 sender.send(held, flags=FINAL)
-        except Exception as error:
+        except Exception as error:  # whatever it is, the client must get an answer
             sender.send(_failure(error), flags=FINAL)
+        for responses in running:
+            for _ in responses:  # not left: the stub keeps what nobody reads
+                pass
 
-    def _answers(self, job: "_Job", sender: Any) -> Iterator[Any]:
+    def _answers(self, job: "_Job", sender: Any, running: list[Any]) -> Iterator[Any]:
+        """The client's responses; what the engine may still send is left in ``running``."""
         beams = int(job.value("beam_width", 1))
         fault = refusal(
             stream=job.stream, decoupled=self._decoupled, beam_width=beams, max_beam_width=self._max_beam_width
         )
         if fault is not None:
             raise Refused(fault)
-        prepared = self._prepare(job)
         sequences = _Sequences(job, self._answer)
-        request_id = uuid.uuid4().hex
-        ended = False
-        for response in self._generate(job, prepared, request_id):
+        responses = self._generate(job, self._prepare(job))
+        running.append(responses)
+        for response in responses:
+            if response.has_error():
+                raise Refused(response.error().message())
             tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
-            if "output_ids" not in tensors or ended:
-                continue
-            yield sequences.response(tensors)
+            if "output_ids" in tensors:
+                yield sequences.response(tensors)
             if sender.is_cancelled() or (job.stream and sequences.all_stopped()):
-                ended = True  # drained, not left: the engine answers a stopped request with its own end
-                self._stop(request_id)
+                end_early(responses)
+                break
         if job.stream:
             yield from sequences.ends()
 
@@ -118,7 +123,7 @@ class TritonPythonModel:
             raise Refused(response.error().message())
         return {tensor.name(): tensor for tensor in response.output_tensors()}
 
-    def _generate(self, job: "_Job", prepared: dict[str, Any], request_id: str) -> Iterator[Any]:
+    def _generate(self, job: "_Job", prepared: dict[str, Any]) -> Iterator[Any]:
         inputs = [_named(TO_ENGINE[name], tensor) for name, tensor in prepared.items()]
         inputs += [_named(inner, job.tensors[name]) for name, inner in DIRECT.items() if name in job.passed]
         if "seed" not in job.tensors and "random_seed" in job.tensors:
@@ -130,27 +135,10 @@ class TritonPythonModel:
         outputs = ["output_ids", "sequence_length", "batch_index", "sequence_index"]
         request = pb_utils.InferenceRequest(
             model_name=self._engine,
-            request_id=request_id,
             inputs=inputs,
             requested_output_names=[*outputs, *sorted(job.wanted - OWN - set(outputs))],
         )
-        responses = request.exec(decoupled=True) if self._decoupled else [request.exec()]
-        for response in responses:
-            if response.has_error():
-                raise Refused(response.error().message())
-            yield response
-
-    def _stop(self, request_id: str) -> None:
-        inputs = [
-            pb_utils.Tensor("stop", np.ones((1, 1), dtype=np.bool_)),
-            pb_utils.Tensor("input_lengths", np.ones((1, 1), dtype=np.int32)),
-            pb_utils.Tensor("request_output_len", np.ones((1, 1), dtype=np.int32)),
-        ]
-        request = pb_utils.InferenceRequest(
-            model_name=self._engine, request_id=request_id, inputs=inputs, requested_output_names=["output_ids"]
-        )
-        for _ in request.exec(decoupled=True) if self._decoupled else [request.exec()]:
-            pass
+        return iter(request.exec(decoupled=True) if self._decoupled else [request.exec()])
 
 
 class _Job:

@@ -7,6 +7,7 @@ answer. A stop text ends the answer wherever token borders fall and is not part 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from runtime.detokenizer import Detokenizer
 from runtime.sampling.words import StopMatcher
@@ -84,3 +85,12 @@ def refusal(*, stream: bool, decoupled: bool, beam_width: int, max_beam_width: i
     if not 1 <= beam_width <= max_beam_width:
         return f"TF-TRI-078: beam_width {beam_width} is outside the engine's 1 to {max_beam_width}"
     return None
+
+
+def end_early(responses: Any) -> bool:
+    """Cancel a request whose further responses nobody wants; False where Triton's iterator cannot."""
+    cancel = getattr(responses, "cancel", None)
+    if cancel is None:
+        return False
+    cancel()
+    return True
