@@ -5,6 +5,7 @@ The graph directory keeps the general graph; what is particular to the compiler 
 - the cache's length is fixed (the KV-cache layer takes no dynamic one);
 - one row of logits a request: with a dimension of its own for the rows, the compiler's numbering of dynamic
   dimensions differs from process to process, and with it the engine's bytes;
+- float32 attention may be taken apart: only 16-bit types have a kernel of their own (those that have one keep it);
 - activations and scales are written as :mod:`builder.targets.parser_rules` says.
 
 Weights stay external: the parser reads them from the safetensors files of the graph directory.
@@ -13,7 +14,7 @@ Weights stay external: the parser reads them from the safetensors files of the g
 from __future__ import annotations
 
 import onnx
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from builder import opset
 from builder.targets.parser_rules import (
@@ -23,6 +24,9 @@ from builder.targets.parser_rules import (
     integer_attribute,
     typed_scales,
 )
+
+#: the parser's attribute of Attention: primitive operators will do where no fused kernel exists
+_DECOMPOSABLE = "TRT_decomposable"
 
 
 def lower(model: onnx.ModelProto, *, capacity: int) -> onnx.ModelProto:
@@ -46,6 +50,8 @@ def lower(model: onnx.ModelProto, *, capacity: int) -> onnx.ModelProto:
         elif node.op_type == "DequantizeLinear" and integer_attribute(node, "block_size"):
             nodes.extend(typed_scales(node, types, producers))
         else:
+            if node.op_type == "Attention" and types[node.input[0]] == TensorProto.FLOAT:
+                node.attribute.append(helper.make_attribute(_DECOMPOSABLE, 1))
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)

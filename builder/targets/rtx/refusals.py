@@ -57,10 +57,10 @@ def refusal(step: str, messages: Sequence[str], *, architecture: str, asked: str
             f"{architecture} has no {found['types'].strip()}: the compiler refuses the graph",
             asked=asked,
             numbers={**numbers, "datatypes": found["types"].replace(" ", "").split(",")},
-            why="The format's type is part of the GPU: FP8 from sm_89 on, FP4 from sm_120 on.",
+            why="Types need hardware: bfloat16 and INT4 weights sm_80, FP8 sm_89, FP4 sm_120, or later.",
             remedies=[
                 "build.architectures: those of GPUs that have the type (trtforge check names them)",
-                "quantize.format: int4_awq or none",
+                "model.dtype: float16 with quantize.format: none compiles for all",
             ],
         )
     if _MEMORY.search(whole):

@@ -103,8 +103,8 @@ CASES: dict[str, tuple[Case, Case]] = {
     ),
     "TF-K3-020": ((merged(RTX, quant(format="fp8", kv_cache="fp8")), {}), (merged(RTX, quant(format="fp8")), {})),
     "TF-K3-021": (
+        (merged(build(target="tensorrt-rtx", architectures=["sm_75"]), {"model": {"dtype": "float32"}}), {}),
         (merged(RTX, {"model": {"dtype": "float32"}}), {}),
-        (merged(RTX, {"model": {"dtype": "float16"}}), {}),
     ),
     "TF-K3-022": ((build(target="tensorrt-rtx"), {}), (RTX, {})),
     "TF-K4-001": ((quant(format="int4_awq"), {}), (quant(format="int4_awq", group_size=64), {})),

@@ -45,19 +45,19 @@ def rtx_kv_cache(facts: Facts) -> Iterator[Violation]:
 
 @rule(
     "TF-K3-021",
-    "float32 activations in an RTX engine",
-    why="The compiler of TensorRT for RTX has no attention kernel for float32.",
+    "float32 in an RTX engine for Turing",
+    why="The compiler of TensorRT for RTX multiplies no float32 matrices on sm_75.",
     source=_DOCS,
 )
-def rtx_dtype(facts: Facts) -> Iterator[Violation]:
-    if _is_rtx(facts) and facts.recipe.model.dtype == "float32":
-        turing = "sm_75" in facts.recipe.build.architectures
-        works = ["float16"] if turing else ["float16", "bfloat16"]
+def rtx_float32_on_turing(facts: Facts) -> Iterator[Violation]:
+    architectures = facts.recipe.build.architectures
+    if _is_rtx(facts) and facts.recipe.model.dtype == "float32" and "sm_75" in architectures:
+        others = [name for name in architectures if name != "sm_75"]
         yield Violation(
-            "model.dtype float32 does not compile for tensorrt-rtx",
-            f"model.dtype: float32, build.target: {TARGET}",
-            {"works": works},
-            [f"model.dtype: {name}" for name in works],
+            "float32 does not compile for sm_75",
+            f"model.dtype: float32, build.architectures: {list(architectures)}",
+            {"works_on_sm_75": ["float16"]},
+            ["model.dtype: float16", *([f"build.architectures: {others}"] if others else [])],
         )
 
 
