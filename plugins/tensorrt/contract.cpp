@@ -48,8 +48,15 @@ std::string makeText()
         text << "op " << op->name << " version " << op->version << '\n';
         for (Field const& field : op->fields)
         {
-            text << "field " << field.name << ' ' << typeText(field.type) << (field.required ? " required" : "")
-                 << " standard " << field.standard << '\n';
+            text << "field " << field.name << ' ' << typeText(field.type);
+            if (field.required)
+            {
+                text << " required\n";
+            }
+            else
+            {
+                text << " standard " << field.standard << '\n';
+            }
         }
         for (char const* input : op->inputs)
         {

@@ -116,7 +116,6 @@ def test_special_tokens_of_several_ends(tmp_path: Path) -> None:
         (Build(limits=Limits(max_seq_len=64), parallel=Parallel(tp=2)), "TF-BLD-014"),
         (Build(limits=Limits(max_seq_len=64), kv_cache=KvCache(block_size=64)), "TF-BLD-015"),
         (Build(limits=Limits(max_seq_len=512), kv_cache=KvCache(memory="16KiB")), "TF-BLD-010"),
-        (Build(target="tensorrt"), "TF-BLD-001"),
         (Build(target="trtllm-llmapi"), "TF-BLD-001"),
     ],
 )

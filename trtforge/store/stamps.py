@@ -19,6 +19,8 @@ from typing import Any, Literal
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
+from trtforge.errors import ForgeError
+from trtforge.plugin_library import find_plugin_library, plugin_library
 from trtforge.stack.check import check_piece
 from trtforge.stack.probe import Loaded, probe
 from trtforge.store.hashing import hash_file
@@ -51,6 +53,8 @@ class Machine:
     numpy: str | None
     host_abi: int | None
     plugin_library_sha256: str | None
+    #: of the TensorRT plugin library; None where there is none, or none that answers
+    plugin_abi: str | None = None
     #: asks for a piece of a stack as it would be loaded here
     ask: Callable[[Component], Loaded] = field(default=probe, compare=False)
 
@@ -72,6 +76,16 @@ def _host_abi() -> int | None:
         return None
 
 
+def _plugin_abi_here() -> str | None:
+    path = find_plugin_library()
+    if path is None or not path.is_file():
+        return None
+    try:
+        return plugin_library(path).abi
+    except ForgeError:
+        return None
+
+
 def this_machine() -> Machine:
     """The facts of this machine and environment; the plugin library is asked for its ABI, not believed."""
     return Machine(
@@ -82,11 +96,12 @@ def this_machine() -> Machine:
         numpy=_installed("numpy"),
         host_abi=_host_abi(),
         plugin_library_sha256=host_library_hash(),
+        plugin_abi=_plugin_abi_here(),
     )
 
 
 def check_stamps(root: Path, manifest: Mapping[str, Any], machine: Machine | None = None) -> list[VerifyFinding]:
-    """Findings TF-BND-020 … TF-BND-029 and TF-BND-031 … TF-BND-033 for a bundle whose content was verified."""
+    """Findings TF-BND-020 … TF-BND-029 and TF-BND-031 … TF-BND-034 for a bundle whose content was verified."""
     stamps = manifest.get("stamps")
     if not isinstance(stamps, Mapping) or not stamps:
         return []
@@ -247,6 +262,21 @@ def _plugin_library(
         )
 
 
+def _plugin_abi(
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+) -> Iterator[VerifyFinding]:
+    wanted = stamps.get("plugin_abi")
+    if wanted and here.plugin_abi != wanted:
+        yield _finding(
+            "TF-BND-034",
+            "error",
+            _ENGINE,
+            f"the plan needs TensorRT plugins of ABI {wanted}, here is "
+            + (f"ABI {here.plugin_abi}" if here.plugin_abi else "no plugin library"),
+            "trtforge plugins build with the version of trtforge that made the bundle, or build the bundle again",
+        )
+
+
 def _stack(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine) -> Iterator[VerifyFinding]:
     """What is loaded here, not what pip says, against the stack that the bundle was made for."""
     stack = stamps.get("stack")
@@ -280,5 +310,6 @@ _CHECKS: tuple[_Check, ...] = (
     _tokenizer,
     _gpu,
     _plugin_library,
+    _plugin_abi,
     _stack,
 )

@@ -207,20 +207,34 @@ def _copy_what_serving_reads(
 
 
 def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
-    """engine.json without hashes, and whether this machine could load it."""
+    """engine.json without hashes, and whether this machine could load it.
+
+    Raises:
+        ForgeError: ``TF-BLD-020`` engine.json has no stamps.
+    """
     info = {key: value for key, value in engine.items() if key not in ("sha256", "memory_plan")}
-    stamp = engine["tensorrt"]
+    try:
+        stamp = engine["tensorrt"]
+        wanted_version, wanted_abi = str(stamp["version"]), str(stamp["plugins"]["abi"])
+    except (KeyError, TypeError) as error:
+        raise ForgeError(
+            "TF-BLD-020",
+            f"{artifact} describes no TensorRT engine: {error} is missing",
+            asked=str(artifact),
+            why="An engine records the TensorRT and the plugin library that it was built with.",
+            remedies=["Point at the engine directory of a bundle (BUNDLE/engine)", "Build the engine again"],
+        ) from error
     findings = []
     try:
         installed = version("tensorrt")
     except PackageNotFoundError:
         installed = None
-    if installed != stamp["version"]:
-        findings.append(f"the engine needs TensorRT {stamp['version']}, here is {installed or 'none'}")
+    if installed != wanted_version:
+        findings.append(f"the engine needs TensorRT {wanted_version}, here is {installed or 'none'}")
     library = machine.library_or_none()
     abi = None if library is None else library.abi
-    if abi != stamp["plugins"]["abi"]:
-        findings.append(f"the engine needs plugins of ABI {stamp['plugins']['abi']}, here is {abi or 'none'}")
+    if abi != wanted_abi:
+        findings.append(f"the engine needs plugins of ABI {wanted_abi}, here is {abi or 'none'}")
     return {**info, "findings": findings}
 
 

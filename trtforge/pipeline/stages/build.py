@@ -30,6 +30,10 @@ class BuildStage(StageBase):
         section = {"name": recipe.name, "build": plain(recipe.build)}
         if _of_checkpoint(recipe):
             section |= _trtllm_section(recipe, recipe_dir)
+        if recipe.build.target == "tensorrt":
+            from builder.targets.tensorrt.target import key_facts
+
+            section["tensorrt"] = {"stack": recipe.stack, "here": key_facts()}
         return section
 
     def host_facts(self) -> dict[str, Any]:
@@ -43,6 +47,8 @@ class BuildStage(StageBase):
     def run(self, context: StageContext) -> StageResult:
         if _of_checkpoint(context.recipe):
             return _build_of_checkpoint(context)
+        if context.recipe.build.target == "tensorrt":
+            return _build_tensorrt(context)
         from builder.targets import build_engine
 
         engine = build_engine(
@@ -59,6 +65,28 @@ class BuildStage(StageBase):
             name = f"{linear['stored']} as {linear['executed']}, {'native' if linear['native'] else 'emulated'}"
             kernels[name] = kernels.get(name, 0) + 1
         return StageResult(summary={**summary, "linears": kernels})
+
+
+def _build_tensorrt(context: StageContext) -> StageResult:
+    """A plan of this machine's GPU; kernels are chosen by measured times, so its bytes are measured too."""
+    from builder.targets.tensorrt.target import MEASURED as CHOSEN_BY_TIME
+    from builder.targets.tensorrt.target import build_engine
+
+    recipe = context.recipe
+    engine = build_engine(
+        context.inputs["graph"].path,
+        context.out,
+        name=recipe.name,
+        build=recipe.build,
+        stack=recipe.stack,
+        progress=context.progress,
+    )
+    plan = {key: engine["tensorrt"].pop(key) for key in ("plan_bytes", "layers")}
+    stored: dict[str, int] = {}
+    for linear in engine["linears"]:
+        stored[linear["stored"]] = stored.get(linear["stored"], 0) + 1
+    summary = {key: value for key, value in engine.items() if key not in ("linears", "sha256")}
+    return StageResult(summary={**summary, "linears": stored}, measurements=plan, measured=CHOSEN_BY_TIME)
 
 
 def _of_checkpoint(recipe: Recipe) -> bool:

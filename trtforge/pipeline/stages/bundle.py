@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke
@@ -31,6 +31,9 @@ from trtforge.pipeline.stages.targets import not_run
 from trtforge.recipe.schema import Recipe
 from trtforge.store.export import copy_artifact, copy_artifact_file
 from trtforge.store.hashing import hash_file
+
+if TYPE_CHECKING:
+    from trtforge.tables import StackRow
 
 ENGINE_DIR = "engine"
 EVIDENCE_DIR = "evidence"
@@ -125,14 +128,16 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
     row = table.row(recipe.stack) if recipe.stack else table.newest(recipe.build.target)
     planned_for = engine.get("planned_for")
     of_torch = engine["target"] == "torch"
+    compiled = engine.get("tensorrt", {})
     return {
         "target": engine["target"],
         "compiled": engine.get("compiled", True),
         "stack": row.name if row else None,
-        "serves_with": [item.model_dump(exclude_none=True) for item in row.components if item.serving] if row else [],
+        "serves_with": _serves_with(row, compiled) if row else [],
         "planned_for": planned_for,
         "isa": sorted(dict(CPU_CAPABILITIES).get(str(planned_for), frozenset())),
-        "gpu_architectures": list(recipe.build.architectures),
+        "gpu_architectures": [compiled["gpu_architecture"]] if compiled else list(recipe.build.architectures),
+        "plugin_abi": compiled["plugins"]["abi"] if compiled else None,
         "host_abi": engine.get("host_abi"),
         "ops_version": engine.get("ops_version"),
         "layout": recipe.triton.layout,
@@ -141,6 +146,15 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
         "python": PYTHON_RULE if of_torch else None,
         "tokenizer_sha256": hash_file(context.inputs["quantize"].path / "tokenizer.json"),
     }
+
+
+def _serves_with(row: StackRow, compiled: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a server of the bundle loads; a TensorRT plan needs the very TensorRT that compiled it."""
+    rows = [item.model_dump(exclude_none=True) for item in row.components if item.serving]
+    for item in rows:
+        if compiled and item["name"] == "TensorRT":
+            item["version"] = compiled["version"]
+    return rows
 
 
 def summarize(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
