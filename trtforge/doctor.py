@@ -130,7 +130,7 @@ def examine(machine: Machine, find_server: Callable[[], str], ports: Sequence[in
         host.disk(machine),
         host.processor(machine),
         host.program("nvcc", "nvidia-cuda-toolkit", "compiles CUDA kernels", ("tensorrt",)),
-        engines.driver(machine.gpus, table),
+        *engines.drivers(machine.gpus, table),
         engines.cuda(),
         engines.tensorrt(table),
         engines.tensorrt_rtx(),

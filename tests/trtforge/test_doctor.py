@@ -36,13 +36,14 @@ def loads(version: str | None, pip: str | None = None) -> Callable[[Component], 
 def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No subprocess: a machine without engines, whatever this one has."""
     for name, item in (
-        ("driver", Item("NVIDIA driver", "missing", "", ("tensorrt", "trtllm-engine"), ALL[1:], "install it")),
+        ("drivers", Item("NVIDIA driver", "missing", "", ("tensorrt", "trtllm-engine"), ALL[1:], "install it")),
         ("cuda", Item("CUDA runtime", "missing", "", ("tensorrt",), (), "install it")),
         ("tensorrt", Item("TensorRT", "missing", "", ("tensorrt", "trtllm-engine"), ("tensorrt",), "install it")),
         ("tensorrt_llm", Item("TensorRT-LLM", "missing", "", ("trtllm-engine",), ALL[3:], "install it")),
     ):
         monkeypatch.setattr(engines, f"real_{name}", getattr(engines, name), raising=False)
-        monkeypatch.setattr(engines, name, lambda *arguments, item=item: item)
+        answer = [item] if name == "drivers" else item
+        monkeypatch.setattr(engines, name, lambda *arguments, answer=answer: answer)
 
 
 def real(name: str) -> Any:
@@ -174,14 +175,22 @@ class TestEngines:
         [
             (None, (), "missing", "no driver answers"),
             ("575.57.08", (), "missing", "no GPU is visible"),
-            ("470.82.01", (H100,), "missing", "need"),
-            ("575.57.08", (H100,), "ok", "sm_90"),
+            ("600.10.01", (H100,), "ok", "sm_90"),
         ],
     )
     def test_drivers(self, version: str | None, gpus: Any, status: str, words: str) -> None:
-        item = real("driver")(gpus, TABLE, loads(version))
+        item = real("drivers")(gpus, TABLE, loads(version))[0]
         assert item.status == status
         assert words in item.detail
+
+    def test_a_driver_that_is_too_old_is_missing_for_the_targets_that_need_more(self) -> None:
+        items = real("drivers")((H100,), TABLE, loads("470.82.01"))
+        assert items[0].status == "ok"
+        lacking = {target for item in items[1:] for target in item.runs}
+        needing = {t for t in ALL if (row := TABLE.newest(t)) and row.version_of("driver")} - {"torch"}
+        assert lacking == needing
+        assert all(item.status == "missing" and item.remedy for item in items[1:])
+        assert len(real("drivers")((H100,), TABLE, loads("600.10.01"))) == 1
 
     @pytest.mark.parametrize(
         ("version", "pip", "status"),

@@ -21,22 +21,26 @@ _BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
 Ask = Callable[[Component], Loaded]
 
 
-def driver(gpus: tuple[Gpu, ...], table: StackTable, ask: Ask = probe) -> Item:
-    """The driver and the GPUs that it shows."""
+def drivers(gpus: tuple[Gpu, ...], table: StackTable, ask: Ask = probe) -> list[Item]:
+    """The driver and the GPUs that it shows; one more item for each newer driver that some targets' stacks need."""
     builds, runs = ("tensorrt", "trtllm-engine"), ("tensorrt", "tensorrt-rtx", *_TRTLLM)
-    rule = next((row.version_of("driver") for row in table.rows if row.version_of("driver")), None)
-    found = ask(Component(name="driver", version=rule or "", probe="driver"))
+    rules = {target: rule for target in runs if (row := table.newest(target)) and (rule := row.version_of("driver"))}
+    found = ask(Component(name="driver", version="", probe="driver"))
     if found.version is None:
-        remedy = "install the NVIDIA driver" + (f" ({rule})" if rule else "") + ", or use a machine with a GPU"
-        return Item("NVIDIA driver", "missing", "no driver answers", builds, runs, remedy)
+        remedy = f"install the NVIDIA driver ({', '.join(sorted(set(rules.values())))}), or use a machine with a GPU"
+        return [Item("NVIDIA driver", "missing", "no driver answers", builds, runs, remedy)]
     if not gpus:
         remedy = "docker run --gpus all, or CUDA_VISIBLE_DEVICES"
-        return Item("NVIDIA driver", "missing", f"{found.version}, and no GPU is visible", builds, runs, remedy)
-    if rule and not fits(rule, found.version):
-        detail, remedy = f"{found.version}, the stacks need {rule}", f"install a driver {rule}"
-        return Item("NVIDIA driver", "missing", detail, builds, runs, remedy)
+        return [Item("NVIDIA driver", "missing", f"{found.version}, and no GPU is visible", builds, runs, remedy)]
     shown = ", ".join(f"{gpu.name} {format_size(gpu.memory)} {gpu.architecture}" for gpu in gpus)
-    return Item("NVIDIA driver", "ok", f"{found.version}: {shown}", builds, runs)
+    items = [Item("NVIDIA driver", "ok", f"{found.version}: {shown}", builds, runs)]
+    for rule in sorted(set(rules.values())):
+        if not fits(rule, found.version):
+            of = tuple(target for target, wanted in rules.items() if wanted == rule)
+            detail = f"{found.version}; the stacks of {', '.join(of)} need {rule}"
+            built = tuple(target for target in builds if target in of)
+            items.append(Item(f"driver {rule}", "missing", detail, built, of, f"install a driver {rule}"))
+    return items
 
 
 def cuda(ask: Ask = probe) -> Item:
