@@ -37,6 +37,14 @@ class Batch:
         )  # fmt: skip
         return out
 
+    def to(self, device: str) -> Batch:
+        """The same batch on a device."""
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        options = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in self.options.items()
+        }
+        return dataclasses.replace(self, **moved, options=options)
+
     def alone(self, request: int) -> Batch:
         """The same request as a batch of one."""
         begin, end = int(self.query_start[request]), int(self.query_start[request + 1])

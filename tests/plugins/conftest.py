@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from plugins.cuda.build import build_shim_library
+from plugins.cuda.library import CudaLibrary, find_cuda_library
 from plugins.host import load
 from plugins.host.library import HostLibrary
 from trtforge.errors import EnvironmentLacks
@@ -32,3 +34,32 @@ def library(request: pytest.FixtureRequest, host: HostLibrary) -> Iterator[HostL
     yield host
     host.select_isa(None)
     host.set_threads(0)
+
+
+@pytest.fixture(scope="session")
+def shim() -> CudaLibrary:
+    """The CUDA kernels under the host shim; compiled once per source hash."""
+    return CudaLibrary(build_shim_library().library)
+
+
+@pytest.fixture(scope="session")
+def gpu() -> CudaLibrary:
+    """The CUDA kernels on a GPU; skips where there is none or the library has not been built."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU (or a CPU build of torch)")
+    try:
+        return CudaLibrary(find_cuda_library())
+    except EnvironmentLacks as lacks:
+        pytest.skip(lacks.message)
+
+
+@pytest.fixture(params=["shim", "gpu"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[CudaLibrary]:
+    """The CUDA library wherever it can run."""
+    library: CudaLibrary = request.getfixturevalue(request.param)
+    yield library
+    library.checked, library.multiprocessors = True, 0
+    if not library.on_gpu:
+        library.shim_order(descending=False)

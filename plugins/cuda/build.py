@@ -1,0 +1,291 @@
+"""Builds the CUDA op library with CMake, once per source hash, architectures and compiler; reads ptxas' report.
+
+A build lies in the cache (``TRTFORGE_PLUGIN_CACHE``, else ``$XDG_CACHE_HOME/trtforge/plugins``) under its key:
+``libtrtforge_cuda.so``, ``libtrtforge_cuda.a`` (for the TensorRT plugin library), ``build.log`` with the compiler's
+whole output, and ``report.json`` with registers, spills and shared memory of every kernel and architecture. The folder
+appears only when everything is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.progress import Progress, SilentProgress
+
+#: Every family whose instructions differ: A100, A10, L4/L40S, H100/H200, B200, RTX 50.
+ARCHITECTURES = ("80", "86", "89", "90a", "100a", "120a")
+CACHE_VARIABLE = "TRTFORGE_PLUGIN_CACHE"
+SHARED = "libtrtforge_cuda.so"
+STATIC = "libtrtforge_cuda.a"
+OLDEST_NVCC = (12, 8)
+_SOURCES = ("*.cu", "*.cuh", "*.hpp", "*.h", "CMakeLists.txt")
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """What ptxas says of one kernel on one architecture."""
+
+    kernel: str
+    architecture: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+
+
+@dataclass(frozen=True)
+class Build:
+    """A finished build."""
+
+    folder: Path
+    seconds: float  #: of the compilation; 0 when it was there already
+    kernels: tuple[KernelUse, ...]
+
+    @property
+    def library(self) -> Path:
+        """The shared library."""
+        return self.folder / SHARED
+
+    @property
+    def static_library(self) -> Path:
+        """The launchers for linking into another library."""
+        return self.folder / STATIC
+
+
+def source_tree() -> Path:
+    """The folder ``plugins`` of this source tree."""
+    return Path(__file__).resolve().parents[1]
+
+
+def source_hash(plugins: Path | None = None) -> str:
+    """SHA-256 over everything that the library is compiled from."""
+    tree = plugins or source_tree()
+    digest = hashlib.sha256()
+    for folder in (tree / "cuda", tree / "include" / "trtforge"):
+        for path in sorted({path for pattern in _SOURCES for path in folder.rglob(pattern)}):
+            digest.update(f"{path.relative_to(tree)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where builds are kept."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtforge" / "plugins"
+
+
+def built_library(plugins: Path | None = None) -> Path | None:
+    """The newest cached GPU library of these sources; None when there is none."""
+    if not (plugins or source_tree()).joinpath("cuda", "CMakeLists.txt").is_file():
+        return None
+    builds = cache_folder().glob(f"cuda-{source_hash(plugins)[:16]}-*/report.json")
+    newest = max(builds, key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent / SHARED
+
+
+def find_nvcc() -> tuple[str, tuple[int, int]]:
+    """Path and version of nvcc.
+
+    Raises:
+        EnvironmentLacks: TF-ENV-003 when there is none, or one that does not know all architectures.
+    """
+    path = os.environ.get("CUDACXX") or shutil.which("nvcc")
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if not path and root and (Path(root) / "bin" / "nvcc").is_file():
+            path = str(Path(root) / "bin" / "nvcc")
+    remedies = [
+        "install the CUDA toolkit 13 (package cuda-nvcc-13-0) and put its bin on PATH",
+        "build in a container that has it, such as nvcr.io/nvidia/tensorrt, and set TRTFORGE_CUDA_LIBRARY",
+    ]
+    if not path or not Path(path).is_file():
+        raise EnvironmentLacks("TF-ENV-003", "nvcc was not found", asked=path or "nvcc", remedies=remedies)
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if version < OLDEST_NVCC:
+        raise EnvironmentLacks(
+            "TF-ENV-003",
+            "this nvcc is too old",
+            asked=path,
+            numbers={"found": ".".join(map(str, version)), "needed": ".".join(map(str, OLDEST_NVCC))},
+            why="sm_100a and sm_120a are unknown to it.",
+            remedies=remedies,
+        )
+    return path, version
+
+
+def check_architectures(asked: Sequence[str]) -> tuple[str, ...]:
+    """The architectures in a fixed order, without ``sm_``.
+
+    Raises:
+        ForgeError: TF-CLI-030 for a name that has no kernels.
+    """
+    names = [name.strip().removeprefix("sm_") for name in asked if name.strip()]
+    unknown = [name for name in names if name not in ARCHITECTURES]
+    if unknown or not names:
+        raise ForgeError(
+            "TF-CLI-030",
+            f"no kernels are written for {', '.join(unknown) or 'no architecture'}",
+            asked=",".join(asked),
+            why="The kernels need sm_80's asynchronous copies and matrix instructions.",
+            remedies=[f"choose from {', '.join(ARCHITECTURES)}", "leave --arch out for all of them"],
+        )
+    return tuple(name for name in ARCHITECTURES if name in names)
+
+
+def build_cuda_library(
+    architectures: Sequence[str] = ARCHITECTURES,
+    *,
+    plugins: Path | None = None,
+    jobs: int = 2,
+    progress: Progress | None = None,
+) -> Build:
+    """The GPU library of these architectures, from the cache or compiled now.
+
+    Raises:
+        EnvironmentLacks: TF-ENV-001 … 003 without a C++ compiler, cmake or nvcc.
+        ForgeError: TF-CLI-008 no source tree, TF-CLI-009 the build failed, TF-CLI-030 unknown architectures.
+    """
+    chosen = check_architectures(architectures)
+    nvcc, version = find_nvcc()
+    options = [
+        f"-DCMAKE_CUDA_COMPILER={nvcc}",
+        f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(f'{name}-real' for name in chosen)}",
+    ]
+    key = f"{'_'.join(chosen)}-nvcc{version[0]}.{version[1]}-{_host_compiler()}"
+    return _build("cuda", key, options, plugins or source_tree(), jobs, progress or SilentProgress())
+
+
+def build_shim_library(*, plugins: Path | None = None, jobs: int = 2, progress: Progress | None = None) -> Build:
+    """The same sources under the host shim, for tests on a CPU; from the cache or compiled now."""
+    options = ["-DTRTFORGE_HOST_SHIM=ON"]
+    return _build("shim", _host_compiler(), options, plugins or source_tree(), jobs, progress or SilentProgress())
+
+
+def _build(kind: str, key: str, options: list[str], plugins: Path, jobs: int, progress: Progress) -> Build:
+    if not (plugins / "cuda" / "CMakeLists.txt").is_file():
+        raise ForgeError(
+            "TF-CLI-008",
+            f"{plugins / 'cuda'} holds no CMakeLists.txt",
+            asked=str(plugins),
+            why="An installed wheel does not carry the kernels' sources.",
+            remedies=["--source DIR with a checkout of trtforge"],
+        )
+    digest = source_hash(plugins)
+    folder = cache_folder() / f"{kind}-{digest[:16]}-{key}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if (folder / "report.json").is_file():
+            return Build(folder, 0.0, _read_report(folder))
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{kind}-") as scratch:
+            log = _compile(plugins, Path(scratch), [*options, f"-DTRTFORGE_SOURCE_HASH={digest}"], jobs, progress)
+            kernels = parse_ptxas(log)
+            seconds = time.monotonic() - begin
+            ready = Path(scratch) / "ready"
+            ready.mkdir()
+            for name in (SHARED, STATIC):
+                shutil.move(Path(scratch) / "build" / name, ready / name)
+            (ready / "build.log").write_text(log)
+            report = {"key": folder.name, "seconds": round(seconds, 1), "kernels": [asdict(use) for use in kernels]}
+            (ready / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+            shutil.rmtree(folder, ignore_errors=True)
+            ready.rename(folder)
+        return Build(folder, seconds, kernels)
+
+
+def _compile(plugins: Path, scratch: Path, options: list[str], jobs: int, progress: Progress) -> str:
+    cmake = shutil.which("cmake") or _beside_python("cmake")
+    if cmake is None:
+        raise EnvironmentLacks(
+            "TF-ENV-002", "cmake was not found", asked="cmake", remedies=["apt-get install cmake", "pip install cmake"]
+        )
+    build = scratch / "build"
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    progress.start("configuring", 2)
+    log = _call([cmake, "-S", str(plugins / "cuda"), "-B", str(build), *generator, *options])
+    progress.advance()
+    progress.start("compiling", 2)
+    log += _call([cmake, "--build", str(build), "-j", str(jobs), "-v"])
+    progress.advance()
+    return log
+
+
+def _call(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        faults = [line for line in done.stdout.splitlines() if re.search(r"error|warning", line)]
+        tail = "\n".join((faults or done.stdout.strip().splitlines())[-15:])
+        raise ForgeError(
+            "TF-CLI-009",
+            "the native build failed",
+            asked=" ".join(command),
+            numbers={"status": done.returncode},
+            why=tail,
+            remedies=["read the compiler's message above", "g++ 12 and nvcc 12.8 or newer are needed"],
+        )
+    return done.stdout
+
+
+@functools.cache
+def _host_compiler() -> str:
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not compiler:
+        raise EnvironmentLacks("TF-ENV-001", "no C++ compiler was found", asked="g++", remedies=["apt-get install g++"])
+    done = subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True, check=False)
+    return f"gcc{done.stdout.strip() or 'unknown'}"
+
+
+def _beside_python(name: str) -> str | None:
+    path = Path(sys.executable).parent / name
+    return str(path) if path.is_file() else None
+
+
+def _read_report(folder: Path) -> tuple[KernelUse, ...]:
+    document: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return tuple(KernelUse(**use) for use in document["kernels"])
+
+
+def parse_ptxas(log: str) -> tuple[KernelUse, ...]:
+    """Registers, spills and stack of every kernel in a compiler's output with ``-Xptxas -v``."""
+    pattern = re.compile(
+        r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\w+)'"
+        r"(?P<body>.*?Used (?P<registers>\d+) registers)",
+        re.S,
+    )
+    memory = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+    found = list(pattern.finditer(log))
+    names = _readable(sorted({match["name"] for match in found}))
+    uses = []
+    for match in found:
+        use = memory.search(match["body"])
+        stack, stores, loads = (int(use[i]) for i in (1, 2, 3)) if use else (0, 0, 0)
+        uses.append(KernelUse(names[match["name"]], match["arch"], int(match["registers"]), stores, loads, stack))
+    return tuple(sorted(uses, key=lambda use: (use.kernel, ARCHITECTURES.index(use.architecture))))
+
+
+def _readable(mangled: Sequence[str]) -> dict[str, str]:
+    """Kernels' names with their template arguments; the mangled ones where c++filt (binutils) is missing."""
+    tool = shutil.which("c++filt")
+    if not tool or not mangled:
+        return {name: name for name in mangled}
+    done = subprocess.run([tool], input="\n".join(mangled), capture_output=True, text=True, check=True)
+    plain = [re.sub(r"^void |trtforge::(cuda::)?|\(.*$", "", line) for line in done.stdout.splitlines()]
+    return dict(zip(mangled, plain, strict=True))
