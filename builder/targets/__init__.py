@@ -19,7 +19,11 @@ from trtforge.progress import Progress
 from trtforge.recipe.schema import Build
 
 #: target built from the graph -> its module
-GRAPH_TARGETS = {"torch": "builder.targets.torch_target", "tensorrt": "builder.targets.tensorrt.target"}
+GRAPH_TARGETS = {
+    "torch": "builder.targets.torch_target",
+    "tensorrt": "builder.targets.tensorrt.target",
+    "tensorrt-rtx": "builder.targets.rtx.target",
+}
 #: target built from the quantized checkpoint -> its module
 CHECKPOINT_TARGETS = {
     "trtllm-engine": "builder.targets.trtllm.engine_target",

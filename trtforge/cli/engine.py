@@ -44,6 +44,9 @@ def info(
         show_trtllm_engine(console, read_trtllm_engine(folder).to_json(), folder.name)
         return
     document = engine_info(folder, capability)
+    if document["target"] == "tensorrt-rtx":
+        show_rtx(console, document)
+        return
     if "linears" not in document:
         show_trtllm(console, document)
         return
@@ -103,6 +106,33 @@ def info(
     native = sum(row["linears"] for row in document["execution"] if row["native"])
     total = sum(row["linears"] for row in document["execution"])
     console.value(f"{native} of {total} linears run natively")
+
+
+def show_rtx(console: Console, document: dict[str, Any]) -> None:
+    """RTX engines: what each is for, whether its file is the one that was built; exit 1 when one is not."""
+    from trtforge.errors import ExitCode
+    from trtforge.recipe.units import format_size
+
+    console.result(document)
+    cache = document["kv_cache"]
+    console.heading(f"{document['name']}: RTX engines, {document['quant_format']}, {document['dtype']}")
+    rows = [
+        ["loads in", document["loads_in"]],
+        *([key, str(value)] for key, value in document["limits"].items()),
+        ["KV cache", f"linear, {cache['format']}, {format_size(cache['bytes_per_request'])} a request"],
+        *([f"profile {p['name']}", f"batch {p['batch']}, row {p['row']}"] for p in document["profiles"]),
+    ]
+    console.table("Asked", ["what", "value"], rows)
+    engines = document["engines"]
+    console.table(
+        "RTX engines",
+        ["architecture", "file", "size", "intact"],
+        [[e["architecture"], e["file"], format_size(e["bytes"]), "yes" if e["intact"] else "NO"] for e in engines],
+    )
+    damaged = [item["file"] for item in engines if not item["intact"]]
+    console.value(f"{len(engines)} RTX engines, {len(damaged)} damaged")
+    if damaged:
+        raise common.Failed(ExitCode.GATE_FAILED)
 
 
 def show_trtllm_engine(console: Console, document: dict[str, Any], name: str) -> None:

@@ -37,7 +37,7 @@ def show_run(console: Console, name: str, result: RunResult) -> None:
     console.print(f"report  {place}/report.html")
     console.print(f"log     {result.log}")
     target = bundle.summary.get("target") if bundle is not None else None
-    for line in next_commands(name, place) if target is None else next_commands_of_trtllm(place):
+    for line in next_commands(name, place) if target is None else next_commands_elsewhere(place):
         console.print(line)
     if console.mode == "quiet":
         console.value(place)
@@ -73,7 +73,8 @@ def bundle_rows(summary: Mapping[str, Any]) -> list[list[str]]:
         ["perplexity increase (paired)", _interval(perplexity["increase"], "+.2%")],
     ]
     if "agreement" in parity:
-        rows.append(["engine agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")])
+        what = parity.get("ran", "engine")
+        rows.append([f"{what} agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")])
         floor = parity.get("floor_raw_agreement")
         beside = "" if floor is None else f"; the quantized model with its own rounding noise: {floor:.2%}"
         rows.append(["  same best token, noise not allowed for", _interval(parity["raw_agreement"], ".2%") + beside])
@@ -176,14 +177,14 @@ def next_commands(name: str, bundle: str) -> list[str]:
     ]
 
 
-def next_commands_of_trtllm(bundle: str) -> list[str]:
-    """The commands for a bundle that only TensorRT-LLM's own stack serves."""
+def next_commands_elsewhere(bundle: str) -> list[str]:
+    """The commands for a bundle that only another stack on a GPU machine loads."""
     from launcher.commands import program
 
     return [
         "\nlook at it:",
         f"  {program('trtforge')} engine info {bundle}",
         f"  {program('trtforge')} verify {bundle}",
-        "how to build and serve it on a GPU machine:",
+        "how to use it on a GPU machine:",
         f"  {bundle}/report.md",
     ]

@@ -30,7 +30,7 @@ def default_stages() -> list[Stage]:
         PerTarget(GraphStage()),
         BuildStage(),
         PerTarget(ParityStage()),
-        RepositoryStage(),
+        PerTarget(RepositoryStage()),
         PerTarget(SmokeStage()),
         PerTarget(BenchStage()),
         BundleStage(),

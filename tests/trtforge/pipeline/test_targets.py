@@ -40,7 +40,7 @@ def test_only_real_targets_leave_out_real_stages() -> None:
 def test_a_stage_that_is_left_out_says_so_and_has_no_gate(tmp_path: Path, target: str) -> None:
     asked = recipe(target)
     for stage in default_stages():
-        if not isinstance(stage, PerTarget):
+        if not isinstance(stage, PerTarget) or left_out(asked, stage.name) is None:
             continue
         section = stage.section(asked, tmp_path)
         out = tmp_path / stage.name

@@ -10,6 +10,7 @@ from trtforge.errors import ForgeError
 from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import copy_estimate, plain
 from trtforge.recipe.schema import Recipe
+from trtforge.store.machine import tool_versions
 
 if TYPE_CHECKING:
     from builder.targets.trtllm.llmapi_target import LlmSettings
@@ -34,6 +35,8 @@ class BuildStage(StageBase):
             from builder.targets.tensorrt.target import key_facts
 
             section["tensorrt"] = {"stack": recipe.stack, "here": key_facts()}
+        if recipe.build.target == "tensorrt-rtx":
+            section["tensorrt_rtx"] = tool_versions(("tensorrt-rtx",))
         return section
 
     def host_facts(self) -> dict[str, Any]:
@@ -49,6 +52,8 @@ class BuildStage(StageBase):
             return _build_of_checkpoint(context)
         if context.recipe.build.target == "tensorrt":
             return _build_tensorrt(context)
+        if context.recipe.build.target == "tensorrt-rtx":
+            return _build_rtx(context)
         from builder.targets import build_engine
 
         engine = build_engine(
@@ -87,6 +92,20 @@ def _build_tensorrt(context: StageContext) -> StageResult:
         stored[linear["stored"]] = stored.get(linear["stored"], 0) + 1
     summary = {key: value for key, value in engine.items() if key not in ("linears", "sha256")}
     return StageResult(summary={**summary, "linears": stored}, measurements=plan, measured=CHOSEN_BY_TIME)
+
+
+def _build_rtx(context: StageContext) -> StageResult:
+    """RTX engines: the same bytes wherever they are compiled, so their hashes are part of the result."""
+    from builder.targets import build_engine
+
+    engine = build_engine(
+        context.inputs["graph"].path,
+        context.out,
+        name=context.recipe.name,
+        build=context.recipe.build,
+        progress=context.progress,
+    )
+    return StageResult(summary=engine, measured=("build.log",))
 
 
 def _of_checkpoint(recipe: Recipe) -> bool:

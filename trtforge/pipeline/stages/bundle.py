@@ -27,7 +27,7 @@ from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResu
 from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke
 from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, write_json
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
-from trtforge.pipeline.stages.targets import not_run
+from trtforge.pipeline.stages.targets import left_out, not_run
 from trtforge.recipe.schema import Recipe
 from trtforge.store.export import copy_artifact, copy_artifact_file
 from trtforge.store.hashing import hash_file
@@ -75,13 +75,14 @@ class BundleStage(StageBase):
         inputs, out = context.inputs, context.out
         context.progress.start("copying engine and repository", float(size_of(inputs["build"])))
         copy_artifact(inputs["build"], out / ENGINE_DIR, context.progress.advance)
-        copy_artifact(inputs["repository"], out / "repository", context.progress.advance, below=REPOSITORY_DIR)
         evidence = out / EVIDENCE_DIR
         evidence.mkdir()
         missing = {name: reason for name, artifact in inputs.items() if (reason := not_run(artifact)) is not None}
         for stage, file, name in EVIDENCE:
             if stage not in missing:
                 copy_artifact_file(inputs[stage], file, evidence / name)
+        if "repository" not in missing:
+            copy_artifact(inputs["repository"], out / "repository", context.progress.advance, below=REPOSITORY_DIR)
         if missing:
             write_json(evidence / "not_run.json", missing)
         write_json(evidence / "audit.json", inputs["quantize"].summary["audit"])
@@ -128,6 +129,7 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
     row = table.row(recipe.stack) if recipe.stack else table.newest(recipe.build.target)
     planned_for = engine.get("planned_for")
     of_torch = engine["target"] == "torch"
+    served = left_out(recipe, "repository") is None
     compiled = engine.get("tensorrt", {})
     return {
         "target": engine["target"],
@@ -140,7 +142,7 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
         "plugin_abi": compiled["plugins"]["abi"] if compiled else None,
         "host_abi": engine.get("host_abi"),
         "ops_version": engine.get("ops_version"),
-        "layout": recipe.triton.layout,
+        "layout": recipe.triton.layout if served else None,
         "triton": recipe.triton.version or (row.triton if row else None),
         "numpy": row.numpy if row else None,
         "python": PYTHON_RULE if of_torch else None,

@@ -35,7 +35,7 @@ def build_report(context: StageContext) -> Any:
         *([] if "smoke" in missing else [_server(inputs["smoke"])]),
         _gates(gates),
         *([_not_run(missing)] if missing else []),
-        _serving_of_trtllm(inputs["build"]) if missing else _serving(context),
+        _use(context, missing),
         _origin(inputs),
     ]
     data = {
@@ -70,11 +70,33 @@ def _model(inputs: Mapping[str, Artifact]) -> Any:
         ("format", f"{quantized['format']}, KV cache {quantized['kv_cache']}"),
         ("engine", f"target {engine['target']}, {format_size(size_of(inputs['build']))}"),
         ("limits", ", ".join(f"{key} {value}" for key, value in engine["limits"].items())),
-        *(_trtllm_rows(engine) if "linears" not in engine else _torch_rows(engine)),
+        *_engine_facts(engine),
     )
     emulated = quantized.get("emulated") or []
     note = f"Emulated, for want of the hardware: {', '.join(emulated)}." if emulated else ""
     return Section("What was built", note, (Table(("", ""), rows),))
+
+
+def _engine_facts(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    if engine["target"] == "tensorrt-rtx":
+        return _rtx_rows(engine)
+    return _torch_rows(engine) if "linears" in engine else _trtllm_rows(engine)
+
+
+def _rtx_rows(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """RTX engines, one an architecture; where they load stands first."""
+    cache = engine["kv_cache"]
+    return (
+        ("loads in", engine["loads_in"]),
+        *((f"RTX engine {item['architecture']}", format_size(item["bytes"])) for item in engine["engines"]),
+        ("profiles", "; ".join(f"{p['name']}: batch {p['batch']}, row {p['row']}" for p in engine["profiles"])),
+        (
+            "KV cache",
+            f"linear, {cache['format']}, {cache['capacity']} tokens, "
+            f"{format_size(cache['bytes_per_request'])} a request",
+        ),
+        ("reproducible", engine["reproducible"]),
+    )
 
 
 def _torch_rows(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -147,7 +169,10 @@ def _quality(inputs: Mapping[str, Artifact]) -> Any:
 
 def _engine_rows(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return (
-        ("engine agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")),
+        (
+            f"{parity.get('ran', 'engine')} agrees with the quantized model (top 1)",
+            _interval(parity["agreement"], ".2%"),
+        ),
         ("  without the allowance for near ties", _interval(parity["raw_agreement"], ".2%")),
         ("  mean KL divergence", f"{parity['mean_kl']:.2e} nats"),
         ("  positions whose two best tokens lie within the noise", f"{parity['near_tie_share']:.2%}"),
@@ -204,6 +229,25 @@ def _not_run(missing: Mapping[str, Mapping[str, Any]]) -> Any:
     rows = tuple((name, ", ".join(reason["gates"]) or "-", reason["reason"]) for name, reason in missing.items())
     text = "Nothing below was looked at on the engine; do so on the GPU machine before traffic is sent to it."
     return Section("Not run", text, (Table(("stage", "gates without a verdict", "why"), rows),))
+
+
+def _use(context: StageContext, missing: Mapping[str, Any]) -> Any:
+    """How to serve the bundle, or what to do with engines that nothing here serves."""
+    if context.recipe.build.target == "tensorrt-rtx":
+        return _use_of_rtx(context.inputs["build"])
+    return _serving_of_trtllm(context.inputs["build"]) if missing else _serving(context)
+
+
+def _use_of_rtx(build: Artifact) -> Any:
+    from evals.report import Section
+
+    engine = build.summary
+    text = (
+        f"An RTX engine loads in {engine['loads_in']}. Inputs, profiles and the caches that the caller owns are "
+        "described in engine/engine.json and in docs/targets.md."
+    )
+    commands = ["trtforge engine info BUNDLE/engine", f"pip install tensorrt-rtx=={engine['tensorrt_rtx']}"]
+    return Section("Use it", text, preformatted=("\n".join(commands),))
 
 
 def _serving_of_trtllm(build: Artifact) -> Any:

@@ -23,6 +23,14 @@ class GraphStage(StageBase):
     tools = ("onnx",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        if recipe.build.target == "tensorrt-rtx":
+            # no plugins, and linear caches of the model's type
+            return {
+                "dtype": recipe.model.dtype,
+                "kv_cache_format": recipe.model.dtype,
+                "block_size": recipe.build.kv_cache.block_size,
+                "mode": "native",
+            }
         return {
             "dtype": recipe.model.dtype,
             "kv_cache_format": KV_POOL_FORMATS.get(recipe.quantize.kv_cache, recipe.quantize.kv_cache),

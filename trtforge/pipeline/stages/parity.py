@@ -1,18 +1,29 @@
-"""parity: the engine against the reference model of the quantized checkpoint, teacher-forced."""
+"""parity: the engine against the reference model of the quantized checkpoint, teacher-forced.
+
+An RTX engine cannot be run here. For it the graph that it is compiled from is compared, written in float32 and run
+by ONNX Runtime; gates and figures say so.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import GateResult, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, rounded, write_json
 from trtforge.pipeline.stages.scoring import REFERENCE_DTYPE, TOOLS
 from trtforge.recipe.schema import Recipe
 
+if TYPE_CHECKING:
+    import torch
+
 PARITY_FILE = "parity.json"
 #: tokens of a prompt: 16 prompts give 2,048 positions, enough to tell 99 % from 99.5 %
 PROMPT_TOKENS = 128
+
+#: what is compared where the engine itself cannot be run
+FLOAT32_GRAPH = "the engine's graph, in float32 under ONNX Runtime,"
 
 #: relative rounding error of one value, by the model's dtype
 ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-24}
@@ -27,7 +38,9 @@ class ParityStage(StageBase):
     tools = TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        of_graph = {"runs": FLOAT32_GRAPH} if recipe.build.target == "tensorrt-rtx" else {}
         return {
+            **of_graph,
             **plain(recipe.evals.engine_parity),
             "corpus": corpus_identity(recipe.evals.perplexity.corpus, recipe_dir, "evaluation"),
             "prompt_tokens": PROMPT_TOKENS,
@@ -38,22 +51,17 @@ class ParityStage(StageBase):
         return execution_facts()
 
     def run(self, context: StageContext) -> StageResult:
-        import torch
-
         from evals.gates import at_least, at_most
         from evals.parity import compare, kl_limit, slice_prompts
         from evals.statistics import Interval
         from quantize.corpora import corpus_tokens, load_corpus
         from quantize.reference import load_reference_model
-        from runtime.offline import Engine
 
         asked = context.recipe.evals.engine_parity
         checkpoint = context.inputs["quantize"].path
-        context.progress.start("loading the engine")
-        engine = Engine.load(context.inputs["build"].path)
+        engine_logits, activations, longest = _engine(context)
         context.progress.start("loading the reference model")
         reference = load_reference_model(checkpoint, dtype=REFERENCE_DTYPE)
-        activations = str(engine.executor.describe()["activations"])
 
         def noise(ids: torch.Tensor) -> torch.Tensor:
             """How far a correct engine with activations of that type may be from the reference."""
@@ -63,15 +71,17 @@ class ParityStage(StageBase):
 
         corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
         tokens = corpus_tokens(corpus, reference.tokenizer).tolist()
-        length = min(PROMPT_TOKENS, engine.core.limits.max_input_len)
+        length = min(PROMPT_TOKENS, longest)
         result = compare(
-            lambda ids: torch.from_numpy(engine.logits(ids.tolist())),
+            engine_logits,
             reference.logits,
             slice_prompts(tokens, asked.prompts, length),
             perturbed_logits=noise,
             progress=context.progress,
         )
         gates: list[GateResult] = []
+        of_graph = context.recipe.build.target == "tensorrt-rtx"
+        names = ("graph_top1_agreement", "graph_kl") if of_graph else ("top1_agreement", "engine_kl")
         if asked.gate is not None:
             agreement = result.agreement
             detail = (
@@ -79,11 +89,35 @@ class ParityStage(StageBase):
                 f"{agreement.confidence:.0%} interval [{agreement.low:.4%}, {agreement.high:.4%}]; "
                 f"the lower bound counts, the limit is {asked.gate.min_top1_agreement:.4%}"
             )
-            gates.append(at_least("top1_agreement", agreement.low, asked.gate.min_top1_agreement, detail))
+            gates.append(at_least(names[0], agreement.low, asked.gate.min_top1_agreement, detail))
             divergence = Interval(result.mean_kl, result.mean_kl, result.mean_kl)
-            gates.append(at_most("engine_kl", divergence, kl_limit(result), " nats"))
+            gates.append(at_most(names[1], divergence, kl_limit(result), " nats"))
         figures = rounded(result.to_json())
         figures["prompt_tokens"] = length
         figures["activations"] = activations
+        if of_graph:
+            figures["ran"] = FLOAT32_GRAPH
         write_json(context.out / PARITY_FILE, figures)
         return StageResult(summary=figures, gates=gates)
+
+
+def _engine(context: StageContext) -> tuple[Callable[[torch.Tensor], torch.Tensor], str, int]:
+    """(token ids [S] → logits float32 [S, V], type of the activations, tokens of the longest prompt)."""
+    import torch
+
+    if context.recipe.build.target == "tensorrt-rtx":
+        from builder.targets.rtx.float32 import emit_float32
+        from builder.targets.rtx.session import Float32Session
+
+        folder = context.scratch / "float32"
+        emit_float32(context.inputs["quantize"].path, folder, progress=context.progress)
+        context.progress.start("loading the graph")
+        session = Float32Session(folder)
+        limits = context.inputs["build"].summary["limits"]
+        return lambda ids: torch.from_numpy(session.logits(ids.tolist())), "float32", int(limits["max_input_len"])
+    from runtime.offline import Engine
+
+    context.progress.start("loading the engine")
+    engine = Engine.load(context.inputs["build"].path)
+    activations = str(engine.executor.describe()["activations"])
+    return lambda ids: torch.from_numpy(engine.logits(ids.tolist())), activations, engine.core.limits.max_input_len

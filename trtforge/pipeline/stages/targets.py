@@ -1,8 +1,9 @@
 """What a target leaves out of the pipeline, and why: a stage that cannot run says so, and passes nothing.
 
-Policy: the engines of TensorRT-LLM run on a GPU under NVIDIA's own runtime, which this pipeline has no runner
-for. Their recipes go through the same stages; those that need a running engine write ``not_run.json`` with the
-reason and the gates that nobody has looked at. Report and bundle name these gates; none counts as passed.
+Policy: the engines of TensorRT-LLM run on a GPU under NVIDIA's own runtime, and RTX engines on an RTX GPU; this
+pipeline has no runner for either. Their recipes go through the same stages; those that need a running engine write
+``not_run.json`` with the reason and the gates that nobody has looked at. Report and bundle name these gates; none
+counts as passed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class NotRun:
 _RUNTIME = "an engine of TensorRT-LLM runs on a GPU under its own runtime, which this pipeline has no runner for"
 _LLMAPI = "TensorRT-LLM loads the checkpoint on a GPU when it starts, and this pipeline has no runner for it"
 
+_RTX = "an RTX engine runs on a GPU under TensorRT for RTX, which this pipeline has no runner for"
+
 
 def _without_runner(why: str) -> Mapping[str, NotRun]:
     return {
@@ -47,6 +50,12 @@ def _without_runner(why: str) -> Mapping[str, NotRun]:
 LEFT_OUT: Mapping[str, Mapping[str, NotRun]] = {
     "trtllm-engine": _without_runner(_RUNTIME),
     "trtllm-llmapi": _without_runner(_LLMAPI),
+    # parity runs: on the float32 form of the graph, under gates of its own names
+    "tensorrt-rtx": {
+        "repository": NotRun("no backend of Triton loads RTX engines"),
+        "smoke": NotRun(_RTX, ("smoke", "top1_agreement", "engine_kl")),
+        "bench": NotRun(_RTX, ("failed_requests", "slo")),
+    },
 }
 
 
