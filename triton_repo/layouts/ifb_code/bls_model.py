@@ -56,9 +56,8 @@ class TritonPythonModel:
 
     def _serve(self, job: "_Job", sender: Any) -> None:
         held: Any = None
-        running: list[Any] = []
         try:
-            for response in self._answers(job, sender, running):
+            for response in self._answers(job, sender):
                 if held is not None:
                     sender.send(held)
                 held = None if job.stream else response
@@ -72,12 +71,8 @@ class TritonPythonModel:
                 sender.send(held, flags=FINAL)
         except Exception as error:  # whatever it is, the client must get an answer
             sender.send(_failure(error), flags=FINAL)
-        for responses in running:
-            for _ in responses:  # not left: the stub keeps what nobody reads
-                pass
 
-    def _answers(self, job: "_Job", sender: Any, running: list[Any]) -> Iterator[Any]:
-        """The client's responses; what the engine may still send is left in ``running``."""
+    def _answers(self, job: "_Job", sender: Any) -> Iterator[Any]:
         beams = int(job.value("beam_width", 1))
         fault = refusal(
             stream=job.stream, decoupled=self._decoupled, beam_width=beams, max_beam_width=self._max_beam_width
@@ -86,17 +81,23 @@ class TritonPythonModel:
             raise Refused(fault)
         sequences = _Sequences(job, self._answer)
         responses = self._generate(job, self._prepare(job))
-        running.append(responses)
+        ended = False
+        # One loop over the iterator to its end: a second one, or a response that comes after the client's last one,
+        # corrupts the memory of the stub.
         for response in responses:
+            if ended:
+                continue
             if response.has_error():
                 raise Refused(response.error().message())
             tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
             if "output_ids" in tensors:
                 yield sequences.response(tensors)
             if sender.is_cancelled() or (job.stream and sequences.all_stopped()):
+                ended = True
                 end_early(responses)
-                break
-        if job.stream:
+                if job.stream:
+                    yield from sequences.ends()
+        if job.stream and not ended:
             yield from sequences.ends()
 
     def _answer(self, job: "_Job", row: int) -> Answer:
@@ -123,7 +124,7 @@ class TritonPythonModel:
             raise Refused(response.error().message())
         return {tensor.name(): tensor for tensor in response.output_tensors()}
 
-    def _generate(self, job: "_Job", prepared: dict[str, Any]) -> Iterator[Any]:
+    def _generate(self, job: "_Job", prepared: dict[str, Any]) -> Any:
         inputs = [_named(TO_ENGINE[name], tensor) for name, tensor in prepared.items()]
         inputs += [_named(inner, job.tensors[name]) for name, inner in DIRECT.items() if name in job.passed]
         if "seed" not in job.tensors and "random_seed" in job.tensors:
@@ -138,7 +139,7 @@ class TritonPythonModel:
             inputs=inputs,
             requested_output_names=[*outputs, *sorted(job.wanted - OWN - set(outputs))],
         )
-        return iter(request.exec(decoupled=True) if self._decoupled else [request.exec()])
+        return request.exec(decoupled=True) if self._decoupled else [request.exec()]
 
 
 class _Job:
