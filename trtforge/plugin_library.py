@@ -8,9 +8,10 @@ here imports torch.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ from trtforge.store.hashing import hash_file
 LIBRARY = "libtrtforge_tensorrt.so"
 VARIABLE = "TRTFORGE_TENSORRT_PLUGINS"
 BUILD = "trtforge plugins build --tensorrt-include DIR (the folder with NvInfer.h)"
+#: what the plugins themselves refuse, as TensorRT's log carries it: code and what it is about
+PLUGIN_CODES = (
+    ("TF-OPS-203", "a field of a plugin is unknown, repeated, missing, of another type or out of range"),
+    ("TF-OPS-204", "a plugin's tensors have another count, type or shape than its fields say"),
+)
+_SAID = re.compile(r"(TF-OPS-\d{3}): (.*)")
 
 
 @dataclass(frozen=True)
@@ -60,16 +67,16 @@ class PluginLibrary:
 
 
 def find_plugin_library() -> Path | None:
-    """Where the library lies: what ``TRTFORGE_TENSORRT_PLUGINS`` names, else beside the plugins' package."""
+    """Where the library lies: what ``TRTFORGE_TENSORRT_PLUGINS`` names, else the newest build in the plugin cache."""
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
-    spec = importlib.util.find_spec("plugins")
-    for location in (spec.submodule_search_locations if spec is not None else None) or ():
-        path = Path(location) / "tensorrt" / LIBRARY
-        if path.is_file():
-            return path
-    return None
+    home = os.environ.get("XDG_CACHE_HOME")
+    cache = os.environ.get("TRTFORGE_PLUGIN_CACHE")
+    folder = Path(cache) if cache else (Path(home) if home else Path.home() / ".cache") / "trtforge" / "plugins"
+    builds = [path for path in folder.glob("tensorrt-*/report.json") if (path.parent / LIBRARY).is_file()]
+    newest = max(builds, key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent / LIBRARY
 
 
 def plugin_library(path: Path | None = None) -> PluginLibrary:
@@ -108,6 +115,13 @@ def plugin_library(path: Path | None = None) -> PluginLibrary:
             why="It must load and answer trtforge's questions before TensorRT is given it.",
             remedies=[BUILD, f"set {VARIABLE} to another file"],
         ) from error
+
+
+def said_by_plugins(messages: Iterable[str]) -> tuple[str, str] | None:
+    """Code and sentence of the first refusal of a plugin among TensorRT's messages."""
+    found = (match for message in messages if (match := _SAID.search(message)))
+    match = next(found, None)
+    return None if match is None else (match[1], match[2].strip())
 
 
 def device_capability(library: PluginLibrary) -> str | None:

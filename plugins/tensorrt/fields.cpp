@@ -33,7 +33,7 @@ char const* typeName(PluginFieldType type)
 
 [[noreturn]] void refuse(Op const& op, std::string const& what)
 {
-    throw std::invalid_argument(std::string(op.name) + " version " + op.version + ": " + what);
+    throw std::invalid_argument("TF-OPS-203: " + std::string(op.name) + " version " + op.version + ": " + what);
 }
 
 std::string knownFields(Op const& op)

@@ -23,6 +23,8 @@ namespace
 
 constexpr int32_t kSUCCESS = 0;
 constexpr int32_t kFAILURE = -1;
+//! What types, shapes and counts of tensors are refused with.
+constexpr char const* kSHAPE_CODE = "TF-OPS-204: ";
 
 std::string dimsText(Dims const& dims)
 {
@@ -145,7 +147,8 @@ TResult Plugin::guarded(TResult failure, TBody&& body) const noexcept
     }
     catch (std::exception const& error)
     {
-        reportError(std::string(mOp.name) + ": " + error.what());
+        std::string const what = error.what();
+        reportError(what.rfind("TF-", 0) == 0 ? what : std::string(kSHAPE_CODE) + mOp.name + ": " + what);
     }
     catch (...)
     {
@@ -363,7 +366,8 @@ int32_t Plugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc cons
             cuda::Status const status = run(inputDesc, inputs, outputs, workspace, stream);
             if (!status.ok())
             {
-                throw std::runtime_error(status.message);
+                throw std::runtime_error(
+                    "TF-OPS-" + std::to_string(100 + status.code) + ": " + mOp.name + ": " + status.message);
             }
             return kSUCCESS;
         });
@@ -421,7 +425,8 @@ nvinfer1::IPluginV3* Creator::createPlugin(nvinfer1::AsciiChar const* name,
     }
     catch (std::exception const& error)
     {
-        reportError(error.what() + layer);
+        std::string const what = error.what();
+        reportError((what.rfind("TF-", 0) == 0 ? what : "TF-OPS-203: " + what) + layer);
     }
     catch (...)
     {

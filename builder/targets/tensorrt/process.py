@@ -17,6 +17,7 @@ from typing import Any
 
 from builder.targets.tensorrt.session import Spec
 from trtforge.errors import ForgeError
+from trtforge.plugin_library import said_by_plugins
 from trtforge.progress import Progress
 
 _TAIL = 12
@@ -115,6 +116,19 @@ def _tail(log: Path) -> list[str]:
 def _refused(answer: dict[str, Any], spec: Spec) -> ForgeError:
     step, messages = answer["step"], list(answer["messages"])
     said = " | ".join(messages) or "it said nothing"
+    said_so = said_by_plugins(messages)
+    if said_so is not None:
+        return ForgeError(
+            said_so[0],
+            said_so[1],
+            asked=spec.weights,
+            numbers={"step": step, "messages": messages},
+            why="A plugin refused its node; TensorRT only says that it could not be made.",
+            remedies=[
+                "build.target: torch runs the same graph",
+                "docs/plugins.md lists the fields, types and shapes that have kernels",
+            ],
+        )
     if step in ("parse", "interface", "plugins"):
         return ForgeError(
             "TF-BLD-107",

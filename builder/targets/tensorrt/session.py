@@ -143,7 +143,7 @@ def build_plan(trt: Any, spec: Spec, report: Report) -> dict[str, Any]:
     network = builder.create_network(network_flags(trt))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(Path(spec.model).read_bytes(), path=spec.weights):
-        raise BuildFailed("parse", [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)] or errors)
+        raise BuildFailed("parse", [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)] + errors)
     _check_interface(trt, network, spec)
     config = _configure(trt, builder, spec)
     cache = _timing_cache(config, Path(spec.timing_cache))

@@ -136,9 +136,7 @@ class Plugin:
 
     def format(self, pos: int, inputs: int, types: Sequence[int], formats: Sequence[int] | None = None) -> bool:
         given = [LINEAR] * len(types) if formats is None else formats
-        return bool(
-            self.harness.lib.harness_format(self.handle, pos, inputs, self.outputs, _ints(types), _ints(given))
-        )
+        return bool(self.harness.lib.harness_format(self.handle, pos, inputs, self.outputs, _ints(types), _ints(given)))
 
     def _profile(self, call: Any, types: Sequence[int], low: Sequence[Shape], high: Sequence[Shape]) -> int:
         ranks, least = _shapes(low)
