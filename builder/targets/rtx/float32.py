@@ -53,9 +53,9 @@ def emit_float32(checkpoint: Path, out: Path, *, progress: Progress | None = Non
                 block = integer_attribute(node, "block_size")
                 assert block is not None
                 values = dequantize_nvfp4(
-                    _read(out, stored, np.uint8),
-                    _read(out, initializers[scales.input[0]], ml_dtypes.float8_e4m3fn),
-                    _read(out, initializers[scales.input[1]], np.float32),
+                    np.frombuffer(_read(out, stored), np.uint8),
+                    np.frombuffer(_read(out, initializers[scales.input[0]]), ml_dtypes.float8_e4m3fn),
+                    np.frombuffer(_read(out, initializers[scales.input[1]]), np.float32),
                     shape=(stored.dims[0], stored.dims[1]),
                     block=block,
                 )
@@ -98,12 +98,11 @@ def dequantize_nvfp4(
     return result
 
 
-def _read(directory: Path, tensor: TensorProto, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+def _read(directory: Path, tensor: TensorProto) -> bytes:
     place = {entry.key: entry.value for entry in tensor.external_data}
     with (directory / place["location"]).open("rb") as file:
         file.seek(int(place["offset"]))
-        values: npt.NDArray[np.generic] = np.frombuffer(file.read(int(place["length"])), dtype=dtype)
-    return values
+        return file.read(int(place["length"]))
 
 
 def _external(name: str, values: npt.NDArray[np.float32], offset: int) -> TensorProto:
@@ -128,7 +127,7 @@ def _dynamic_block_quantize() -> FunctionProto:
         nodes.append(helper.make_node("Constant", [], [name], value=tensor))
         return name
 
-    def add(op: str, inputs: list[str], output: str, **attributes: object) -> str:
+    def add(op: str, inputs: list[str], output: str, **attributes: int) -> str:
         nodes.append(helper.make_node(op, inputs, [output], **attributes))
         return output
 

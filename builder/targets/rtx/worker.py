@@ -41,7 +41,7 @@ def main(request: dict[str, Any]) -> None:
         fail("import", [str(error)])
     errors: list[str] = []
 
-    class Logger(trt.ILogger):  # type: ignore[misc]
+    class Logger(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
@@ -51,7 +51,7 @@ def main(request: dict[str, Any]) -> None:
             if severity <= trt.ILogger.Severity.ERROR:
                 errors.append(message)
 
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+    class Monitor(trt.IProgressMonitor):
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
@@ -92,8 +92,8 @@ def main(request: dict[str, Any]) -> None:
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         fail("build", errors)
-    with open(request["engine"], "wb") as file:  # noqa: PTH123
-        file.write(plan)
+    with open(request["engine"], "wb") as engine:  # noqa: PTH123
+        engine.write(plan)
     say(event="done", bytes=plan.nbytes, layers=layers, version=trt.__version__)
 
 
