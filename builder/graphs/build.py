@@ -55,7 +55,7 @@ def build_graph(
             for it, else ``dtype``.
         block_size: S, token slots in a KV block.
         mode: ``paged``, or ``native``: standard operators on padded batches (see
-            :mod:`builder.graphs.native`); no engine target of this version takes it.
+            :mod:`builder.graphs.native`), which the target tensorrt-rtx takes.
         hidden_states: residual streams to add as outputs (i: after i layers).
         tree_mask: add the input that verification of draft trees needs.
 

@@ -11,6 +11,7 @@ checkpoint by the same code, with float32 activations. Three things differ, none
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -127,7 +128,7 @@ def _dynamic_block_quantize() -> FunctionProto:
         nodes.append(helper.make_node("Constant", [], [name], value=tensor))
         return name
 
-    def add(op: str, inputs: list[str], output: str, **attributes: int) -> str:
+    def add(op: str, inputs: list[str], output: str, **attributes: Any) -> str:
         nodes.append(helper.make_node(op, inputs, [output], **attributes))
         return output
 
