@@ -34,7 +34,8 @@ CACHE_VARIABLE = "TRTFORGE_PLUGIN_CACHE"
 SHARED = "libtrtforge_cuda.so"
 STATIC = "libtrtforge_cuda.a"
 OLDEST_NVCC = (12, 8)
-_SOURCES = ("*.cu", "*.cuh", "*.hpp", "*.h", "CMakeLists.txt")
+#: Headers that the kernels share with the host library.
+_SHARED_HEADERS = ("cuda_abi.h", "eagle_rules.hpp", "host_abi.h", "random.hpp", "types.hpp", "validate.hpp")
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,12 @@ def source_tree() -> Path:
 def source_hash(plugins: Path | None = None) -> str:
     """SHA-256 over everything that the library is compiled from."""
     tree = plugins or source_tree()
+    headers = tree / "include" / "trtforge"
+    paths = [*tree.glob("cuda/*.cu*"), *tree.glob("cuda/*.hpp"), tree / "cuda" / "CMakeLists.txt"]
+    paths += [*(headers / "cuda").iterdir(), *(headers / name for name in _SHARED_HEADERS)]
     digest = hashlib.sha256()
-    for folder in (tree / "cuda", tree / "include" / "trtforge"):
-        for path in sorted({path for pattern in _SOURCES for path in folder.rglob(pattern)}):
-            digest.update(f"{path.relative_to(tree)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(tree)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
@@ -193,7 +196,7 @@ def _build(kind: str, key: str, options: list[str], plugins: Path, jobs: int, pr
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if (folder / "report.json").is_file():
-            return Build(folder, 0.0, _read_report(folder))
+            return Build(folder, 0.0, read_report(folder))
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{kind}-") as scratch:
             log = _compile(plugins, Path(scratch), [*options, f"-DTRTFORGE_SOURCE_HASH={digest}"], jobs, progress)
@@ -204,7 +207,7 @@ def _build(kind: str, key: str, options: list[str], plugins: Path, jobs: int, pr
             for name in (SHARED, STATIC):
                 shutil.move(Path(scratch) / "build" / name, ready / name)
             (ready / "build.log").write_text(log)
-            report = {"key": folder.name, "seconds": round(seconds, 1), "kernels": [asdict(use) for use in kernels]}
+            report = {"key": folder.name, "seconds": round(seconds, 1), "kernels": report_of(kernels)}
             (ready / "report.json").write_text(json.dumps(report, indent=1) + "\n")
             shutil.rmtree(folder, ignore_errors=True)
             ready.rename(folder)
@@ -258,9 +261,18 @@ def _beside_python(name: str) -> str | None:
     return str(path) if path.is_file() else None
 
 
-def _read_report(folder: Path) -> tuple[KernelUse, ...]:
-    document: dict[str, Any] = json.loads((folder / "report.json").read_text())
+def read_report(folder: Path) -> tuple[KernelUse, ...]:
+    """The kernels of a build in its folder; none beside a library that was built elsewhere."""
+    path = folder / "report.json"
+    if not path.is_file():
+        return ()
+    document: dict[str, Any] = json.loads(path.read_text())
     return tuple(KernelUse(**use) for use in document["kernels"])
+
+
+def report_of(kernels: Sequence[KernelUse]) -> list[dict[str, Any]]:
+    """The kernels as JSON-able objects."""
+    return [asdict(use) for use in kernels]
 
 
 def parse_ptxas(log: str) -> tuple[KernelUse, ...]:
