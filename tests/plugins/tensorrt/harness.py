@@ -13,7 +13,7 @@ import torch
 # TensorRT's enumerators (NvInferRuntimeBase.h, NvInferRuntimePlugin.h)
 FLOAT, HALF, INT8, INT32, BOOL, UINT8, FP8, BF16, INT64 = 0, 1, 2, 3, 4, 5, 6, 7, 8
 LINEAR, CHW4 = 0, 3
-FIELD_FLOAT32, FIELD_INT32, FIELD_INT64 = 1, 5, 8
+FIELD_FLOAT32, FIELD_INT32, FIELD_INT64 = 1, 5, 10
 TYPE_OF = {
     torch.float32: FLOAT,
     torch.float16: HALF,
