@@ -34,6 +34,7 @@ CACHE_VARIABLE = "TRTFORGE_PLUGIN_CACHE"
 SHARED = "libtrtforge_cuda.so"
 STATIC = "libtrtforge_cuda.a"
 OLDEST_NVCC = (12, 8)
+DEFAULT_ROOT = "/usr/local/cuda"
 #: Headers that the kernels share with the host library.
 _SHARED_HEADERS = ("cuda_abi.h", "eagle_rules.hpp", "host_abi.h", "random.hpp", "types.hpp", "validate.hpp")
 
@@ -110,7 +111,7 @@ def find_nvcc() -> tuple[str, tuple[int, int]]:
         EnvironmentLacks: TF-ENV-003 when there is none, or one that does not know all architectures.
     """
     path = os.environ.get("CUDACXX") or shutil.which("nvcc")
-    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), DEFAULT_ROOT):
         if not path and root and (Path(root) / "bin" / "nvcc").is_file():
             path = str(Path(root) / "bin" / "nvcc")
     remedies = [

@@ -30,17 +30,34 @@ def test_info_names_everything(host: HostLibrary) -> None:
     assert Path(info["path"]).is_file()
 
 
-def test_struct_and_prototypes_match_the_header() -> None:
-    text = HEADER.read_text()
-    struct = re.search(r"struct trtforge_paged_attention_args\n\{(.*?)\n\};", text, re.S)
+def fields_in(header: str, struct_name: str) -> list[tuple[str, object]]:
+    """Names and ctypes kinds of a C struct's fields."""
+    struct = re.search(rf"struct {struct_name}\n\{{(.*?)\n\}};", header, re.S)
     assert struct is not None
     kinds = {"uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
-    fields = []
+    fields: list[tuple[str, object]] = []
     for line in struct[1].splitlines():
         match = re.match(r"\s+(.*?)\s*\b(\w+);", line)
         if match:
             fields.append((match[2], ctypes.c_void_p if "*" in match[1] else kinds[match[1].strip()]))
-    assert fields == [(name, kind) for name, kind, *_ in abi.PagedAttentionArgs._fields_]
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("struct_name", "mirror"),
+    [
+        ("trtforge_paged_attention_args", abi.PagedAttentionArgs),
+        ("trtforge_eagle_tree_args", abi.EagleTreeArgs),
+        ("trtforge_eagle_accept_args", abi.EagleAcceptArgs),
+        ("trtforge_kv_move_args", abi.KvMoveArgs),
+    ],
+)
+def test_structs_match_the_header(struct_name: str, mirror: type[ctypes.Structure]) -> None:
+    assert fields_in(HEADER.read_text(), struct_name) == [(name, kind) for name, kind, *_ in mirror._fields_]
+
+
+def test_prototypes_match_the_header() -> None:
+    text = HEADER.read_text()
     declared = dict(re.findall(r"\b(trtforge_\w+)\(([^)]*)\);", text))
     declared.pop("trtforge_last_error()", None)
     assert set(declared) == set(abi.PROTOTYPES)
