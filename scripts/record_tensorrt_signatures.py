@@ -45,6 +45,7 @@ CLASSES = (
 ENUMS = (
     "BuilderFlag",
     "ExecutionContextAllocationStrategy",
+    "ILogger.Severity",
     "DataType",
     "MemoryPoolType",
     "NetworkDefinitionCreationFlag",
@@ -106,11 +107,17 @@ def describe(cls):
             methods[name] = found
     return {"methods": methods, "properties": properties}
 
+def find(name):
+    found = trt
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
 names = json.loads(sys.argv[1])
 out = {
     "version": trt.__version__,
     "classes": {n: describe(getattr(trt, n)) for n in names["classes"] if hasattr(trt, n)},
-    "enums": {n: sorted(getattr(trt, n).__members__) for n in names["enums"] if hasattr(trt, n)},
+    "enums": {n: {k: int(v) for k, v in find(n).__members__.items()} for n in names["enums"] if find(n)},
     "functions": {
         n: overloads(n, getattr(trt, n)) for n in names["functions"] if hasattr(trt, n)
     },

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from runtime.executors.base import ExecutorLimits
 from runtime.executors.engine_dir import ENGINE_FILE, ENGINE_VERSION, OPS_VERSION, EngineInfo, parse_engine
 from trtforge.errors import EnvironmentLacks, ForgeError
@@ -136,7 +138,8 @@ def check_loadable(engine: TensorrtEngine, *, tensorrt: str, architecture: str, 
             another ABI.
     """
     stamp, asked = engine.stamp, str(engine.info.directory)
-    if tensorrt != stamp["version"]:
+    # pip's .postN is another packaging of the same libraries
+    if Version(tensorrt).base_version != Version(stamp["version"]).base_version:
         raise ForgeError(
             "TF-RUN-111",
             f"the engine needs TensorRT {stamp['version']}; {tensorrt} is loaded here",

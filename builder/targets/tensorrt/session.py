@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from builder.targets.tensorrt.versions import network_flags
+from builder.targets.tensorrt.versions import network_flags, release
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -157,7 +157,7 @@ def build_plan(trt: Any, spec: Spec, report: Report) -> dict[str, Any]:
     Path(spec.plan).write_bytes(memoryview(plan))
     _keep_timing_cache(config, Path(spec.timing_cache))
     return {
-        "tensorrt": str(trt.__version__),
+        "tensorrt": release(str(trt.__version__)),
         "layers": int(network.num_layers),
         "plan_bytes": int(plan.nbytes),
         "timing_cache_used": cache,

@@ -29,7 +29,7 @@ from builder.targets.tensorrt.lowering import Network, lower
 from builder.targets.tensorrt.process import run_worker
 from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes, decode_buckets, profile_shapes
 from builder.targets.tensorrt.session import Spec
-from builder.targets.tensorrt.versions import missing_operators
+from builder.targets.tensorrt.versions import missing_operators, release
 from trtforge.errors import ForgeError
 from trtforge.plugin_library import PluginLibrary
 from trtforge.progress import Progress, SilentProgress
@@ -226,7 +226,7 @@ def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
         ) from error
     findings = []
     try:
-        installed = version("tensorrt")
+        installed = release(version("tensorrt"))
     except PackageNotFoundError:
         installed = None
     if installed != wanted_version:

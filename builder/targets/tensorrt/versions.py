@@ -32,6 +32,11 @@ def is_supported(version: str) -> bool:
         return False
 
 
+def release(version: str) -> str:
+    """The version of the libraries: pip's "10.14.1.48.post1" is another packaging of 10.14.1.48."""
+    return Version(version).base_version
+
+
 def supported_range() -> str:
     """The supported versions, for messages."""
     return f"{OLDEST} to {NEXT.major - 1}.x"

@@ -39,7 +39,9 @@ class TestWaivers:
         assert check_report(loaded(**self.BAD), machine=False).blocked
 
     def test_what_cannot_happen_cannot_be_waived(self) -> None:
-        report = check_report(loaded(speculation={"method": "lookahead"}, waive={"TF-K12-001": "please"}), machine=False)
+        report = check_report(
+            loaded(speculation={"method": "lookahead"}, waive={"TF-K12-001": "please"}), machine=False
+        )
         assert report.blocked
         assert all(finding.waived is None for finding in report.findings)
 
