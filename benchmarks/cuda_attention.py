@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
+import importlib.util
 import json
 import statistics
 import sys
@@ -162,12 +164,9 @@ def flash_attention(case: Case, device: str) -> Callable[[], None]:
 
 def flashinfer_step(case: Case, tensors: dict[str, Any]) -> Callable[[], None] | None:
     """The same step by FlashInfer over the same pool; None where it is not installed or does not take the case."""
-    try:
-        import flashinfer
-    except ImportError:
+    if case.pool != "bfloat16" or importlib.util.find_spec("flashinfer") is None:
         return None
-    if case.pool != "bfloat16":
-        return None
+    flashinfer = importlib.import_module("flashinfer")
     pages = tensors["table"].flatten()
     blocks_each = tensors["table"].shape[1]
     indptr = torch.arange(case.batch + 1, device="cuda", dtype=torch.int32) * blocks_each

@@ -103,12 +103,10 @@ def new_tree(shape: TreeShape, requests: int, device: torch.device | str = "cpu"
     import torch
 
     nodes = (requests, shape.total)
-    whole = {"dtype": torch.int32, "device": device}
-    return DraftTree(
-        torch.empty(nodes, **whole), torch.empty(nodes, **whole), torch.empty(nodes, **whole),
-        torch.empty(nodes, device=device), torch.empty((*nodes, shape.total), dtype=torch.uint8, device=device),
-        torch.empty(requests, **whole),
-    )  # fmt: skip
+    tokens, parents, depths = (torch.empty(nodes, dtype=torch.int32, device=device) for _ in range(3))
+    mask = torch.empty((*nodes, shape.total), dtype=torch.uint8, device=device)
+    counts = torch.empty(requests, dtype=torch.int32, device=device)
+    return DraftTree(tokens, parents, depths, torch.empty(nodes, device=device), mask, counts)
 
 
 def static_tree(choices: list[tuple[int, ...]], device: torch.device | str = "cpu") -> tuple[TreeShape, StaticTree]:
@@ -136,8 +134,8 @@ def static_tree(choices: list[tuple[int, ...]], device: torch.device | str = "cp
     limits = (shape.top_k, MAX_CHILDREN), (shape.expand, MAX_CHILDREN), (shape.levels, MAX_LEVELS)
     if shape.levels < 1 or min(ranks) < 0 or shape.total > MAX_NODES or any(size > most for size, most in limits):
         raise _refused(choices, f"trees have 2 to {MAX_NODES} nodes, {MAX_LEVELS} levels, {MAX_CHILDREN} children")
-    whole = {"dtype": torch.int32, "device": device}
-    return shape, StaticTree(torch.tensor(parents, **whole), torch.tensor(ranks, **whole))
+    arrays = (torch.tensor(values, dtype=torch.int32, device=device) for values in (parents, ranks))
+    return shape, StaticTree(*arrays)
 
 
 def _refused(asked: object, why: str) -> ForgeError:

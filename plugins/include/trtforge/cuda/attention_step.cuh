@@ -125,20 +125,22 @@ TF_DEVICE void blockScan(int32_t* shared, int32_t (&mine)[2], int32_t (&total)[2
 {
     int const t = threadIndex();
     int const n = blockThreads();
-    shared[t] = mine[0];
-    shared[n + t] = mine[1];
+    int32_t const own[2] = {mine[0], mine[1]};
+    shared[t] = own[0];
+    shared[n + t] = own[1];
     syncBlock();
-    int32_t before[2] = {0, 0};
+    for (int step = 1; step < n; step *= 2)
+    {
+        int32_t const before[2] = {t < step ? 0 : shared[t - step], t < step ? 0 : shared[n + t - step]};
+        syncBlock();
+        shared[t] += before[0];
+        shared[n + t] += before[1];
+        syncBlock();
+    }
     for (int kind = 0; kind < 2; ++kind)
     {
-        total[kind] = 0;
-        for (int i = 0; i < n; ++i)
-        {
-            int32_t const count = shared[kind * n + i];
-            before[kind] += i < t ? count : 0;
-            total[kind] += count;
-        }
-        mine[kind] = before[kind];
+        mine[kind] = shared[kind * n + t] - own[kind];
+        total[kind] = shared[kind * n + n - 1];
     }
     syncBlock();
 }
