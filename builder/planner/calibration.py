@@ -65,7 +65,7 @@ def calibrate(gpu: str, source: str, samples: Iterable[tuple[str, float, float]]
 
 
 def read_calibration(path: Path, gpu: str) -> Calibration:
-    """The calibration in ``path``, made on ``gpu``.
+    """The calibration in ``path``, made on ``gpu`` (the table's name; the file may have an alias of it).
 
     Raises:
         ForgeError: ``TF-PLN-052`` the file cannot be read or is no calibration, ``TF-PLN-053`` it is of
@@ -81,7 +81,7 @@ def read_calibration(path: Path, gpu: str) -> Calibration:
         unknown = sorted(set(ratios) - set(CLASSES))
         if unknown:
             raise ValueError(f"{unknown[0]} is no class of op; known: {', '.join(CLASSES)}")
-        found = Calibration(str(raw["gpu"]), str(raw["source"]), ratios)
+        found = Calibration(_canonical(str(raw["gpu"])), str(raw["source"]), ratios)
     except KeyError as error:
         raise _unreadable(path, f"the key {error} is missing") from error
     except (OSError, ValueError, TypeError) as error:
@@ -96,6 +96,16 @@ def read_calibration(path: Path, gpu: str) -> Calibration:
             remedies=[f"--gpu {found.gpu}", f"measure on {gpu}", "leave --calibration out: the plan shows ranges"],
         )
     return found
+
+
+def _canonical(name: str) -> str:
+    """The hardware table's own name of a GPU; a name that it does not know stays, and matches no plan."""
+    from builder.planner.hardware import gpu as row_of
+
+    try:
+        return row_of(name).name
+    except ForgeError:
+        return name
 
 
 def _ratio(name: str, row: Any) -> Ratio:

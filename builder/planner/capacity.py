@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from builder.planner.hardware import Gpu
 from builder.planner.memory import activation_terms, kv_bytes_per_token, plan_memory
@@ -23,6 +26,7 @@ from builder.planner.types import (
     Workload,
 )
 from builder.planner.weights import TensorGroup
+from trtforge.tables import architecture_table
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,36 @@ def replica_tokens(memory: Sequence[MemoryPlan]) -> int:
     return min(plan.pool.tokens for plan in memory)
 
 
-def _held(model: ModelFacts, tokens: float, block: int) -> float:
-    """Tokens of pool that a request takes: whole blocks; layers with a sliding window keep no more than it."""
-    blocks = math.ceil(tokens / block) * block
+def _held(model: ModelFacts, tokens: Any, block: int) -> Any:
+    """Tokens of pool that requests take: whole blocks; layers with a sliding window keep no more than it."""
+    blocks = np.ceil(np.asarray(tokens, dtype=np.float64) / block) * block
     if not model.window or not model.window_layers:
         return blocks
     window = math.ceil(model.window / block) * block + block
     share = model.window_layers / model.layers
-    return (1 - share) * blocks + share * min(blocks, window)
+    return (1 - share) * blocks + share * np.minimum(blocks, window)
+
+
+def _demand(model: ModelFacts, workload: Workload, block: int, common: int) -> tuple[float, float, float]:
+    """Pool tokens of a request: reserved and held on average, and of the longest; kept with the workload.
+
+    They do not depend on the split or the precision, and a search asks for them thousands of times.
+    """
+    key = (model.window, model.window_layers, model.layers, block, common)
+    if key not in workload.demands:
+        isl, osl, share = workload.table
+        stays = share * osl / float(np.dot(share, osl))
+        reserved = np.maximum(_held(model, isl + osl, block) - common, block)
+        held = np.maximum(_held(model, isl + osl / 2, block) - common, block)
+        most = max(float(_held(model, workload.longest, block)) - common, block)
+        workload.demands[key] = (float(np.dot(stays, reserved)), float(np.dot(stays, held)), most)
+    found: tuple[float, float, float] = workload.demands[key]
+    return found
+
+
+def _whole(room: float, each: float) -> int:
+    """Whole requests in ``room``; an average a hair over its true value loses none."""
+    return math.floor(room / each * (1 + 1e-12))
 
 
 def capacity(
@@ -75,14 +101,8 @@ def capacity(
     pool = replica_tokens(memory)
     common = workload.shared_prefix // block * block if shared else 0
     room = max(pool - common, 0)
-    weight = sum(item.share * item.osl for item in workload.lengths)
-    reserved = held = 0.0
-    for item in workload.lengths:
-        stays = item.share * item.osl / weight
-        reserved += stays * max(_held(model, item.isl + item.osl, block) - common, block)
-        held += stays * max(_held(model, item.isl + item.osl / 2, block) - common, block)
-    most = max(_held(model, workload.longest, block) - common, block)
-    guaranteed, expected, longest = int(room // reserved), int(room // held), int(room // most)
+    reserved, held, most = _demand(model, workload, block, common)
+    guaranteed, expected, longest = (_whole(room, each) for each in (reserved, held, most))
     running = min(guaranteed, serving.max_batch_size)
     binding = "KV pool" if guaranteed < serving.max_batch_size else "build.limits.max_batch_size"
     return Capacity(pool, reserved, held, guaranteed, expected, longest, running, binding)
@@ -123,12 +143,13 @@ def prefix_saving(prefix: int, rest: int, requests: int, bytes_per_token: int) -
 
 @dataclass(frozen=True)
 class KvTrade:
-    """One KV format: bytes a token of the whole model, pool tokens and requests of a replica."""
+    """One KV format: bytes a token of the whole model, pool tokens and requests of a replica, what is said of a kernel."""
 
     kv: str
     bytes_per_token: int
     pool_tokens: int
     requests: int
+    kernel: str = "yes"
 
 
 def kv_trade(
@@ -142,15 +163,29 @@ def kv_trade(
     *,
     draft: ModelFacts | None = None,
     draft_weights: Sequence[TensorGroup] = (),
+    reserved: int = 0,
 ) -> list[KvTrade]:
-    """What each KV format buys on the same GPUs, widest first."""
-    wide = precision.base
+    """What each KV format buys on the same GPUs, widest first; formats that the GPU lacks only if the plan has them."""
+    row = architecture_table().row(gpu.arch)
+    stated = {} if row is None else row.kv_cache
+    narrow = [name for name, bits in KV_BITS.items() if bits < 16 and stated.get(name, "no") != "no"]
     rows = []
-    for kv in (wide, *(name for name, bits in KV_BITS.items() if bits < 16)):
+    for kv in dict.fromkeys((precision.base, *narrow, precision.kv)):
         chosen = replace(precision, kv=kv)
-        memory = plan_memory(model, weights, chosen, parallel, serving, gpu, draft=draft, draft_weights=draft_weights)
+        memory = plan_memory(
+            model,
+            weights,
+            chosen,
+            parallel,
+            serving,
+            gpu,
+            draft=draft,
+            draft_weights=draft_weights,
+            reserved=reserved,
+        )
         found = capacity(model, memory, workload, serving)
-        rows.append(KvTrade(kv, kv_bytes_per_token(model, kv), found.pool_tokens, found.guaranteed))
+        kernel = "yes" if kv == precision.base else stated.get(kv, "no")
+        rows.append(KvTrade(kv, kv_bytes_per_token(model, kv), found.pool_tokens, found.guaranteed, kernel))
     return rows
 
 

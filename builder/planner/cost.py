@@ -19,6 +19,8 @@ from typing import Any
 from builder.planner.types import bad_input
 
 MILLION = 1e6
+#: beyond these a figure is a slip of the hand, and products of several leave floating point
+MOST_PRICE, LEAST_UTILIZATION = 1e6, 1e-6
 
 
 @dataclass(frozen=True)
@@ -108,28 +110,31 @@ def sensitivity(
     rates: Rates, price: float | None, utilization: float, variants: Sequence[tuple[str, str, Rates]]
 ) -> list[Sensitivity]:
     """What moves the cost: price and utilization by rule, and ``variants`` (quantity, change, rates then)."""
-    base = costs(rates, price, utilization).blended
     rows: list[Sensitivity] = []
+    # ratios are taken in GPU-hours, so a price of nothing has them too
+    base = costs(rates, None, utilization).blended
 
-    def add(quantity: str, change: str, cost: float) -> None:
-        rows.append(Sensitivity(quantity, change, cost, cost / base))
+    def add(quantity: str, change: str, then: Rates, share: float) -> None:
+        ratio = costs(then, None, share).blended / base
+        rows.append(Sensitivity(quantity, change, costs(then, price, share).blended, ratio))
 
-    if price is not None:
+    if price:
         for factor in (0.5, 0.75, 1.25):
-            add("price a GPU-hour", f"{price * factor:.2f}", costs(rates, price * factor, utilization).blended)
+            cost = costs(rates, price * factor, utilization).blended
+            rows.append(Sensitivity("price a GPU-hour", f"{price * factor:.2f}", cost, factor))
     for share in (0.3, 0.5, 0.8):
         if abs(share - utilization) > 1e-9:
-            add("utilization", f"{share:.0%}", costs(rates, price, share).blended)
+            add("utilization", f"{share:.0%}", rates, share)
     for quantity, change, then in variants:
-        add(quantity, change, costs(then, price, utilization).blended)
+        add(quantity, change, then, utilization)
     return rows
 
 
 def _check(price: float, utilization: float) -> None:
-    if not 0 <= price < math.inf:
-        raise _bad("price", price, "0 or more dollars a GPU-hour")
-    if not 0 < utilization <= 1:
-        raise _bad("utilization", utilization, "a share over 0 and at most 1, for example 0.6")
+    if not 0 <= price <= MOST_PRICE:
+        raise _bad("price", price, f"0 to {MOST_PRICE:,.0f} dollars a GPU-hour")
+    if not LEAST_UTILIZATION <= utilization <= 1:
+        raise _bad("utilization", utilization, f"a share from {LEAST_UTILIZATION:g} to 1, for example 0.6")
 
 
 def _bad(what: str, value: float, allowed: str) -> Exception:

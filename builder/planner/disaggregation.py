@@ -14,15 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from builder.planner.communication import point_to_point
-from builder.planner.hardware import Gpu, link
+from builder.planner.hardware import link
 from builder.planner.memory import kv_bytes_per_token
-from builder.planner.precision import compute_format, weight_format
-from builder.planner.types import ModelFacts, ParallelPlan, Precision, Workload
-from builder.planner.weights import parameter_count
+from builder.planner.types import ModelFacts, ParallelPlan, Precision
 
-#: share of the dense peak that a prefill reaches. Source: 60 to 80 % on an A100 in
-#: https://fridayswithfaraday.com/posts/disaggregated-prefill-decode-serving; the lower half is the careful choice
-PREFILL_EFFICIENCY = 0.5
 #: part of the work that prefill must be before GPUs of its own are busy
 _LEAST_PREFILL_SHARE = 0.2
 
@@ -71,37 +66,32 @@ def advise(
     model: ModelFacts,
     precision: Precision,
     parallel: ParallelPlan,
-    gpu: Gpu,
     count: int,
-    workload: Workload,
     *,
+    tokens: float,
+    prefill: float,
+    share: float,
     network: str = "ib-ndr",
     itl: float = 0.05,
-    in_flight: int = 1,
 ) -> Advice:
-    """The advice for a workload on ``count`` GPUs.
+    """The advice for ``count`` GPUs.
 
     Args:
+        tokens: of a mean prompt that are computed.
+        prefill: seconds that they take on an idle replica (:func:`builder.planner.speed.serving.prefill_time`).
+        share: part of a busy replica's time that prompts cost
+            (:attr:`builder.planner.speed.serving.Served.input_share`).
         itl: seconds between tokens that the SLO allows.
-        in_flight: requests that decode together, which share the reading of the weights.
 
     Raises:
         ForgeError: ``TF-PLN-002`` no such network.
     """
-    isl, osl = max(round(workload.mean_isl), 1), max(workload.mean_osl, 1.0)
-    operations = 2.0 * parameter_count(model, active=True)
-    rate = gpu.flops(compute_format(precision.weights, gpu)) or gpu.flops("fp16") or 1.0
-    flops = rate * PREFILL_EFFICIENCY * parallel.gpus
-    recompute = recompute_seconds(isl, operations, flops)
+    isl, recompute = max(round(tokens), 1), prefill
     per_token = kv_bytes_per_token(model, precision.kv)
     wire = link(network)
     # every rank sends its own part over its own adapter
     bandwidth = wire.one_way * parallel.gpus
     transfer = point_to_point(isl * per_token, bandwidth, wire.latency)
-    width = weight_format(precision.weights).bits_per_value / 8
-    reading = parameter_count(model) * width / (gpu.bandwidth * parallel.gpus)
-    decode = osl * reading / max(in_flight, 1)
-    share = recompute / (recompute + decode)
     blocked = recompute > itl and share >= _LEAST_PREFILL_SHARE
     enough = count >= 2 * parallel.gpus
     conditions = (
@@ -126,7 +116,7 @@ def advise(
         conditions,
         transfer,
         recompute,
-        break_even_bandwidth(per_token, operations, flops),
-        break_even_tokens(per_token, bandwidth, wire.latency, operations, flops),
+        break_even_bandwidth(per_token, recompute, isl),
+        break_even_tokens(per_token, bandwidth, wire.latency, recompute, isl),
         share,
     )

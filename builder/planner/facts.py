@@ -116,10 +116,11 @@ def served_limits(recipe: Recipe) -> Serving:
     )
 
 
-def default_workload(recipe: Recipe) -> Workload:
-    """Without lengths: a quarter of max_seq_len is the answer, the rest of it the prompt."""
-    osl = max(recipe.build.limits.max_seq_len // 4, 1)
-    return workloads.fixed(max(recipe.build.limits.max_seq_len - osl, 1), osl)
+def default_workload(recipe: Recipe, model: ModelFacts) -> Workload:
+    """Without lengths: a quarter of max_seq_len is the answer, the rest the prompt, inside the model's context."""
+    whole = min(recipe.build.limits.max_seq_len, model.max_positions)
+    osl = max(whole // 4, 1)
+    return workloads.fixed(max(whole - osl, 1), osl)
 
 
 def collect(
@@ -134,16 +135,21 @@ def collect(
     parallel: ParallelPlan | None = None,
     draft: KnownModel | None = None,
     options: Mapping[str, Any] | None = None,
+    reserved: int = 0,
+    pool_bytes: int | None = None,
 ) -> Facts:
     """The facts of a plan.
 
     Args:
         parallel: the split that must be used; None chooses by ``goal``.
         draft: the draft model of the recipe's speculation, when its sizes are known.
+        reserved: bytes of each GPU that other models hold.
+        pool_bytes: the KV pool of each GPU, in place of the recipe's.
 
     Raises:
         ForgeError: ``TF-PLN-002`` unknown network, ``TF-PLN-003`` unknown format, ``TF-PLN-008`` no GPUs,
-            ``TF-PLN-013`` a split that the model or the count does not allow.
+            ``TF-PLN-013`` a split that the model or the count does not allow; ``TF-PLN-014`` requests that are
+            longer than the model's context.
     """
     link(network)
     precision = served_precision(recipe, known.facts)
@@ -152,14 +158,16 @@ def collect(
     # a draft stays in the recipe's dtype: the quantize section is the target's
     draft_weights = in_precision(draft.groups, replace(precision, weights=precision.base)) if draft else []
     serving = served_limits(recipe)
-    notes = kernel_notes(precision, gpu)
+    if pool_bytes is not None:
+        serving = replace(serving, pool_bytes=pool_bytes)
+    notes = [*known.facts.assumed, *kernel_notes(precision, gpu)]
     notes += [] if known.measured else ["weights follow from the model's sizes; no safetensors headers were read"]
     if workload is None:
-        workload = default_workload(recipe)
+        workload = default_workload(recipe, known.facts)
         only = workload.lengths[0]
         notes.append(f"lengths are assumed from max_seq_len: {only.isl:,} prompt and {only.osl:,} answer tokens")
-    if workload.longest > serving.max_seq_len:
-        notes.append(f"requests of up to {workload.longest:,} tokens exceed max_seq_len {serving.max_seq_len:,}")
+    _check_context(known.facts, workload)
+    notes += _prefix_notes(recipe, workload)
     if recipe.speculation.draft and draft is None:
         notes.append("the draft's sizes are not known here; its memory is not counted")
     found = splits(
@@ -173,10 +181,19 @@ def collect(
         network=network,
         draft=draft_facts,
         draft_weights=draft_weights,
+        reserved=reserved,
     )
     chosen, why = _choose(known.facts, precision, parallel, count, found, goal)
     memory = plan_memory(
-        known.facts, weights, precision, chosen, serving, gpu, draft=draft_facts, draft_weights=draft_weights
+        known.facts,
+        weights,
+        precision,
+        chosen,
+        serving,
+        gpu,
+        draft=draft_facts,
+        draft_weights=draft_weights,
+        reserved=reserved,
     )
     return Facts(
         model=known.facts,
@@ -197,7 +214,37 @@ def collect(
         recipe=recipe,
         notes=tuple(notes),
         options=dict(options or {}),
+        reserved=reserved,
     )
+
+
+def _check_context(model: ModelFacts, workload: Workload) -> None:
+    longest, most = workload.longest, model.max_positions
+    if longest <= most:
+        return
+    over = sum(item.share for item in workload.lengths if item.isl + item.osl > most)
+    raise bad_input(
+        "TF-PLN-014",
+        f"requests of up to {longest:,} tokens exceed the {most:,} positions of {model.name}",
+        asked=f"prompt and answer of {longest:,} tokens",
+        why=f"The model has no position for the tokens beyond; {over:.1%} of the requests are too long.",
+        remedies=[
+            f"prompts and answers of at most {most:,} tokens together (--isl, --osl, --lengths, --trace)",
+            "a model with a longer context, or with rope scaling in its config.json",
+        ],
+        longest=longest,
+        positions=most,
+        share_too_long=over,
+    )
+
+
+def _prefix_notes(recipe: Recipe, workload: Workload) -> list[str]:
+    if not workload.shared_prefix or not recipe.build.target.startswith("trtllm") or recipe.build.trtllm.kv_reuse:
+        return []
+    return [
+        "the figures count with a prefix cache, which the recipe leaves off: --set build.trtllm.kv_reuse=true "
+        "(the other targets' runtime always has one)"
+    ]
 
 
 def _choose(

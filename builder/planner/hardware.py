@@ -66,6 +66,11 @@ class Gpu(_Row):
         """Bytes a second between the GPU and its memory, the data sheet's peak."""
         return self.bandwidth_gbs * _GB
 
+    @property
+    def fast_domain(self) -> int:
+        """GPUs that tensor parallelism may span: the NVLink domain or the node, whichever is larger."""
+        return max(self.nvlink_domain, self.gpus_per_node)
+
     def flops(self, format: ComputeFormat) -> float | None:
         """Dense operations a second of the tensor cores in ``format``; None when they cannot."""
         rate = self.dense_tflops.get(format)

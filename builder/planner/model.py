@@ -1,8 +1,8 @@
 """A model's sizes from intake's record or from a bare ``config.json`` of any decoder that Transformers names.
 
 Policy: the planner answers for models that nothing here can build yet (mixtures of experts, latent attention),
-so it reads every spelling of a size and refuses only what it cannot count. What a config leaves out is taken
-from the class's own default, never from a guess about a similar model.
+so it reads every spelling of a size and refuses what it cannot count (:mod:`builder.planner.families`). What a config
+leaves out is taken from the class's own default, or said to be assumed, never from a guess about a similar model.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from builder.planner.families import MIXTURES, check_family
 from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, bad_input
 
 #: model types with RMS norms on q and k. Source: modeling files of transformers
@@ -22,8 +23,21 @@ _QKV_BIAS = frozenset({"qwen2", "qwen2_moe"})
 _FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text"})
 #: model types whose class ties the head unless the config says otherwise
 _TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
-#: every other attention layer slides when no layer_types say which
-_ALTERNATING = frozenset({"gemma2", "gpt_oss"})
+#: one attention layer in so many is a full one when no layer_types say which; other types slide in every layer
+_PATTERN = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
+#: the window of the class where the config has no such key
+_WINDOW = {"gemma2": 4096, "gemma3": 4096, "gemma3_text": 4096, "cohere2": 4096, "mistral": 4096, "gpt_oss": 128}
+#: spellings of a dtype
+_DTYPES = {
+    **{name: name for name in ("float32", "float16", "bfloat16")},
+    "float": "float32",
+    "half": "float16",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+}
+#: a context that scaling stretches: factor times the original one
+_STRETCHED = frozenset({"yarn", "linear"})
 #: quantization methods that have one format
 _METHODS = {"mxfp4": "mxfp4", "awq": "int4_awq", "gptq": "int4_awq"}
 #: deeper than any model by far; keeps a damaged number from being taken for work to do
@@ -121,26 +135,28 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
         quant_config: ``hf_quant_config.json`` beside it, when there is one.
 
     Raises:
-        ForgeError: ``TF-PLN-004`` a size is missing or impossible.
+        ForgeError: ``TF-PLN-004`` a size is missing or impossible; ``TF-PLN-015`` layers of another kind.
     """
     outer = config
     if isinstance(config.get("text_config"), Mapping):
         config = config["text_config"]
     kind = str(config.get("model_type", ""))
-    layers, hidden = _size(config, "num_hidden_layers", "n_layer"), _size(config, "hidden_size", "n_embd")
+    named = outer.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else kind or "decoder"
+    assumed = check_family(config, kind, architecture)
+    layers, hidden = _size(config, "num_hidden_layers"), _size(config, "hidden_size")
     if layers > _MOST_LAYERS:
         raise _bad_config(f"no model has {layers:,} layers", "num_hidden_layers")
-    heads = _size(config, "num_attention_heads", "n_head")
+    heads = _size(config, "num_attention_heads")
     kv_heads = _size(config, "num_key_value_heads", default=heads)
     mla = _mla(config)
     head_size = _size(config, "head_dim", default=hidden // heads)
     if mla is None and heads % kv_heads:
         raise _bad_config(f"{heads} heads do not divide into {kv_heads} key-value heads", kind)
     window, window_layers = _window(config, kind, layers)
-    named = outer.get("architectures")
-    architecture = str(named[0]) if isinstance(named, list) and named else kind or "decoder"
     quantization = _quantization(outer, quant_config)
-    ffn = _size(config, "intermediate_size", "ffn_hidden_size", "n_inner", default=4 * hidden)
+    dtype, said = _dtype(config, outer)
+    ffn = _size(config, "intermediate_size", "ffn_hidden_size")
     return ModelFacts(
         name=name or architecture,
         architecture=architecture,
@@ -151,34 +167,56 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
         kv_heads=kv_heads,
         head_size=mla.nope_size + mla.rope_size if mla else head_size,
         vocab=_size(config, "vocab_size"),
-        max_positions=_size(config, "max_position_embeddings", "n_positions", default=2048),
+        max_positions=_positions(config),
         tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT))),
-        dtype=_dtype(config, outer),
+        dtype=dtype,
         attention_bias=bool(config.get("attention_bias", kind in _QKV_BIAS)),
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=kind in _QK_NORM,
         norms_a_layer=4 if kind in _FOUR_NORMS else 2,
         window=window,
         window_layers=window_layers,
-        moe=_moe(config, layers, ffn),
+        moe=_moe(config, kind, layers, ffn),
         mla=mla,
         prequantized=_prequantized(quantization),
         prequantized_kv=_prequantized_kv(quantization),
         unquantized=_unquantized(quantization),
+        assumed=(*assumed, *([] if said else ["the config names no dtype; bfloat16 is assumed"])),
     )
 
 
-def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
+def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, bool]:
+    """The checkpoint's dtype, and whether the config says it."""
     for source in (config, outer):
         for key in ("dtype", "torch_dtype"):
-            if source.get(key) in ("float32", "float16", "bfloat16"):
-                return str(source[key])
-    return "bfloat16"
+            value = source.get(key)
+            if value is None or value == "auto":
+                continue
+            name = _DTYPES.get(value.removeprefix("torch.")) if isinstance(value, str) else None
+            if name is None:
+                raise _bad_config(f"{key} {str(value)[:40]!r} is no dtype of weights", f"{key} {str(value)[:40]}")
+            return name, True
+    return "bfloat16", False
 
 
-def _moe(config: Mapping[str, Any], layers: int, ffn: int) -> MoeFacts | None:
+def _positions(config: Mapping[str, Any]) -> int:
+    """The context: the config's figure, or what its rope scaling stretches the original one to."""
+    given = _size(config, "max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, Mapping):
+        return given
+    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
+    original = scaling.get("original_max_position_embeddings")
+    if kind not in tuple(_STRETCHED) or not isinstance(original, int) or isinstance(original, bool):
+        return given
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < _MOST:
+        return given
+    return max(given, int(factor * original))
+
+
+def _moe(config: Mapping[str, Any], kind: str, layers: int, ffn: int) -> MoeFacts | None:
     keys = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-    if not any(config.get(key) for key in keys):
+    if kind not in MIXTURES and not any(config.get(key) for key in keys):
         return None
     experts = _size(config, *keys)
     active = _size(config, "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk")
@@ -210,21 +248,20 @@ def _mla(config: Mapping[str, Any]) -> MlaFacts | None:
 
 def _window(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, int]:
     """The sliding window and how many layers have it."""
-    window = config.get("sliding_window")
-    if (
-        isinstance(window, bool)
-        or not isinstance(window, int)
-        or window <= 0
-        or config.get("use_sliding_window") is False
-    ):
+    window = config.get("sliding_window", _WINDOW.get(kind))
+    # Qwen's classes slide only when they are told to, and then from layer max_window_layers on
+    told = config.get("use_sliding_window", not kind.startswith("qwen"))
+    if isinstance(window, bool) or not isinstance(window, int) or window <= 0 or told is False:
         return 0, 0
     types = config.get("layer_types")
     if isinstance(types, list):
         sliding = sum(name == "sliding_attention" for name in types[:layers])
     elif _count(config, "sliding_window_pattern"):
         sliding = layers - layers // _count(config, "sliding_window_pattern")
-    elif kind in _ALTERNATING:
-        sliding = (layers + 1) // 2
+    elif kind in _PATTERN:
+        sliding = layers - layers // _PATTERN[kind]
+    elif _count(config, "max_window_layers") and kind.startswith("qwen"):
+        sliding = max(layers - _count(config, "max_window_layers"), 0)
     else:
         sliding = layers
     return (window, sliding) if sliding else (0, 0)
@@ -235,7 +272,9 @@ def _quantization(config: Mapping[str, Any], quant_config: Mapping[str, Any] | N
     section: Any = config.get("quantization_config")
     if quant_config is not None:
         section = quant_config.get("quantization", quant_config)
-    return section if isinstance(section, Mapping) else {}
+    if section is not None and not isinstance(section, Mapping):
+        raise _bad_config(f"the quantization's description is {str(section)[:40]!r}, no object", "quantization_config")
+    return section or {}
 
 
 def _prequantized(section: Mapping[str, Any]) -> str | None:

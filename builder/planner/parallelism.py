@@ -2,9 +2,10 @@
 
 Policy: every combination is listed; an invalid one carries its arithmetic. Among the valid ones the choice follows
 the goal by a floor of the step's time (bytes to read at peak bandwidth, operations at peak rate, communication by
-formula), which ranks splits; it is no forecast. Tensor parallelism stays inside the fast domain (NVLink, else the
-node) and pipeline stages go across, because a layer's two all-reduces need the fast link and a stage border's one
-message does not. Source: Megatron-LM, https://arxiv.org/abs/2104.04473, section 3.
+formula), which ranks splits; it is no forecast. Tensor parallelism stays inside the fast domain (the NVLink domain
+or the node, whichever is larger; inside it the formulas of its links decide) and pipeline stages go across, because
+a layer's two all-reduces need the fast link and a stage border's one message does not.
+Source: Megatron-LM, https://arxiv.org/abs/2104.04473, section 3.
 """
 
 from __future__ import annotations
@@ -148,8 +149,9 @@ def splits(
     network: str = "ib-ndr",
     draft: ModelFacts | None = None,
     draft_weights: Sequence[TensorGroup] = (),
+    reserved: int = 0,
 ) -> list[Split]:
-    """All splits with their reasons, memory and floor times.
+    """All splits with their reasons, memory and floor times; ``reserved`` bytes of each GPU belong to other models.
 
     Raises:
         ForgeError: ``TF-PLN-008`` the number of GPUs is not positive or absurd; ``TF-PLN-002`` no such network.
@@ -170,7 +172,15 @@ def splits(
             found.append(Split(parallel, count // parallel.gpus, tuple(reasons)))
             continue
         memory = plan_memory(
-            model, weights, precision, parallel, serving, gpu, draft=draft, draft_weights=draft_weights
+            model,
+            weights,
+            precision,
+            parallel,
+            serving,
+            gpu,
+            draft=draft,
+            draft_weights=draft_weights,
+            reserved=reserved,
         )
         found.append(_timed(model, precision, parallel, serving, gpu, count, workload, network, memory))
     return found
@@ -187,7 +197,7 @@ def _timed(
     network: str,
     memory: tuple[MemoryPlan, ...],
 ) -> Split:
-    domain = gpu.nvlink_domain if gpu.nvlink_domain > 1 else gpu.gpus_per_node
+    domain = gpu.fast_domain
     local = parallel.tp <= domain
     replicas = count // parallel.gpus
     notes = _notes(model, parallel, local, domain)

@@ -41,6 +41,13 @@ class Plan:
             return False
         return capacity(facts.model, facts.memory, facts.workload, facts.serving).longest >= 1
 
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """What a plan that fits does not serve of the load and the service levels; empty when it serves all."""
+        from builder.planner.speed.levels import shortfalls
+
+        return tuple(shortfalls(self.facts)) if self.fits else ()
+
     def section(self, name: str) -> Section | None:
         """The section called ``name``, or None."""
         return next((item for item in self.sections if item.name == name), None)
@@ -69,6 +76,7 @@ class Plan:
             },
             "notes": list(facts.notes),
             "fits": self.fits,
+            "missed": list(self.missed),
             "sections": {item.name: {"headline": item.headline, **plain(item.data)} for item in self.sections},
         }
 

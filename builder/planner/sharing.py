@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from builder.planner.hardware import Gpu
-from builder.planner.types import MemoryPlan
-from trtforge.errors import ForgeError
+from builder.planner.types import MemoryPlan, not_enough
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,13 @@ def share_gpu(tenants: Sequence[Tenant], gpu: Gpu, *, keep_free: float = 0.05) -
         part = int(max(room, 0) * item.weight / total)
         result.append(Allotment(item.name, item.fixed, part // item.bytes_per_block * item.bytes_per_block))
     if any(item.pool == 0 for item in result):
-        raise ForgeError(
+        raise not_enough(
             "TF-PLN-012",
             f"{len(tenants)} models do not fit one {gpu.title}: {fixed / 2**30:.2f} GiB beside their KV pools",
             asked=", ".join(item.name for item in tenants),
-            numbers={"fixed": {item.name: item.fixed for item in tenants}, "visible": gpu.visible_bytes},
             why="Each process holds its weights, activations and CUDA context besides its pool.",
             remedies=["fewer models a GPU", "quantize the weights: quantize.format", "a GPU with more memory"],
+            fixed={item.name: item.fixed for item in tenants},
+            visible=gpu.visible_bytes,
         )
     return result

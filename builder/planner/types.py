@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from trtforge.errors import ForgeError
+import numpy as np
+import numpy.typing as npt
+
+from trtforge.errors import ExitCode, ForgeError
 
 Goal = Literal["latency", "throughput", "fit"]
 
@@ -45,8 +49,9 @@ class MlaFacts:
 class ModelFacts:
     """A decoder's sizes. Made by ``builder.planner.model`` from intake's record or from a bare ``config.json``.
 
-    ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one). ``prequantized`` is the format of a checkpoint that arrives
-    quantized, ``unquantized`` the patterns of the modules that it left alone.
+    ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one). ``prequantized`` is the format
+    of a checkpoint that arrives quantized, ``unquantized`` the patterns of the modules that it left alone. ``assumed``
+    says what its config did not.
     """
 
     name: str
@@ -72,6 +77,7 @@ class ModelFacts:
     prequantized: str | None = None
     prequantized_kv: str | None = None
     unquantized: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def moe_layers(self) -> int:
@@ -197,8 +203,11 @@ class MemoryPlan:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Sum of the lower and of the upper bounds."""
-        return sum(term.low for term in self.terms), sum(term.high for term in self.terms)
+        """The smallest and the largest sum. A pool that takes a share of what is free is large where the rest is not."""
+        pools = [term for term in self.terms if term.kind == "kv"]
+        rest = [term for term in self.terms if term.kind != "kv"]
+        low = sum(term.low for term in rest) + sum(term.high for term in pools)
+        return low, sum(term.high for term in rest) + sum(term.low for term in pools)
 
     @property
     def free(self) -> int:
@@ -237,18 +246,26 @@ class Workload:
     shared_prefix: int = 0
     rate: float | None = None
     source: str | None = None
+    #: what a capacity was asked before, by block, window and shared tokens: a trace has very many lengths
+    demands: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
+    def table(self) -> npt.NDArray[np.float64]:
+        """[3, N]: prompt tokens, answer tokens and share of every length."""
+        rows = [(item.isl, item.osl, item.share) for item in self.lengths]
+        return np.asarray(rows, dtype=np.float64).T
+
+    @cached_property
     def mean_isl(self) -> float:
         """Average prompt length in tokens."""
-        return sum(item.isl * item.share for item in self.lengths)
+        return float(np.dot(self.table[0], self.table[2]))
 
-    @property
+    @cached_property
     def mean_osl(self) -> float:
         """Average answer length in tokens."""
-        return sum(item.osl * item.share for item in self.lengths)
+        return float(np.dot(self.table[1], self.table[2]))
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest request."""
         return max(item.isl + item.osl for item in self.lengths)
@@ -301,7 +318,7 @@ class Facts:
     ``weights`` are the model's tensor groups (``builder.planner.weights``), per layer and whole, before any split.
     ``count`` GPUs hold ``replicas`` copies of ``parallel``; ``splits`` are all of ``builder.planner.parallelism`` and
     ``chosen`` says why this one. ``recipe`` is the recipe (``trtforge.recipe.schema.Recipe``). ``notes`` are facts
-    that the plan had to assume.
+    that the plan had to assume. ``reserved`` are bytes of each GPU that other models on it hold.
     """
 
     model: ModelFacts
@@ -322,6 +339,7 @@ class Facts:
     recipe: Any = None
     notes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    reserved: int = 0
 
     @property
     def replicas(self) -> int:
@@ -332,3 +350,10 @@ class Facts:
 def bad_input(code: str, message: str, *, asked: str, why: str, remedies: Sequence[str], **numbers: Any) -> ForgeError:
     """A refusal of the planner (exit code 2)."""
     return ForgeError(code, message, asked=asked, numbers=numbers, why=why, remedies=remedies)
+
+
+def not_enough(code: str, message: str, *, asked: str, why: str, remedies: Sequence[str], **numbers: Any) -> ForgeError:
+    """What was asked is sound, but no plan holds it or meets it (exit code 1, as a plan that does not fit)."""
+    return ForgeError(
+        code, message, asked=asked, numbers=numbers, why=why, remedies=remedies, exit_code=ExitCode.GATE_FAILED
+    )

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from builder.planner.types import Length, Workload, bad_input
 
 _KEYS = (("isl", "osl"), ("input_length", "output_length"), ("input_tokens", "output_tokens"))
@@ -138,13 +140,11 @@ def parse_lengths(text: str) -> list[tuple[int, int, float]]:
 
 def percentile(workload: Workload, share: float) -> int:
     """Tokens (prompt and answer) that ``share`` of the requests do not exceed."""
-    done = 0.0
-    ordered = sorted((item.isl + item.osl, item.share) for item in workload.lengths)
-    for tokens, weight in ordered:
-        done += weight
-        if done >= share - 1e-12:
-            return tokens
-    return ordered[-1][0]
+    tokens = workload.table[0] + workload.table[1]
+    order = np.argsort(tokens)
+    done = np.cumsum(workload.table[2][order])
+    found = min(int(np.searchsorted(done, share - 1e-12)), len(order) - 1)
+    return int(tokens[order[found]])
 
 
 def _checked(workload: Workload) -> Workload:

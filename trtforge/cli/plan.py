@@ -129,11 +129,14 @@ def plan(
     document = {"recipe": str(recipe), "name": loaded.recipe.name, **made.to_json()}
     console.result({**document, "shared_gpu": shared, "gate": gate, "chart": str(chart) if chart else None})
     _show(console, made, shared, gate)
-    verdict = "fits" if made.fits else "does not fit"
-    console.value(f"{loaded.recipe.name}: {verdict} {facts.count} x {card.name} as {facts.parallel}")
+    missed, verdict = made.missed, "fits" if made.fits else "does not fit"
+    for reason in missed:
+        console.print(f"missed: {reason}")
+    but = ", but does not serve the load" if missed else ""
+    console.value(f"{loaded.recipe.name}: {verdict} {facts.count} x {card.name} as {facts.parallel}{but}")
     if best is not None:
         console.value(f"recommended: {best}")
-    elif not made.fits:
+    elif missed or not made.fits:
         raise common.Failed(ExitCode.GATE_FAILED)
 
 

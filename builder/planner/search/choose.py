@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from builder.planner.search.points import Found, Point
-from builder.planner.types import Goal, bad_input
+from builder.planner.types import Goal, not_enough
 
 #: plans whose objective differs by less than this are equal, and the quicker one is taken
 _EQUAL = 1.02
@@ -16,11 +16,15 @@ _EQUAL = 1.02
 
 @dataclass(frozen=True)
 class Slo:
-    """What a plan must meet: seconds of the 99th percentiles, and requests a second of the whole deployment."""
+    """What a plan must meet: seconds of the 99th percentiles, and requests a second of the whole deployment.
+
+    ``headroom`` is the share over the mean rate that the deployment must be able to serve: arrivals are uneven.
+    """
 
     ttft: float | None = None
     itl: float | None = None
     rate: float | None = None
+    headroom: float = 0.0
 
     def terms(self, point: Point, variant: int = 1) -> dict[str, tuple[float, float]]:
         """``(value, limit)`` by name of what is asked, for the slow (0), typical (1) or fast (2) figures.
@@ -33,8 +37,12 @@ class Slo:
         if self.itl is not None:
             found["time between tokens"] = (point.gap[variant], self.itl)
         if self.rate is not None:
-            found["request rate"] = (1 / point.requests[variant], 1 / self.rate)
+            found["request rate"] = (1 / point.requests[variant], 1 / (self.rate * (1 + self.headroom)))
         return found
+
+    def missed(self, point: Point) -> dict[str, tuple[float, float]]:
+        """The terms that the typical figures miss."""
+        return {name: pair for name, pair in self.terms(point).items() if pair[0] > pair[1]}
 
     def met(self, point: Point, variant: int = 1) -> bool:
         """Whether the figures meet every term."""
@@ -102,6 +110,8 @@ def choose(
     meeting = [point for point in found.points if slo.met(point)]
     if not meeting:
         raise _nothing_meets(found, slo, terms)
+    # tensor parallelism over the network only where nothing else meets the levels, as the plan's own choice has it
+    meeting = [point for point in meeting if point.local] or meeting
     refused: dict[tuple[Any, ...], str] = {}
     for point in sorted(meeting, key=lambda item: _order(item, goal)):
         key = (point.precision, point.parallel, point.speculating)
@@ -134,35 +144,78 @@ def describe(point: Point) -> str:
     return ", ".join(parts)
 
 
+#: the options that loosen a term
+_OPTIONS = {
+    "time to the first token": "--set bench.slo.ttft_p99={}ms",
+    "time between tokens": "--set bench.slo.itl_p99={}ms",
+    "request rate": "--rate {}",
+}
+
+
 def _nothing_meets(found: Found, slo: Slo, terms: Callable[[Point], dict[str, float]] | None) -> Exception:
     point = min(found.points, key=lambda item: slo.worst(item)[0])
     ratio, name = slo.worst(point)
-    value, limit = slo.terms(point)[name]
+    missed = slo.missed(point)
     shares = terms(point) if terms is not None else {}
     binding = max(shares, key=shares.__getitem__) if shares else None
-    asked = {"time to the first token": "ttft", "time between tokens": "itl", "request rate": "rate"}[name]
-    if asked == "rate":
-        value, limit = 1 / value, 1 / limit
-    text = (
-        f"{value:.4g} /s of {limit:.4g} /s" if asked == "rate" else f"{value * 1e3:.4g} ms, asked {limit * 1e3:.4g} ms"
-    )
     because = f"; {shares[binding]:.0%} of the step is {binding.replace('_', ' ')}" if binding else ""
-    remedies = [f"allow a {name} of {value * 1e3:.4g} ms" if asked != "rate" else f"plan for {value:.4g} requests/s"]
+    text = " and the ".join(_miss(term, *pair) for term, pair in sorted(missed.items(), key=lambda row: row[0] != name))
+    remedies = _loosened(found, slo, point)
     remedies.append("more GPUs (--count) or faster ones (--gpu)")
-    if asked == "ttft":
+    if "time to the first token" in missed:
         remedies.append("shorter prompts, or a prefix cache for their common part")
-    return bad_input(
+    spare = f" A rate counts with {slo.headroom:.0%} headroom." if slo.rate is not None and slo.headroom else ""
+    return not_enough(
         "TF-PLN-056",
-        f"no plan meets the service levels; the closest misses the {name}: {text}{because}",
-        asked=", ".join(f"{key} {item:g}" for key, item in vars(slo).items() if item is not None),
-        why=f"Of {len(found.points)} plans that fit, none meets every term; the closest is {describe(point)}.",
+        f"no plan meets the service levels; the closest misses the {text}{because}",
+        asked=", ".join(
+            f"{key} {value:g}" for key in ("ttft", "itl", "rate") if (value := getattr(slo, key)) is not None
+        ),
+        why=f"Of {len(found.points)} plans that fit, none meets every term; the closest is {describe(point)}.{spare}",
         remedies=remedies,
         closest=point.to_json(),
         misses=name,
+        missed=sorted(missed),
         ratio=round(ratio, 4),
         binding=binding,
         shares={key: round(share, 4) for key, share in shares.items()},
     )
+
+
+def _miss(name: str, value: float, limit: float) -> str:
+    if name == "request rate":
+        return f"{name}: {1 / value:.4g} /s of {1 / limit:.4g} /s"
+    return f"{name}: {value * 1e3:.4g} ms, asked {limit * 1e3:.4g} ms"
+
+
+def _loosened(found: Found, slo: Slo, closest: Point) -> list[str]:
+    """One term that is enough to loosen, each with the tightest value that a plan meets; else all that are missed."""
+    alone = []
+    for name in slo.terms(closest):
+        others = [
+            item for item in found.points if all(v <= limit for n, (v, limit) in slo.terms(item).items() if n != name)
+        ]
+        if others:
+            value = min(slo.terms(item)[name][0] for item in others)
+            alone.append(_option(name, value, slo.headroom))
+    if alone:
+        return alone
+    return [" ".join(_option(name, value, slo.headroom) for name, (value, _) in slo.missed(closest).items())]
+
+
+def _option(name: str, value: float, headroom: float) -> str:
+    """The option that asks for ``value``, rounded to the side on which it is met."""
+    if name == "request rate":
+        return _OPTIONS[name].format(_rounded(1 / value / (1 + headroom), up=False))
+    return _OPTIONS[name].format(_rounded(value * 1e3, up=True))
+
+
+def _rounded(value: float, *, up: bool) -> str:
+    """Four digits of ``value``, never on the wrong side of it."""
+    digits = 3 - math.floor(math.log10(value))
+    scale = 10.0**digits
+    whole = math.ceil(value * scale) if up else math.floor(value * scale)
+    return f"{whole / scale:.{max(digits, 0)}f}"
 
 
 def _nothing_fits(found: Found) -> Exception:
@@ -170,7 +223,7 @@ def _nothing_fits(found: Found) -> Exception:
     if found.nearest is not None:
         precision, parallel = found.nearest
         where = f"; the closest, {precision.weights} with {parallel}, lacks {found.deficit / 2**30:.2f} GiB a GPU"
-    return bad_input(
+    return not_enough(
         "TF-PLN-057",
         f"no plan fits into the GPUs' memory{where}",
         asked=f"a search over {found.considered} points",
@@ -182,11 +235,11 @@ def _nothing_fits(found: Found) -> Exception:
 
 
 def _all_refused(meeting: Sequence[Point], reasons: Sequence[str]) -> Exception:
-    return bad_input(
+    return not_enough(
         "TF-PLN-058",
         f"{len(meeting)} plans meet the service levels, but no recipe of them passes the checks: {reasons[0]}",
         asked="a recipe for the recommended plan",
         why="A recipe that `trtforge check` refuses could not run.",
-        remedies=["search without -o: the figures stand", "change what the checks name, for example build.target"],
+        remedies=["change what the checks name, for example build.target", "search without -o: no recipe is checked"],
         reasons=list(reasons[:8]),
     )

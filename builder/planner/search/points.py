@@ -27,7 +27,7 @@ class Point:
 
     ``output``, ``input`` and ``requests`` a second are of all ``replicas``; ``first`` is the time to the first token
     with the wait for the step that runs; ``gap`` the 99th percentile between steps; ``answer`` the time of a whole
-    mean answer; ``room`` requests that a replica's pool holds.
+    mean answer; ``room`` requests that a replica's pool holds; ``local``: tensor parallelism stays inside the node.
     """
 
     precision: Precision
@@ -37,6 +37,7 @@ class Point:
     max_num_tokens: int
     replicas: int
     gpus: int
+    local: bool
     room: int
     first: tuple[float, float, float]
     itl: tuple[float, float, float]
@@ -107,6 +108,7 @@ def evaluate(
     calibration: Calibration | None = None,
     draft: ModelFacts | None = None,
     draft_weights: Sequence[TensorGroup] = (),
+    reserved: int = 0,
 ) -> Found:
     """Every point of the space, for ``count`` GPUs that hold as many replicas as they can.
 
@@ -116,6 +118,7 @@ def evaluate(
     Args:
         weights: unquantized groups (:func:`builder.planner.weights.groups_from_facts` or headers).
         draft_weights: the draft's groups as they are served.
+        reserved: bytes of each GPU that other models hold.
         serving: block size, lengths and the share of free memory; batch, tokens and draft come from the point.
     """
     shared = workload.shared_prefix // serving.block_size * serving.block_size
@@ -151,6 +154,7 @@ def evaluate(
                         _serving(serving, space, speculating, tokens),
                         drafts,
                         draft_weights,
+                        reserved,
                     )
                     if lacks > 0 and (deficit is None or lacks < deficit[0]):
                         deficit = (lacks, precision, parallel)
@@ -167,7 +171,16 @@ def evaluate(
                         draft=beside,
                     )
                     points += _points(
-                        served, load, batches[usable], room[usable], precision, parallel, speculating, tokens, count
+                        served,
+                        load,
+                        batches[usable],
+                        room[usable],
+                        precision,
+                        parallel,
+                        speculating,
+                        tokens,
+                        count,
+                        gpu,
                     )
     nearest = None if deficit is None or points else (deficit[1], deficit[2])
     return Found(tuple(points), space.size, invalid, too_large, 0 if points or deficit is None else deficit[0], nearest)
@@ -202,6 +215,7 @@ def _room(
     serving: Serving,
     draft: ModelFacts | None,
     draft_weights: Sequence[TensorGroup],
+    reserved: int,
 ) -> tuple[Any, int]:
     """Requests that a replica's pool holds at every batch, and the bytes that its fullest GPU lacks for one.
 
@@ -218,6 +232,7 @@ def _room(
             gpu,
             draft=draft,
             draft_weights=draft_weights,
+            reserved=reserved,
         )
         if all(plan.fits and plan.pool.blocks > 0 for plan in plans):
             found = capacity(model, plans, workload, replace(serving, max_batch_size=batch))
@@ -254,6 +269,7 @@ def _points(
     speculating: Speculating,
     tokens: int,
     count: int,
+    gpu: Gpu,
 ) -> list[Point]:
     replicas = count // parallel.gpus
     first = served.ttft + served.gap
@@ -272,6 +288,7 @@ def _points(
             max_num_tokens=tokens,
             replicas=replicas,
             gpus=count,
+            local=parallel.tp <= gpu.fast_domain,
             room=int(room[index]),
             first=three(first, index),
             itl=three(served.itl, index),

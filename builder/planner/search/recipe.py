@@ -17,17 +17,21 @@ from builder.planner.search.choose import describe
 from builder.planner.search.points import Point
 from builder.planner.types import Serving, Workload, bad_input
 
-#: targets that compile for an architecture
-_COMPILES = frozenset({"tensorrt", "tensorrt-rtx", "trtllm-engine"})
-
 
 def recommended(
-    written: Mapping[str, Any], point: Point, gpu: Gpu, serving: Serving, workload: Workload
+    written: Mapping[str, Any],
+    point: Point,
+    gpu: Gpu,
+    serving: Serving,
+    workload: Workload,
+    *,
+    pool_bytes: int | None = None,
 ) -> dict[str, Any]:
     """``written`` (a recipe's own keys) with the point's choices.
 
     The pool is a share of the free memory where the recipe had none or an absolute size that was made for another
-    machine: the plan's requests need what this GPU has.
+    machine: the plan's requests need what this GPU has. ``pool_bytes`` writes an absolute one, where models share the
+    GPU. Architectures are the planned GPU's, so that checks judge the plan and not the machine it was written for.
     """
     data = copy.deepcopy(dict(written))
     precision, parallel, spoken = point.precision, point.parallel, point.speculating
@@ -47,10 +51,16 @@ def recommended(
     limits["max_num_tokens"] = max(point.max_num_tokens, point.batch * spoken.verified_tokens)
     limits["max_seq_len"] = max(serving.max_seq_len, workload.longest)
     cache = _section(build, "kv_cache")
-    cache.pop("memory", None)
-    cache["free_fraction"] = serving.free_fraction
-    if build.get("target", "torch") in _COMPILES:
-        build["architectures"] = [gpu.arch]
+    for key in ("memory", "free_fraction"):
+        cache.pop(key, None)
+    if pool_bytes is not None:
+        cache["memory"] = f"{pool_bytes // 2**20}MiB"
+    else:
+        cache["free_fraction"] = serving.free_fraction
+    build["architectures"] = [gpu.arch]
+    if workload.shared_prefix and str(build.get("target", "torch")).startswith("trtllm"):
+        # the point's figures count with it; the runtime of the other targets always has a prefix cache
+        _section(build, "trtllm")["kv_reuse"] = True
     _speculate(data, point)
     concurrency = [level for level in _bench_levels(data) if level <= point.batch] or [point.batch]
     if "concurrency" in data.get("bench", {}) or max(_bench_levels({})) > point.batch:
@@ -144,8 +154,8 @@ def recipe_text(data: Mapping[str, Any], point: Point, gpu: Gpu, count: int, wor
         f"# Recommended by `trtforge plan --search` for {count} x {gpu.title}.",
         f"# {describe(point)}; max_num_tokens {point.max_num_tokens}.",
         f"# Load: {workload.mean_isl:,.0f} prompt and {workload.mean_osl:,.0f} answer tokens a request.",
-        f"# Planned, not measured: {speed}, {point.gap[1] * 1e3:.1f} ms between tokens,",
-        f"# {point.first[1] * 1e3:.0f} ms to the first.",
+        f"# Planned, not measured: {speed}, {point.itl[1] * 1e3:.1f} ms between tokens",
+        f"# (99th percentile {point.gap[1] * 1e3:.1f} ms), {point.first[1] * 1e3:.0f} ms to the first.",
     ]
     body = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=120)
     return "\n".join(head) + "\n" + body

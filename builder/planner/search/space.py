@@ -82,10 +82,13 @@ def default_space(
         weights += [name for name in offered if name in usable and name in WEIGHT_FORMATS and name != precision.base]
         caches = row.kv_cache if row is not None else {}
         kv += [name for name in kv_formats if name in KV_BITS and caches.get(name) == "yes"]
+        # the recipe's own formats too, unless the table says that they have no kernel, or that users dispute it
+        own = stated.get(precision.weights, "yes") in ("yes", "weight-only")
+        weights += [precision.weights] if own and precision.weights not in weights else []
+        kv += [precision.kv] if caches.get(precision.kv, "yes") == "yes" and precision.kv not in kv else []
     else:
         weights = [precision.weights]
-    weights += [precision.weights] if precision.weights not in weights else []
-    kv += [precision.kv] if precision.kv not in kv else []
+        kv += [precision.kv] if precision.kv not in kv else []
     plans = tuple(
         plan
         for plan in candidates(count, model.moe is not None)

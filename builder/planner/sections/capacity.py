@@ -6,14 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from builder.planner.capacity import admission, capacity, context_ceiling, kv_trade, prefix_saving
-from builder.planner.fleet import size_fleet
 from builder.planner.memory import kv_bytes_per_token
 from builder.planner.report import plain, size
+from builder.planner.speed.levels import fleet_for
 from builder.planner.types import Facts, Section, Table
 from builder.planner.workload import percentile
-
-#: headroom over the arrival rate that a fleet keeps for its SLO
-SLO_MARGIN = 0.2
 
 
 def section(facts: Facts) -> Section:
@@ -31,6 +28,7 @@ def section(facts: Facts) -> Section:
         facts.workload,
         draft=facts.draft,
         draft_weights=facts.draft_weights,
+        reserved=facts.reserved,
     )
     load = facts.workload
     per_token = kv_bytes_per_token(facts.model, facts.precision.kv)
@@ -64,33 +62,16 @@ def section(facts: Facts) -> Section:
             f"prefix cache: {load.shared_prefix:,} common tokens stored once save {saving.saved:.1%} "
             f"({size(saving.alone)} to {size(saving.shared)})"
         )
-    fleet = _fleet(facts, found.running)
+    fleet = fleet_for(facts) if found.running else None
     if fleet:
         data["fleet"] = fleet
         notes.append(fleet["text"])
     tables = [
         Table(
             "KV formats",
-            ("format", "bytes a token", "pool tokens", "requests a replica"),
-            tuple((row.kv, row.bytes_per_token, row.pool_tokens, row.requests) for row in trade),
+            ("format", "bytes a token", "pool tokens", "requests a replica", "kernel on this GPU"),
+            tuple((row.kv, row.bytes_per_token, row.pool_tokens, row.requests, row.kernel) for row in trade),
         ),
         Table("Admission settings", ("key", "value"), tuple(settings.recipe().items())),
     ]
     return Section("capacity", "Capacity", headline, data, tuple(tables), tuple(notes))
-
-
-def _fleet(facts: Facts, running: int) -> dict[str, Any] | None:
-    """Little's law for an arrival rate, with the floor of a step as the service time."""
-    load = facts.workload
-    split = next((item for item in facts.splits if item.parallel == facts.parallel), None)
-    if load.rate is None or split is None or split.step is None or not running:
-        return None
-    service = split.step * load.mean_osl
-    fleet = size_fleet(load.rate, service, running, service, margin=SLO_MARGIN)
-    have = facts.replicas
-    verdict = "enough" if have >= fleet.replicas else f"{fleet.replicas - have} too few"
-    text = (
-        f"{load.rate:g} requests/s for at least {service:.2f} s each: {fleet.in_flight:.0f} in flight; "
-        f"needs {fleet.replicas} with {SLO_MARGIN:.0%} headroom, has {have} replicas ({verdict})"
-    )
-    return {**asdict(fleet), "service_seconds": service, "margin": SLO_MARGIN, "text": text}

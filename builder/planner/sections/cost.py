@@ -118,6 +118,7 @@ def _precisions(facts: Facts, price: float | None, utilization: float) -> list[d
             facts.gpu,
             draft=facts.draft,
             draft_weights=facts.draft_weights,
+            reserved=facts.reserved,
         )
         found: dict[str, Any] = {"weights": name, "plan": same, "fits": False}
         if all(plan.fits and plan.pool.blocks > 0 for plan in memory):
@@ -168,4 +169,5 @@ def _sensitivity_table(rows: list[Sensitivity], unit: str) -> Table:
 
 def money(value: float, unit: str) -> str:
     """``$0.42`` or ``0.12 GPU-hours``."""
-    return f"${value:,.3g}" if unit == "$" else f"{value:,.3g} {unit}"
+    text = f"{value:,.2f}" if 100 <= abs(value) < 1e9 else f"{value:.3g}"
+    return f"${text}" if unit == "$" else f"{text} {unit}"

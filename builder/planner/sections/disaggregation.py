@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from builder.planner.capacity import capacity
 from builder.planner.disaggregation import advise
 from builder.planner.report import plain
+from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, speculating_of
+from builder.planner.speed.serving import prefill_time, steady_state
 from builder.planner.types import Facts, Section, Table
 
 
@@ -14,16 +18,25 @@ def section(facts: Facts) -> Section | None:
     if not running:
         return None
     itl = float(facts.options.get("itl", 0.05))
+    engine, load = engine_of(facts), load_of(facts)
+    served = steady_state(
+        engine,
+        load,
+        [running],
+        max_num_tokens=facts.serving.max_num_tokens,
+        speculating=speculating_of(facts),
+        draft=draft_engine_of(facts),
+    )
     advice = advise(
         facts.model,
         facts.precision,
         facts.parallel,
-        facts.gpu,
         facts.count,
-        facts.workload,
+        tokens=load.new_tokens,
+        prefill=float(prefill_time(engine, load.new_tokens, cached=load.cached_prefix)[1]),
+        share=float(served.input_share[1, 0]),
         network=facts.network,
         itl=itl,
-        in_flight=running,
     )
     failed = [item.name for item in advice.conditions if not item.holds]
     headline = (
@@ -35,7 +48,7 @@ def section(facts: Facts) -> Section | None:
     notes = [
         f"moving the KV cache beats computing it again above {advice.break_even_bandwidth / 1e9:.1f} GB/s"
         + (
-            f", and over this network from prompts of {max(round(advice.break_even_tokens), 1):,} tokens on"
+            f", and over this network from {_tokens(advice.break_even_tokens)} on"
             if advice.break_even_tokens is not None
             else "; this network is slower"
         )
@@ -48,3 +61,8 @@ def section(facts: Facts) -> Section | None:
         (Table("Conditions", ("condition", "verdict", "why"), rows),),
         tuple(notes),
     )
+
+
+def _tokens(value: float) -> str:
+    count = max(math.ceil(value), 1)
+    return "the first token of a prompt" if count == 1 else f"prompts of {count:,} tokens"

@@ -13,6 +13,7 @@ from builder.planner.search.space import Space, default_space
 from builder.planner.sections.cost import money
 from builder.planner.sections.speed import ms, span
 from builder.planner.speed.facts import load_of, speculating_of
+from builder.planner.speed.levels import HEADROOM
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.step import decode_step, prefill_step
 from builder.planner.types import Facts, Section, Table
@@ -73,6 +74,7 @@ def search(
         calibration=facts.options.get("calibration"),
         draft=facts.draft,
         draft_weights=facts.draft_weights,
+        reserved=facts.reserved,
     )
     slo = service_levels(facts)
     choice = choose(found, slo, facts.goal, accept=accept, terms=lambda point: step_shares(facts, point, slo))
@@ -86,6 +88,7 @@ def service_levels(facts: Facts) -> Slo:
         ttft=levels.ttft_p99 if levels else None,
         itl=levels.itl_p99 if levels else None,
         rate=facts.workload.rate,
+        headroom=HEADROOM if facts.workload.rate is not None else 0.0,
     )
 
 
@@ -113,7 +116,7 @@ def section(facts: Facts, searched: Searched) -> Section:
 
     headline = (
         f"recommended for {facts.goal}: {describe(best)}, max_num_tokens {best.max_num_tokens}; "
-        f"{span(best.output)} output tokens/s, {ms(best.gap)} between tokens"
+        f"{span(best.output)} output tokens/s, {ms(best.itl)} between tokens (99th percentile {ms(best.gap)})"
     )
     notes = [
         f"{found.considered:,} points: {found.invalid:,} break a rule of arithmetic, {found.too_large:,} do not fit, "

@@ -193,7 +193,7 @@ def _verification(requests: Any, context: float, speculating: Speculating) -> Pa
 
 
 def knee(batches: Any, served: Served) -> int | None:
-    """The batch behind which more load buys little throughput, or None without a bend (typical variant).
+    """The batch at the bend of throughput over latency, or None without a bend (typical variant).
 
     The point farthest above the chord of time between tokens against tokens a second
     (:func:`trtforge.knee.knee_index`).

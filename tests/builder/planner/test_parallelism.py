@@ -211,23 +211,31 @@ def test_the_break_even_of_transfer_and_recompute() -> None:
 
 
 def test_all_three_conditions_are_needed() -> None:
-    model, split, card = llama_70b(), ParallelPlan(4), gpu("h100")
-    long = workload.fixed(8192, 256)
+    model, split = llama_70b(), ParallelPlan(4)
 
-    def conditions(**changes: Any) -> dict[str, bool]:
-        named: dict[str, Any] = {"count": 8, "workload": long, "itl": 0.05, "in_flight": 128, **changes}
-        count, load = named.pop("count"), named.pop("workload")
-        advice = advise(model, PLAIN, split, card, count, load, **named)
+    def conditions(count: int = 8, **changes: Any) -> dict[str, bool]:
+        named: dict[str, Any] = {"tokens": 8192, "prefill": 0.6, "share": 0.5, "itl": 0.05, **changes}
+        advice = advise(model, PLAIN, split, count, **named)
         found = {item.name: item.holds for item in advice.conditions}
         assert advice.disaggregate == all(found.values())
         assert all(item.why for item in advice.conditions)
         return found
 
     assert conditions() == {"interference": True, "scale": True, "transfer": True}
-    assert not conditions(workload=workload.fixed(64, 1024))["interference"]
-    assert not conditions(count=4)["scale"]
+    assert not conditions(prefill=0.04)["interference"]
+    assert not conditions(share=0.1)["interference"]
+    assert not conditions(4)["scale"]
     slow = replace(model, kv_heads=64)
-    advice = advise(slow, PLAIN, ParallelPlan(), card, 8, long, network="ethernet-100g", in_flight=128)
+    advice = advise(slow, PLAIN, ParallelPlan(), 8, tokens=8192, prefill=0.6, share=0.5, network="ethernet-100g")
     transfer = next(item for item in advice.conditions if item.name == "transfer")
     assert transfer.holds == (advice.transfer < advice.recompute)
     assert (advice.break_even_bandwidth > 12.5e9) == (not transfer.holds)
+
+
+def test_inside_the_node_the_links_decide() -> None:
+    """H100 PCIe: NVLink joins pairs, PCIe the node. Four and eight ranks are quicker, by the same figures."""
+    found = _splits(llama_70b(), "h100-pcie", 8, Precision("fp8", kv="fp8"))
+    best = recommend(found, "latency")
+    assert best is not None
+    assert best[0].single == min(split.single for split in found if split.single is not None)
+    assert best[0].parallel.tp > 2
