@@ -49,12 +49,23 @@ TF_DEVICE Vec16 widenEight(uint32_t low, uint32_t high)
     return Vec16{{widenPair<T>(low), widenPair<T>(low >> 16), widenPair<T>(high), widenPair<T>(high >> 16)}};
 }
 
-//! Fills KEYS x HEAD values of a tile from the pool; keys from `end` on and columns past the head become zero.
-template <typename T, typename Pool, int HEAD, int THREADS, int KEYS, int PITCH>
-TF_DEVICE void loadTile(AttentionParams const& p, int32_t const* table, int32_t plane, int32_t kvHead, int32_t begin,
-    int32_t end, uint16_t* tile)
+//! Sixteen E4M3 values of a row, or the eight that are left of it.
+TF_DEVICE Vec16 loadSixteen(E4m3 const* from, bool aligned, bool whole)
 {
-    Pool const* pool = static_cast<Pool const*>(p.tensors.kvPool);
+    if (aligned)
+    {
+        return *reinterpret_cast<Vec16 const*>(from);
+    }
+    Vec8 const first = *reinterpret_cast<Vec8 const*>(from);
+    Vec8 const second = whole ? *reinterpret_cast<Vec8 const*>(from + 8) : Vec8{{0, 0}};
+    return Vec16{{first.word[0], first.word[1], second.word[0], second.word[1]}};
+}
+
+//! Fills KEYS rows of keys and of values (VALUES elements behind); keys from `end` on and columns past the head become
+//! zero.
+template <typename T, typename Pool, int HEAD, int THREADS, int KEYS, int PITCH, int VALUES>
+TF_DEVICE void loadTile(PoolRows<Pool const> const& pool, int32_t begin, int32_t end, uint16_t* tile)
+{
     if constexpr (sizeof(Pool) == 2)
     {
         constexpr int kEIGHTS = HEAD / 8;
@@ -63,40 +74,34 @@ TF_DEVICE void loadTile(AttentionParams const& p, int32_t const* table, int32_t 
         {
             int const key = i / kEIGHTS;
             int const column = i % kEIGHTS * 8;
-            bool const valid = begin + key < end && column < p.headSize;
-            Pool const* from = valid ? pool + poolRow(p, table, begin + key, plane, kvHead) + column : pool;
-            copyAsync16(tile + key * PITCH + column, from, valid ? 16 : 0);
+            bool const valid = begin + key < end && column < pool.headSize;
+            Pool const* from = valid ? pool.key(begin + key) + column : pool.base;
+            uint16_t* to = tile + key * PITCH + column;
+            copyAsync16(to, from, valid ? 16 : 0);
+            copyAsync16(to + VALUES, from + pool.plane, valid ? 16 : 0);
         }
     }
     else
     {
         constexpr int kSIXTEENS = HEAD / 16;
-        bool const whole = p.headSize % 16 == 0; // else rows lie at multiples of eight bytes
-#pragma unroll 4
+        bool const aligned = pool.headSize % 16 == 0; // else rows lie at multiples of eight bytes
+#pragma unroll 2
         for (int i = threadIndex(); i < KEYS * kSIXTEENS; i += THREADS)
         {
             int const key = i / kSIXTEENS;
             int const column = i % kSIXTEENS * 16;
+            Vec16 k{{0, 0, 0, 0}};
             Vec16 v{{0, 0, 0, 0}};
-            if (begin + key < end && column < p.headSize)
+            if (begin + key < end && column < pool.headSize)
             {
-                Pool const* from = pool + poolRow(p, table, begin + key, plane, kvHead) + column;
-                if (whole)
-                {
-                    v = *reinterpret_cast<Vec16 const*>(from);
-                }
-                else
-                {
-                    Vec8 const first = *reinterpret_cast<Vec8 const*>(from);
-                    Vec8 second{{0, 0}};
-                    if (column + 8 < p.headSize)
-                    {
-                        second = *reinterpret_cast<Vec8 const*>(from + 8);
-                    }
-                    v = Vec16{{first.word[0], first.word[1], second.word[0], second.word[1]}};
-                }
+                Pool const* from = pool.key(begin + key) + column;
+                k = loadSixteen(from, aligned, column + 8 < pool.headSize);
+                v = loadSixteen(from + pool.plane, aligned, column + 8 < pool.headSize);
             }
             Vec16* to = reinterpret_cast<Vec16*>(tile + key * PITCH + column);
+            to[0] = widenEight<T>(k.word[0], k.word[1]);
+            to[1] = widenEight<T>(k.word[2], k.word[3]);
+            to = reinterpret_cast<Vec16*>(tile + key * PITCH + column + VALUES);
             to[0] = widenEight<T>(v.word[0], v.word[1]);
             to[1] = widenEight<T>(v.word[2], v.word[3]);
         }
@@ -159,10 +164,35 @@ struct RowView
 
 //! Softmax of a tile's logits over the running maximum; scores become weights, the state is rescaled.
 template <int HEAD, int WARP_KEYS>
-TF_DEVICE void softmaxStep(AttentionParams const& p, Context const& c, RowView const& view, float scale,
+TF_DEVICE void softmaxStep(AttentionParams const& p, Context const& c, RowView const& view, LogitScale const& scale,
     int32_t firstKey, int32_t end, bool allSeen, float (&score)[WARP_KEYS / 8][4], RowState<HEAD>& state)
 {
     int const lane = threadIndex() % kWARP_SIZE;
+#pragma unroll
+    for (int n = 0; n < WARP_KEYS / 8; ++n)
+    {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+        {
+            score[n][i] = logit(score[n][i], scale);
+        }
+    }
+    if (!allSeen)
+    {
+#pragma unroll
+        for (int n = 0; n < WARP_KEYS / 8; ++n)
+        {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+            {
+                int const row = i / 2;
+                int32_t const key = firstKey + n * 8 + lane % 4 * 2 + i % 2;
+                bool const visible
+                    = view.used[row] && key < end && sees(p, c, view.token[row], view.position[row], key);
+                score[n][i] = visible ? score[n][i] : -INFINITY;
+            }
+        }
+    }
     float largest[2] = {state.maximum[0], state.maximum[1]};
 #pragma unroll
     for (int n = 0; n < WARP_KEYS / 8; ++n)
@@ -170,13 +200,7 @@ TF_DEVICE void softmaxStep(AttentionParams const& p, Context const& c, RowView c
 #pragma unroll
         for (int i = 0; i < 4; ++i)
         {
-            int const row = i / 2;
-            int32_t const key = firstKey + n * 8 + lane % 4 * 2 + i % 2;
-            float const x = logit(score[n][i], scale, p.softCap);
-            bool const visible = allSeen
-                || (view.used[row] && key < end && sees(p, c, view.token[row], view.position[row], key));
-            score[n][i] = visible ? x : -INFINITY;
-            largest[row] = fmaxf(largest[row], score[n][i]);
+            largest[i / 2] = fmaxf(largest[i / 2], score[n][i]);
         }
     }
 #pragma unroll
@@ -421,7 +445,6 @@ attentionMma(AttentionParams const p, TaskList const list)
         storeEmpty(p, list, kvHead, split, rows);
         return;
     }
-    int32_t const* table = p.tensors.blockTable + task.request * p.tensors.blockTableStride;
     uint16_t* stages = reinterpret_cast<uint16_t*>(sharedMemory());
     uint16_t* queries = Tile::kQUERY_IN_REGISTERS ? stages : stages + Tile::kOVERLAY / 2;
 
@@ -438,12 +461,11 @@ attentionMma(AttentionParams const p, TaskList const list)
         syncBlock(); // the queries' memory becomes the first stage
     }
 
+    PoolRows<Pool const> const pool(p, task.request, kvHead);
     auto const load = [&](int32_t begin, int stage)
     {
-        uint16_t* to = stages + stage * 2 * Tile::kTILE_ELEMENTS;
-        loadTile<T, Pool, HEAD, Tile::kTHREADS, Tile::kKEYS, kPITCH>(p, table, 0, kvHead, begin, keys.end, to);
-        loadTile<T, Pool, HEAD, Tile::kTHREADS, Tile::kKEYS, kPITCH>(
-            p, table, 1, kvHead, begin, keys.end, to + Tile::kTILE_ELEMENTS);
+        loadTile<T, Pool, HEAD, Tile::kTHREADS, Tile::kKEYS, kPITCH, Tile::kTILE_ELEMENTS>(
+            pool, begin, keys.end, stages + stage * 2 * Tile::kTILE_ELEMENTS);
     };
     RowView view;
     int32_t lowest = c.base + task.row / p.group;
@@ -455,7 +477,7 @@ attentionMma(AttentionParams const p, TaskList const list)
         view.token[half] = view.used[half] ? row / p.group : 0;
         view.position[half] = windowPosition(p, c, view.token[half]);
     }
-    float const scale = p.scale * (p.tensors.kScale != nullptr ? *p.tensors.kScale : 1.0F);
+    LogitScale const scale = logitScale(p);
     bool const idle = warpRow >= rows; // this warp only helps to load
     // Without a window, tiles that end before every row's own position (or before the tree) are seen whole.
     int32_t const seenBelow = p.slidingWindow > 0 ? 0 : p.tensors.treeMask != nullptr ? c.base : lowest + 1;

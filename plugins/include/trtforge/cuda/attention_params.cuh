@@ -81,14 +81,33 @@ TF_DEVICE bool refused(int32_t const* status)
     return status != nullptr && status[0] != 0;
 }
 
-//! Element offset of the head's row of `position` in the pool; plane 0 keys, 1 values.
-TF_DEVICE int64_t poolRow(
-    AttentionParams const& p, int32_t const* table, int32_t position, int32_t plane, int32_t kvHead)
+//! Rows of one request and kv head in the pool; the values' row lies `plane` elements behind the keys'.
+template <typename Pool>
+struct PoolRows
 {
-    int64_t const block = table[position >> p.blockShift];
-    int32_t const slot = position & (p.blockSize - 1);
-    return (((block * 2 + plane) * p.numKvHeads + kvHead) * p.blockSize + slot) * p.headSize;
-}
+    Pool* base;
+    int32_t const* table;
+    int64_t block; //!< elements of a block
+    int32_t plane; //!< elements of a block's keys (or values)
+    int32_t headSize;
+    int32_t shift; //!< log2 of slots in a block
+
+    TF_DEVICE PoolRows(AttentionParams const& p, int32_t request, int32_t kvHead)
+        : base(static_cast<Pool*>(p.tensors.kvPool) + static_cast<int64_t>(kvHead) * p.blockSize * p.headSize)
+        , table(p.tensors.blockTable + request * p.tensors.blockTableStride)
+        , plane(p.numKvHeads * p.blockSize * p.headSize)
+        , headSize(p.headSize)
+        , shift(p.blockShift)
+    {
+        block = static_cast<int64_t>(plane) * 2;
+    }
+
+    TF_DEVICE Pool* key(int32_t position) const
+    {
+        int32_t const slot = position & ((1 << shift) - 1);
+        return base + table[position >> shift] * block + slot * headSize;
+    }
+};
 
 //! A node's own position when a tree mask and a window meet: its depth below the context.
 TF_DEVICE int32_t windowPosition(AttentionParams const& p, Context const& c, int32_t token)
@@ -144,11 +163,25 @@ TF_DEVICE KeyRange keysOfSplit(AttentionParams const& p, Context const& c, TaskL
     return KeyRange{begin, end < last ? end : last};
 }
 
-//! Base-2 logit of a dot product: scale, cap, and log2(e) so that exp2 is the only exponential.
-TF_DEVICE float logit(float dot, float scale, float softCap)
+//! The factors between a dot product and its base-2 logit: scale, cap, and log2(e), so that exp2 is the only
+//! exponential.
+struct LogitScale
 {
-    float const s = dot * scale;
-    return kLOG2E * (softCap > 0.0F ? softCap * tanhf(s / softCap) : s);
+    float plain;  //!< scale * log2(e)
+    float inside; //!< scale / cap
+    float cap;    //!< cap * log2(e); 0: none
+};
+
+TF_DEVICE LogitScale logitScale(AttentionParams const& p)
+{
+    float const scale = p.scale * (p.tensors.kScale != nullptr ? *p.tensors.kScale : 1.0F);
+    bool const capped = p.softCap > 0.0F;
+    return LogitScale{scale * kLOG2E, capped ? scale / p.softCap : 0.0F, capped ? p.softCap * kLOG2E : 0.0F};
+}
+
+TF_DEVICE float logit(float dot, LogitScale const& scale)
+{
+    return scale.cap > 0.0F ? scale.cap * tanhf(dot * scale.inside) : dot * scale.plain;
 }
 
 //! exp2(x - maximum) where a maximum of -inf stands for "no key seen yet".

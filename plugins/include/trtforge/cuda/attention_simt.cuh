@@ -61,7 +61,7 @@ TF_KERNEL(kSIMT_THREADS, 2) attentionSimt(AttentionParams const p, TaskList cons
     int32_t const rows = left < kSHORT_ROWS ? left : kSHORT_ROWS;
     KeyRange const range = keysOfSplit(p, c, list, task.row, rows, split, kSIMT_KEYS);
     int64_t const slotRow = partialSlot(p, list, blockX(), kvHead, split) * list.rows;
-    int32_t const* table = p.tensors.blockTable + task.request * p.tensors.blockTableStride;
+    PoolRows<Pool const> const pool(p, task.request, kvHead);
     float* query = reinterpret_cast<float*>(sharedMemory());
     float* keys = query + kSHORT_ROWS * size;
     float* values = keys + kSIMT_KEYS * pitch;
@@ -91,7 +91,7 @@ TF_KERNEL(kSIMT_THREADS, 2) attentionSimt(AttentionParams const p, TaskList cons
     bool const used = row < rows;
     int32_t const token = used ? (task.row + row) / p.group : 0;
     int32_t const position = windowPosition(p, c, token);
-    float const scale = p.scale * (p.tensors.kScale != nullptr ? *p.tensors.kScale : 1.0F);
+    LogitScale const scale = logitScale(p);
     float maximum = -INFINITY;
     float sum = 0.0F;
     float out[kSHORT_ROWS][kSIMT_COLUMNS] = {};
@@ -107,9 +107,7 @@ TF_KERNEL(kSIMT_THREADS, 2) attentionSimt(AttentionParams const p, TaskList cons
             float x[8] = {};
             if (begin + key < range.end)
             {
-                loadPool(static_cast<Pool const*>(p.tensors.kvPool)
-                        + poolRow(p, table, begin + key, plane, kvHead) + column,
-                    x);
+                loadPool(pool.key(begin + key) + plane * pool.plane + column, x);
             }
             float* to = (plane == 0 ? keys : values) + key * pitch + column;
             for (int j = 0; j < 8; ++j)
@@ -131,7 +129,7 @@ TF_KERNEL(kSIMT_THREADS, 2) attentionSimt(AttentionParams const p, TaskList cons
                 dot = fmaf(query[row * size + d], keys[key * pitch + d], dot);
             }
             bool const visible = used && begin + key < range.end && sees(p, c, token, position, begin + key);
-            score[n] = visible ? logit(dot, scale, p.softCap) : -INFINITY;
+            score[n] = visible ? logit(dot, scale) : -INFINITY;
             largest = fmaxf(largest, score[n]);
         }
         largest = laneMax<8>(largest);

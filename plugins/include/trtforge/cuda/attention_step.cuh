@@ -195,6 +195,7 @@ TF_KERNEL(kSTEP_THREADS, 1) attentionWrite(AttentionParams const p)
         planTasks(p);
     }
     AttentionTensors const& t = p.tensors;
+    int32_t const planeElements = p.numKvHeads * p.blockSize * p.headSize;
     int32_t const eights = p.numKvHeads * p.headSize / 8;
     int64_t const count = static_cast<int64_t>(p.tokens) * eights * 2;
     int64_t const step = static_cast<int64_t>(gridX()) * blockThreads();
@@ -206,13 +207,12 @@ TF_KERNEL(kSTEP_THREADS, 1) attentionWrite(AttentionParams const p)
         int32_t const request = requestOf(t.queryStart, p.requests, token);
         Context const c = contextOf(p, request);
         int32_t const position = c.base + token - c.firstToken;
-        int64_t const row = poolRow(p, t.blockTable + request * t.blockTableStride, position, plane,
-            column / p.headSize);
+        Pool* row = PoolRows<Pool>(p, request, column / p.headSize).key(position) + plane * planeElements;
         float x[8];
         loadEight(plane == 0 ? t.key : t.value, token * (plane == 0 ? t.keyStride : t.valueStride) + column,
             p.activationDtype, x);
         float const* scale = plane == 0 ? t.kScale : t.vScale;
-        storeEight(static_cast<Pool*>(t.kvPool) + row + column % p.headSize, x, scale == nullptr ? 1.0F : *scale);
+        storeEight(row + column % p.headSize, x, scale == nullptr ? 1.0F : *scale);
     }
 }
 
