@@ -25,6 +25,7 @@ class Float32Session:
         self._info = GraphInfo.read(directory)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        options.log_severity_level = 3  # it warns of every cache that it copies
         self._session = onnxruntime.InferenceSession(
             str(directory / GRAPH_FILE), options, providers=["CPUExecutionProvider"]
         )

@@ -36,7 +36,8 @@ SUFFIX = ".rtx"
 KIND = "RTX engine"
 LOADS_IN = "TensorRT for RTX {version}, on the architecture of the file; never in TensorRT or TensorRT-LLM"
 REPRODUCIBLE = (
-    "the same graph, limits and TensorRT for RTX give the same bytes: each engine is the first build of its process"
+    "mostly: each engine is the first build of its process, and most builds of a graph give the same bytes; now and "
+    "then the compiler numbers the dynamic dimensions otherwise, which changes some dozens of bytes"
 )
 _CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 

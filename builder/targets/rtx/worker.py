@@ -1,7 +1,7 @@
 """One RTX engine in a process of its own; run as a file with a request in JSON.
 
-Policy: the first build of a process is byte-reproducible, a second one is not, and what the compiler does to a
-process (aborts among it) must stay out of ours. So this file imports nothing of ours. Standard output carries one
+Policy: a second build of a process differs in bytes from a first one, and what the compiler does to a process
+(aborts among it) must stay out of ours. So this file imports nothing of ours. Standard output carries one
 JSON object a line::
 
     {"event": "phase", "name": …, "steps": …} | {"event": "step", "name": …, "done": …} | {"event": "end", "name": …}

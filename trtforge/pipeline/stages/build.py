@@ -95,7 +95,7 @@ def _build_tensorrt(context: StageContext) -> StageResult:
 
 
 def _build_rtx(context: StageContext) -> StageResult:
-    """RTX engines: the same bytes wherever they are compiled, so their hashes are part of the result."""
+    """RTX engines; their hashes are part of the result, although a rebuild may now and then give other ones."""
     from builder.targets import build_engine
 
     engine = build_engine(

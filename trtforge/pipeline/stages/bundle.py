@@ -40,7 +40,7 @@ EVIDENCE_DIR = "evidence"
 RECIPE_FILE = "recipe.yaml"
 #: Python versions that the repository's code runs on (requires-python of this distribution)
 PYTHON_RULE = ">=3.11,<3.13"
-MEASURED = (f"{EVIDENCE_DIR}/smoke.json", f"{EVIDENCE_DIR}/bench.json", "report.*")
+MEASURED = (f"{EVIDENCE_DIR}/smoke.json", f"{EVIDENCE_DIR}/bench.json", f"{ENGINE_DIR}/build.log", "report.*")
 #: (stage, its file, name below evidence/)
 EVIDENCE = (
     (baseline.BaselineStage.name, scoring.PERPLEXITY_FILE, "perplexity-baseline.json"),
