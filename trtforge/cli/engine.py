@@ -47,6 +47,9 @@ def info(
     if document["target"] == "tensorrt-rtx":
         show_rtx(console, document)
         return
+    if document["target"] == "tensorrt":
+        show_tensorrt(console, document)
+        return
     if "linears" not in document:
         show_trtllm(console, document)
         return
@@ -106,6 +109,31 @@ def info(
     native = sum(row["linears"] for row in document["execution"] if row["native"])
     total = sum(row["linears"] for row in document["execution"])
     console.value(f"{native} of {total} linears run natively")
+
+
+def show_tensorrt(console: Console, document: dict[str, Any]) -> None:
+    """A TensorRT plan: what it was built with, and what of that this machine lacks."""
+    from trtforge.recipe.units import format_size
+
+    console.result(document)
+    stamp, cache = document["tensorrt"], document["kv_cache"]
+    console.heading(f"{document['name']}: target tensorrt, {document['quant_format']}, for {stamp['gpu_architecture']}")
+    pool = format_size(cache["num_blocks"] * cache["bytes_per_block"])
+    options = ", ".join(f"{key} {value}" for key, value in stamp["options"].items() if value not in (False, None))
+    rows = [
+        ["TensorRT", stamp["version"]],
+        ["plugins", f"ABI {stamp['plugins']['abi']}, trtforge {stamp['plugins']['version']}"],
+        *([key, str(value)] for key, value in document["limits"].items()),
+        ["KV pool", f"{cache['num_blocks']} blocks of {cache['block_size']} tokens, {cache['format']}, {pool}"],
+        ["decode buckets", ", ".join(map(str, stamp["decode_buckets"]))],
+        ["options", options],
+        ["plan", format_size(stamp["plan_bytes"])],
+    ]
+    console.table("Engine", ["what", "value"], rows)
+    for finding in document["findings"]:
+        console.value(f"cannot be loaded here: {finding}")
+    if not document["findings"]:
+        console.value("TensorRT and the plugin library of this machine are the engine's")
 
 
 def show_rtx(console: Console, document: dict[str, Any]) -> None:
