@@ -75,6 +75,13 @@ def source_tree() -> Path:
     return Path(__file__).resolve().parents[1]
 
 
+def has_sources(plugins: Path | None = None) -> bool:
+    """Whether the kernels' sources lie here; an installed wheel does not carry them."""
+    tree = plugins or source_tree()
+    needed = (tree / "cuda" / "CMakeLists.txt", tree / "cuda" / "launch.cuh", tree / "include" / "trtforge" / "cuda")
+    return all(path.exists() for path in needed)
+
+
 def source_hash(plugins: Path | None = None) -> str:
     """SHA-256 over everything that the library is compiled from."""
     tree = plugins or source_tree()
@@ -97,7 +104,7 @@ def cache_folder() -> Path:
 
 def built_library(plugins: Path | None = None) -> Path | None:
     """The newest cached GPU library of these sources; None when there is none."""
-    if not (plugins or source_tree()).joinpath("cuda", "CMakeLists.txt").is_file():
+    if not has_sources(plugins):
         return None
     builds = cache_folder().glob(f"cuda-{source_hash(plugins)[:16]}-*/report.json")
     newest = max(builds, key=lambda path: path.stat().st_mtime, default=None)
@@ -184,10 +191,10 @@ def build_shim_library(*, plugins: Path | None = None, jobs: int = 2, progress: 
 
 
 def _build(kind: str, key: str, options: list[str], plugins: Path, jobs: int, progress: Progress) -> Build:
-    if not (plugins / "cuda" / "CMakeLists.txt").is_file():
+    if not has_sources(plugins):
         raise ForgeError(
             "TF-CLI-008",
-            f"{plugins / 'cuda'} holds no CMakeLists.txt",
+            f"{plugins} holds no sources of the CUDA ops",
             asked=str(plugins),
             why="An installed wheel does not carry the kernels' sources.",
             remedies=["--source DIR with a checkout of trtforge"],

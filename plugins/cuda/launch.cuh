@@ -44,9 +44,9 @@ void launch(void (*kernel)(P...), LaunchShape const& shape, Stream stream, P... 
             cudaGetErrorString(allowed));
     }
     dim3 const grid(static_cast<unsigned>(shape.x), static_cast<unsigned>(shape.y), static_cast<unsigned>(shape.z));
-    kernel<<<grid, static_cast<unsigned>(shape.threads), static_cast<size_t>(shape.sharedBytes), stream>>>(
-        arguments...);
-    cudaError_t const started = cudaGetLastError();
+    void* pointers[] = {static_cast<void*>(&arguments)...};
+    cudaError_t const started = cudaLaunchKernel(reinterpret_cast<void const*>(kernel), grid,
+        dim3(static_cast<unsigned>(shape.threads)), pointers, static_cast<size_t>(shape.sharedBytes), stream);
     require(started == cudaSuccess, TRTFORGE_DEVICE_ERROR, "the kernel was not launched: %s",
         cudaGetErrorString(started));
 #else

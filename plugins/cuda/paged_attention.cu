@@ -90,6 +90,8 @@ void checkCall(AttentionFields const& f, AttentionShape const& s, AttentionTenso
     checkFields(f);
     trtforge_paged_attention_args const a = argsOf(f, s, t);
     checkAttentionShapes(a);
+    require(s.tokens == 0 || s.requests > 0, TRTFORGE_BAD_QUERY_START, "%lld tokens of no request",
+        static_cast<long long>(s.tokens));
     require(s.maxNewTokens >= 0, TRTFORGE_BAD_SHAPE, "maxNewTokens is %d", s.maxNewTokens);
     int64_t const unit = f.activationDtype == TRTFORGE_FLOAT32 ? 4 : 8; // elements in sixteen bytes
     bool const even = s.tokens <= 1

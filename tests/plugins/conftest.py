@@ -9,6 +9,7 @@ import pytest
 from plugins.cuda.build import build_shim_library
 from plugins.cuda.library import CudaLibrary, find_cuda_library
 from plugins.host import load
+from plugins.host.calls import SpeculationOps
 from plugins.host.library import HostLibrary
 from trtforge.errors import EnvironmentLacks
 
@@ -62,4 +63,13 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[CudaLibrary]:
     yield library
     library.checked, library.multiprocessors = True, 0
     if not library.on_gpu:
+        library.shim_order(descending=False)
+
+
+@pytest.fixture(params=["host", "shim", "gpu"])
+def ops(request: pytest.FixtureRequest) -> Iterator[SpeculationOps]:
+    """Every implementation that can run here."""
+    library: SpeculationOps = request.getfixturevalue(request.param)
+    yield library
+    if isinstance(library, CudaLibrary) and not library.on_gpu:
         library.shim_order(descending=False)

@@ -322,6 +322,15 @@ def test_rows_that_are_not_aligned(kernels: CudaLibrary, part: str) -> None:
         there.run(kernels.paged_attention, there.pool)
 
 
+def test_tokens_without_requests(kernels: CudaLibrary) -> None:
+    batch = make_batch([(20, 2)])
+    none = dataclasses.replace(
+        batch, query_start=batch.query_start[:1], sequence_lengths=batch.sequence_lengths[:0],
+        block_table=batch.block_table[:0],
+    )  # fmt: skip
+    refused(kernels, none, "TF-OPS-107")
+
+
 def test_a_struct_of_another_layout(shim: CudaLibrary) -> None:
     args = calls.attention_struct(block_size=16, num_heads=4, num_kv_heads=2, head_size=64)
     args.struct_size -= 8

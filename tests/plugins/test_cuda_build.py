@@ -122,8 +122,12 @@ def test_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_missing_sources(tmp_path: Path) -> None:
+    """A wheel has the Python files and CMakeLists.txt, but no kernels."""
+    (tmp_path / "cuda").mkdir()
+    shutil.copy(ROOT / "plugins/cuda/CMakeLists.txt", tmp_path / "cuda")
     with pytest.raises(ForgeError, match="TF-CLI-008"):
         build.build_shim_library(plugins=tmp_path)
+    assert build.built_library(tmp_path) is None
 
 
 def test_second_build_is_taken_from_the_cache(shim: CudaLibrary) -> None:
