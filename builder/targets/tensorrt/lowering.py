@@ -100,12 +100,6 @@ class Lowering:
         for value in graph.input:
             if value.name == "tree_mask":
                 value.type.tensor_type.elem_type = TensorProto.BOOL
-        # a node whose type was changed may stand in the list as a copy of before
-        changed = {node.name: node for node in self._producers.values()}
-        nodes = [
-            changed[node.name] if node.op_type == "DequantizeLinear" and node.name in changed else node
-            for node in nodes
-        ]
         del graph.node[:]
         graph.node.extend(nodes)
         if any(node.domain == PARSER_DOMAIN for node in nodes):

@@ -1,0 +1,45 @@
+"""Our builder session against a real parser and builder of the same family: TensorRT for RTX, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from builder.targets.tensorrt.versions import missing_operators
+
+pytest.importorskip("tensorrt_rtx", reason="pip install 'trtforge[rtx]'")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "architecture", "version"),
+    [
+        ("none", "SM80", "10.14.1"),
+        ("fp8", "SM89", "10.16.1"),
+        ("nvfp4", "SM120", "11.4.0"),
+        ("int4_awq", "SM80", "11.4.0"),
+    ],
+)
+def test_the_lowered_graph_builds(
+    graphs: Callable[..., Path], tmp_path: Path, fmt: str, architecture: str, version: str
+) -> None:
+    """Every format, spelled as each release's parser needs it (all of them are spellings that RTX takes)."""
+    missing = ",".join(sorted(missing_operators(version)))
+    probe = str(Path(__file__).with_name("real_builder.py"))
+    done = subprocess.run(
+        [sys.executable, probe, str(graphs(fmt)), str(tmp_path), architecture, missing],
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert "failed" not in said, said
+    assert said["layers"] > 0 and said["plan_bytes"] == (tmp_path / "engine.plan").stat().st_size
+    assert said["events"] > 4, "the builder's own progress"
+    assert (tmp_path / "timing.cache").is_file()
+    assert "ERROR" not in (tmp_path / "build.log").read_text()
