@@ -143,7 +143,7 @@ def prefix_saving(prefix: int, rest: int, requests: int, bytes_per_token: int) -
 
 @dataclass(frozen=True)
 class KvTrade:
-    """One KV format: bytes a token of the whole model, pool tokens and requests of a replica, what is said of a kernel."""
+    """One KV format: bytes a token of the whole model, pool tokens, requests of a replica, what is said of a kernel."""
 
     kv: str
     bytes_per_token: int

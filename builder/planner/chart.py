@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from builder.planner.types import MemoryPlan, bad_input
 from trtforge.errors import EnvironmentLacks
+from trtforge.store.files import write_text_atomic
 
 #: kinds in the order of the stack, with a letter for the terminal and a colour
 KINDS: tuple[tuple[str, str, str], ...] = (
@@ -30,8 +32,27 @@ def bar(plan: MemoryPlan, width: int = 60) -> str:
     return f"[{text}] {names}, . free{over}"
 
 
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Refuse a chart's path before anything is computed.
+
+    Raises:
+        ForgeError: ``TF-PLN-021`` it is no ``.svg``, its folder is missing, or the file exists.
+    """
+    here = path.parent
+    if path.suffix.lower() != ".svg":
+        raise _unwritable(
+            path, f"it would hold SVG, and {path.suffix or path.name} is not its suffix", "--chart memory.svg"
+        )
+    if not here.is_dir():
+        raise _unwritable(path, f"{here} is no folder", f"mkdir -p {here}")
+    if path.is_dir():
+        raise _unwritable(path, "it is a folder", f"--chart {path / 'memory.svg'}")
+    if path.exists() and not overwrite:
+        raise _unwritable(path, "it exists, and may be worth keeping", "--overwrite replaces it")
+
+
 def write_svg(plans: Sequence[MemoryPlan], path: Path, title: str) -> None:
-    """A stacked bar a pipeline stage with the GPU's memory as a line, as SVG.
+    """A stacked bar a pipeline stage with the GPU's memory as a line, as SVG: whole or not at all.
 
     Raises:
         EnvironmentLacks: ``TF-PLN-020`` matplotlib is not installed.
@@ -49,18 +70,23 @@ def write_svg(plans: Sequence[MemoryPlan], path: Path, title: str) -> None:
     axes.set_xlabel("GiB")
     axes.set_title(title)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3, frameon=False)
+    text = io.StringIO()
+    # a fixed salt and no date: the same plan gives the same file
+    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # a fixed salt and no date: the same plan gives the same file
-        figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
+        write_text_atomic(path, text.getvalue())
     except OSError as error:
-        raise bad_input(
-            "TF-PLN-021",
-            f"the chart cannot be written: {error}",
-            asked=f"--chart {path}",
-            why="The file or its folder does not take a new file.",
-            remedies=["--chart with a path in a folder that can be written"],
-        ) from error
+        raise _unwritable(path, str(error), "--chart with a path in a folder that can be written") from error
+
+
+def _unwritable(path: Path, reason: str, remedy: str) -> Exception:
+    return bad_input(
+        "TF-PLN-021",
+        f"the chart cannot be written: {reason}",
+        asked=f"--chart {path}",
+        why="A chart is one new SVG file in a folder that is there.",
+        remedies=[remedy],
+    )
 
 
 def _axes(rows: int) -> tuple[Any, Any]:

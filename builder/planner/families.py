@@ -17,7 +17,7 @@ def _types(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: types whose modeling files are of this kind: q, k, v, o; gate, up, down; a norm before each half (DeepSeek: latent KV)
+#: types whose modeling files are of this kind: q, k, v, o; gate, up, down; a norm before each half (or MLA)
 #: Source: https://github.com/huggingface/transformers/tree/main/src/transformers/models
 KNOWN = _types(
     "llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3 gemma3_text phi3 phimoe deepseek_v2 "

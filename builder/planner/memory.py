@@ -24,9 +24,9 @@ from trtforge.errors import GateFailed
 _PARTS = {
     "embedding": "token embedding",
     "attention": "attention projections",
-    "mlp": "MLP",
+    "mlp": "MLP and routers",
     "experts": "experts",
-    "norms": "norms, routers and the rest",
+    "norms": "norms and the rest",
     "head": "output head",
     "scales": "quantization scales",
 }

@@ -32,9 +32,10 @@ class Allotment:
     pool: int
 
 
-def tenant(name: str, plan: MemoryPlan, weight: float = 1.0) -> Tenant:
-    """A tenant from its own memory plan (one GPU a rank)."""
-    return Tenant(name, plan.total - plan.of("kv"), plan.pool.bytes_per_block, weight)
+def tenant(name: str, plans: Sequence[MemoryPlan], weight: float = 1.0) -> Tenant:
+    """A tenant from the plans of its pipeline stages: each GPU must hold the fullest of its ranks."""
+    fixed = max(plan.total - plan.of("kv") for plan in plans)
+    return Tenant(name, fixed, max(plan.pool.bytes_per_block for plan in plans), weight)
 
 
 def share_gpu(tenants: Sequence[Tenant], gpu: Gpu, *, keep_free: float = 0.05) -> list[Allotment]:
@@ -59,7 +60,12 @@ def share_gpu(tenants: Sequence[Tenant], gpu: Gpu, *, keep_free: float = 0.05) -
             f"{len(tenants)} models do not fit one {gpu.title}: {fixed / 2**30:.2f} GiB beside their KV pools",
             asked=", ".join(item.name for item in tenants),
             why="Each process holds its weights, activations and CUDA context besides its pool.",
-            remedies=["fewer models a GPU", "quantize the weights: quantize.format", "a GPU with more memory"],
+            remedies=[
+                "fewer models a GPU",
+                "quantize the weights: quantize.format",
+                "a wider split: build.parallel",
+                "a GPU with more memory",
+            ],
             fixed={item.name: item.fixed for item in tenants},
             visible=gpu.visible_bytes,
         )

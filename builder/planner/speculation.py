@@ -1,4 +1,4 @@
-"""What speculative decoding is worth: expected tokens a round, speed-up, and the batch where it stops paying.
+"""What speculative decoding is worth: expected tokens a round, speed-up, and the batches at which it pays.
 
 Policy: an acceptance rate that nobody measured is an assumption and is named as one. The chain formulas
 assume independent acceptance of every draft token with one probability; real acceptance falls with depth,
@@ -116,26 +116,36 @@ def speedup_at(tokens_a_round: float, step: float, verification: float, drafting
     return tokens_a_round * step / (verification + drafting)
 
 
-def break_even_batch(gain: Callable[[int], float], largest: int) -> int | None:
-    """The smallest batch whose speed-up is 1 or less; None when it pays up to ``largest``.
+def paying_batches(gain: Callable[[int], float], largest: int) -> list[tuple[int, int]]:
+    """The intervals of batches up to ``largest`` in which the speed-up exceeds 1; empty where it never pays.
 
-    ``gain(batch)`` is the speed-up of a batch. It falls with the batch once verification is bound by
-    compute; below that it is flat, so the first crossing is found by doubling and then halving.
+    ``gain(batch)`` is the speed-up of a batch. For a dense model it falls with the batch; with experts it also rises:
+    drafts of one request read more experts, those of many read experts that are read anyway. So all powers of two
+    and the points between them are looked at, and each crossing is narrowed by halving.
     """
     if largest < 1:
         raise _bad("largest batch", largest, "1 or more")
-    if gain(1) <= 1:
-        return 1
-    paying, batch = 1, 2
-    while batch < largest and gain(batch) > 1:
-        paying, batch = batch, 2 * batch
-    batch = min(batch, largest)
-    if gain(batch) > 1:
-        return None
-    while batch - paying > 1:
-        middle = (paying + batch) // 2
-        paying, batch = (middle, batch) if gain(middle) > 1 else (paying, middle)
-    return batch
+    looked = sorted({min(max(round(2 ** (step / 4)), 1), largest) for step in range(4 * largest.bit_length() + 1)})
+    pays = [gain(batch) > 1 for batch in looked]
+    found: list[tuple[int, int]] = []
+    for index, batch in enumerate(looked):
+        if not pays[index]:
+            continue
+        before, after = index > 0 and not pays[index - 1], index + 1 < len(looked) and not pays[index + 1]
+        if index == 0 or before:
+            found.append((_crossing(gain, looked[index - 1], batch)[1] if before else batch, batch))
+        last = _crossing(gain, batch, looked[index + 1])[0] if after else batch
+        found[-1] = (found[-1][0], last)
+    return found
+
+
+def _crossing(gain: Callable[[int], float], low: int, high: int) -> tuple[int, int]:
+    """Neighbouring batches between ``low`` and ``high`` on the two sides of a speed-up of 1."""
+    pays = gain(low) > 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if (gain(middle) > 1) == pays else (low, middle)
+    return low, high
 
 
 @dataclass(frozen=True)

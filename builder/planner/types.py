@@ -49,9 +49,9 @@ class MlaFacts:
 class ModelFacts:
     """A decoder's sizes. Made by ``builder.planner.model`` from intake's record or from a bare ``config.json``.
 
-    ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one). ``prequantized`` is the format
-    of a checkpoint that arrives quantized, ``unquantized`` the patterns of the modules that it left alone. ``assumed``
-    says what its config did not.
+    ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one). ``prequantized`` is the
+    format of a checkpoint that arrives quantized, ``unquantized`` the patterns of the modules that it left alone.
+    ``assumed`` says what its config did not.
     """
 
     name: str
@@ -203,7 +203,7 @@ class MemoryPlan:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The smallest and the largest sum. A pool that takes a share of what is free is large where the rest is not."""
+        """The smallest and the largest sum; a pool that is a share of what is free is large where the rest is not."""
         pools = [term for term in self.terms if term.kind == "kv"]
         rest = [term for term in self.terms if term.kind != "kv"]
         low = sum(term.low for term in rest) + sum(term.high for term in pools)

@@ -1,8 +1,8 @@
 """Length distributions of requests: one length, a histogram, or a trace of real requests.
 
 Trace file: one request a line, JSON objects with ``isl`` and ``osl`` (or ``input_length`` and ``output_length``, as
-AIPerf and Mooncake traces name them), or two integers separated by comma or blank; ``#`` starts a comment and a CSV
-header line is skipped. An optional ``timestamp`` (milliseconds) gives the arrival rate.
+AIPerf and Mooncake traces name them), or two integers separated by comma or blank, under a header that names the
+columns or without one; ``#`` starts a comment there. An optional ``timestamp`` (milliseconds) gives the arrival rate.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ from builder.planner.types import Length, Workload, bad_input
 
 _KEYS = (("isl", "osl"), ("input_length", "output_length"), ("input_tokens", "output_tokens"))
 _HISTOGRAM = re.compile(r"\s*(\d{1,9})\+(\d{1,9})(?::(\d{1,12}(?:\.\d{1,9})?))?\s*")
+#: prompt, answer, timestamp of a line without a header
+_PLAIN = (0, 1, 2)
+_JSON_LINE = '{"isl": 512, "osl": 128}'
+#: beyond these a figure is a slip of the hand
+MOST_TOKENS, LEAST_RATE, MOST_RATE = 10**9, 1e-6, 1e9
+#: milliseconds: a thousand years after 1970
+_MOST_TIME = 3.2e13
 #: requests of a trace that are read at most; more tell nothing new about lengths
 MAX_REQUESTS = 2_000_000
 
@@ -42,7 +49,10 @@ def histogram(rows: Iterable[tuple[int, int, float]], *, shared_prefix: int = 0,
     table = list(rows)
     total = sum(weight for _, _, weight in table)
     if not table or total <= 0 or any(weight < 0 for _, _, weight in table):
-        raise _bad("a histogram needs rows with positive weights", "histogram", rows=len(table), total=total)
+        remedies = ["--lengths ISL+OSL:WEIGHT,… with weights over 0, for example 512+128:3,4096+512:1"]
+        raise _bad(
+            "a histogram needs rows with positive weights", "--lengths", remedies, rows=len(table), total=str(total)
+        )
     lengths = tuple(Length(isl, osl, weight / total) for isl, osl, weight in table if weight > 0)
     return _checked(Workload("histogram", lengths, shared_prefix, rate))
 
@@ -51,64 +61,95 @@ def trace(path: Path, *, shared_prefix: int = 0, rate: float | None = None) -> W
     """The lengths of a trace file (see the module's text); equal lengths are counted together.
 
     Raises:
-        ForgeError: ``TF-PLN-006`` a line that does not parse, with its number; ``TF-PLN-005`` an empty trace.
+        ForgeError: ``TF-PLN-006`` a line that does not parse, with its number; ``TF-PLN-005`` no file, an empty trace.
     """
     counts: Counter[tuple[int, int]] = Counter()
     times: list[float] = []
-    total = 0
+    columns, total = _PLAIN, 0
     if not path.is_file():
-        raise _bad("the trace is no file", str(path))
+        raise _bad(f"the trace {path} is no file", f"--trace {path}", ["--trace with a file of one request a line"])
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
                 if total >= MAX_REQUESTS:
                     break
-                text = line.split("#", 1)[0].strip()
-                if not text or (number == 1 and text[0].isalpha()):
+                text = _text(raw, number, path)
+                if not text:
                     continue
-                isl, osl, time = _line(text, number, path)
+                if total == 0 and (found := _header(text)) is not None:
+                    columns = found
+                    continue
+                isl, osl, time = _line(text, number, path, columns)
                 counts[isl, osl] += 1
                 total += 1
                 if time is not None:
                     times.append(time)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _bad(f"the trace cannot be read: {error}", str(path)) from error
+    except OSError as error:
+        raise _bad(f"the trace cannot be read: {error}", f"--trace {path}", ["a file that can be read"]) from error
     if not counts:
-        raise _bad("the trace holds no request", str(path))
+        raise _bad("the trace holds no request", f"--trace {path}", [f"lines such as {_JSON_LINE} or 512,128"])
     lengths = tuple(Length(isl, osl, count / total) for (isl, osl), count in sorted(counts.items()))
     seconds = (max(times) - min(times)) / 1000 if len(times) > 1 else 0.0
-    found = (len(times) - 1) / seconds if seconds > 0 else None
-    return _checked(Workload("trace", lengths, shared_prefix, rate if rate is not None else found, str(path)))
+    arrivals = (len(times) - 1) / seconds if seconds > 0 else None
+    return _checked(Workload("trace", lengths, shared_prefix, rate if rate is not None else arrivals, str(path)))
 
 
-def _line(text: str, number: int, path: Path) -> tuple[int, int, float | None]:
+def _text(raw: bytes, number: int, path: Path) -> str:
+    """A line without its comment; in a JSON object ``#`` may stand inside a string and starts none."""
+    try:
+        text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+    except UnicodeDecodeError as error:
+        shown = raw[:40].decode("latin-1")
+        raise _line_fault(path, number, shown, f"it is no UTF-8 text ({error.reason})") from error
+    return text if text.startswith("{") else text.split("#", 1)[0].strip()
+
+
+def _header(text: str) -> tuple[int, int, int | None] | None:
+    """Columns of prompt, answer and timestamp that a first line of names gives; None when it is no such line."""
+    names = text.replace(",", " ").lower().split()
+    pair = next(((a, b) for a, b in _KEYS if a in names and b in names), None)
+    if pair is None:
+        return None
+    return names.index(pair[0]), names.index(pair[1]), names.index("timestamp") if "timestamp" in names else None
+
+
+def _line(text: str, number: int, path: Path, columns: tuple[int, int, int | None]) -> tuple[int, int, float | None]:
     """One request; refuses with the line's number."""
     time: Any = None
     if text.startswith("{"):
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _line_fault(path, number, text, f"it is no JSON object ({error})") from error
         found = next(((row[a], row[b]) for a, b in _KEYS if a in row and b in row), None)
         if found is None:
             raise _line_fault(path, number, text, "it has no isl and osl")
         isl, osl, time = found[0], found[1], row.get("timestamp")
     else:
-        fields = text.replace(",", " ").split()
-        if len(fields) not in (2, 3):
-            raise _line_fault(path, number, text, f"it has {len(fields)} fields instead of 2")
-        try:
-            isl, osl = int(fields[0]), int(fields[1])
-            time = float(fields[2]) if len(fields) == 3 else None
-        except ValueError as error:
-            raise _line_fault(path, number, text, "its fields are no numbers") from error
+        isl, osl, time = _fields(text, number, path, columns)
     for name, value in (("isl", isl), ("osl", osl)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _line_fault(path, number, text, f"{name} must be a positive integer, not {value!r}")
-    valid = isinstance(time, (int, float)) and not isinstance(time, bool) and time == time
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
+            raise _line_fault(
+                path, number, text, f"{name} must be a positive integer up to {MOST_TOKENS:,}, not {str(value)[:40]}"
+            )
+    valid = isinstance(time, (int, float)) and not isinstance(time, bool) and abs(time) <= _MOST_TIME
     if time is not None and not valid:
-        raise _line_fault(path, number, text, f"timestamp must be a number, not {time!r}")
+        raise _line_fault(path, number, text, f"timestamp must be a number of milliseconds, not {str(time)[:40]}")
     return isl, osl, None if time is None else float(time)
+
+
+def _fields(text: str, number: int, path: Path, columns: tuple[int, int, int | None]) -> tuple[int, int, float | None]:
+    fields = text.replace(",", " ").split()
+    if columns == _PLAIN and len(fields) not in (2, 3):
+        raise _line_fault(path, number, text, f"it has {len(fields)} fields instead of 2")
+    first, second, third = columns
+    if max(first, second, 0 if columns == _PLAIN else third or 0) >= len(fields):
+        raise _line_fault(path, number, text, f"it has {len(fields)} fields, fewer than the header names")
+    stamp = fields[third] if third is not None and third < len(fields) else None
+    try:
+        return int(fields[first]), int(fields[second]), None if stamp is None else float(stamp)
+    except ValueError as error:
+        raise _line_fault(path, number, text, "its fields are no numbers") from error
 
 
 def _line_fault(path: Path, number: int, text: str, reason: str) -> Exception:
@@ -117,7 +158,7 @@ def _line_fault(path: Path, number: int, text: str, reason: str) -> Exception:
         f"{path.name}, line {number}: {reason}",
         asked=f"--trace {path}",
         why="Each line is one request: its prompt and answer lengths in tokens.",
-        remedies=[f'write line {number} as {{"isl": 512, "osl": 128}} or as 512,128'],
+        remedies=[f"write line {number} as {_JSON_LINE} or as 512,128, in UTF-8"],
         line=number,
         text=text[:120],
     )
@@ -133,7 +174,10 @@ def parse_lengths(text: str) -> list[tuple[int, int, float]]:
     for part in text.split(","):
         found = _HISTOGRAM.fullmatch(part)
         if found is None:
-            raise _bad(f"{part.strip()!r} is no length of a histogram", f"--lengths {text}")
+            remedies = ["--lengths ISL+OSL:WEIGHT,…, for example 512+128:3,4096+512:1 (the weight may be left out)"]
+            if "\0" not in text and len(text) < 1024 and Path(text).is_file():
+                remedies.insert(0, f"--trace {text} reads a file")
+            raise _bad(f"{part.strip()[:80]!r} is no length of a histogram", f"--lengths {text[:200]}", remedies)
         rows.append((int(found[1]), int(found[2]), float(found[3] or 1)))
     return rows
 
@@ -148,27 +192,40 @@ def percentile(workload: Workload, share: float) -> int:
 
 
 def _checked(workload: Workload) -> Workload:
+    shortest = min(item.isl for item in workload.lengths)
     for item in workload.lengths:
-        if item.isl < 1 or item.osl < 1:
-            raise _bad(f"lengths must be positive, not {item.isl} and {item.osl}", f"--isl {item.isl} --osl {item.osl}")
-        if workload.shared_prefix < 0 or workload.shared_prefix > item.isl:
+        if not (1 <= item.isl <= MOST_TOKENS and 1 <= item.osl <= MOST_TOKENS):
+            given = f"{str(item.isl)[:24]} and {str(item.osl)[:24]}"
             raise _bad(
-                f"the shared prefix of {workload.shared_prefix} tokens is longer than a prompt of {item.isl}",
-                f"--shared-prefix {workload.shared_prefix}",
-                shared_prefix=workload.shared_prefix,
-                isl=item.isl,
+                f"lengths must lie between 1 and {MOST_TOKENS:,}, not {given}",
+                f"lengths of {given}",
+                ["--isl and --osl of at least 1 token each"],
             )
-    if workload.rate is not None and not 0 < workload.rate < float("inf"):
-        raise _bad(f"the arrival rate must be positive, not {workload.rate}", f"--rate {workload.rate}")
+    prefix = workload.shared_prefix
+    if not 0 <= prefix <= shortest:
+        raise _bad(
+            f"the shared prefix of {prefix:,} tokens is "
+            + ("negative" if prefix < 0 else f"longer than a prompt of {shortest:,}"),
+            f"--shared-prefix {prefix}",
+            [f"--shared-prefix of 0 to {shortest} tokens: it is part of every prompt"],
+            shared_prefix=prefix,
+            isl=shortest,
+        )
+    if workload.rate is not None and not LEAST_RATE <= workload.rate <= MOST_RATE:
+        raise _bad(
+            f"the arrival rate must lie between {LEAST_RATE:g} and {MOST_RATE:g} requests/s, not {workload.rate:g}",
+            f"--rate {workload.rate:g}",
+            ["--rate with requests a second, for example 12.5"],
+        )
     return workload
 
 
-def _bad(message: str, asked: str, **numbers: Any) -> Exception:
+def _bad(message: str, asked: str, remedies: list[str], **numbers: Any) -> Exception:
     return bad_input(
         "TF-PLN-005",
         message,
         asked=asked,
-        why="Capacity follows from the lengths of the requests.",
-        remedies=["give --isl and --osl, or a --trace with one request a line", "count a common prefix into --isl"],
+        why="Capacity follows from the lengths and the rate of the requests.",
+        remedies=remedies,
         **numbers,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +12,9 @@ from trtforge.cli import common
 from trtforge.cli.common import RecipeArgument, SetOption
 
 if TYPE_CHECKING:
-    from builder.planner.facts import KnownModel
     from builder.planner.report import Plan
-    from builder.planner.types import ParallelPlan, Workload
+    from builder.planner.types import Workload
     from trtforge.console import Console
-    from trtforge.recipe.load import LoadedRecipe
 
 GOALS = ("throughput", "latency", "fit")
 
@@ -80,20 +79,29 @@ def plan(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the recommended recipe.", show_default=False),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the existing file of -o or --chart.")] = False,
     overrides: SetOption = None,
 ) -> None:
     """Plan a recipe on GPUs: does it fit, how many requests, which split, how fast, at what cost; exit 1 if not."""
-    from builder.planner.chart import write_svg
+    from builder.planner.chart import check_target, write_svg
     from builder.planner.facts import collect
     from builder.planner.hardware import gpu as gpu_row
     from builder.planner.report import build_plan
+    from trtforge.cli.plan_model import draft_model, known_model, written_split
     from trtforge.cli.plan_search import searched, speed_options
+    from trtforge.cli.plan_share import share
     from trtforge.errors import ExitCode
     from trtforge.recipe.load import load_recipe
 
     card = gpu_row(gpu)
     common.one_of(goal, GOALS, option="--goal", code="TF-CLI-011")
+    if overwrite and output is None and chart is None:
+        raise _needs("--overwrite", "-o FILE", "--chart FILE")
+    if chart is not None:
+        check_target(chart, overwrite=overwrite)
+    if measured is not None and beside:
+        raise _excluded("--measured", "--with", why="An engine is measured alone, without its neighbours' memory.")
+    size = None if measured is None else _size(measured)
     load = _workload(isl, osl, lengths, trace, shared_prefix, rate)
     loaded = load_recipe(recipe, overrides or ())
     slo = loaded.recipe.bench.slo
@@ -105,30 +113,35 @@ def plan(
         calibration=calibration,
         graph=graph,
     )
-    known = _known(loaded, loaded.recipe.model.source, config)
-    facts = collect(
+    known = known_model(loaded, loaded.recipe.model.source, config)
+    planned = partial(
+        collect,
         loaded.recipe,
         known,
         card,
         count,
         workload=load,
-        goal=goal,  # type: ignore[arg-type]  # checked above
+        goal=goal,
         network=network,
-        parallel=_written_split(loaded),
-        draft=_draft(loaded),
+        draft=draft_model(loaded),
         options={**options, **({"itl": slo.itl_p99} if slo and slo.itl_p99 else {})},
     )
+    facts = planned(parallel=written_split(loaded))
+    shared = None
+    if beside:
+        shared = share(loaded, facts, beside)
+        facts = planned(parallel=facts.parallel, reserved=shared.reserved, pool_bytes=shared.pool)
     made = build_plan(facts)
     best = None
     if search or output is not None:
         made, best = searched(made, loaded, known, output, overwrite=overwrite)
-    shared = _share(loaded, made, beside or []) if beside else None
-    gate = _gate(made, measured) if measured else None
+    gate = None if size is None else _gate(made, size)
     if chart is not None:
         write_svg(facts.memory, chart, f"{loaded.recipe.name} on {card.title}")
     document = {"recipe": str(recipe), "name": loaded.recipe.name, **made.to_json()}
-    console.result({**document, "shared_gpu": shared, "gate": gate, "chart": str(chart) if chart else None})
-    _show(console, made, shared, gate)
+    rows = shared.rows if shared else None
+    console.result({**document, "shared_gpu": rows, "gate": gate, "chart": str(chart) if chart else None})
+    _show(console, made, rows, gate)
     missed, verdict = made.missed, "fits" if made.fits else "does not fit"
     for reason in missed:
         console.print(f"missed: {reason}")
@@ -153,8 +166,9 @@ def _show(console: Console, made: Plan, shared: list[dict[str, Any]] | None, gat
     for note in made.facts.notes:
         console.print(f"note: {note}")
     if shared is not None:
-        rows = [(row["name"], row["fixed"], row["pool"], row["setting"]) for row in shared]
-        console.table("One GPU for several models", ["recipe", "beside the pool, B", "pool, B", "set"], rows)
+        rows = [(row["name"], row["parallel"], row["fixed"], row["pool"], row["setting"]) for row in shared]
+        columns = ["recipe", "split", "beside the pool, B", "pool, B", "set"]
+        console.table("Each GPU for several models", columns, rows)
     if gate is not None:
         console.print(f"measured {gate['measured']:,} B against {gate['planned']:,} B: {gate['difference']:+.1%}")
 
@@ -170,13 +184,7 @@ def _workload(
     sources = {"--isl": one_length, "--lengths": lengths is not None, "--trace": trace is not None}
     given = [name for name, present in sources.items() if present]
     if len(given) > 1:
-        raise ForgeError(
-            "TF-CLI-012",
-            f"{' and '.join(given)} exclude each other",
-            asked=" ".join(given),
-            why="Lengths come from one place.",
-            remedies=[f"only {name}" for name in given],
-        )
+        raise _excluded(*given, why="Lengths come from one place.")
     if trace is not None:
         return workload.trace(trace, shared_prefix=shared_prefix, rate=rate)
     if lengths is not None:
@@ -195,98 +203,50 @@ def _workload(
     return None
 
 
-def _written_split(loaded: LoadedRecipe) -> ParallelPlan | None:
-    """The recipe's split when it writes one; None leaves the choice to the goal."""
-    from builder.planner.types import ParallelPlan
-
-    if "parallel" not in loaded.written.get("build", {}):
-        return None
-    parallel = loaded.recipe.build.parallel
-    return ParallelPlan(parallel.tp, parallel.pp, parallel.ep)
-
-
-def _known(loaded: LoadedRecipe, source: str, config: Path | None) -> KnownModel:
-    """The model's sizes: ``--config``, the folder that the source names, or intake's look at any other source."""
-    from builder.planner.facts import model_from_config, model_from_folder, model_from_record
-    from quantize.intake import inspect_source, not_here
-    from quantize.intake.source import parse_source
+def _excluded(*given: str, why: str) -> Exception:
     from trtforge.errors import ForgeError
 
-    if config is not None:
-        return model_from_config(config, loaded.recipe.name)
-    parsed = parse_source(source, loaded.directory)
-    if parsed.kind == "directory" and parsed.path is not None:
-        return model_from_folder(parsed.path, loaded.recipe.name)
-    if parsed.kind == "hf":
-        from quantize.intake.hub import cached_snapshot
-
-        folder = cached_snapshot(parsed)
-        if folder is not None:
-            return model_from_folder(folder, loaded.recipe.name)
-    record = inspect_source(source, loaded.directory, allow_remote_code=loaded.recipe.model.allow_remote_code)
-    if record is None:
-        raise ForgeError(
-            "TF-PLN-009",
-            f"the sizes of {source} are not on this machine",
-            asked=source,
-            why=not_here(source, loaded.directory) or "",
-            remedies=["--config FILE with the model's config.json", "trtforge run RECIPE --until intake fetches it"],
-        )
-    return model_from_record(record, loaded.recipe.name)
+    return ForgeError(
+        "TF-CLI-012",
+        f"{' and '.join(given)} exclude each other",
+        asked=" ".join(given),
+        why=why,
+        remedies=[f"only {name}" for name in given],
+    )
 
 
-def _draft(loaded: LoadedRecipe) -> KnownModel | None:
-    """The draft's sizes when they are here; the plan says so when they are not."""
+def _needs(option: str, *others: str) -> Exception:
     from trtforge.errors import ForgeError
 
-    source = loaded.recipe.speculation.draft
-    if source is None:
-        return None
-    try:
-        return _known(loaded, source, None)
-    except ForgeError as error:
-        if error.code == "TF-PLN-009":
-            return None
-        raise
+    return ForgeError(
+        "TF-CLI-012",
+        f"{option} needs {' or '.join(others)}",
+        asked=option,
+        why="It says what to do with a file that is written, and none is.",
+        remedies=[f"add {other}" for other in others],
+    )
 
 
-def _share(loaded: LoadedRecipe, made: Plan, beside: list[Path]) -> list[dict[str, Any]]:
-    """Pools in bytes for recipes that share one GPU."""
-    from builder.planner.facts import collect
-    from builder.planner.sharing import share_gpu, tenant
-    from builder.planner.types import ParallelPlan
-    from trtforge.recipe.load import load_recipe
-
-    card = made.facts.gpu
-    alone = ParallelPlan(1, 1, 1)
-    tenants = []
-    for other in [loaded, *(load_recipe(path) for path in beside)]:
-        known = _known(other, other.recipe.model.source, None)
-        facts = collect(other.recipe, known, card, 1, parallel=alone, draft=_draft(other))
-        tenants.append(tenant(other.recipe.name, facts.memory[0]))
-    return [
-        {
-            "name": item.name,
-            "fixed": item.fixed,
-            "pool": item.pool,
-            "setting": f"build.kv_cache.memory: {item.pool // 2**20}MiB",
-        }
-        for item in share_gpu(tenants, card)
-    ]
-
-
-def _gate(made: Plan, measured: str) -> dict[str, Any]:
-    """The engine's device memory against the tightest stage."""
-    from builder.planner.memory import gate
+def _size(measured: str) -> int:
+    """``--measured`` in bytes; an empty or zero size is no measurement."""
     from trtforge.errors import ForgeError
     from trtforge.recipe.units import parse_size
 
     try:
-        size = parse_size(measured)
+        size = int(parse_size(measured))
+        if size <= 0:
+            raise ValueError(f"{measured!r} is no size over 0")
     except ValueError as error:
         raise ForgeError(
-            "TF-CLI-013", str(error), asked=f"--measured {measured}", remedies=["--measured 71.3GiB"]
+            "TF-CLI-013", str(error), asked=f"--measured {measured!r}", remedies=["--measured 71.3GiB"]
         ) from error
+    return size
+
+
+def _gate(made: Plan, size: int) -> dict[str, Any]:
+    """The engine's device memory against the tightest stage."""
+    from builder.planner.memory import gate
+
     result = gate(min(made.facts.memory, key=lambda plan: plan.free), size)
     return {
         "planned": result.planned,

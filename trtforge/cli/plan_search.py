@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.cli import common
+from trtforge.errors import ForgeError
 
 if TYPE_CHECKING:
     from builder.planner.facts import KnownModel
@@ -71,7 +72,7 @@ def searched(
         if row.weight is not None
     }
     kv_formats = [row.name for row in table.kv_modes if row.supported and row.dtype is not None]
-    check = _Check(loaded, facts, output)
+    check = _Check(loaded, facts, known, output)
     result = section.search(facts, known.groups, formats=formats, kv_formats=kv_formats, accept=check)
     best = result.choice.best
     verdict = describe(best)
@@ -88,17 +89,29 @@ class _Check:
     Rules about this machine are left out: the plan is for another one.
     """
 
-    def __init__(self, loaded: LoadedRecipe, facts: Facts, output: Path | None) -> None:
-        self.loaded, self.facts, self.output = loaded, facts, output
-        self.model = (common.inspect_model(loaded) or _shape(facts.model)) if output is not None else None
+    def __init__(self, loaded: LoadedRecipe, facts: Facts, known: KnownModel, output: Path | None) -> None:
+        self.loaded, self.facts, self.known, self.output = loaded, facts, known, output
+        self.model = None if output is None else self._model()
+
+    def _model(self) -> Any | None:
+        """Intake's record where the weights are here; else what the planner's sizes say."""
+        try:
+            record = common.inspect_model(self.loaded)
+        except ForgeError as error:
+            if error.code != "TF-SRC-028":
+                raise
+            record = None  # a config.json without weights
+        return record or _shape(self.facts.model)
 
     def recipe(self, point: Point) -> dict[str, Any]:
         """The recipe of a point, for the folder that it is written to."""
+        from builder.planner.search.points import pool_of
         from builder.planner.search.recipe import recommended, relocated
 
         assert self.output is not None
         facts = self.facts
-        data = recommended(self.loaded.written, point, facts.gpu, facts.serving, facts.workload)
+        pool = pool_of(facts, self.known.groups, point) if facts.reserved else None
+        data = recommended(self.loaded.written, point, facts.gpu, facts.serving, facts.workload, pool_bytes=pool)
         return relocated(data, self.loaded.directory, self.output.parent)
 
     def __call__(self, point: Point) -> Sequence[str]:

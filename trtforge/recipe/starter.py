@@ -16,6 +16,7 @@ from trtforge.paths import resolved_path, user_path
 from trtforge.preflight.machine import Machine
 from trtforge.preflight.model import DTYPE_BYTES, FormatFacts, ModelShape, kv_bytes_per_token, quantized_linears
 from trtforge.recipe.units import format_size
+from trtforge.store.files import write_text_atomic
 
 _BLOCK = 32
 _SERVED = 2048
@@ -159,8 +160,7 @@ def write_new(path: Path, text: str, *, overwrite: bool) -> None:
             remedies=["--overwrite replaces it", "-o FILE writes another file"],
         )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_text_atomic(path, text)
     except OSError as error:
         raise ForgeError(
             "TF-RCP-015",

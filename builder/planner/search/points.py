@@ -17,7 +17,7 @@ from builder.planner.search.space import Space
 from builder.planner.speculation import Speculating
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.serving import Load, Served, steady_state
-from builder.planner.types import ModelFacts, ParallelPlan, Precision, Serving, Workload
+from builder.planner.types import Facts, ModelFacts, ParallelPlan, Precision, Serving, Workload
 from builder.planner.weights import TensorGroup, in_precision
 
 
@@ -184,6 +184,35 @@ def evaluate(
                     )
     nearest = None if deficit is None or points else (deficit[1], deficit[2])
     return Found(tuple(points), space.size, invalid, too_large, 0 if points or deficit is None else deficit[0], nearest)
+
+
+def pool_of(facts: Facts, weights: Sequence[TensorGroup], point: Point) -> int:
+    """Bytes of the KV pool of a GPU (the smallest stage's) when a point runs beside the other models of ``facts``.
+
+    Args:
+        weights: unquantized groups, as for :func:`evaluate`.
+    """
+    spoken = point.speculating
+    drafts = facts.draft if spoken.method not in ("none", "ngram") else None
+    serving = replace(
+        facts.serving,
+        pool_bytes=None,
+        max_batch_size=point.batch,
+        max_num_tokens=point.max_num_tokens,
+        draft_tokens=spoken.verified_tokens - 1,
+    )
+    plans = plan_memory(
+        facts.model,
+        in_precision(weights, point.precision),
+        point.precision,
+        point.parallel,
+        serving,
+        facts.gpu,
+        draft=drafts,
+        draft_weights=facts.draft_weights,
+        reserved=facts.reserved,
+    )
+    return min(plan.pool.bytes for plan in plans)
 
 
 def _valid(model: ModelFacts, precisions: Sequence[Precision], parallel: ParallelPlan, count: int) -> Precision | None:

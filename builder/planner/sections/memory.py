@@ -27,8 +27,10 @@ def section(facts: Facts) -> Section:
     if tightest.fits and high > tightest.capacity:
         notes.append("with every estimate at its upper bound it would not fit; keep the pool smaller or measure first")
     totals = host.totals()
+    quantizes = facts.recipe is None or facts.recipe.quantize.format != "none"
+    work = "quantize and evaluate" if quantizes else "evaluate the reference in float32"
     notes.append(
-        f"host memory: {size(totals['quantize'])} to quantize and evaluate, about {size(totals['build'])} to build; "
+        f"host memory: {size(totals['quantize'])} to {work}, about {size(totals['build'])} to build; "
         f"disk: {size(totals['disk'])}"
     )
     data = {

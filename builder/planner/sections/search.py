@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from builder.planner.cost import Rates, costs
@@ -52,12 +52,14 @@ def search(
         ForgeError: ``TF-PLN-056`` nothing meets the service levels; ``TF-PLN-057`` nothing fits;
             ``TF-PLN-058`` no recipe that meets them passes the checks.
     """
+    # the pool of a point is a share of what it leaves free: an absolute size was made for one plan
+    serving = replace(facts.serving, pool_bytes=None)
     space = default_space(
         facts.model,
         facts.precision,
         facts.gpu,
         facts.count,
-        facts.serving,
+        serving,
         formats=formats,
         kv_formats=kv_formats,
         speculating=speculating_of(facts),
@@ -68,7 +70,7 @@ def search(
         space,
         facts.gpu,
         facts.count,
-        facts.serving,
+        serving,
         facts.workload,
         network=facts.network,
         calibration=facts.options.get("calibration"),
@@ -125,6 +127,9 @@ def section(facts: Facts, searched: Searched) -> Section:
     if searched.slo != Slo():
         sure = "also at" if choice.certain else "but not at"
         notes.append(f"the service levels are met at typical efficiency, {sure} the slow end of the range")
+    if facts.reserved:
+        notes.append("every point leaves the other models of the GPU what they are given beside the recipe as it is")
+    notes.append("the other sections describe the recipe as it is; plan the written one (-o) to see all of this plan")
     notes += [f"passed over: {reason}" for reason in choice.refused]
     if not best.speculating.measured and best.speculating.method != "none":
         notes.append("its acceptance is assumed at the low end; measure it before relying on it")

@@ -1,17 +1,17 @@
-"""Speculation: tokens a round, the speed-up by batch, and the batch where it stops paying."""
+"""Speculation: tokens a round, the speed-up by batch, and the batches at which it pays."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-from builder.planner.speculation import ASSUMED_ACCEPTANCE, NONE, Speculating, assumed, break_even_batch, speedup_at
+from builder.planner.speculation import ASSUMED_ACCEPTANCE, NONE, Speculating, assumed, paying_batches, speedup_at
 from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, running_of, speculating_of
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.serving import decode_time
 from builder.planner.types import Facts, Section, Table
 
-#: batches that the break-even is looked for in
+#: batches up to which it is looked for
 _LARGEST = 1024
 
 
@@ -60,7 +60,7 @@ def _row(engine: Engine, context: float, method: Speculating, running: int, draf
         **method.to_json(),
         "speedup_one": [gain(1, low), gain(1, high)],
         "speedup_running": [gain(running, low), gain(running, high)],
-        "break_even_batch": [break_even_batch(partial(gain, tokens=tokens), _LARGEST) for tokens in (low, high)],
+        "pays_at_batches": [paying_batches(partial(gain, tokens=tokens), _LARGEST) for tokens in (low, high)],
     }
 
 
@@ -68,9 +68,9 @@ def _table(rows: list[dict[str, Any]], running: int) -> Table:
     def span(values: list[float]) -> str:
         return f"{values[0]:.2f} to {values[1]:.2f}" if values[0] != values[1] else f"{values[0]:.2f}"
 
-    def batch(values: list[int | None]) -> str:
-        named = [f"over {_LARGEST}" if value is None else str(value) for value in values]
-        return named[0] if named[0] == named[1] else f"{named[0]} to {named[1]}"
+    def batches(values: list[list[tuple[int, int]]]) -> str:
+        named = [_intervals(value) for value in values]
+        return named[0] if named[0] == named[1] else f"{named[0]}; at best {named[1]}"
 
     cells = [
         (
@@ -80,7 +80,7 @@ def _table(rows: list[dict[str, Any]], running: int) -> Table:
             span(row["tokens_a_round"]),
             span(row["speedup_one"]),
             span(row["speedup_running"]),
-            batch(row["break_even_batch"]),
+            batches(row["pays_at_batches"]),
         )
         for row in rows
     ]
@@ -91,9 +91,20 @@ def _table(rows: list[dict[str, Any]], running: int) -> Table:
         "tokens a round",
         "speed-up of 1",
         f"of {running}",
-        "stops paying at batch",
+        "pays at batches of",
     )
     return Table("Speculation, low to high acceptance", columns, tuple(cells))
+
+
+def _intervals(found: list[tuple[int, int]]) -> str:
+    """``1 to 96``, ``from 12 on``, ``all``, ``none``."""
+    parts = []
+    for low, high in found:
+        if high >= _LARGEST:
+            parts.append("all" if low == 1 else f"from {low} on")
+        else:
+            parts.append(f"{low} to {high}" if high > low else str(low))
+    return ", ".join(parts) or "none"
 
 
 def _notes(facts: Facts, given: Speculating) -> list[str]:

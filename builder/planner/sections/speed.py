@@ -169,8 +169,8 @@ def _notes(facts: Facts, engine: Engine, bend: int | None, batches: Sequence[int
     notes = []
     if bend is not None:
         notes.append(
-            f"the knee is at {bend} requests: of these batches it lies farthest above the straight line from the first to "
-            "the last in tokens/s over time between tokens (Kneedle)"
+            f"the knee is at {bend} requests: of these batches it lies farthest above the straight line from the first "
+            "to the last in tokens/s over time between tokens (Kneedle)"
         )
     elif len(batches) > 2:
         notes.append("no knee within the limits: throughput still grows with the batch")

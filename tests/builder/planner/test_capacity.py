@@ -87,7 +87,11 @@ def test_kv_formats_trade_bytes_for_requests() -> None:
     rows = {row.kv: row for row in kv_trade(model, groups, Precision(), ParallelPlan(4), SERVING, gpu("h200"), load)}
     assert rows["bfloat16"].bytes_per_token == 327_680 == 2 * rows["fp8"].bytes_per_token
     assert rows["fp8"].requests == pytest.approx(2 * rows["bfloat16"].requests, abs=1)
-    assert rows["bfloat16"].pool_tokens < rows["fp8"].pool_tokens < rows["nvfp4"].pool_tokens
+    assert set(rows) == {"bfloat16", "fp8"}, "Hopper has no kernel for an NVFP4 cache"
+    new = {row.kv: row for row in kv_trade(model, groups, Precision(), ParallelPlan(4), SERVING, gpu("b200"), load)}
+    assert new["bfloat16"].pool_tokens < new["fp8"].pool_tokens < new["nvfp4"].pool_tokens
+    old = kv_trade(model, groups, Precision(), ParallelPlan(4), SERVING, gpu("a100"), load)
+    assert [(row.kv, row.kernel) for row in old] == [("bfloat16", "yes"), ("fp8", "disputed")]
 
 
 def test_admission_settings_hold_what_they_promise() -> None:
@@ -174,6 +178,10 @@ def test_traces_in_every_form(tmp_path: Path) -> None:
         ('{"isl": true, "osl": 1}', "isl must be"),
         ('{"isl": 5.5, "osl": 1}', "isl must be"),
         ('{"isl": 5, "osl": 1, "timestamp": "now"}', "timestamp"),
+        ('{"isl": 5, "osl": 1, "timestamp": Infinity}', "timestamp"),
+        ('{"isl": 5, "osl": 1, "timestamp": NaN}', "timestamp"),
+        ("5,1,inf", "timestamp"),
+        (f"{10**12},1", "isl must be"),
         ("[512, 128]", "no numbers"),
     ],
 )
@@ -185,13 +193,61 @@ def test_a_line_that_does_not_parse_is_named(tmp_path: Path, line: str, word: st
     assert "line 3" in error.message and word in error.message
 
 
+@pytest.mark.parametrize("first", [b"x512,128", b"prompt,answer", b"hello", b"\xff\xfe5\x001\x00"])
+def test_a_broken_first_line_is_no_header(tmp_path: Path, first: bytes) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(first + b"\n512,128\n")
+    error = refusal(workload.trace, path)
+    assert error.code == "TF-PLN-006" and error.numbers["line"] == 1
+
+
+def test_bytes_that_are_no_text_have_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"512,128\n5\xff,1\n")
+    error = refusal(workload.trace, path)
+    assert error.numbers["line"] == 2 and "UTF-8" in error.message
+
+
+def test_marks_headers_and_hashes_in_strings(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(b'\xef\xbb\xbf{"isl": 5, "osl": 1, "id": "a#1"}\n')
+    assert workload.trace(path).lengths[0].isl == 5
+    path.write_text("timestamp,osl,isl\n0,128,512\n500,128,512\n", encoding="utf-8")
+    load = workload.trace(path)
+    assert (load.lengths[0].isl, load.lengths[0].osl, load.rate) == (512, 128, 2.0)
+
+
+def test_refusals_of_loads_say_what_works(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("512,128\n", encoding="utf-8")
+    for call, arguments, word in (
+        (workload.parse_lengths, ("oops",), "512+128:3,4096+512:1"),
+        (workload.parse_lengths, (str(tmp_path / "rows"),), "--trace"),
+        (workload.trace, (tmp_path / "absent",), "--trace"),
+        (workload.fixed, (0, 1), "--isl"),
+    ):
+        assert any(word in remedy for remedy in refusal(call, *arguments).remedies)
+    assert "negative" in refusal(workload.fixed, 10, 10, shared_prefix=-1).message
+    for rate in (float("nan"), float("inf"), 1e300, 0.0):
+        error = refusal(workload.fixed, 10, 10, rate=rate)
+        assert any("--rate" in remedy for remedy in error.remedies) and len(error.message) < 120
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 5000), st.floats(0.1, 10)), min_size=1, max_size=20))
+def test_demand_is_the_average_over_requests_in_flight(rows: list[tuple[int, int, float]]) -> None:
+    model = from_config(bare(num_hidden_layers=1, max_position_embeddings=16384))
+    load = workload.histogram(rows)
+    found = capacity(model, _memory(model, 320_000), load, SERVING)
+    weight = sum(item.share * item.osl for item in load.lengths)
+    blocks = sum(item.share * item.osl * math.ceil((item.isl + item.osl) / 32) * 32 for item in load.lengths) / weight
+    assert found.tokens_reserved == pytest.approx(blocks)
+    assert workload.percentile(load, 1.0) == load.longest
+
+
 def test_other_bad_loads_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# nothing\n", encoding="utf-8")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for call, argument in (
         (workload.trace, tmp_path / "empty"),
         (workload.trace, tmp_path / "absent"),
-        (workload.trace, tmp_path / "binary"),
         (workload.trace, tmp_path),
         (workload.histogram, []),
         (workload.histogram, [(1, 1, -1.0)]),

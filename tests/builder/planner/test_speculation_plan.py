@@ -13,9 +13,9 @@ from builder.planner.speculation import (
     Speculating,
     acceptance_by_rank,
     assumed,
-    break_even_batch,
     expected_tokens,
     expected_tokens_of_tree,
+    paying_batches,
     speedup,
     speedup_at,
 )
@@ -63,19 +63,20 @@ def test_numbers_outside_their_range() -> None:
     assert refusal(speedup, 0.5, 4, -0.1).code == "TF-PLN-050"
     assert refusal(expected_tokens_of_tree, [(0,), (1,)], [0.7, 0.7]).code == "TF-PLN-050"
     assert refusal(assumed, "ngram", 4, 1.5).code == "TF-PLN-050"
-    assert refusal(break_even_batch, lambda batch: 1.0, 0).code == "TF-PLN-050"
+    assert refusal(paying_batches, lambda batch: 1.0, 0).code == "TF-PLN-050"
 
 
-@given(st.integers(1, 1024))
-def test_break_even_finds_the_crossing(crossing: int) -> None:
-    found = break_even_batch(lambda batch: 2.0 if batch < crossing else 0.9, 1024)
-    assert found == crossing
+@given(st.integers(2, 1024))
+def test_the_crossings_are_found(crossing: int) -> None:
+    assert paying_batches(lambda batch: 2.0 if batch < crossing else 0.9, 1024) == [(1, crossing - 1)]
+    assert paying_batches(lambda batch: 2.0 if batch >= crossing else 0.9, 1024) == [(crossing, 1024)]
 
 
-def test_break_even_when_it_always_pays() -> None:
-    assert break_even_batch(lambda batch: 1.5, 1024) is None
-    assert break_even_batch(lambda batch: 1.5, 1) is None
-    assert break_even_batch(lambda batch: 0.5, 1024) == 1
+def test_it_may_pay_always_never_or_between() -> None:
+    assert paying_batches(lambda batch: 1.5, 1024) == [(1, 1024)]
+    assert paying_batches(lambda batch: 1.5, 1) == [(1, 1)]
+    assert paying_batches(lambda batch: 0.5, 1024) == []
+    assert paying_batches(lambda batch: 1.5 if 12 <= batch <= 300 else 0.7, 1024) == [(12, 300)]
 
 
 def test_gain_with_measured_times() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,9 +56,7 @@ def _config(folder: Path, model: str = "meta-llama/Meta-Llama-3.1-70B") -> Path:
 
 def test_the_json_document_adds_up(run: Run, tmp_path: Path) -> None:
     arguments = [str(_recipe(tmp_path)), "--gpu", "h200", "--count", "8", "--config", str(_config(tmp_path))]
-    code, out, err = run(
-        *arguments, "--isl", "2048", "--osl", "512", "--shared-prefix", "512", "--rate", "20", "--json"
-    )
+    code, out, err = run(*arguments, "--isl", "2048", "--osl", "512", "--shared-prefix", "512", "--rate", "4", "--json")
     document = json.loads(out)
     assert (code, err) == (0, "")
     assert document["fits"] and document["count"] == 8 and document["gpu"]["name"] == "h200"
@@ -135,6 +134,12 @@ def test_the_recipes_split_binds(run: Run, tmp_path: Path) -> None:
         (["--gpu", "h200", "--trace", "absent.txt"], "TF-PLN-005"),
         (["--gpu", "h200", "--trace", "r.yaml"], "TF-PLN-006"),
         (["--gpu", "h200", "--measured", "much"], "TF-CLI-013"),
+        (["--gpu", "h200", "--measured", ""], "TF-CLI-013"),
+        (["--gpu", "h200", "--measured", "0"], "TF-CLI-013"),
+        (["--gpu", "h200", "--overwrite"], "TF-CLI-012"),
+        (["--gpu", "h200", "--isl", "200000"], "TF-PLN-014"),
+        (["--gpu", "h200", "--isl", "1000000000000"], "TF-PLN-005"),
+        (["--gpu", "h200", "--price", "1e300"], "TF-PLN-055"),
         (["--gpu", "h200"], None),
     ],
 )
@@ -161,7 +166,20 @@ def test_several_recipes_share_a_gpu(run: Run, tmp_path: Path) -> None:
     first = _recipe(tmp_path, "a.yaml", model={"source": "tiny"}, quantize=plain)
     second = _recipe(tmp_path, "b.yaml", model={"source": "tiny"}, quantize=plain)
     code, out, _ = run(str(first), "--gpu", "l4", "--with", str(second), "--json")
-    shared = json.loads(out)["shared_gpu"]
+    document = json.loads(out)
+    shared = document["shared_gpu"]
+    # every section describes what is left beside the other model
+    (stage,) = document["sections"]["memory"]["stages"]
+    others = [term["bytes"] for term in stage["terms"] if term["name"].startswith("other")]
+    assert others == [shared[1]["fixed"] + shared[1]["pool"]]
+    assert stage["pool"]["bytes"] == shared[0]["pool"] and stage["fits"]
+    assert document["sections"]["capacity"]["requests"]["pool_tokens"] == stage["pool"]["tokens"]
+    best = json.loads(run(str(first), "--gpu", "l4", "--with", str(second), "-o", "best.yaml", "--json")[1])
+    room = best["sections"]["search"]["recommended"]["room"]
+    alone = json.loads(run(str(first), "--gpu", "l4", "--search", "--json")[1])["sections"]["search"]
+    assert room < alone["recommended"]["room"]
+    written = yaml.safe_load((tmp_path / "best.yaml").read_text(encoding="utf-8"))
+    assert written["build"]["kv_cache"]["memory"].endswith("MiB")
     assert code == 0 and [row["name"] for row in shared] == ["a", "b"]
     assert shared[0]["pool"] == shared[1]["pool"] > 2**30
     assert sum(row["fixed"] + row["pool"] for row in shared) < 23034 * 2**20
@@ -169,10 +187,39 @@ def test_several_recipes_share_a_gpu(run: Run, tmp_path: Path) -> None:
 
 def test_the_chart_is_written(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    code, _, _ = run(
-        str(_recipe(tmp_path)), "--gpu", "h200", "--config", str(_config(tmp_path)), "--chart", "out/plan.svg", "-q"
+    arguments = [str(_recipe(tmp_path)), "--gpu", "h200", "--config", str(_config(tmp_path)), "--json", "--chart"]
+    code, _, _ = run(*arguments, "plan.svg")
+    chart = tmp_path / "plan.svg"
+    assert code == 0 and "<svg" in chart.read_text(encoding="utf-8")
+    chart.write_text("precious", encoding="utf-8")
+    for target, word in (("plan.svg", "exists"), ("absent/plan.svg", "no folder"), ("plan.png", ".png")):
+        code, out, _ = run(*arguments, target)
+        error = json.loads(out)["error"]
+        assert code == 2 and error["code"] == "TF-PLN-021" and word in error["message"]
+    assert chart.read_text(encoding="utf-8") == "precious" and not (tmp_path / "absent").exists()
+    code, _, _ = run(*arguments, "plan.svg", "--overwrite")
+    assert code == 0 and "<svg" in chart.read_text(encoding="utf-8")
+
+
+def test_a_chart_on_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "from trtforge.cli.main import invoke; import builder.planner.chart, matplotlib.figure; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
+        f"sys.exit(invoke(['plan', {str(_recipe(tmp_path))!r}, '--gpu', 'h200', '--chart', 'part.svg', "
+        f"'--config', {str(_config(tmp_path))!r}]))"
     )
-    assert code == 0 and "<svg" in (tmp_path / "out" / "plan.svg").read_text(encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "TF-PLN-021" in done.stderr
+    assert not [path.name for path in tmp_path.iterdir() if "part" in path.name]
 
 
 def test_planning_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -186,3 +233,73 @@ def test_planning_imports_nothing_heavy(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=Path.cwd(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout[-500:]
+
+
+@pytest.mark.parametrize(("rate", "count", "code"), [("20", "1", 1), ("20", "4", 0), ("9", "1", 0)])
+def test_a_fleet_that_is_too_small_ends_with_one(run: Run, tmp_path: Path, rate: str, count: str, code: int) -> None:
+    """Speed, the fleet and the search judge a rate by the same figures."""
+    config = str(_config(tmp_path, "meta-llama/Meta-Llama-3.1-8B"))
+    recipe = str(_recipe(tmp_path, bench={"slo": {"ttft_p99": "1s", "itl_p99": "50ms"}}))
+    load = ["--isl", "2048", "--osl", "512", "--rate", rate]
+    status, out, _ = run(recipe, "--gpu", "h200", "--count", count, "--config", config, *load, "--json")
+    document = json.loads(out)
+    fleet = document["sections"]["capacity"]["fleet"]
+    assert (status, fleet["enough"], bool(document["missed"])) == (code, code == 0, code == 1)
+    speed = document["sections"]["speed"]["batches"][-1]
+    assert fleet["typical"]["requests"] * int(count) == pytest.approx(speed["requests_per_second"][1])
+    assert fleet["replicas"] == -(-float(rate) * 1.2 // fleet["typical"]["requests"])
+    assert fleet["slow"]["replicas"] >= fleet["replicas"]
+
+
+def test_a_tight_level_needs_more_replicas(run: Run, tmp_path: Path) -> None:
+    config = str(_config(tmp_path, "meta-llama/Meta-Llama-3.1-8B"))
+    needs = []
+    for level in ("200ms", "25ms", "1ms"):
+        recipe = str(_recipe(tmp_path, bench={"slo": {"itl_p99": level}}))
+        load = ["--isl", "2048", "--osl", "512", "--rate", "9", "--json"]
+        fleet = json.loads(run(recipe, "--gpu", "h200", "--config", config, *load)[1])["sections"]["capacity"]["fleet"]
+        needs.append(fleet["replicas"])
+    assert needs[0] < needs[1] and needs[2] is None
+
+
+def test_lengths_over_the_recipes_limit_are_not_served(run: Run, tmp_path: Path) -> None:
+    arguments = [str(_recipe(tmp_path)), "--gpu", "h200", "--count", "4", "--config", str(_config(tmp_path))]
+    code, out, _ = run(*arguments, "--isl", "5000", "--osl", "100")
+    assert code == 1 and "exceed max_seq_len 4,096" in out and "does not serve the load" in out
+    code, _, _ = run(*arguments, "--isl", "5000", "--osl", "100", "--set", "build.limits.max_seq_len=5100")
+    assert code == 0
+
+
+def test_prefill_is_one_figure_everywhere(run: Run, tmp_path: Path) -> None:
+    config = str(_config(tmp_path, "Qwen/Qwen3-30B-A3B"))
+    (tmp_path / "c.json").write_text(
+        json.dumps({"version": 1, "gpu": "H200-SXM", "source": "t", "ratios": {"experts": {"ratio": 3.0}}}),
+        encoding="utf-8",
+    )
+    found = []
+    for extra in ([], ["--calibration", "c.json"]):
+        code, out, _ = run(
+            str(_recipe(tmp_path)), "--gpu", "h200", "--count", "2", "--config", config, "--json", *extra
+        )
+        sections = json.loads(out)["sections"]
+        assert code == 0
+        assert sections["disaggregation"]["recompute"] == pytest.approx(sections["speed"]["first_token_idle"][1])
+        found.append(sections["disaggregation"]["recompute"])
+    assert found[1] > found[0]
+
+
+@pytest.mark.parametrize("price", ["0", "3.5"])
+def test_a_price_of_nothing_has_a_sensitivity(run: Run, tmp_path: Path, price: str) -> None:
+    arguments = [str(_recipe(tmp_path)), "--gpu", "h200", "--config", str(_config(tmp_path)), "--json"]
+    code, out, _ = run(*arguments, "--price", price)
+    rows = json.loads(out)["sections"]["cost"]["sensitivity"]
+    assert code == 0 and all(row["ratio"] > 0 for row in rows)
+
+
+def test_the_prefix_cache_that_the_recipe_leaves_off_is_named(run: Run, tmp_path: Path) -> None:
+    recipe = str(_recipe(tmp_path, build={"target": "trtllm-llmapi"}))
+    arguments = [recipe, "--gpu", "h200", "--count", "2", "--config", str(_config(tmp_path))]
+    load = ["--isl", "2048", "--osl", "128", "--shared-prefix", "1024"]
+    code, out, _ = run(*arguments, *load)
+    assert code == 0 and "build.trtllm.kv_reuse=true" in out
+    assert "kv_reuse" not in run(*arguments, *load, "--set", "build.trtllm.kv_reuse=true")[1]
