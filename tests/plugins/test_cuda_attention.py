@@ -328,7 +328,7 @@ def test_tokens_without_requests(kernels: CudaLibrary) -> None:
         batch, query_start=batch.query_start[:1], sequence_lengths=batch.sequence_lengths[:0],
         block_table=batch.block_table[:0],
     )  # fmt: skip
-    refused(kernels, none, "TF-OPS-107")
+    refused(kernels, none, "TF-OPS-10[17]")
 
 
 def test_a_struct_of_another_layout(shim: CudaLibrary) -> None:
