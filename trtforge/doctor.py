@@ -133,6 +133,7 @@ def examine(machine: Machine, find_server: Callable[[], str], ports: Sequence[in
         *engines.drivers(machine.gpus, table),
         engines.cuda(),
         engines.tensorrt(table),
+        engines.tensorrt_plugins(),
         engines.tensorrt_rtx(),
         engines.tensorrt_llm(table),
         engines.triton_backend(),

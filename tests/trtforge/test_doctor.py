@@ -39,6 +39,7 @@ def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("drivers", Item("NVIDIA driver", "missing", "", ("tensorrt", "trtllm-engine"), ALL[1:], "install it")),
         ("cuda", Item("CUDA runtime", "missing", "", ("tensorrt",), (), "install it")),
         ("tensorrt", Item("TensorRT", "missing", "", ("tensorrt", "trtllm-engine"), ("tensorrt",), "install it")),
+        ("tensorrt_plugins", Item("TensorRT plugins", "missing", "", ("tensorrt",), ("tensorrt",), "build them")),
         ("tensorrt_llm", Item("TensorRT-LLM", "missing", "", ("trtllm-engine",), ALL[3:], "install it")),
     ):
         monkeypatch.setattr(engines, f"real_{name}", getattr(engines, name), raising=False)

@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from trtforge.errors import ForgeError
 from trtforge.examination.items import Item
+from trtforge.plugin_library import BUILD, plugin_library
 from trtforge.preflight.machine import Gpu
 from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits
@@ -69,6 +71,20 @@ def tensorrt(table: StackTable, ask: Ask = probe) -> Item:
         return Item("TensorRT", "ok", f"{detail}; of {', '.join(fitting)}", builds, runs)
     known = ", ".join(f"{version} ({name})" for name, version in wanted.items())
     return Item("TensorRT", "warning", f"{detail}; no stack has this release", builds, runs, f"one of {known}")
+
+
+def tensorrt_plugins() -> Item:
+    """Our plugin library, which engines of target tensorrt keep their KV cache through."""
+    both = ("tensorrt",)
+    try:
+        library = plugin_library()
+    except ForgeError as error:
+        return Item("TensorRT plugins", "missing", error.message, both, both, error.remedies[0])
+    detail = f"ABI {library.abi}, headers of {library.tensorrt}, {library.path}"
+    if library.checked:
+        warning = f"{detail}: a checked build, slow and without CUDA graphs"
+        return Item("TensorRT plugins", "warning", warning, both, both, BUILD)
+    return Item("TensorRT plugins", "ok", detail, both, both)
 
 
 def tensorrt_rtx() -> Item:
