@@ -23,6 +23,7 @@ from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build
 from trtforge.safetensors_header import TensorInfo, read_headers
+from trtforge.store.hashing import hash_file
 
 NAME = "torch"
 ENGINE_FILE = "engine.json"
@@ -32,6 +33,16 @@ OPS_VERSION = 1
 #: C ABI of the host library that the executor needs (TRTFORGE_HOST_ABI)
 HOST_ABI = 2
 _STORED_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+def key_facts() -> dict[str, Any]:
+    """What an engine of this target depends on beside graph, recipe and processor: its contracts and kernel table."""
+    return {
+        "engine": ENGINE_VERSION,
+        "ops": OPS_VERSION,
+        "host_abi": HOST_ABI,
+        "kernels": hash_file(Path(__file__).with_name("torch_kernels.yaml")),
+    }
 
 
 def build_engine(

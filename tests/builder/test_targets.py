@@ -228,3 +228,11 @@ def test_the_machine_in_words(tmp_path: Path) -> None:
     facts = machine_facts()
     assert facts["cpus"] >= 1  # type: ignore[operator]
     assert facts["capability"] in dict(CPU_CAPABILITIES)
+
+
+def test_bundles_are_held_against_every_flag_that_a_level_needs() -> None:
+    """A flag that the store does not record would look absent on every machine."""
+    from trtforge.store import machine
+
+    needed = {flag for _, flags in CPU_CAPABILITIES for flag in flags}
+    assert needed <= set(machine._ISA_FLAGS)

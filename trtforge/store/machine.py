@@ -26,6 +26,7 @@ _ISA_FLAGS = (
     "fma",
     "avx512f",
     "avx512bw",
+    "avx512dq",
     "avx512vl",
     "avx512vbmi",
     "avx512_vnni",

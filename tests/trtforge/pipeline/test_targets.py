@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from builder.targets import torch_target
 from trtforge.errors import ForgeError
 from trtforge.pipeline.catalogue import default_stages
 from trtforge.pipeline.stage import StageContext
@@ -112,3 +113,11 @@ def test_a_draft_is_a_directory(tmp_path: Path) -> None:
         spoken = {"method": "eagle3", "draft": source, "max_draft_len": 3}
         asked = recipe_from_mapping({**data, "speculation": spoken}).recipe
         assert draft_directory(asked, tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["ENGINE_VERSION", "OPS_VERSION", "HOST_ABI"])
+def test_another_contract_builds_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """An engine of an older contract is refused by the runtime, so it must not be taken from the cache."""
+    before = BuildStage().section(recipe("torch"), tmp_path)
+    monkeypatch.setattr(torch_target, name, getattr(torch_target, name) + 1)
+    assert BuildStage().section(recipe("torch"), tmp_path) != before

@@ -31,6 +31,10 @@ class BuildStage(StageBase):
         section = {"name": recipe.name, "build": plain(recipe.build)}
         if _of_checkpoint(recipe):
             section |= _trtllm_section(recipe, recipe_dir)
+        if recipe.build.target == "torch":
+            from builder.targets import torch_target
+
+            section["torch"] = torch_target.key_facts()
         if recipe.build.target == "tensorrt":
             from builder.targets.tensorrt.target import key_facts
 
