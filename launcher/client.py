@@ -30,6 +30,7 @@ _DTYPES: dict[str, tuple[str, Any]] = {
     "repetition_penalty": ("FP32", np.float32),
     "presence_penalty": ("FP32", np.float32),
     "frequency_penalty": ("FP32", np.float32),
+    "seed": ("UINT64", np.uint64),
     "random_seed": ("UINT64", np.uint64),
     "stream": ("BOOL", np.bool_),
     "chat": ("BOOL", np.bool_),

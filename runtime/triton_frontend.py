@@ -43,7 +43,7 @@ def request_from_tensors(
             "beam search is not offered",
             asked=f"beam_width: {beam_width}",
             why="the runtime samples; a beam needs a cache a beam and cannot stream",
-            remedies=["beam_width: 1", "top_k or top_p with a random_seed for variety"],
+            remedies=["beam_width: 1", "top_k or top_p with a seed for variety"],
         )
     text = _text("text_input", values["text_input"])
     if not text:
@@ -81,8 +81,9 @@ def _sampling(
     given: dict[str, Any] = {"max_tokens": int(values["max_tokens"])}
     given.update({name: float(values[name]) for name in _FLOATS if name in values})
     given.update({name: int(values[name]) for name in _INTEGERS if name in values})
-    if "random_seed" in values:
-        given["seed"] = int(values["random_seed"])
+    for name in ("random_seed", "seed"):  # the newer name wins
+        if name in values:
+            given["seed"] = int(values[name])
     if not any(name in values for name in _SAMPLING):
         given["temperature"] = 0.0  # a seed alone asks for reproducibility, not for sampling
     if values.get("return_log_probs", False):

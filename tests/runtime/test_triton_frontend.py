@@ -30,6 +30,8 @@ def test_defaults_are_greedy_and_not_streamed():
 
 def test_a_seed_alone_stays_greedy_and_a_temperature_samples():
     assert request_from_tensors(_tensors(random_seed=_value(3, np.uint64))).params.greedy
+    both = _tensors(random_seed=_value(3, np.uint64), seed=_value(4, np.uint64))
+    assert request_from_tensors(both).params.seed == 4
     sampled = request_from_tensors(_tensors(random_seed=_value(3, np.uint64), temperature=_value(0.5, np.float32)))
     assert not sampled.params.greedy
     assert sampled.params.seed == 3

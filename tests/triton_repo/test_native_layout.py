@@ -48,8 +48,8 @@ def test_ensemble_clients_find_their_tensor_names():
     names = {row.name for row in INPUTS}
     assert {
         "text_input", "max_tokens", "bad_words", "stop_words", "end_id", "pad_id", "top_k", "top_p", "temperature",
-        "repetition_penalty", "min_tokens", "presence_penalty", "frequency_penalty", "random_seed",
-        "return_log_probs", "beam_width", "stream", "exclude_input_in_output",
+        "repetition_penalty", "min_tokens", "presence_penalty", "frequency_penalty", "random_seed", "seed",
+        "length_penalty", "return_log_probs", "beam_width", "stream", "exclude_input_in_output",
     } <= names  # fmt: skip
     assert {"text_output", "cum_log_probs", "output_log_probs"} <= {row.name for row in OUTPUTS}
     assert [row.name for row in INPUTS if not row.optional] == ["text_input", "max_tokens"]
