@@ -4,21 +4,25 @@ Policy: in human mode results go to stdout, progress and errors to stderr. Colou
 on a terminal (not with ``NO_COLOR`` or ``TERM=dumb``); elsewhere progress is plain lines, a few a
 minute. With ``--json`` stdout carries exactly one JSON document and stderr nothing but a traceback asked for
 with ``--debug``. Quiet mode prints errors and the one line that scripts need. Every text passes the
-redaction. rich is imported when something is drawn, not before.
+redaction. rich is imported when something is drawn, not before. A reader of stdout that goes away (``| head``) is no
+error: the command goes on in silence and its exit code is its own. Output that is lost otherwise is one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any, Literal
 
-from trtforge.errors import ForgeError
+from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.redaction import redact, redact_value
 
 Mode = Literal["human", "json", "quiet"]
@@ -61,8 +65,9 @@ class Console:
     ) -> None:
         self.mode: Mode = mode
         self.debug = debug
-        self.out = out if out is not None else sys.stdout
-        self.err = err if err is not None else sys.stderr
+        # a process may be started with a stream closed; then what it prints goes nowhere
+        self.out: IO[str] = out if out is not None else sys.stdout or _Nowhere()
+        self.err: IO[str] = err if err is not None else sys.stderr or _Nowhere()
         self._document_written = False
 
     # results -----------------------------------------------------------------------------------
@@ -89,7 +94,8 @@ class Console:
         if self.mode != "human":
             return
         if is_live(self.out):
-            self._rich(self.out).print(_escaped(redact(text)), style="bold")
+            with self._kept(self.out):
+                self._rich(self.out).print(_escaped(redact(text)), style="bold")
         else:
             self._write(self.out, redact(text) + "\n")
 
@@ -136,15 +142,32 @@ class Console:
         return LiveProgress(self, stage) if is_live(self.err) else PlainProgress(self, stage)
 
     # helpers -----------------------------------------------------------------------------------
-    @staticmethod
-    def _write(stream: IO[str], text: str) -> None:
+    def _write(self, stream: IO[str], text: str) -> None:
+        with self._kept(stream):
+            try:
+                stream.write(text)
+                stream.flush()
+            except UnicodeEncodeError:
+                encoding = getattr(stream, "encoding", None) or "ascii"
+                stream.write(text.encode(encoding, "replace").decode(encoding))
+                stream.flush()
+
+    @contextlib.contextmanager
+    def _kept(self, stream: IO[str]) -> Iterator[None]:
+        """Write to ``stream`` inside; one that takes no more is not written to again.
+
+        Raises:
+            EnvironmentLacks: ``TF-CLI-015`` stdout lost output for another reason than a reader that went away.
+        """
         try:
-            stream.write(text)
-            stream.flush()
-        except UnicodeEncodeError:
-            encoding = getattr(stream, "encoding", None) or "ascii"
-            stream.write(text.encode(encoding, "replace").decode(encoding))
-            stream.flush()
+            yield
+        except OSError as error:
+            if stream is not self.out:
+                self.err = _Nowhere()
+                return
+            self.out = _Nowhere()
+            if error.errno != errno.EPIPE:
+                raise output_lost(error) from error
 
     @staticmethod
     def _rich(stream: IO[str]) -> Any:
@@ -162,7 +185,8 @@ class Console:
             table.add_column(_escaped(column), justify="right" if numeric else "left", overflow="fold")
         for row in cells:
             table.add_row(*(_escaped(cell) for cell in row))
-        self._rich(self.out).print(table)
+        with self._kept(self.out):
+            self._rich(self.out).print(table)
 
     def _error_panel(self, document: Mapping[str, Any], lines: list[str]) -> None:
         from rich import box
@@ -173,6 +197,25 @@ class Console:
         self._rich(self.err).print(
             Panel(body, title=f"error {document['code']}", title_align="left", border_style="red", box=box.ROUNDED)
         )
+
+
+class _Nowhere(io.StringIO):
+    """A stream that takes everything and keeps nothing."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
+def output_lost(error: OSError) -> EnvironmentLacks:
+    """What is said, on stderr, when stdout does not take the output."""
+    return EnvironmentLacks(
+        "TF-CLI-015",
+        f"the output could not be written: {error.strerror or error}",
+        asked="output on stdout",
+        numbers={"errno": error.errno},
+        why="What is behind stdout takes no more: a full disk, or a device that is gone.",
+        remedies=["free space where the output goes", "send the output somewhere else"],
+    )
 
 
 class StageProgress:

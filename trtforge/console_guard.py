@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import IO
 
 from trtforge.console import Console
 
@@ -20,17 +21,23 @@ def stdout_guard(console: Console) -> Iterator[None]:
     """Route other people's stdout to stderr until the block ends."""
     terminal, before = console.out, sys.stdout
     kept = _move_descriptor()
+    ours: IO[str] | None = None
     if kept is not None:
         encoding = getattr(terminal, "encoding", None) or "utf-8"
-        console.out = os.fdopen(kept, "w", buffering=1, encoding=encoding, errors="replace", closefd=False)
+        ours = console.out = os.fdopen(kept, "w", buffering=1, encoding=encoding, errors="replace", closefd=False)
     sys.stdout = sys.stderr
     try:
         yield
     finally:
         sys.stdout = before
         if kept is not None:
-            with contextlib.suppress(OSError):
-                console.out.flush()
+            assert ours is not None
+            try:
+                ours.flush()
+            except OSError:
+                # what is buffered must not fail again when the stream is collected, or the interpreter ends
+                _to_nowhere(kept)
+                ours.flush()
             console.out = terminal
             os.dup2(kept, 1)
             os.close(kept)
@@ -47,6 +54,12 @@ def _move_descriptor() -> int | None:
     except (OSError, ValueError, AttributeError):
         return None
     return kept
+
+
+def _to_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def quiet_libraries() -> None:

@@ -83,3 +83,14 @@ class GateFailed(ForgeError):
     def __init__(self, code: str, message: str, **details: Any) -> None:
         details.setdefault("exit_code", ExitCode.GATE_FAILED)
         super().__init__(code, message, **details)
+
+
+def interrupted() -> ForgeError:
+    """What is said when the user stops a command."""
+    return ForgeError(
+        "TF-INTERRUPTED",
+        "stopped",
+        why="The process was interrupted; what was finished is kept.",
+        remedies=["run the same command again: it goes on where it stopped"],
+        exit_code=ExitCode.INTERRUPTED,
+    )

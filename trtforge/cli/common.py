@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtforge.errors import ExitCode, ForgeError
+from trtforge.errors import ExitCode, ForgeError, interrupted
 
 if TYPE_CHECKING:
     from trtforge.console import Console
@@ -73,7 +73,7 @@ def forge_command(function: Callable[..., None]) -> Callable[..., None]:
         quiet_libraries()
         with stdout_guard(console):
             code = _run(lambda: function(console, **arguments), console)
-        raise typer.Exit(int(code))
+        raise typer.Exit(code)
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
@@ -92,28 +92,23 @@ def _run(body: Callable[[], None], console: Console) -> ExitCode:
     except Failed as failed:
         return failed.code
     except ForgeError as error:
-        console.error(error, log=getattr(error, "log", None))
+        _say(console, error, getattr(error, "log", None))
         return error.exit_code
     except KeyboardInterrupt as error:
-        console.error(interrupted(), log=getattr(error, "log", None))
+        _say(console, interrupted(), getattr(error, "log", None))
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        return ExitCode.OK
     except Exception as error:
-        console.error(error, log=getattr(error, "log", None))
+        _say(console, error, getattr(error, "log", None))
         return ExitCode.INTERNAL
     return ExitCode.OK
 
 
-def interrupted() -> ForgeError:
-    """What is said when the user stops a command."""
-    return ForgeError(
-        "TF-INTERRUPTED",
-        "stopped",
-        why="The process was interrupted; what was finished is kept.",
-        remedies=["run the same command again: it goes on where it stopped"],
-        exit_code=ExitCode.INTERRUPTED,
-    )
+def _say(console: Console, error: BaseException, log: str | None) -> None:
+    """Print an error; where stdout does not take its document, that is said on stderr, and the exit code stays."""
+    try:
+        console.error(error, log=log)
+    except ForgeError as lost:
+        console.error(lost)
 
 
 def open_store(option: Path | None, *, read_only: bool = False) -> Store:

@@ -1,110 +1,61 @@
-"""The ``trtforge`` command. Modules of commands import nothing heavy: ``--help`` starts in a fraction of a second."""
+"""Entry point of ``trtforge``: what a process owes its caller from its first moment to its last.
+
+Policy: this module imports nothing but the standard library, so that Ctrl-C during the imports of the rest ends like
+any other, with exit code 130 and no traceback, and so that a stdout that takes no output is said in one line.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import typer
-
-from trtforge import __version__
-from trtforge.cli import artifacts, bench, bundle, check, doctor, engine, plan, plugins, recipes, run, stages, triton
-
-app = typer.Typer(
-    name="trtforge",
-    help="Checkpoint in, verified deployment out: quantize, gate, build, serve.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"trtforge {__version__}")
-        raise typer.Exit()
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Checkpoint in, verified deployment out: quantize, gate, build, serve."""
-
-
-_COMMANDS: tuple[tuple[str, Any], ...] = (
-    ("run", run.run),
-    ("check", check.check),
-    ("plan", plan.plan),
-    ("explain", run.explain),
-    ("init", recipes.init),
-    ("schema", recipes.schema),
-    ("formats", recipes.formats),
-    ("stack", recipes.stack),
-    ("doctor", doctor.doctor),
-    ("quantize", stages.quantize),
-    ("eval", stages.evaluate),
-    ("build", stages.build),
-    ("verify", bundle.verify),
-    ("serve", bundle.serve),
-    ("bench", bench.bench),
-)
-for _name, _function in _COMMANDS:
-    app.command(_name)(_function)
-for _name, _group in (
-    ("artifacts", artifacts.app),
-    ("engine", engine.app),
-    ("plugins", plugins.app),
-    ("triton", triton.app),
-):
-    app.add_typer(_group, name=_name)
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code. Usage errors are printed (as JSON with ``--json``) and give 2."""
-    try:
-        code = app(list(arguments), prog_name="trtforge", standalone_mode=False)
-    except typer.Exit as done:
-        return int(done.exit_code)
-    except typer.Abort:
-        return 130
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        return _usage(error, arguments)
-    return int(code or 0)
+    """Run one command line; its exit code."""
+    from trtforge.cli.app import invoke as run
 
-
-def _usage(error: Any, arguments: Sequence[str]) -> int:
-    from trtforge.console import Console
-    from trtforge.errors import ForgeError
-
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "trtforge"
-    if type(error).__name__ == "NoArgsIsHelpError":
-        typer.echo(error.format_message())
-        return 0
-    refusal = ForgeError(
-        "TF-CLI-001",
-        str(error.format_message()),
-        asked=f"trtforge {' '.join(arguments)}",
-        remedies=[f"{path} --help"],
-    )
-    Console("json" if "--json" in arguments else "human").error(refusal)
-    return int(refusal.exit_code)
+    return run(arguments)
 
 
 def main() -> None:
-    """Entry point of the ``trtforge`` script."""
+    """The ``trtforge`` script."""
+    arguments = sys.argv[1:]
     try:
-        code = invoke(sys.argv[1:])
+        code = invoke(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except KeyboardInterrupt:
-        code = 130
+        code = _interrupted(arguments)
+    except OSError as error:
+        code = _lost(error)
+    # the exit code stands: what comes while the interpreter ends must not change it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
+
+
+def _interrupted(arguments: Sequence[str]) -> int:
+    """Say it as a command does, even when none had begun; a second Ctrl-C changes nothing any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from trtforge.console import Console
+    from trtforge.errors import ExitCode, interrupted
+
+    Console("json" if "--json" in arguments else "human").error(interrupted())
+    return int(ExitCode.INTERRUPTED)
+
+
+def _lost(error: OSError) -> int:
+    """The help or the version could not be printed."""
+    from trtforge.console import Console, output_lost
+
+    # what is still buffered must not fail again when the interpreter ends
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    lost = output_lost(error)
+    Console().error(lost)
+    return int(lost.exit_code)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.support.tiny import write_tiny_llama
-from trtforge.cli.main import app, invoke
+from trtforge.cli.app import app
+from trtforge.cli.main import invoke
 from trtforge.store.store import Store
 
 

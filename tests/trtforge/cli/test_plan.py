@@ -161,7 +161,7 @@ def test_the_gate_on_a_measured_engine(run: Run, tmp_path: Path) -> None:
 
 
 def test_several_recipes_share_a_gpu(run: Run, tmp_path: Path) -> None:
-    write_tiny_llama(tmp_path / "tiny")
+    write_tiny_llama(tmp_path / "tiny", max_positions=8192)
     plain = {"format": "none", "kv_cache": "none"}
     first = _recipe(tmp_path, "a.yaml", model={"source": "tiny"}, quantize=plain)
     second = _recipe(tmp_path, "b.yaml", model={"source": "tiny"}, quantize=plain)

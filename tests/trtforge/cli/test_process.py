@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builder.planner.models import bare
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -148,3 +150,104 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     )
     assert done.stdout == "{\n"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("delay", [0.12, 0.25, 0.4, 0.7, 1.0])
+@pytest.mark.parametrize("command", [["stack"], ["plan", "r.yaml", "--gpu", "h200", "--config", "config.json"]])
+def test_sigint_at_any_moment_ends_without_a_traceback(tmp_path: Path, delay: float, command: list[str]) -> None:
+    """Also while modules are imported; a process that was quicker has its own exit code."""
+    (tmp_path / "r.yaml").write_text("name: r\nmodel: {source: 'hf:org/model'}\n")
+    (tmp_path / "config.json").write_text(json.dumps(bare()))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MARKED, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "started\n"
+    time.sleep(delay - 0.12)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (0, 130) and "Traceback" not in err
+    assert process.returncode == 0 or "TF-INTERRUPTED" in err
+
+
+#: the interpreter itself is up: from here on every moment is the command's
+_MARKED = """
+import sys
+from trtforge.cli.main import main
+print("started", file=sys.stderr, flush=True)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [["schema"], ["stack", "--json"], ["--help"], ["--version"], ["check", "gone.yaml"]]
+)
+def test_output_that_is_lost_is_said(tmp_path: Path, command: list[str]) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "trtforge", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+    if command[0] == "check":
+        # nothing was for stdout: the refusal is on stderr
+        assert done.returncode == 2 and "TF-CLI-015" not in done.stderr
+        return
+    assert (done.returncode, "TF-CLI-015" in done.stderr) == (3, True), done.stderr
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr and len(done.stderr) < 800
+
+
+def test_a_refusal_keeps_its_exit_code_when_stdout_is_full(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "trtforge", "check", "gone.yaml", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+    assert done.returncode == 2 and "TF-CLI-015" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m trtforge schema >&-",
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_verdict_survives_a_reader_that_goes_away(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("name: r\nmodel: {source: 'hf:org/model'}\n")
+    (tmp_path / "config.json").write_text(json.dumps(bare(num_hidden_layers=9000, hidden_size=8192)))
+    done = subprocess.run(
+        [
+            "bash",
+            "-o",
+            "pipefail",
+            "-c",
+            f"{sys.executable} -m trtforge plan r.yaml --gpu l4 --config config.json | head -1",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")

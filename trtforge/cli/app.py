@@ -1,0 +1,105 @@
+"""The commands of ``trtforge``. Their modules import nothing heavy: ``--help`` starts in a fraction of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from trtforge import __version__
+from trtforge.cli import artifacts, bench, bundle, check, doctor, engine, plan, plugins, recipes, run, stages, triton
+from trtforge.errors import ExitCode
+
+app = typer.Typer(
+    name="trtforge",
+    help="Checkpoint in, verified deployment out: quantize, gate, build, serve.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"trtforge {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Checkpoint in, verified deployment out: quantize, gate, build, serve."""
+
+
+_COMMANDS: tuple[tuple[str, Any], ...] = (
+    ("run", run.run),
+    ("check", check.check),
+    ("plan", plan.plan),
+    ("explain", run.explain),
+    ("init", recipes.init),
+    ("schema", recipes.schema),
+    ("formats", recipes.formats),
+    ("stack", recipes.stack),
+    ("doctor", doctor.doctor),
+    ("quantize", stages.quantize),
+    ("eval", stages.evaluate),
+    ("build", stages.build),
+    ("verify", bundle.verify),
+    ("serve", bundle.serve),
+    ("bench", bench.bench),
+)
+for _name, _function in _COMMANDS:
+    app.command(_name)(_function)
+for _name, _group in (
+    ("artifacts", artifacts.app),
+    ("engine", engine.app),
+    ("plugins", plugins.app),
+    ("triton", triton.app),
+):
+    app.add_typer(_group, name=_name)
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run one command line; its exit code. Usage errors are printed (as JSON with ``--json``) and give 2.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C outside a command's body; inside it is the command's to say.
+    """
+    try:
+        code = app(list(arguments), prog_name="trtforge", standalone_mode=False)
+    except typer.Exit as done:
+        return int(done.exit_code)
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        return _usage(error, arguments)
+    if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):
+        # typer's own number for Ctrl-C before or after a command's body, which says it and returns an ExitCode
+        raise KeyboardInterrupt
+    return int(code or 0)
+
+
+def _usage(error: Any, arguments: Sequence[str]) -> int:
+    from trtforge.console import Console
+    from trtforge.errors import ForgeError
+
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "trtforge"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error.format_message())
+        return 0
+    refusal = ForgeError(
+        "TF-CLI-001",
+        str(error.format_message()),
+        asked=f"trtforge {' '.join(arguments)}",
+        remedies=[f"{path} --help"],
+    )
+    Console("json" if "--json" in arguments else "human").error(refusal)
+    return int(refusal.exit_code)
