@@ -5,12 +5,12 @@ Read from the engine's ``config.json``, as ``trtllm-build`` 1.2 writes it (``pre
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 
 #: facts that every description has
 REQUIRED = (
@@ -47,7 +47,7 @@ def describe_engine(engine_dir: Path) -> dict[str, Any]:
     """
     path = engine_dir / "config.json"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json_file(path)
         model, build = document["pretrained_config"], document["build_config"]
         plugins = build.get("plugin_config") or {}
         mapping = model.get("mapping") or {}

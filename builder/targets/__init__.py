@@ -8,13 +8,13 @@ targets are built from the ONNX graph, others from the quantized checkpoint (Ten
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
 from builder.machine import cpu_capability
 from builder.targets.kernels import Choice, choose
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 from trtforge.progress import Progress
 from trtforge.recipe.schema import Build
 
@@ -100,7 +100,7 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
     """
     path = Path(engine_dir) / "engine.json"
     try:
-        engine = json.loads(path.read_text(encoding="utf-8"))
+        engine = read_json_file(path)
         if engine["version"] != 1 or engine["target"] not in TARGETS:
             raise ValueError(f"version {engine['version']}, target {engine['target']}")
     except (OSError, ValueError, KeyError, TypeError) as error:

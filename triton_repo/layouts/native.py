@@ -9,7 +9,6 @@ A warm-up request runs at load, so that the first client does not pay for first-
 
 from __future__ import annotations
 
-import json
 import shutil
 import struct
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from triton_repo.configs import add_cpu_instance, add_tensors, new_config, print_config, set_parameters
 from triton_repo.tensors import INPUTS, OUTPUTS
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 
 #: tokens that the warm-up request generates
 WARMUP_TOKENS = 4
@@ -108,7 +108,7 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
     """
     path = engine_dir / "engine.json"
     try:
-        engine: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        engine: dict[str, Any] = read_json_file(path)
         limits = engine["limits"]
         missing = {"max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len"} - set(limits)
         if missing:

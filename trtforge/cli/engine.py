@@ -36,12 +36,14 @@ def info(
     trtllm-build wrote by itself is read too.
     """
     from builder.targets import engine_info
-    from builder.targets.trtllm.readback import is_trtllm_engine, read_trtllm_engine
+    from builder.targets.trtllm.readback import compare_engine, is_trtllm_engine, read_trtllm_engine
     from trtforge.recipe.units import format_size
 
     folder = engine / "engine" if (engine / "engine" / "engine.json").is_file() else engine
     if not (folder / "engine.json").is_file() and is_trtllm_engine(folder):
-        show_trtllm_engine(console, read_trtllm_engine(folder).to_json(), folder.name)
+        compiled = read_trtllm_engine(folder)
+        findings = [finding.to_json() for finding in compare_engine(compiled, {})]
+        show_trtllm_engine(console, {**compiled.to_json(), "findings": findings}, folder.resolve().name)
         return
     document = engine_info(folder, capability)
     if document["target"] == "tensorrt-rtx":
@@ -164,14 +166,25 @@ def show_rtx(console: Console, document: dict[str, Any]) -> None:
 
 
 def show_trtllm_engine(console: Console, document: dict[str, Any], name: str) -> None:
-    """What an engine directory of TensorRT-LLM records."""
+    """What an engine directory of TensorRT-LLM records, and what of it is broken; exit 1 when anything is."""
+    from trtforge.errors import ExitCode
     from trtforge.recipe.units import format_size
 
     console.result(document)
     console.heading(f"{name}: an engine of TensorRT-LLM {document['version']}")
     console.table("Engine", ["what", "value"], _engine_rows(document))
     console.table("Ranks", ["rank", "plan"], [[rank, format_size(size)] for rank, size in document["ranks"].items()])
-    console.value(f"TensorRT-LLM {document['version']}, {len(document['ranks'])} ranks")
+    findings = document["findings"]
+    _table_of(console, "Faults", findings)
+    broken = f", {len(findings)} fault{'s' if len(findings) > 1 else ''}" if findings else ""
+    console.value(f"TensorRT-LLM {document['version']}, {len(document['ranks'])} ranks{broken}")
+    if findings:
+        raise common.Failed(ExitCode.GATE_FAILED)
+
+
+def _table_of(console: Console, title: str, findings: list[dict[str, Any]]) -> None:
+    if findings:
+        console.table(title, ["code", "finding"], [[item["code"], item["message"]] for item in findings])
 
 
 def _engine_rows(document: dict[str, Any]) -> list[list[str]]:
@@ -211,8 +224,7 @@ def show_trtllm(console: Console, document: dict[str, Any]) -> None:
     if built:
         console.table("Engine", ["what", "value"], _engine_rows(built))
     findings = document.get("findings", [])
-    if findings:
-        console.table("Differences", ["code", "finding"], [[item["code"], item["message"]] for item in findings])
+    _table_of(console, "Differences", findings)
     console.value(f"{len(findings)} differences from what was asked" if built else state)
     if findings:
         raise common.Failed(ExitCode.GATE_FAILED)

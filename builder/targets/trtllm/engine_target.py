@@ -11,7 +11,6 @@ The artifact::
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,11 @@ from builder.targets.trtllm.common import (
 )
 from builder.targets.trtllm.flags import build_arguments, settings_of
 from builder.targets.trtllm.medusa import MedusaHeads
-from builder.targets.trtllm.readback import Finding, compare_engine, read_trtllm_engine
+from builder.targets.trtllm.readback import Finding, compare_engine, has_engine, read_trtllm_engine
 from builder.targets.trtllm.runner import COMMAND, run_build, why_not_here
 from builder.targets.trtllm.source import Checkpoint
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Speculation
 
@@ -189,8 +189,24 @@ def _compile(
 
 
 def check_engine(artifact: Path, engine: dict[str, Any]) -> list[Finding]:
-    """The compiled engine of an artifact against its engine.json and its checkpoint."""
-    checkpoint = json.loads((artifact / script.CHECKPOINT_DIR / CONFIG_FILE).read_text(encoding="utf-8"))
+    """The compiled engine of an artifact against its engine.json and its checkpoint.
+
+    Raises:
+        ForgeError: ``TF-BLD-060`` and ``TF-BLD-066`` where one of the two cannot be read.
+    """
+    path = artifact / script.CHECKPOINT_DIR / CONFIG_FILE
+    try:
+        checkpoint = read_json_file(path)
+        if not isinstance(checkpoint, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError) as error:
+        raise ForgeError(
+            "TF-BLD-066",
+            f"The checkpoint that the engine was built from cannot be read: {error}",
+            asked=str(path),
+            why="The engine is held against the checkpoint's config.json.",
+            remedies=["trtforge verify BUNDLE", "trtforge run RECIPE --force build"],
+        ) from error
     expected = {"version": engine["tensorrt_llm"], "settings": engine["settings"], "checkpoint": checkpoint}
     return compare_engine(read_trtllm_engine(artifact / script.ENGINE_DIR), expected)
 
@@ -198,7 +214,7 @@ def check_engine(artifact: Path, engine: dict[str, Any]) -> list[Finding]:
 def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
     """engine.json, whether there is a compiled engine now, what it records and where it differs from what was asked."""
     info = {**engine, "engine": None, "findings": []}
-    if (artifact / script.ENGINE_DIR / CONFIG_FILE).is_file():
+    if has_engine(artifact / script.ENGINE_DIR):
         info["engine"] = read_trtllm_engine(artifact / script.ENGINE_DIR).to_json()
         info["findings"] = [finding.to_json() for finding in check_engine(artifact, engine)]
     return info

@@ -6,10 +6,11 @@ An engine is never opened: its plan loads only under its own version on its own 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,15 @@ from packaging.version import InvalidVersion, Version
 
 from builder.targets.trtllm.flags import Settings, flag_table
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 
 CONFIG_FILE = "config.json"
-_RANK = re.compile(r"^rank(\d+)\.engine$")
+_RANK = re.compile(r"rank(0|[1-9][0-9]*)\.engine")
+#: of a mapping: the ranks, and what they are the product of
+_SIZES = ("world_size", "tp_size", "pp_size", "cp_size")
 _ABSENT = object()
+#: findings of one kind that are listed; the others are counted
+_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -53,12 +59,18 @@ class TrtllmEngine:
 
     @property
     def mapping(self) -> Mapping[str, Any]:
-        mapping: Mapping[str, Any] = self.config["pretrained_config"].get("mapping") or {}
-        return mapping
+        """How the ranks divide the model; empty where config.json has nothing of that kind."""
+        return self.section("mapping")
 
     @property
-    def world_size(self) -> int:
-        return int(self.mapping.get("world_size", 1))
+    def world_size(self) -> int | None:
+        """Ranks of the engine; None where config.json names no number of them."""
+        return _count(self.mapping.get("world_size", 1))
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """An object of ``pretrained_config``; empty when it is missing or no object."""
+        found = self.config["pretrained_config"].get(name)
+        return found if isinstance(found, dict) else {}
 
     def value(self, path: str) -> Any:
         """What config.json holds at ``build_config.max_batch_size`` …; a sentinel that equals nothing when absent."""
@@ -81,17 +93,25 @@ class TrtllmEngine:
             "version": self.version,
             "architecture": model.get("architecture"),
             "dtype": model.get("dtype"),
-            "quantization": model.get("quantization"),
+            "quantization": dict(self.section("quantization")),
             "mapping": dict(self.mapping),
             "ranks": {str(rank): size for rank, size in sorted(self.ranks.items())},
             "settings": settings,
         }
 
 
+def has_engine(directory: Path) -> bool:
+    """Whether a build put anything into its folder; a build that still runs keeps to a hidden one."""
+    return directory.is_dir() and any(not entry.name.startswith(".") for entry in directory.iterdir())
+
+
 def is_trtllm_engine(directory: Path) -> bool:
-    """Whether a directory looks like one: config.json with the parts that TensorRT-LLM writes."""
+    """Whether a directory looks like one: plans of ranks, or config.json with the parts that TensorRT-LLM writes."""
+    directory = Path(directory)
+    if directory.is_dir() and any(_RANK.fullmatch(entry.name) for entry in directory.iterdir()):
+        return True
     try:
-        config = json.loads((Path(directory) / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = read_json_file(directory / CONFIG_FILE)
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and {"version", "pretrained_config", "build_config"} <= set(config)
@@ -106,7 +126,7 @@ def read_trtllm_engine(directory: Path) -> TrtllmEngine:
     directory = Path(directory)
     path = directory / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json_file(path)
         version = str(config["version"])
         if not isinstance(config["pretrained_config"], dict) or not isinstance(config["build_config"], dict):
             raise TypeError("pretrained_config and build_config must be objects")
@@ -118,7 +138,7 @@ def read_trtllm_engine(directory: Path) -> TrtllmEngine:
             why="trtllm-build writes a config.json with version, pretrained_config and build_config beside the plans.",
             remedies=["Name the folder that trtllm-build wrote (its --output_dir)", "Build the engine again"],
         ) from error
-    found = ((match, entry) for entry in sorted(directory.iterdir()) if (match := _RANK.match(entry.name)))
+    found = ((match, entry) for entry in sorted(directory.iterdir()) if (match := _RANK.fullmatch(entry.name)))
     ranks = {int(match[1]): entry.stat().st_size for match, entry in found if entry.is_file()}
     return TrtllmEngine(directory, version, config, ranks)
 
@@ -132,9 +152,10 @@ def compare_engine(engine: TrtllmEngine, expected: Mapping[str, Any]) -> list[Fi
 
     Returns:
         ``TF-BLD-061`` plans missing, empty or too many; ``TF-BLD-062`` another version; ``TF-BLD-063`` another
-        setting; ``TF-BLD-064`` another model, quantization or split.
+        setting; ``TF-BLD-064`` another model, quantization or split; ``TF-BLD-065`` a config.json that
+        contradicts itself.
     """
-    findings = list(_rank_findings(engine))
+    findings = [*_shape_findings(engine), *_rank_findings(engine)]
     wanted = expected.get("version")
     if wanted is not None and not _same_version(engine.version, str(wanted)):
         message = f"built by TensorRT-LLM {engine.version}, not by {wanted}: it loads under {engine.version} only"
@@ -145,14 +166,18 @@ def compare_engine(engine: TrtllmEngine, expected: Mapping[str, Any]) -> list[Fi
 
 
 def _rank_findings(engine: TrtllmEngine) -> list[Finding]:
-    wanted, have = set(range(engine.world_size)), set(engine.ranks)
-    findings = [
-        Finding("TF-BLD-061", f"rank{rank}.engine is missing", engine.world_size, sorted(have))
-        for rank in sorted(wanted - have)
-    ]
+    world, have = engine.world_size, sorted(engine.ranks)
+    if world is None:
+        return []  # said with the mapping
+    missing = islice((rank for rank in range(world) if rank not in engine.ranks), _LISTED)
+    findings = [Finding("TF-BLD-061", f"rank{rank}.engine is missing", world, have) for rank in missing]
+    more = world - sum(rank < world for rank in have) - len(findings)
+    if more:
+        findings.append(Finding("TF-BLD-061", f"and {more} plans of other ranks are missing", world, have))
     findings += [
-        Finding("TF-BLD-061", f"rank{rank}.engine is of no rank: there are {engine.world_size}", sorted(wanted), rank)
-        for rank in sorted(have - wanted)
+        Finding("TF-BLD-061", f"rank{rank}.engine is of no rank: there are {world}", world, rank)
+        for rank in have
+        if rank >= world
     ]
     findings += [
         Finding("TF-BLD-061", f"rank{rank}.engine is empty", "a plan", 0)
@@ -160,6 +185,39 @@ def _rank_findings(engine: TrtllmEngine) -> list[Finding]:
         if not size
     ]
     return findings
+
+
+def _shape_findings(engine: TrtllmEngine) -> list[Finding]:
+    """Parts of config.json that are of another kind than TensorRT-LLM writes, and ranks that do not multiply."""
+    model, findings = engine.config["pretrained_config"], []
+    for name in ("mapping", "quantization"):
+        if model.get(name) is not None and not isinstance(model[name], dict):
+            findings.append(
+                Finding("TF-BLD-065", f"{name} is no object: {_shown(model[name])}", "an object", model[name])
+            )
+    wrong = [name for name in _SIZES if name in engine.mapping and _count(engine.mapping[name]) is None]
+    for name in wrong:
+        found = engine.mapping[name]
+        findings.append(Finding("TF-BLD-065", f"mapping.{name} is no count: {_shown(found)}", "1 or more", found))
+    if not wrong and engine.mapping:
+        parts = [_count(engine.mapping.get(name, 1)) or 1 for name in _SIZES[1:]]
+        if engine.world_size != prod(parts):
+            shown = " x ".join(
+                f"{name.removesuffix('_size')} {part}" for name, part in zip(_SIZES[1:], parts, strict=True)
+            )
+            message = f"mapping.world_size is {engine.world_size}, but {shown} makes {prod(parts)}"
+            findings.append(Finding("TF-BLD-065", message, prod(parts), engine.world_size))
+    return findings
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _count(value: Any) -> int | None:
+    """A whole number from 1 on; None for anything else (``True`` too)."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None
 
 
 def _same_version(left: str, right: str) -> bool:
@@ -181,7 +239,7 @@ def _setting_findings(engine: TrtllmEngine, settings: Settings) -> list[Finding]
         elif flag.setting == "kv_cache_type":
             same = str(found).rpartition(".")[2].lower() == asked
         elif flag.kind == "list":
-            same = isinstance(found, list) and sorted(found) == sorted(asked)
+            same = isinstance(found, list) and sorted(map(str, found)) == sorted(map(str, asked))
         else:
             same = found is not _ABSENT and found == asked
         if not same:
@@ -200,7 +258,7 @@ def _model_findings(engine: TrtllmEngine, checkpoint: Mapping[str, Any]) -> list
         ("mapping", ("world_size", "tp_size", "pp_size")),
         ("quantization", ("quant_algo", "kv_cache_quant_algo", "group_size")),
     ):
-        asked, found = checkpoint.get(section) or {}, model.get(section) or {}
+        asked, found = checkpoint.get(section) or {}, engine.section(section)
         pairs += [(f"{section}.{key}", asked[key], found.get(key)) for key in keys if key in asked]
     for name, asked, found in pairs:
         if asked != found:

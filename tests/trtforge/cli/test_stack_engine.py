@@ -74,3 +74,40 @@ def test_engine_info_compares_an_artifact_with_what_was_asked(cli: Any, tmp_path
     write_engine(out / "trtllm", {"pretrained_config": config})
     same = cli("engine", "info", str(tmp_path / "bundle"), "--quiet")
     assert same.code == 0 and same.out.strip() == "0 differences from what was asked"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "change", "said"),
+    [
+        ([], {}, "rank0.engine is missing"),
+        ([0], {"pretrained_config.mapping": {"world_size": 2, "tp_size": 2}}, "rank1.engine is missing"),
+        ([0, 5], {}, "rank5.engine is of no rank"),
+        ([0], {"pretrained_config.mapping": {"world_size": 1, "tp_size": 2, "pp_size": 2}}, "makes 4"),
+        ([0], {"pretrained_config.mapping": {"world_size": "two"}}, "no count"),
+        ([0], {"pretrained_config.mapping": "x"}, "no object"),
+        ([0], {"pretrained_config.quantization": "FP8"}, "no object"),
+    ],
+)
+def test_engine_info_fails_on_a_broken_engine(
+    cli: Any,  # noqa: F811
+    tmp_path: Path,
+    ranks: list[int],
+    change: dict[str, Any],
+    said: str,
+) -> None:
+    folder = write_engine(tmp_path / "engine", change, ranks=0)
+    for rank in ranks:
+        (folder / f"rank{rank}.engine").write_bytes(b"plan")
+    if not change:
+        config = json.loads((folder / "config.json").read_text())
+        config["pretrained_config"]["mapping"] = {"world_size": 1, "tp_size": 1, "pp_size": 1}
+        (folder / "config.json").write_text(json.dumps(config))
+    done = cli("engine", "info", str(folder), "--json")
+    assert done.code == 1
+    assert any(said in item["message"] for item in json.loads(done.out)["findings"])
+
+
+def test_engine_info_reports_an_empty_plan(cli: Any, tmp_path: Path) -> None:  # noqa: F811
+    (write_engine(tmp_path / "engine") / "rank0.engine").write_bytes(b"")
+    done = cli("engine", "info", str(tmp_path / "engine"))
+    assert done.code == 1 and "TF-BLD-061" in done.out and "1 fault\n" in done.out
