@@ -170,6 +170,8 @@ class CudaLibrary(calls.SpeculationOps):
         needed = ctypes.c_uint64(0)
         self.check(self.raw.trtforge_cuda_attention_workspace(args, call, needed), "PagedAttention")
         memory = torch.empty(needed.value + 256, dtype=torch.uint8, device=self.device)
+        if not self.on_gpu:
+            memory.fill_(0xFF)  # NaN: reading what no kernel wrote shows
         call.workspace = (memory.data_ptr() + 255) // 256 * 256
         call.workspace_bytes = needed.value
         self.check(self.raw.trtforge_cuda_paged_attention(args, call), "PagedAttention")

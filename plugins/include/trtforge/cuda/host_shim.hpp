@@ -2,8 +2,8 @@
 //! \brief Runs CUDA kernels on a CPU, for tests: every thread of a block is a fiber, blocks run one after another.
 //!
 //! What it models: block and warp barriers, warp collectives, dynamic shared memory (filled with NaN patterns, guarded
-//! at its end), asynchronous copies that arrive only when they are waited for, and either order of threads between
-//! barriers. A barrier that some threads never reach is reported, not waited for. What it does not model: races
+//! at its end), asynchronous copies that arrive at once or only when they are waited for, and either order of warps
+//! and threads, each warp running until it meets a barrier. A barrier that some threads never reach is reported, not waited for. What it does not model: races
 //! between blocks, memory ordering, timing and tensor cores' own rounding.
 //!
 //! Fibers are created with ucontext and switched with _setjmp, which makes no system call.
@@ -154,6 +154,29 @@ inline Fiber& newFiber(int thread)
     return fiber;
 }
 
+//! Runs a warp as far as it gets alone, so that warps are as far apart as barriers allow; whether anything ran.
+inline bool runWarp(int warp)
+{
+    Machine& m = machine();
+    bool any = false;
+    for (bool moved = true; moved;)
+    {
+        moved = false;
+        for (int lane = 0; lane < kWARP; ++lane)
+        {
+            int const thread = warp * kWARP + (m.descending ? kWARP - 1 - lane : lane);
+            Fiber* fiber = m.fibers[static_cast<size_t>(thread)].get();
+            if (fiber->state == State::kREADY)
+            {
+                resume(fiber);
+                moved = true;
+            }
+        }
+        any = any || moved;
+    }
+    return any;
+}
+
 inline void runBlock()
 {
     Machine& m = machine();
@@ -168,16 +191,14 @@ inline void runBlock()
     while (running > 0)
     {
         bool progress = false;
+        for (int warp = 0; warp < m.threads / kWARP; ++warp)
+        {
+            progress = runWarp(m.descending ? m.threads / kWARP - 1 - warp : warp) || progress;
+        }
         running = 0;
         for (int i = 0; i < m.threads; ++i)
         {
-            Fiber* fiber = m.fibers[static_cast<size_t>(m.descending ? m.threads - 1 - i : i)].get();
-            if (fiber->state == State::kREADY)
-            {
-                resume(fiber);
-                progress = true;
-            }
-            running += fiber->state != State::kDONE ? 1 : 0;
+            running += m.fibers[static_cast<size_t>(i)]->state != State::kDONE ? 1 : 0;
         }
         if (running > 0 && !progress)
         {
@@ -275,6 +296,21 @@ inline void arrive(Copy const& copy)
 {
     std::memcpy(copy.target, copy.source, copy.bytes);
     std::memset(static_cast<char*>(copy.target) + copy.bytes, 0, copy.zeros);
+}
+
+//! A copy may arrive at any time until it is waited for: at the last moment, or at once when threads run in falling
+//! order.
+inline void startCopy(Copy const& copy)
+{
+    Machine& m = machine();
+    if (m.descending)
+    {
+        arrive(copy);
+    }
+    else
+    {
+        m.current->open.push_back(copy);
+    }
 }
 
 //! Leaves at most `pending` committed groups of this thread under way.

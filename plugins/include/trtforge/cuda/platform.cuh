@@ -237,8 +237,7 @@ TF_DEVICE float exponential2(float x)
 }
 TF_DEVICE void copyAsync16(void* target, void const* source, int valid)
 {
-    shim::machine().current->open.push_back(
-        shim::Copy{target, source, static_cast<uint32_t>(valid), static_cast<uint32_t>(16 - valid)});
+    shim::startCopy(shim::Copy{target, source, static_cast<uint32_t>(valid), static_cast<uint32_t>(16 - valid)});
 }
 TF_DEVICE void commitCopies()
 {
