@@ -98,7 +98,7 @@ def show(console: Console, report: Report, recipe: Path) -> None:
         codes = [code for code, text in report.skipped.items() if text == reason]
         console.print(f"{len(codes)} rules skipped, {reason}: {', '.join(codes)}")
     blocking = sum(finding.blocks for finding in report.findings)
-    verdict = "refused" if blocking else "ready"
+    verdict = "refused" if blocking else "ready, but not to be built on this machine" if report.lacks else "ready"
     console.value(
         f"{recipe}: {verdict} ({report.rules - len(report.skipped)} rules, {blocking} errors, "
         f"{len(report.findings) - blocking} others)"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: the stage that brings the model here
 FETCH_STAGE = "intake"
+#: the stage that needs what the target's machine has
+BUILD_STAGE = "build"
 
 UntilOption = Annotated[
     str | None, typer.Option("--until", metavar="STAGE", help="Stop after this stage.", show_default=False)
@@ -75,7 +77,7 @@ def run_loaded(
 
     pipeline = Pipeline(default_stages(), store)
     pipeline.check_names(force, "--force")
-    pipeline.select(until)
+    builds = any(stage.name == BUILD_STAGE for stage in pipeline.select(until, only_needed=only_needed))
     observer = ConsoleObserver(console)
     forced = list(force)
 
@@ -92,12 +94,12 @@ def run_loaded(
         )
 
     try:
-        if not check_before_run(console, loaded, store):
+        if not check_before_run(console, loaded, store, builds=builds):
             # the model is fetched first, so that its shape is checked before anything expensive starts
             result = go(FETCH_STAGE, [name for name in forced if name == FETCH_STAGE], False)
             forced = [name for name in forced if name != FETCH_STAGE]
             if until != FETCH_STAGE:
-                check_before_run(console, loaded, store, repeat=True)
+                check_before_run(console, loaded, store, builds=builds, repeat=True)
                 observer.seen.add(FETCH_STAGE)
                 result = go(until, forced, only_needed)
         else:
@@ -112,8 +114,12 @@ def run_loaded(
     return result
 
 
-def check_before_run(console: Console, loaded: LoadedRecipe, store: Store, *, repeat: bool = False) -> bool:
+def check_before_run(
+    console: Console, loaded: LoadedRecipe, store: Store, *, builds: bool = True, repeat: bool = False
+) -> bool:
     """Preflight; warnings are shown, errors end the command before anything is loaded.
+
+    ``builds``: the run goes through the build, so what this machine lacks for it ends the command too (exit code 3).
 
     Returns:
         Whether the model was here to be looked at; ``repeat`` leaves out what a first pass has said.
@@ -122,11 +128,14 @@ def check_before_run(console: Console, loaded: LoadedRecipe, store: Store, *, re
 
     model = common.inspect_model(loaded)
     report = common.preflight(loaded, model=model, store=store.root)
+    stops = report.blocked or (builds and bool(report.lacks))
     for finding in report.findings:
+        if stops and finding.stops_build:
+            continue
         if not finding.blocks and not (repeat and not finding.needs_model):
             note = f" (waived: {finding.waived})" if finding.waived else ""
             console.warning(f"{finding.code}: {finding.message}{note}")
-    if report.blocked:
+    if stops:
         raise refusal(report, loaded.recipe.name)
     return model is not None
 

@@ -7,6 +7,7 @@ by the command line or the pipeline, since the spine imports no stage.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trtforge.preflight.engine import Finding, Report, Rule, all_rules, make_facts, refusal, run_rules
@@ -38,7 +39,11 @@ def check_report(
         ForgeError: TF-RCP-014 when the recipe waives a code that does not exist, or without a justification.
     """
     if machine is True:
-        found: Machine | None = probe(store or Path.cwd())
+        from trtforge.examination.building import missing_to_build
+
+        here = probe(store or Path.cwd())
+        lacks = missing_to_build(loaded.recipe.build.target, here.gpus)
+        found: Machine | None = replace(here, lacks=lacks)
     else:
         found = machine if isinstance(machine, Machine) else None
     facts = make_facts(

@@ -29,7 +29,7 @@ KINDS: dict[str, str] = {
     "K15": "where answers end",
     "K16": "ranks, devices, launch",
     "K17": "tokenizer",
-    "K18": "rope, pointer files",
+    "K18": "rope, layers, pointer files",
     "K19": "texts, data sets, offline machines",
     "K21": "LoRA adapters",
     "K22": "throughput",
@@ -52,13 +52,15 @@ not downloaded yet) is named as skipped, never passed in silence.
 | Option | Writes |
 |---|---|
 | (none) | a table, then each finding with its reason and ways out |
-| `--json` | one document: `passed`, `findings`, `skipped` |
+| `--json` | one document: `passed`, `builds_here`, `findings`, `skipped` |
 | `--format sarif` | SARIF 2.1.0 for code scanning, with the recipe's file and line |
 | `--format github` | workflow commands that GitHub shows beside the line |
 | `--no-model` | the same without the model's headers |
 
 `check` exits with 0 when nothing blocks, with 1 when an error does, with 2 when recipe or model cannot be read at all;
-`run` exits with 2 when preflight refuses. An error blocks, a warning does not.
+`run` exits with 2 when preflight refuses. An error blocks, a warning does not. One warning is about the machine alone:
+`TF-K2-007` names what the target's build lacks here. `check` then says "ready, but not to be built on this machine"
+and exits with 0; a `run` that goes through the build ends at once with 3, and `run --until evaluate` goes on.
 
 ## Setting a rule aside
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from trtforge.errors import ForgeError
+from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.preflight.machine import Machine
 from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
 from trtforge.preflight.sources import Locate, Located, SourceFiles
@@ -127,6 +127,7 @@ class Finding:
     waived: str | None = None
     needs_model: bool = False
     waivable: bool = True
+    machine_lacks: bool = False
 
     @property
     def kind(self) -> str:
@@ -137,6 +138,11 @@ class Finding:
     def blocks(self) -> bool:
         """Whether the recipe must not run."""
         return self.severity == "error" and self.waived is None
+
+    @property
+    def stops_build(self) -> bool:
+        """Whether this machine lacks what the build needs: no fault of the recipe, but a run here cannot end."""
+        return self.machine_lacks and self.waived is None
 
     def to_json(self) -> dict[str, Any]:
         """The finding as one JSON-able object."""
@@ -170,6 +176,7 @@ class Rule:
     needs: tuple[Need, ...]
     waivable: bool
     check: Check
+    machine_lacks: bool = False
 
     @property
     def kind(self) -> str:
@@ -190,10 +197,16 @@ class Report:
         """Whether any finding stops the recipe."""
         return any(finding.blocks for finding in self.findings)
 
+    @property
+    def lacks(self) -> tuple[Finding, ...]:
+        """What keeps this machine from building, unless it was waived."""
+        return tuple(finding for finding in self.findings if finding.stops_build)
+
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON-able object."""
         return {
             "passed": not self.blocked,
+            "builds_here": not self.blocked and not self.lacks,
             "rules": self.rules,
             "findings": [finding.to_json() for finding in self.findings],
             "skipped": dict(self.skipped),
@@ -209,6 +222,7 @@ _MODULES = (
     "kernels",
     "groups",
     "heads",
+    "shapes",
     "vocabulary",
     "prequantized",
     "quality",
@@ -237,13 +251,14 @@ def rule(
     source: str | None = None,
     needs: tuple[Need, ...] = (),
     waivable: bool = True,
+    machine_lacks: bool = False,
 ) -> Callable[[Check], Check]:
-    """Register a check under its code."""
+    """Register a check under its code; ``machine_lacks``: what it finds only keeps this machine from building."""
 
     def register(check: Check) -> Check:
         if code in _RULES and _RULES[code].check.__qualname__ != check.__qualname__:
             raise ValueError(f"preflight code {code} is taken by {_RULES[code].title}")
-        _RULES[code] = Rule(code, severity, title, why, source, needs, waivable, check)
+        _RULES[code] = Rule(code, severity, title, why, source, needs, waivable, check, machine_lacks)
         return check
 
     return register
@@ -296,6 +311,7 @@ def run_rules(facts: Facts) -> Report:
                     facts.recipe.waive.get(code) if item.waivable else None,
                     "model" in item.needs,
                     item.waivable,
+                    item.machine_lacks,
                 )
             )
     findings.sort(key=lambda finding: (not finding.blocks, finding.severity != "error"))
@@ -331,8 +347,11 @@ def _check_waivers(waivers: Mapping[str, str], rules: Mapping[str, Rule]) -> Non
 
 
 def refusal(report: Report, recipe_name: str) -> ForgeError:
-    """The blocking findings as one error: bad input, which a caller must tell apart from a missed gate."""
-    blocking = [finding for finding in report.findings if finding.blocks]
+    """The blocking findings as one error: bad input, which a caller must tell apart from a missed gate.
+
+    Without a blocking finding: what the machine lacks, as an environment's error.
+    """
+    blocking = [finding for finding in report.findings if finding.blocks] or list(report.lacks)
     first = blocking[0]
     if len(blocking) == 1:
         message, asked, numbers = first.message, first.asked, dict(first.numbers)
@@ -340,7 +359,7 @@ def refusal(report: Report, recipe_name: str) -> ForgeError:
         message = f"preflight refuses {recipe_name} for {len(blocking)} reasons; the first: {first.message}"
         asked = "; ".join(finding.asked for finding in blocking)
         numbers = {finding.code: {"message": finding.message, **finding.numbers} for finding in blocking}
-    return ForgeError(
+    return (EnvironmentLacks if first.machine_lacks else ForgeError)(
         first.code,
         message,
         asked=asked,

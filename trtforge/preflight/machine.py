@@ -24,8 +24,20 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Lack:
+    """Something that a build needs and that is not here: its name, what was found, what brings it."""
+
+    name: str
+    detail: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
 class Machine:
-    """Bytes of memory and disk, GPUs, installed versions, and whether data sets may be fetched."""
+    """Bytes of memory and disk, GPUs, installed versions, and whether data sets may be fetched.
+
+    ``lacks`` is what the build of the recipe's target misses here.
+    """
 
     memory_total: int
     memory_available: int
@@ -35,6 +47,7 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     hub_token: bool = False
+    lacks: tuple[Lack, ...] = ()
 
     @property
     def architectures(self) -> tuple[str, ...]:

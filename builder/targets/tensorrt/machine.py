@@ -92,7 +92,7 @@ def require(found: str | None, architectures: tuple[str, ...], stack: str | None
             "TF-BLD-100",
             "TensorRT is not installed" if found is None else "TensorRT's library libnvinfer is not installed",
             asked="build.target: tensorrt",
-            numbers={"needed": _wanted(stack)},
+            numbers={"needed": _wanted(stack) if stack else supported_range()},
             why="The builder is NVIDIA's; its packages are not part of trtforge.",
             remedies=[_install(stack), *containers(stack), "build.target: torch runs the same graph without it"],
         )

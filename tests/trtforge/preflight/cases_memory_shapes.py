@@ -26,6 +26,7 @@ from tests.trtforge.preflight.settings import (
     triton,
     trtllm,
 )
+from trtforge.preflight.machine import Lack
 
 CASES: dict[str, tuple[Case, Case]] = {
     "TF-K1-001": (({"model": {"source": "${MODEL_DIR}"}}, {}), ({}, {})),
@@ -55,6 +56,10 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TF-K2-005": (
         (ENGINE, {"machine": replace(BIG, versions={"tensorrt": "10.13.3.9"})}),
         (ENGINE, {"machine": replace(BIG, versions={"tensorrt": "10.14.1.48"})}),
+    ),
+    "TF-K2-007": (
+        (GPU, {"machine": replace(BIG, lacks=(Lack("TensorRT", "libnvinfer does not load", "pip install tensorrt"),))}),
+        (GPU, {"machine": BIG}),
     ),
     "TF-K2-006": (
         (quant(format="fp8"), {"machine": replace(BIG, versions={"nvidia-modelopt": "0.37.0"})}),
@@ -124,6 +129,10 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TF-K5-002": (
         (build(target="tensorrt", parallel={"tp": 3}), {"model": GLM}),
         (build(target="tensorrt", parallel={"tp": 4}), {"model": GLM}),
+    ),
+    "TF-K5-006": (
+        (GPU, {"model": replace(SMOL, head_size=100)}),
+        (merged(API), {"model": replace(SMOL, head_size=32)}),
     ),
     "TF-K5-003": (
         (build(target="tensorrt", parallel={"tp": 4}), {"model": GLM}),
@@ -197,6 +206,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(build(limits={"max_seq_len": 64}), {"evals": {"generation": {"max_tokens": 63}}}), {}),
     ),
     "TF-K9-009": (({"evals": {"perplexity": {"tokens": 1000}}}, {}), ({"evals": {"perplexity": {"tokens": 1024}}}, {})),
+    "TF-K9-014": (
+        (build(limits={"max_seq_len": 65_536}), {"model": YARN, "machine": BIG}),
+        (build(limits={"max_seq_len": 32_768}), {"model": YARN, "machine": BIG}),
+    ),
     "TF-K9-010": ((trtllm(workers=2), {}), (merged(ENGINE, trtllm(workers=1)), {})),
     "TF-K9-011": (
         # a prompt of 9,351 tokens against 8,192

@@ -43,6 +43,10 @@ def nothing(root: Path) -> None:
     pass
 
 
+def timing_cache(root: Path) -> None:
+    (root / "model.cache").write_bytes(b"timings")
+
+
 def pointer(root: Path) -> None:
     folders.write_model(root / "model")
     (root / "model" / "model.safetensors").write_text(folders.POINTER)
@@ -133,6 +137,14 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
     "TF-K17-004": (
         (model(tokenizer_config={"added_tokens_decoder": {"98": {"content": "<|eot_id|>"}}}), MODEL, {}),
         (model(tokenizer_config={"added_tokens_decoder": {"99": {"content": "<|eot_id|>"}}}), MODEL, {}),
+    ),
+    "TF-K9-013": (
+        (nothing, merged(ENGINE, trtllm(timing_cache="model.cache")), {}),
+        (timing_cache, merged(ENGINE, trtllm(timing_cache="model.cache")), {}),
+    ),
+    "TF-K18-006": (
+        (model(config={"layer_types": ["full_attention", "sliding_attention"]}), MODEL, {}),
+        (model(config={"layer_types": ["full_attention", "full_attention"]}), MODEL, {}),
     ),
     "TF-K18-003": (
         (model(config={"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 4.0}}), MODEL, {}),

@@ -283,6 +283,34 @@ def installed_tensorrt_fits(facts: Facts) -> Iterator[Violation]:
         )
 
 
+@rule(
+    "TF-K2-007",
+    "a machine that cannot build the target",
+    why="The recipe is sound; the build needs what this machine does not have, and a run would find out only after "
+    "quantization and evaluation.",
+    severity="warning",
+    needs=("machine",),
+    machine_lacks=True,
+)
+def machine_builds(facts: Facts) -> Iterator[Violation]:
+    lacks, target = facts.require_machine().lacks, facts.recipe.build.target
+    if not lacks:
+        return
+    row = stack_of(facts)
+    container = [f"run in {row.container}"] if row is not None and row.container else []
+    yield Violation(
+        f"target {target} cannot be built here: " + "; ".join(f"{item.name}: {item.detail}" for item in lacks),
+        f"build.target: {target}",
+        {item.name: item.detail for item in lacks},
+        [
+            *dict.fromkeys(item.remedy for item in lacks if item.remedy),
+            *container,
+            "trtforge run RECIPE --until evaluate (everything before the build)",
+            "trtforge doctor says what this machine builds and runs",
+        ],
+    )
+
+
 def _release(text: str) -> tuple[int, ...]:
     """``(1, 2, 1)`` of ``1.2.1``, a pre-release counts as its release; empty for a rule such as ``>=2``."""
     from packaging.version import InvalidVersion, Version

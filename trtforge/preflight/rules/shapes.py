@@ -1,0 +1,116 @@
+"""K5, K9, K18: what graph and build refuse from the recipe and config.json alone, said before quantization.
+
+The figures are those of the graph builder and of the plugins; the tests hold them against both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import usable_positions
+
+#: head sizes that PagedAttention takes, and of which number they are multiples, by target
+HEAD_SIZES = (64, 256)
+HEAD_MULTIPLES = {"torch": 2, "tensorrt": 8, "tensorrt-rtx": 2, "trtllm-engine": 2}
+#: targets whose engines are made from the graph that trtforge writes
+GRAPH_TARGETS = ("torch", "tensorrt", "tensorrt-rtx")
+#: values of ``layer_types`` that the graph has attention for, one for the whole model
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def _taken(head_size: int, target: str) -> bool:
+    low, high = HEAD_SIZES
+    return low <= head_size <= high and head_size % HEAD_MULTIPLES[target] == 0
+
+
+@rule(
+    "TF-K5-006",
+    "heads of a size that the attention does not take",
+    why="The graph's attention, and the kernels behind it, are written for a range of head sizes.",
+    needs=("model",),
+    waivable=False,
+)
+def head_size_taken(facts: Facts) -> Iterator[Violation]:
+    size, target = facts.require_model().head_size, facts.recipe.build.target
+    if target not in HEAD_MULTIPLES or _taken(size, target):
+        return
+    low, high = HEAD_SIZES
+    others = [name for name in HEAD_MULTIPLES if _taken(size, name)]
+    yield Violation(
+        f"heads of {size} values; target {target} takes {low} to {high} in steps of {HEAD_MULTIPLES[target]}",
+        f"config.json of {facts.recipe.model.source}: head size {size}",
+        {"head_size": size, "smallest": low, "largest": high, "multiple": HEAD_MULTIPLES[target]},
+        [
+            f"a checkpoint with heads of {low} to {high} values",
+            *(f"build.target: {name}" for name in others),
+            "build.target: trtllm-llmapi with triton.layout: llmapi",
+        ],
+    )
+
+
+@rule(
+    "TF-K18-006",
+    "layers with attention that differs from layer to layer",
+    why="The graph gives every layer the same attention; a layer with another window would be computed wrongly.",
+    needs=("files",),
+    waivable=False,
+)
+def layers_alike(facts: Facts) -> Iterator[Violation]:
+    given = facts.files.config.get("layer_types") if facts.files is not None else None
+    if not isinstance(given, list) or facts.recipe.build.target not in HEAD_MULTIPLES:
+        return
+    kinds = sorted({str(kind) for kind in given})
+    if len(kinds) > 1 or set(kinds) - set(LAYER_TYPES):
+        yield Violation(
+            f"layer_types has {', '.join(kinds)}",
+            f"config.json of {facts.recipe.model.source}: layer_types",
+            {kind: given.count(kind) for kind in kinds},
+            ["a checkpoint whose layers are alike", "build.target: trtllm-llmapi with triton.layout: llmapi"],
+        )
+
+
+@rule(
+    "TF-K9-013",
+    "a timing cache that is not there",
+    why="A build reads the file that the recipe names; a first build has none yet and writes model.cache.",
+    waivable=False,
+)
+def timing_cache_there(facts: Facts) -> Iterator[Violation]:
+    named = facts.recipe.build.trtllm.timing_cache
+    if named is None or facts.recipe.build.target != "trtllm-engine":
+        return
+    root = facts.directory.resolve()
+    path = (root / named).resolve()
+    if not path.is_relative_to(root) or not path.is_file():
+        what = "lies outside the recipe's folder" if not path.is_relative_to(root) else "does not exist"
+        yield Violation(
+            f"the timing cache {named} {what}",
+            f"build.trtllm.timing_cache: {named}",
+            {},
+            ["remove build.trtllm.timing_cache", "copy model.cache of an earlier build to that place"],
+        )
+
+
+@rule(
+    "TF-K9-014",
+    "max_seq_len over what the graph has positions for",
+    why="An engine of the graph has the positions of config.json's max_position_embeddings; the build refuses more.",
+    needs=("model",),
+    waivable=False,
+)
+def graph_has_positions(facts: Facts) -> Iterator[Violation]:
+    model, asked = facts.require_model(), facts.recipe.build.limits.max_seq_len
+    positions = model.max_positions
+    # TF-K9-001 names what is over the model's context, unless the recipe set it aside
+    unnamed = asked <= usable_positions(model) or "TF-K9-001" in facts.recipe.waive
+    if facts.recipe.build.target in GRAPH_TARGETS and asked > positions and unnamed:
+        yield Violation(
+            f"max_seq_len {asked} is over the {positions} positions of config.json",
+            f"build.limits.max_seq_len: {asked}",
+            {"max_seq_len": asked, "max_position_embeddings": positions},
+            [
+                f"build.limits.max_seq_len: {positions}",
+                "max_position_embeddings in config.json, where the rope scaling reaches further",
+            ],
+        )
