@@ -24,8 +24,8 @@ def verify(
 ) -> None:
     """Check every hash of a bundle, and its stamps against this machine; exit 1 on a fault."""
     from trtforge.errors import ExitCode, ForgeError
+    from trtforge.pipeline.published import verify_published
     from trtforge.recipe.units import format_size
-    from trtforge.store.verify import verify_bundle
 
     if not bundle.is_dir():
         raise ForgeError(
@@ -36,7 +36,7 @@ def verify(
             remedies=["trtforge run RECIPE prints the bundle's path", "trtforge artifacts list"],
         )
     with console.progress("verify") as progress:
-        report = verify_bundle(bundle, progress=progress, stamps=stamps)
+        report = verify_published(bundle, progress=progress, stamps=stamps)
     console.result(report.to_json())
     if report.findings:
         console.table(
@@ -108,15 +108,18 @@ def serve(
 
 
 def require_sound(console: Console, bundle: Path) -> None:
-    """Refuse a damaged bundle by its first fault; a bundle without a manifest is served with a warning."""
+    """Refuse a damaged bundle, or one that this machine cannot serve, by its first fault.
+
+    A bundle without a manifest is served with a warning.
+    """
     from trtforge.errors import ForgeError
-    from trtforge.store.verify import verify_bundle
+    from trtforge.pipeline.published import verify_published
 
     if not (bundle / "manifest.json").is_file():
         console.warning(f"{bundle} has no manifest.json; it is served unchecked")
         return
     with console.progress("verify") as progress:
-        report = verify_bundle(bundle, progress=progress)
+        report = verify_published(bundle, progress=progress)
     faults = [item for item in report.findings if item.severity == "error"]
     if faults:
         raise ForgeError(
@@ -126,6 +129,16 @@ def require_sound(console: Console, bundle: Path) -> None:
             numbers={"faults": len(faults)},
             why="What is served must be what was measured.",
             remedies=[faults[0].remedy, f"trtforge verify {bundle} lists every fault"],
+        )
+    stops = unservable(report.manifest or {}, report.findings)
+    if stops:
+        raise EnvironmentLacks(
+            stops[0].code,
+            f"the bundle is sound and cannot be served on this machine: {stops[0].message}",
+            asked=str(bundle),
+            numbers={f"{item.code} {index}": item.message for index, item in enumerate(stops, 1)},
+            why="Starting the server would fail while it loads the engine.",
+            remedies=list(dict.fromkeys(item.remedy for item in stops)),
         )
     for item in report.findings:
         console.warning(f"{item.code}: {item.path}: {item.message}")

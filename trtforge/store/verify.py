@@ -5,6 +5,8 @@ Stamps are looked at only when the content is what was published: a changed stam
 
 from __future__ import annotations
 
+import re
+import stat
 from pathlib import Path
 
 from trtforge.progress import Progress
@@ -15,26 +17,41 @@ __all__ = ["VerifyFinding", "VerifyReport", "verify_bundle", "verify_directory"]
 
 
 #: the folder that a bundle's build.sh fills on the GPU machine, after the bundle was sealed
-_BUILT_LATER = "engine/trtllm/"
+_BUILT_LATER = "engine/trtllm"
+#: what that script puts there, and the tokenizer's description that guided decoding reads
+_BUILT_FILES = re.compile(r"config\.json|rank(0|[1-9][0-9]*)\.engine|model\.cache|xgrammar_tokenizer_info\.json")
 
 
 def _accept_engine_built_later(report: VerifyReport) -> None:
-    """An engine that the bundle's own script compiled is no foreign file; that nobody sealed it is said."""
+    """An engine that the bundle's own script compiled is no foreign file; that nobody sealed it is said.
+
+    Anything else in its folder stays foreign, file by file.
+    """
     stamps = (report.manifest or {}).get("stamps") or {}
     if stamps.get("target") != "trtllm-engine" or stamps.get("compiled", True):
         return
-    later = [f for f in report.findings if f.code == "TF-BND-006" and f.path.startswith(_BUILT_LATER)]
-    if later:
-        report.findings[:] = [finding for finding in report.findings if finding not in later]
+    later = [f for f in report.findings if f.code == "TF-BND-006" and _is_built_later(report.path, f.path)]
+    report.findings[:] = [finding for finding in report.findings if finding not in later]
+    files = [finding.path for finding in later if finding.path != _BUILT_LATER]
+    if files:
         report.findings.append(
             VerifyFinding(
                 "TF-BND-030",
                 "warning",
-                _BUILT_LATER.rstrip("/"),
-                f"{len(later)} files of an engine that was compiled after the bundle was published: no hash seals them",
+                _BUILT_LATER,
+                f"{len(files)} files of an engine that was compiled after the bundle was published: no hash seals them",
                 "trtforge engine info BUNDLE compares the engine with what was asked",
             )
         )
+
+
+def _is_built_later(root: Path, name: str) -> bool:
+    """A regular file that the script writes, or its folder while that is still empty."""
+    status = (root / name).lstat()
+    if name == _BUILT_LATER:
+        return stat.S_ISDIR(status.st_mode)
+    folder, _, file = name.rpartition("/")
+    return folder == _BUILT_LATER and stat.S_ISREG(status.st_mode) and _BUILT_FILES.fullmatch(file) is not None
 
 
 def verify_bundle(
