@@ -86,6 +86,8 @@ def _place(path: KeyPath, where: Mapping[KeyPath, str], label: str) -> str:
 
 
 def _problem(item: Any) -> str:
+    if _is_blank_waiver(item):
+        return "no justification; whoever reads the bundle's report must see why the rule was set aside"
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     given = item.get("input")
     if item["type"] == "value_error" or isinstance(given, (dict, list, tuple)):
@@ -93,7 +95,14 @@ def _problem(item: Any) -> str:
     return f"{message}, not {given!r}"
 
 
+def _is_blank_waiver(item: Any) -> bool:
+    """Whether the fault is a waiver without text: ``--set waive.CODE=`` gives null."""
+    return item["loc"][:1] == ("waive",) and item["type"] == "string_type" and item.get("input") is None
+
+
 def _remedy(item: Any, names: tuple[str, ...]) -> str:
+    if _is_blank_waiver(item):
+        return "why this is fine here"
     kind, given, context = item["type"], item.get("input"), item.get("ctx") or {}
     key = find_key(names)
     default = None if key is None or key.field.is_required() else key.field.default

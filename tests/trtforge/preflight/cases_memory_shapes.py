@@ -147,6 +147,11 @@ CASES: dict[str, tuple[Case, Case]] = {
         (quant(format="fp8", exclude=["lm_hed"]), {}),
         (quant(format="fp8", exclude=["lm_head", "o_proj"]), {}),
     ),
+    "TF-K5-007": (
+        # OpenLLaMA 3B: 3200 over 32 heads
+        (merged(ENGINE, build(limits={"max_seq_len": 2048})), {"model": replace(LLAMA_8B, head_size=100)}),
+        (merged(ENGINE, build(limits={"max_seq_len": 2048})), {"model": replace(LLAMA_8B, head_size=96)}),
+    ),
     "TF-K6-003": (
         (build(target="tensorrt", parallel={"tp": 3}), {"model": replace(SMOL, vocab=49_153)}),
         (build(target="tensorrt", parallel={"tp": 3}), {}),
@@ -201,6 +206,25 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(build(limits={"max_seq_len": 512}), {"bench": {"prompts": "builtin:short"}}), {}),
     ),
     "TF-K9-007": (({"bench": {"concurrency": [1, 64]}}, {}), ({"bench": {"concurrency": [1, 32]}}, {})),
+    "TF-K9-015": (
+        ({"evals": {"perplexity": {"window": 128, "stride": 128}}}, {}),
+        ({"evals": {"perplexity": {"window": 128, "stride": 127}}}, {}),
+    ),
+    "TF-K9-016": (
+        (merged(ENGINE, build(limits={"max_num_tokens": 10**18})), {}),
+        (merged(ENGINE, build(limits={"max_num_tokens": 2**31 - 1})), {}),
+    ),
+    "TF-K10-010": (
+        # five blocks of 512: 2,560 tokens, a request takes 6,144
+        (
+            merged(ENGINE, build(limits={"max_seq_len": 6144}), parameters(max_tokens_in_paged_kv_cache="2560")),
+            {"model": LLAMA_8B, "machine": BIG},
+        ),
+        (
+            merged(ENGINE, build(limits={"max_seq_len": 6144}), parameters(max_tokens_in_paged_kv_cache="6144")),
+            {"model": LLAMA_8B, "machine": BIG},
+        ),
+    ),
     "TF-K9-008": (
         (merged(build(limits={"max_seq_len": 64}), {"evals": {"generation": {"max_tokens": 64}}}), {}),
         (merged(build(limits={"max_seq_len": 64}), {"evals": {"generation": {"max_tokens": 63}}}), {}),

@@ -72,6 +72,14 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(ENGINE, speculation(method="medusa", draft="hf:a/b", heads=2, choices=TREE)), {}),
         (merged(ENGINE, speculation(method="medusa", draft="hf:a/b", heads=3, choices=TREE)), {}),
     ),
+    "TF-K12-020": (
+        (merged(ENGINE, parameters(decoding_mode="medusa")), {}),
+        (merged(ENGINE, speculation(method="lookahead"), parameters(decoding_mode="lookahead")), {}),
+    ),
+    "TF-K12-021": (
+        (merged(ENGINE, build(architectures=["sm_100"]), speculation(method="lookahead")), {}),
+        (merged(ENGINE, speculation(method="lookahead")), {}),
+    ),
     "TF-K12-014": (
         (
             merged(
@@ -133,6 +141,10 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TF-K13-005": (
         (merged(API, quant(format="int4_awq", group_size=64, kv_cache="fp8")), {}),
         (merged(API, quant(format="int4_awq", group_size=64)), {}),
+    ),
+    "TF-K13-007": (
+        (merged(ENGINE, parameters(cross_kv_cache_fraction="0.5")), {}),
+        (merged(ENGINE, parameters(cross_kv_cache_fraction="")), {}),
     ),
     "TF-K14-001": (
         (merged(ENGINE, triton(accumulate_tokens=False)), {}),

@@ -20,6 +20,11 @@ SMALL_VOCABULARY = {"model": replace(SMOL, vocab=100)}
 ADAPTED = merged(ENGINE, trtllm(lora={"adapters": {"a": "adapter"}, "target_modules": ["attn_q", "attn_k", "attn_v"]}))
 DRAFTED = merged(API, speculation(method="draft_target", draft="draft", max_draft_len=4))
 EAGLE = merged(API, speculation(method="eagle3", draft="draft", max_draft_len=4))
+WHOLE_MODEL = {
+    "model.embed_tokens.weight": folders.zeros(2, 2),
+    "model.layers.29.mlp.up_proj.weight": folders.zeros(2, 2),
+}
+HEADS = {"fc.weight": folders.zeros(2, 6), "midlayer.mlp.up_proj.weight": folders.zeros(2, 2)}
 MEDUSA = merged(ENGINE, speculation(method="medusa", draft="draft", heads=2, max_draft_len=63))
 
 
@@ -112,6 +117,10 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
     "TF-K12-008": (
         (draft(), DRAFTED, {"model": replace(SMOL, parameters=10)}),
         (draft(), DRAFTED, {}),
+    ),
+    "TF-K12-022": (
+        (draft(config={"num_hidden_layers": 30}, tensors=WHOLE_MODEL), EAGLE, {}),
+        (draft(config={"num_hidden_layers": 1}, tensors=HEADS), EAGLE, {}),
     ),
     "TF-K12-013": (
         (draft(), merged(MEDUSA, speculation(heads=4)), {}),

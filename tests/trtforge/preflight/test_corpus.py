@@ -48,6 +48,24 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("triton-llama-7b", parameters(engine_dir="/engines"), {}, "TF-K1-002"),
     ("triton-llama-7b", parameters(batch_scheduler_policy="max_utilization"), {}, "TF-K1-004"),
     ("llama-7b-fp16", {"stack": "trtllm-1.2"}, {}, "TF-K2-001"),
+    ("llama-7b-fp16", {"evals": {"perplexity": {"window": 128, "stride": 128}}}, {}, "TF-K9-015"),
+    ("llama-7b-fp16", {"evals": {"perplexity": {"window": 1, "stride": 1}}}, {}, "TF-K9-015"),
+    ("llama-7b-fp16", build(limits={"max_batch_size": 10**12, "max_num_tokens": 10**12}), {}, "TF-K9-016"),
+    ("llama-7b-fp16", build(limits={"max_num_tokens": 10**18}), {}, "TF-K9-016"),
+    ("triton-llama-7b", triton(queue_delay_us=99999999999999999999999), {}, "TF-K9-016"),
+    ("triton-llama-7b", parameters(max_tokens_in_paged_kv_cache="64"), {}, "TF-K10-010"),
+    ("triton-llama-7b", parameters(max_attention_window_size="0"), {}, "TF-K1-003"),
+    ("triton-llama-7b", parameters(cross_kv_cache_fraction="0.5"), {}, "TF-K13-007"),
+    ("triton-llama-7b", parameters(decoding_mode="medusa"), {}, "TF-K12-020"),
+    ("lookahead-vicuna", parameters(decoding_mode="top_k_top_p"), {}, "TF-K12-020"),
+    ("lookahead-vicuna", build(architectures=["sm_100"]), {}, "TF-K12-021"),
+    ("llama-7b-fp16", {}, {"model": replace(public("meta-llama/Llama-2-7b-hf"), head_size=100)}, "TF-K5-007"),
+    (
+        "serve-llama-3.1-8b-fp8-tp2",
+        {},
+        {"model": replace(public("meta-llama/Llama-3.1-8B-Instruct"), head_size=100)},
+        "TF-K5-007",
+    ),
     ("serve-ngram", {"stack": "trt-10.16"}, {}, "TF-K2-002"),
     ("llama-7b-fp16", triton(version="24.07"), {}, "TF-K2-003"),
     ("llama-7b-fp16", {}, {"machine": replace(BIG, versions={"tensorrt-llm": "0.20.0"})}, "TF-K2-004"),
@@ -77,7 +95,12 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("qwen2.5-7b-fp8", build(parallel={"tp": 28}), {}, "TF-K5-004"),
     ("rtx-fp8", quant(exclude=[]), {}, "TF-K6-001"),
     ("llama-70b-fp8-tp2", quant(exclude=["lm_head", "*.mlp.gate"]), {}, "TF-K6-002"),
-    ("llama-7b-tp2", {}, {"model": replace(public("meta-llama/Llama-2-7b-hf"), vocab=32_001)}, "TF-K6-003"),
+    (
+        "rtx-fp8",
+        build(parallel={"tp": 2}),
+        {"model": replace(public("Qwen/Qwen2.5-7B-Instruct"), vocab=32_001)},
+        "TF-K6-003",
+    ),
     ("llama-70b-fp8-tp2", quant(exclude=[]), {}, "TF-K6-004"),
     ("llama-7b-awq-128", {"evals": {"perplexity": {"gate": None}}}, {}, "TF-K8-001"),
     ("rtx-fp8", {"evals": {"engine_parity": {"gate": None}}}, {}, "TF-K8-001"),
@@ -86,7 +109,6 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("serve-qwen2.5-yarn", build(limits={"max_seq_len": 262_144}), {}, "TF-K9-001"),
     ("lookahead-vicuna", build(limits={"max_input_len": 2048}), {}, "TF-K9-002"),
     ("llama-7b-fp16", build(limits={"max_num_tokens": 16}), {}, "TF-K9-003"),
-    ("llama-7b-fp16", {"bench": {"concurrency": [128]}}, {}, "TF-K9-007"),
     ("serve-ngram", trtllm(timing_cache="cache.bin"), {}, "TF-K9-010"),
     ("rtx-fp8", trtllm(kv_reuse=True), {}, "TF-K9-010"),
     ("serve-eagle3", triton(preprocessing_instances=8), {}, "TF-K9-010"),
@@ -183,6 +205,38 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("triton-llama-7b", parameters(decoding_mode="beam_search"), {}, "TF-K24-005"),
     ("triton-llama-7b", parameters(max_beam_width="4"), {}, "TF-K24-006"),
 ]
+
+
+@pytest.mark.parametrize("name", ["llama-7b-tp2", "serve-llama-3.1-8b-fp8-tp2"])
+def test_a_vocabulary_that_tensorrt_llm_pads_is_no_finding(name: str, tmp_path: Path) -> None:
+    valid = VALID[name]
+    valid.write(tmp_path)
+    facts = valid.facts_with()
+    facts["model"] = replace(facts["model"], vocab=32_001)
+    assert "TF-K6-003" not in codes(valid.settings, directory=tmp_path, **facts)
+
+
+def test_a_load_test_is_judged_where_it_runs_and_was_asked_for() -> None:
+    small = build(limits={"max_batch_size": 8})
+    assert "TF-K9-007" not in codes(small)
+    asked = merged(small, {"bench": {"concurrency": [16]}})
+    assert "TF-K9-007" in codes(asked)
+    assert "TF-K9-007" not in codes(merged(asked, build(target="tensorrt-rtx", architectures=["sm_89"])))
+
+
+@pytest.mark.parametrize("stack", ["trtllm-9", "trtllm-1.3.0", "zzz"])
+def test_an_unknown_stack_is_answered_with_rows_of_the_target(stack: str, tmp_path: Path) -> None:
+    valid = VALID["llama-7b-fp16"]
+    valid.write(tmp_path)
+    (found,) = [
+        finding
+        for finding in report(
+            merged(valid.settings, {"stack": stack}), directory=tmp_path, **valid.facts_with()
+        ).findings
+        if finding.code == "TF-K2-001"
+    ]
+    rows = [remedy for remedy in found.remedies if remedy.startswith("stack: ")]
+    assert rows == ["stack: trtllm-1.2.1"]
 
 
 def test_the_corpora_are_large_enough() -> None:

@@ -322,3 +322,9 @@ def test_recipes_built_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_recipes_load_and_bear_their_file_name(path: Path) -> None:
     assert load_recipe(path).recipe.name == path.stem
+
+
+def test_a_waiver_without_a_justification_says_so(tmp_path: Path) -> None:
+    error = refused(write(tmp_path, MINIMAL), "waive.TF-K6-004=")
+    assert "no justification" in error.message
+    assert list(error.remedies) == ["waive.TF-K6-004: why this is fine here"]

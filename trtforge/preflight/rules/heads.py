@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.model import ModelShape
 
 #: tensor-parallel sizes that people run
 TPS = (1, 2, 4, 8, 16)
+#: head sizes that TensorRT-LLM's masked multi-head attention is compiled for (decoderMaskedMultiheadAttention.cu)
+MMHA_HEAD_SIZES = (32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 192, 224, 256)
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -142,3 +145,29 @@ def experts_split(facts: Facts) -> Iterator[Violation]:
         return
     numbers = {"ep": parallel.ep, "tp": parallel.tp, "experts": experts, "works": works if experts > 1 else [1]}
     yield Violation(message, f"build.parallel.ep: {parallel.ep}", numbers, remedies)
+
+
+@rule(
+    "TF-K5-007",
+    "a head size that TensorRT-LLM's attention is not compiled for",
+    why="Every answer's tokens pass through kernels that exist for some head sizes only: the engine is refused when "
+    "attention is set up, after the weights were converted.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/679",
+    needs=("model",),
+    waivable=False,
+)
+def head_size_compiled(facts: Facts) -> Iterator[Violation]:
+    size, target = facts.require_model().head_size, facts.recipe.build.target
+    # beyond the largest, the PyTorch backend has kernels of other libraries
+    if target not in TRTLLM_TARGETS or size in MMHA_HEAD_SIZES or size > MMHA_HEAD_SIZES[-1]:
+        return
+    larger = next(other for other in MMHA_HEAD_SIZES if other > size)
+    yield Violation(
+        f"heads of {size} values; TensorRT-LLM has kernels for {', '.join(map(str, MMHA_HEAD_SIZES))}",
+        f"config.json of {facts.recipe.model.source}: head size {size}",
+        {"head_size": size, "compiled": list(MMHA_HEAD_SIZES)},
+        [
+            f"pad the checkpoint's heads with zeros to {larger}",
+            "build.target: torch with triton.layout: native",
+        ],
+    )

@@ -10,6 +10,8 @@ from trtforge.preflight.sources import SourceFiles
 
 #: with this many requests in a step the GPU is busy without drafts
 _BUSY_BATCH = 64
+#: methods whose drafts TensorRT-LLM's engines verify with kernels of their own, and GPUs where none was found
+_VERIFIED_IN_ENGINE, _WITHOUT_KERNELS = ("medusa", "eagle", "lookahead"), ("sm_100", "sm_103")
 #: what trtllm-build 1.2.1 takes for EAGLE
 _EAGLE_BATCH, _EAGLE_DRAFT = 512, 256
 
@@ -378,4 +380,56 @@ def draft_is_directory(facts: Facts) -> Iterator[Violation]:
             f"speculation.draft: {draft}",
             {"draft": draft},
             [f"huggingface-cli download {name} --local-dir draft, then speculation.draft: draft"],
+        )
+
+
+@rule(
+    "TF-K12-021",
+    "drafts on a GPU without the kernels that verify them",
+    why="TensorRT engines verify drafts with XQA kernels; on B200 the server stopped because it found none, and no "
+    "release note since says that they are there.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/issues/6158",
+    severity="warning",
+)
+def drafts_have_kernels(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    named = [name for name in facts.target_architectures if name in _WITHOUT_KERNELS]
+    method = recipe.speculation.method
+    if recipe.build.target == "trtllm-engine" and method in _VERIFIED_IN_ENGINE and named:
+        yield Violation(
+            f"speculation by {method} in an engine for {', '.join(named)}",
+            f"speculation.method: {method}, build.architectures: {list(facts.target_architectures)}",
+            {"architectures": named},
+            [
+                "speculation.method: none",
+                "build.architectures: [sm_90]",
+                "build.target: trtllm-llmapi with triton.layout: llmapi",
+            ],
+        )
+
+
+@rule(
+    "TF-K12-022",
+    "a draft that is a whole model where heads are wanted",
+    why="EAGLE's draft is a layer or two that read the target's hidden states; a language model has no weights for "
+    "that and fails when it is loaded.",
+    source="https://arxiv.org/abs/2503.01840",
+    needs=("model", "draft"),
+)
+def draft_is_heads(facts: Facts) -> Iterator[Violation]:
+    files, model, method = facts.draft_files, facts.require_model(), facts.recipe.speculation.method
+    if files is None or method not in ("eagle", "eagle3"):
+        return
+    layers = files.config.get("num_hidden_layers")
+    reads_hidden_states = any(name.endswith("fc.weight") for name in files.tensors)
+    if isinstance(layers, int) and layers >= max(3, model.layers // 2) and files.tensors and not reads_hidden_states:
+        yield Violation(
+            f"the draft has {layers} layers and none that reads the target's hidden states",
+            f"speculation.method: {method}, speculation.draft: {facts.recipe.speculation.draft}",
+            {"draft_layers": layers, "target_layers": model.layers, "expected_tensor": "fc.weight"},
+            [
+                "heads that were trained for this target",
+                *(["speculation.method: draft_target"] if facts.recipe.build.target == "trtllm-llmapi" else []),
+                "speculation.method: none",
+            ],
         )

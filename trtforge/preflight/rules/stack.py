@@ -47,15 +47,16 @@ def stack_of(facts: Facts) -> StackRow | None:
 def known_stack(facts: Facts) -> Iterator[Violation]:
     name = facts.recipe.stack
     if name and facts.stacks.row(name) is None:
-        known = [row.name for row in facts.stacks.rows]
-        near = nearest(name, known)
+        target = facts.recipe.build.target
+        fitting = [row.name for row in facts.stacks.rows if target in row.targets]
+        near = nearest(name, fitting)
         yield Violation(
             f"stack: {name} is no row of the stack table",
             f"stack: {name}",
-            {"known": known},
+            {"known": [row.name for row in facts.stacks.rows], "stacks_of_target": fitting},
             [
-                f"stack: {near}" if near else "remove stack: the target's newest is the default",
-                "trtforge stack lists the rows",
+                *(f"stack: {row}" for row in sorted(fitting, key=lambda row: row != near)),
+                "remove stack: the target's newest is the default",
             ],
         )
 

@@ -119,6 +119,8 @@ def mode_fits_beams(facts: Facts) -> Iterator[Violation]:
     mode, beams = recipe.triton.parameters.get("decoding_mode"), recipe.build.trtllm.max_beam_width
     if mode is None or recipe.triton.layout != _IFB:
         return
+    if mode in ("medusa", "eagle", "lookahead", "redrafter") and beams == 1:
+        return  # those draft along one path, as this engine answers
     if (mode == "beam_search") != (beams > 1):
         wanted = "beam_search" if beams > 1 else "top_k_top_p"
         yield Violation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.model import linears, matches
 from trtforge.recipe.keys import nearest
 
@@ -62,13 +63,14 @@ def exclude_matches(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K6-003",
     "the vocabulary does not split over the ranks",
-    why="The embedding and the head are cut along the vocabulary.",
+    why="The embedding and the head are cut along the vocabulary, and the graph does not pad it.",
     source="https://github.com/NVIDIA/TensorRT-LLM/issues/98",
     needs=("model",),
 )
 def vocabulary_splits(facts: Facts) -> Iterator[Violation]:
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
-    if model.vocab % tp:
+    # TensorRT-LLM's checkpoints give every rank the same share and pad the last one
+    if facts.recipe.build.target not in TRTLLM_TARGETS and model.vocab % tp:
         padded = -(-model.vocab // tp) * tp
         yield Violation(
             f"vocabulary {model.vocab} does not split over tp {tp}",

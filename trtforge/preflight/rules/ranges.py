@@ -1,0 +1,82 @@
+"""K9: numbers that the stages, the files that are written, or the server have no room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.model import usable_positions
+
+_INT32, _UINT64 = 2**31 - 1, 2**64 - 1
+
+#: recipe keys with the largest value of the field that they end up in: 32-bit integers of TensorRT-LLM
+#: (``SizeType32``) and of Triton's config.pbtxt, a 64-bit one for its queue delay
+LARGEST = {
+    "build.limits.max_batch_size": _INT32,
+    "build.limits.max_num_tokens": _INT32,
+    "build.limits.max_seq_len": _INT32,
+    "build.limits.max_input_len": _INT32,
+    "build.kv_cache.block_size": _INT32,
+    "build.parallel.tp": _INT32,
+    "build.parallel.pp": _INT32,
+    "build.parallel.ep": _INT32,
+    "build.trtllm.max_beam_width": _INT32,
+    "speculation.max_draft_len": _INT32,
+    "speculation.heads": _INT32,
+    "speculation.lookahead.window": _INT32,
+    "speculation.lookahead.ngram": _INT32,
+    "speculation.lookahead.verification": _INT32,
+    "triton.preprocessing_instances": _INT32,
+    "triton.postprocessing_instances": _INT32,
+    "triton.queue_delay_us": _UINT64,
+}
+
+
+def _value(recipe: Any, key: str) -> Any:
+    for part in key.split("."):
+        recipe = getattr(recipe, part)
+    return recipe
+
+
+@rule(
+    "TF-K9-015",
+    "perplexity windows that leave no context",
+    why="A window scores tokens that it has seen the ones before of, so it is longer than what it scores.",
+    waivable=False,
+)
+def windows_leave_context(facts: Facts) -> Iterator[Violation]:
+    perplexity = facts.recipe.evals.perplexity
+    window, stride = perplexity.window, perplexity.stride
+    if window >= 2 and stride < window:
+        return
+    longest = usable_positions(facts.model) if facts.model is not None else 2 * stride
+    wide = min(max(2, 2 * stride), max(2, longest))
+    yield Violation(
+        f"perplexity windows of {window} tokens score {stride} each",
+        f"evals.perplexity.window: {window}, evals.perplexity.stride: {stride}",
+        {"window": window, "stride": stride},
+        [
+            *([f"evals.perplexity.stride: {window // 2}"] if window >= 2 else []),
+            f"evals.perplexity: {{window: {wide}, stride: {wide // 2}}}",
+        ],
+    )
+
+
+@rule(
+    "TF-K9-016",
+    "a number beyond its field",
+    why="Engine, config.pbtxt and runtime hold it in a field of fixed width; the build or the repository would fail.",
+    source="https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto",
+    waivable=False,
+)
+def numbers_fit(facts: Facts) -> Iterator[Violation]:
+    for key, most in LARGEST.items():
+        value = _value(facts.recipe, key)
+        if value is not None and value > most:
+            yield Violation(
+                f"{key} {value} is over {most}, the most that its field holds",
+                f"{key}: {value}",
+                {"value": value, "most": most},
+                [f"remove {key}", f"{key}: {most} or less"],
+            )

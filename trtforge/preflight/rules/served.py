@@ -1,0 +1,90 @@
+"""K10, K12, K13: parameters of the served model that cannot go with the engine that the recipe builds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+
+_LAYOUT = "inflight_batcher_llm"
+#: modes of ``decoding_mode`` that draft, and the method that builds their engine; ReDrafter is no method here
+_DRAFTING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead": "lookahead", "redrafter": None}
+
+
+@rule(
+    "TF-K10-010",
+    "a KV pool too small for one request",
+    why="The pool must be able to carry one sequence to its end; the server refuses to start otherwise, or requests "
+    "wait for ever.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/168",
+)
+def pool_tokens_hold_request(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    text = recipe.triton.parameters.get("max_tokens_in_paged_kv_cache")
+    if recipe.triton.layout != _LAYOUT or text is None or not (text.isascii() and text.isdecimal()):
+        return
+    build = recipe.build
+    block, beams = build.kv_cache.block_size, build.trtllm.max_beam_width
+    needed = -(-build.limits.max_seq_len // block) * block * beams
+    tokens = int(text)
+    if tokens < needed:
+        largest = tokens // beams // block * block
+        yield Violation(
+            f"the pool holds {tokens} tokens, one request of max_seq_len {build.limits.max_seq_len} with {beams} "
+            f"beam{'' if beams == 1 else 's'} takes {needed}",
+            f"triton.parameters.max_tokens_in_paged_kv_cache: {text}, build.limits.max_seq_len: "
+            f"{build.limits.max_seq_len}",
+            {"pool_tokens": tokens, "needed_tokens": needed, "block_size": block, "beams": beams},
+            [
+                f'triton.parameters.max_tokens_in_paged_kv_cache: "{needed}"',
+                *([f"build.limits.max_seq_len: {largest}"] if largest else []),
+                "remove triton.parameters.max_tokens_in_paged_kv_cache",
+            ],
+        )
+
+
+@rule(
+    "TF-K12-020",
+    "a decoding mode of another engine",
+    why="A drafting mode needs an engine that was built with its heads or buffers; another one stops the server at "
+    "start or is never used.",
+    source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+)
+def mode_fits_engine(facts: Facts) -> Iterator[Violation]:
+    recipe = facts.recipe
+    mode, method = recipe.triton.parameters.get("decoding_mode"), recipe.speculation.method
+    if recipe.triton.layout != _LAYOUT or not mode:
+        return
+    drafts = mode in _DRAFTING_MODES
+    wanted = _DRAFTING_MODES.get(mode)
+    built = method in _DRAFTING_MODES.values()
+    if (drafts and wanted != method) or (not drafts and built):
+        yield Violation(
+            f"decoding_mode {mode} with an engine of speculation.method {method}",
+            f"triton.parameters.decoding_mode: {mode}, speculation.method: {method}",
+            {"decoding_mode": mode, "method": method},
+            [
+                "remove triton.parameters.decoding_mode",
+                *([f"triton.parameters.decoding_mode: {method}"] if built else []),
+                *([f"speculation.method: {wanted}"] if wanted else []),
+            ],
+        )
+
+
+@rule(
+    "TF-K13-007",
+    "a share for cross attention in a decoder",
+    why="Only encoder-decoder models have cross attention; for a decoder the server stops at start with an assertion.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/cpp/tensorrt_llm/batch_manager/"
+    "trtGptModelInflightBatching.cpp",
+    waivable=False,
+)
+def no_cross_attention(facts: Facts) -> Iterator[Violation]:
+    value = facts.recipe.triton.parameters.get("cross_kv_cache_fraction")
+    if value and facts.recipe.triton.layout == _LAYOUT:
+        yield Violation(
+            f"cross_kv_cache_fraction {value}: every model that trtforge builds is a decoder",
+            f"triton.parameters.cross_kv_cache_fraction: {value}",
+            {"cross_kv_cache_fraction": value},
+            ["remove triton.parameters.cross_kv_cache_fraction"],
+        )
