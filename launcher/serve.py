@@ -7,10 +7,11 @@ server that dies by itself ends the command with an error; nothing is restarted 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,7 +21,7 @@ from launcher.commands import program
 from launcher.local import TritonServer
 from triton_repo.configs import read_config
 from triton_repo.validate import require_valid
-from trtforge.errors import ForgeError
+from trtforge.errors import EnvironmentLacks, ForgeError
 
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
@@ -64,10 +65,14 @@ def find_repository(bundle: Path) -> tuple[Path, str]:
     """The bundle's repository and its model's name.
 
     Raises:
-        ForgeError: TF-LCH-030 when this is no bundle; TF-TRI-021 when the repository is faulty.
+        ForgeError: TF-LCH-030 when this is no bundle; TF-LCH-032 when no server loads its engines, TF-LCH-033 when
+            its engine is not compiled yet; TF-TRI-021 when the repository is faulty.
     """
     repository = bundle / "repository"
-    if not (bundle / "engine" / "engine.json").is_file() or not repository.is_dir():
+    engine = _engine(bundle)
+    if engine is not None:
+        _require_loadable(bundle, engine)
+    if engine is None or not repository.is_dir():
         raise ForgeError(
             "TF-LCH-030",
             "this is no bundle",
@@ -78,6 +83,50 @@ def find_repository(bundle: Path) -> tuple[Path, str]:
     require_valid(repository)
     models = sorted(p.name for p in repository.iterdir() if (p / "config.pbtxt").is_file())
     return repository, read_config(repository / models[0] / "config.pbtxt").name
+
+
+def _engine(bundle: Path) -> Mapping[str, Any] | None:
+    """engine.json of a bundle; None when there is none that can be read."""
+    try:
+        found = json.loads((bundle / "engine" / "engine.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _require_loadable(bundle: Path, engine: Mapping[str, Any]) -> None:
+    """Refuse engines that no server loads, and one that is still to be compiled."""
+    target, place = engine.get("target"), bundle / "engine"
+    if target == "tensorrt-rtx":
+        architectures = ", ".join(map(str, engine.get("architectures", ())))
+        files = sorted(path.name for path in place.glob("*.rtx"))
+        raise ForgeError(
+            "TF-LCH-032",
+            "this bundle holds RTX engines, which no backend of Triton loads",
+            asked=str(bundle),
+            numbers={"engines": files, "tensorrt_rtx": engine.get("tensorrt_rtx")},
+            why="TensorRT for RTX is for applications on a PC: they load the engine with its runtime themselves.",
+            remedies=[
+                f"load {place}/*.rtx in an application with TensorRT for RTX {engine.get('tensorrt_rtx')}, on a GPU of "
+                f"{architectures}",
+                "build.target: tensorrt, for an engine that Triton serves",
+            ],
+        )
+    if target == "trtllm-engine" and not engine.get("compiled", True):
+        if (place / "trtllm" / "config.json").is_file():
+            return  # the bundle's own script compiled it after the bundle was published
+        raise EnvironmentLacks(
+            "TF-LCH-033",
+            "the bundle's engine is not compiled yet",
+            asked=str(bundle),
+            numbers={"tensorrt_llm": engine.get("tensorrt_llm"), "container": engine.get("container")},
+            why=f"When it was made: {engine.get('not_compiled') or 'no reason given'}.",
+            remedies=[
+                f"on the machine that will serve it: sh {place / name}"
+                for name in ("container.sh", "build.sh")
+                if (place / name).is_file()
+            ],
+        )
 
 
 def serve(

@@ -112,8 +112,9 @@ def require_sound(console: Console, bundle: Path) -> None:
 
     A bundle without a manifest is served with a warning.
     """
-    from trtforge.errors import ForgeError
+    from trtforge.errors import EnvironmentLacks, ForgeError
     from trtforge.pipeline.published import verify_published
+    from trtforge.store.stamps import unservable
 
     if not (bundle / "manifest.json").is_file():
         console.warning(f"{bundle} has no manifest.json; it is served unchecked")

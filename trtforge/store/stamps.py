@@ -3,7 +3,9 @@
 Policy: an ``error`` is what would fail or silently serve wrong answers (another ABI, an op version that
 the runtime does not know, a numpy that breaks the server's stub, a tokenizer that is not the one the
 evidence was made with); a ``warning`` is what makes the bundle's figures say less about this machine
-(another processor, another build of the plugin library). Nothing here imports torch.
+(another processor, another build of the plugin library). A machine without a GPU is where bundles for GPUs are made
+and copied: that such a bundle cannot run there is a warning, and :data:`UNSERVABLE` lets serving refuse it.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +40,10 @@ from trtforge.tables import Component
 OPS_VERSIONS = (1,)
 #: targets whose engines hold machine code for one GPU architecture
 COMPILED_TARGETS = ("tensorrt", "tensorrt-rtx", "trtllm-engine")
+#: findings after which a bundle cannot be served here, whatever their severity
+UNSERVABLE = frozenset({"TF-BND-020", "TF-BND-027", "TF-BND-031", "TF-BND-032", "TF-BND-034"})
+#: targets whose engines run on GPUs only
+GPU_TARGETS = (*COMPILED_TARGETS, "trtllm-llmapi")
 #: pieces of a stack whose other version cannot load what the bundle holds
 _BINDING = ("tensorrt", "tensorrt_llm", "tritonserver")
 
@@ -111,7 +117,20 @@ def check_stamps(root: Path, manifest: Mapping[str, Any], machine: Machine | Non
     found: list[VerifyFinding] = []
     for check in _CHECKS:
         found.extend(check(root, stamps, made_on, here))
+    if _for_gpus(stamps) and not here.gpu_architectures:
+        found = [replace(item, severity="warning") if item.code in UNSERVABLE else item for item in found]
     return found
+
+
+def unservable(manifest: Mapping[str, Any], findings: Iterable[VerifyFinding]) -> list[VerifyFinding]:
+    """The findings of a bundle that keep it from being served on this machine.
+
+    Of a bundle that runs on processors only what is an error does: its torch runs on others, more slowly.
+    """
+    stamps = manifest.get("stamps")
+    if not isinstance(stamps, Mapping) or not _for_gpus(stamps):
+        return []
+    return [item for item in findings if item.code in UNSERVABLE and (item.code != "TF-BND-020" or _compiled(stamps))]
 
 
 def _finding(code: str, severity: Literal["error", "warning"], path: str, message: str, remedy: str) -> VerifyFinding:
@@ -120,6 +139,10 @@ def _finding(code: str, severity: Literal["error", "warning"], path: str, messag
 
 _ENGINE = "engine/engine.json"
 _REBUILD = "build the bundle again on this machine: trtforge run RECIPE"
+
+
+def _for_gpus(stamps: Mapping[str, Any]) -> bool:
+    return stamps.get("target") in GPU_TARGETS
 
 
 def _compiled(stamps: Mapping[str, Any]) -> bool:

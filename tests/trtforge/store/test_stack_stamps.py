@@ -12,7 +12,7 @@ from tests.trtforge.store.test_stamps import HERE, MADE_ON, TOKENIZER
 from trtforge.pipeline.stage import StageResult
 from trtforge.stack.probe import Loaded
 from trtforge.store.hashing import hash_bytes
-from trtforge.store.stamps import Machine, check_stamps
+from trtforge.store.stamps import UNSERVABLE, Machine, check_stamps, unservable
 from trtforge.store.store import Store
 from trtforge.store.verify import verify_bundle
 from trtforge.tables import Component, stack_table
@@ -71,7 +71,30 @@ def test_what_loads_decides_not_what_pip_says(
 def test_a_bundle_without_an_engine_is_bound_to_no_gpu_and_no_processor(tmp_path: Path) -> None:
     here = replace(machine(), gpu_architectures=(), arch="aarch64")
     assert findings(tmp_path, here) == [("TF-BND-020", "warning")]
-    assert findings(tmp_path, here, compiled=True) == [("TF-BND-020", "error"), ("TF-BND-027", "error")]
+    assert findings(tmp_path, here, compiled=True) == [("TF-BND-020", "warning"), ("TF-BND-027", "warning")]
+    other = replace(machine(), gpu_architectures=("sm_75",), arch="aarch64")
+    assert findings(tmp_path, other, compiled=True) == [("TF-BND-020", "error"), ("TF-BND-027", "error")]
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi"])
+def test_without_a_gpu_a_sound_bundle_is_a_warning_that_serving_refuses(tmp_path: Path, target: str) -> None:
+    here = replace(machine({"TensorRT": Loaded("9.0", "/x", None), "CUDA": Loaded(None)}), gpu_architectures=())
+    stamps = {**STAMPS, "target": target, "compiled": True, "plugin_abi": "0" * 16}
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "tokenizer.json").write_bytes(TOKENIZER)
+    manifest = {"stamps": stamps, "machine": MADE_ON}
+    found = check_stamps(tmp_path, manifest, here)
+    assert {item.severity for item in found} == {"warning"}
+    stopped = {item.code for item in unservable(manifest, found)}
+    assert {"TF-BND-031", "TF-BND-032", "TF-BND-034"} <= stopped <= UNSERVABLE
+    damaged = {**manifest, "stamps": {**stamps, "tokenizer_sha256": "0" * 64}}
+    assert "error" in {item.severity for item in check_stamps(tmp_path, damaged, here)}
+
+
+def test_a_bundle_of_the_torch_target_is_served_on_another_processor(tmp_path: Path) -> None:
+    manifest = {"stamps": {"target": "torch"}, "machine": MADE_ON}
+    found = check_stamps(tmp_path, manifest, replace(machine(), arch="aarch64"))
+    assert [item.code for item in found] == ["TF-BND-020"] and unservable(manifest, found) == []
 
 
 def test_an_engine_built_by_the_bundle_s_own_script_is_no_foreign_file(tmp_path: Path) -> None:
