@@ -27,6 +27,9 @@ from trtforge.recipe.schema import Slo
 #: libraries that the binary needs under their sonames; the server's wheel carries them renamed
 _SONAMES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
 
+#: times that a level is measured until its export can be read
+ATTEMPTS = 2
+
 
 def find_perf_analyzer() -> Path:
     """The binary beside this interpreter or on PATH.
@@ -116,9 +119,13 @@ def measure(
 ) -> list[LevelResult]:
     """A concurrency sweep against ``model`` on a running server.
 
+    A level whose export is empty or cut is measured once more: perf_analyzer now and then ends with code 0 without
+    having written all of it.
+
     Raises:
         EnvironmentLacks: TF-ENV-031 without the binary.
-        ForgeError: TF-BEN-004 when perf_analyzer fails (its last lines are in ``why``).
+        ForgeError: TF-BEN-004 when perf_analyzer fails, TF-BEN-006 when its export is unusable twice (its last lines
+            are in ``why``).
     """
     binary = find_perf_analyzer()
     report = progress or SilentProgress()
@@ -138,14 +145,44 @@ def measure(
                 *("--request-count", str(max(requests_per_level, level))),
                 *("--profile-export-file", str(export)),
             ]
-            _run(command, environment, timeout, level)
-            timings = parse_export(json.loads(export.read_text(encoding="utf-8")), max_tokens)
+            timings = _timings(command, environment, timeout, level, export, max_tokens)
             levels.append(summarize(level, timings, slo))
             report.advance()
     return levels
 
 
-def _run(command: list[str], environment: dict[str, str], timeout: float, level: int) -> None:
+def _timings(
+    command: list[str], environment: dict[str, str], timeout: float, level: int, export: Path, max_tokens: int
+) -> list[RequestTiming]:
+    """One level, measured a second time when perf_analyzer left no whole export."""
+    faults = []
+    for _ in range(ATTEMPTS):
+        export.unlink(missing_ok=True)
+        said = _run(command, environment, timeout, level)
+        try:
+            timings = parse_export(json.loads(export.read_text(encoding="utf-8")), max_tokens)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            faults.append(f"{type(error).__name__}: {error}")
+            continue
+        if timings:
+            return timings
+        faults.append("the export holds no request")
+    raise ForgeError(
+        "TF-BEN-006",
+        f"perf_analyzer ended without a usable export, {ATTEMPTS} times",
+        asked=f"concurrency {level}",
+        numbers={"export_bytes": export.stat().st_size if export.is_file() else 0, "faults": faults},
+        why=_tail(said) or "perf_analyzer printed nothing",
+        remedies=["measure again", "look at the server's log", "trtforge bench --in-process"],
+    )
+
+
+def _tail(text: str) -> str:
+    return " / ".join(line.strip() for line in text.splitlines()[-6:] if line.strip())
+
+
+def _run(command: list[str], environment: dict[str, str], timeout: float, level: int) -> str:
+    """What perf_analyzer printed."""
     try:
         result = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=timeout, check=False, errors="replace"
@@ -159,6 +196,7 @@ def _run(command: list[str], environment: dict[str, str], timeout: float, level:
             "perf_analyzer failed",
             asked=f"concurrency {level}",
             numbers={"exit": code},
-            why=" / ".join(line.strip() for line in text.splitlines()[-6:] if line.strip()),
+            why=_tail(text),
             remedies=["look at the server's log", "trtforge bench --in-process"],
         )
+    return text
