@@ -21,7 +21,7 @@ from builder.planner.types import Length, Workload, bad_input
 _KEYS = (("isl", "osl"), ("input_length", "output_length"), ("input_tokens", "output_tokens"))
 _HISTOGRAM = re.compile(r"\s*(\d{1,9})\+(\d{1,9})(?::(\d{1,12}(?:\.\d{1,9})?))?\s*")
 #: prompt, answer, timestamp of a line without a header
-_PLAIN = (0, 1, 2)
+_PLAIN: tuple[int, int, int | None] = (0, 1, 2)
 _JSON_LINE = '{"isl": 512, "osl": 128}'
 #: beyond these a figure is a slip of the hand
 MOST_TOKENS, LEAST_RATE, MOST_RATE = 10**9, 1e-6, 1e9

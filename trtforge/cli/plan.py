@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,7 +13,7 @@ from trtforge.cli.common import RecipeArgument, SetOption
 
 if TYPE_CHECKING:
     from builder.planner.report import Plan
-    from builder.planner.types import Workload
+    from builder.planner.types import Goal, Workload
     from trtforge.console import Console
 
 GOALS = ("throughput", "latency", "fit")
@@ -121,7 +121,7 @@ def plan(
         card,
         count,
         workload=load,
-        goal=goal,
+        goal=cast("Goal", goal),
         network=network,
         draft=draft_model(loaded),
         options={**options, **({"itl": slo.itl_p99} if slo and slo.itl_p99 else {})},

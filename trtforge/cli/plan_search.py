@@ -95,12 +95,21 @@ class _Check:
 
     def _model(self) -> Any | None:
         """Intake's record where the weights are here; else what the planner's sizes say."""
+        from quantize.intake.model_config import require_architecture
+
         try:
-            record = common.inspect_model(self.loaded)
+            try:
+                record = common.inspect_model(self.loaded)
+            except ForgeError as error:
+                if error.code != "TF-SRC-028":
+                    raise
+                record = None  # a config.json without weights
+            if record is None:
+                # the recipe could be written, but the chain would refuse its checkpoint once it is here
+                require_architecture({"architectures": [self.facts.model.architecture]})
         except ForgeError as error:
-            if error.code != "TF-SRC-028":
-                raise
-            record = None  # a config.json without weights
+            error.remedies.append("search without -o: the figures need no checkpoint, and no recipe is written")
+            raise
         return record or _shape(self.facts.model)
 
     def recipe(self, point: Point) -> dict[str, Any]:

@@ -51,3 +51,11 @@ def test_files_that_are_no_calibration(tmp_path: Path, content: Any) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert refusal(read_calibration, tmp_path / "absent.json", "h200").code == "TF-PLN-052"
+
+
+@pytest.mark.parametrize("name", ["h100", "H100-SXM", "h100_sxm", "NVIDIA-h100"])
+def test_an_alias_of_the_gpu_is_the_gpu(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"version": 1, "gpu": name, "source": "t", "ratios": {}}), encoding="utf-8")
+    assert read_calibration(path, "h100-sxm").gpu == "h100-sxm"
+    assert refusal(read_calibration, path, "h200").code == "TF-PLN-053"

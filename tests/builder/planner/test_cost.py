@@ -50,6 +50,15 @@ def test_sensitivity_is_relative_to_the_plan() -> None:
     assert not any(row.quantity == "price a GPU-hour" for row in sensitivity(rates, None, 1.0, []))
 
 
+def test_a_price_of_nothing_changes_no_ratio() -> None:
+    rates = Rates(8, 10_000, 2_000, 0.3)
+    changes = [("batch", "half", Rates(8, 5_000, 1_000, 0.3))]
+    free, paid = (
+        {(row.quantity, row.change): row.ratio for row in sensitivity(rates, price, 0.8, changes)} for price in (0, 2)
+    )
+    assert free and all(ratio == pytest.approx(paid[key]) for key, ratio in free.items())
+
+
 @pytest.mark.parametrize(
     ("price", "rate", "share"),
     [(-1, 10, 1), (math.nan, 10, 1), (math.inf, 10, 1), (1, 0, 1), (1, 10, 0), (1, 10, 1.5), (1, 10, math.nan)],

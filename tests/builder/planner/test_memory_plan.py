@@ -370,7 +370,7 @@ def test_host_memory_and_disk() -> None:
 def test_models_that_share_a_gpu_get_bytes() -> None:
     card = gpu("h100")
     small = from_config(bare())
-    tenants = [tenant("a", _plan(small, card)[0]), tenant("b", _plan(small, card)[0], weight=3)]
+    tenants = [tenant("a", _plan(small, card)), tenant("b", _plan(small, card), weight=3)]
     first, second = share_gpu(tenants, card)
     assert first.fixed + first.pool + second.fixed + second.pool <= card.visible_bytes * 0.95
     assert second.pool == pytest.approx(3 * first.pool, rel=1e-3)
@@ -398,3 +398,21 @@ def test_the_chart_is_an_svg_and_the_same_twice(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     error = refusal(write_svg, plans, tmp_path / "file" / "three.svg", "a plan")
     assert error.code == "TF-PLN-021"
+
+
+@pytest.mark.parametrize("pool", [None, 2**30])
+def test_the_range_of_the_pool_follows_the_ranges_beside_it(pool: int | None) -> None:
+    model = llama_70b()
+    serving = Serving(64, 4096, 8192, pool_bytes=pool)
+    (plan,) = plan_memory(model, groups_from_facts(model), Precision(), ParallelPlan(), serving, gpu("b200"))
+    term = next(item for item in plan.terms if item.kind == "kv")
+    rest_low = sum(item.low for item in plan.terms if item.kind != "kv")
+    rest_high = sum(item.high for item in plan.terms if item.kind != "kv")
+    if pool is not None:
+        assert term.low == term.bytes == term.high
+    else:
+        assert term.low < term.bytes < term.high
+        assert term.high == pytest.approx(0.9 * (plan.capacity - rest_low), rel=1e-3)
+        assert term.low == pytest.approx(0.9 * (plan.capacity - rest_high), rel=1e-3)
+    low, high = plan.bounds
+    assert low <= plan.total <= high and high - low < rest_high - rest_low + 1 + (pool or 0)

@@ -28,11 +28,70 @@ from trtforge.recipe.load import recipe_from_mapping
         ({"vocab_size": True}, "vocab_size"),
         ({"num_key_value_heads": 3}, "key-value"),
         ({"num_experts": 4, "num_experts_per_tok": 5}, "active"),
+        ({"model_type": "mixtral", "num_local_experts": 0, "num_experts_per_tok": 2}, "n_routed_experts"),
+        ({"model_type": "qwen3_moe"}, "n_routed_experts"),
+        ({"torch_dtype": "int3"}, "int3"),
+        ({"torch_dtype": 16}, "16"),
+        ({"quantization_config": 5}, "quantization"),
+        ({"quantization_config": "fp8"}, "quantization"),
+        ({"max_position_embeddings": None}, "max_position_embeddings"),
+        ({"intermediate_size": None}, "intermediate_size"),
     ],
 )
 def test_impossible_configurations_are_refused(changes: dict[str, object], word: str) -> None:
     error = refusal(from_config, bare(**changes))
     assert error.code == "TF-PLN-004" and word in error.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "mamba", "state_size": 16},
+        {"model_type": "jamba"},
+        {"model_type": "falcon", "multi_query": True},
+        {"model_type": "gpt2"},
+        {"model_type": "t5"},
+        {"model_type": "unheard_of", "hybrid_override_pattern": "M*M*"},
+        {"model_type": "unheard_of", "is_encoder_decoder": True},
+        {"model_type": "unheard_of", "alibi": True},
+        {"layer_types": ["linear_attention", "full_attention"]},
+    ],
+)
+def test_layers_of_another_kind_are_refused(changes: dict[str, Any]) -> None:
+    error = refusal(from_config, bare(**changes))
+    assert error.code == "TF-PLN-015" and error.remedies and "llama" in error.numbers["known"]
+
+
+def test_what_is_assumed_is_said() -> None:
+    assert from_config(bare()).assumed == ()
+    (unknown,) = from_config(bare(model_type="unheard_of", architectures=["FooForCausalLM"])).assumed
+    assert "FooForCausalLM" in unknown and "assumes Llama's layers" in unknown
+    (dtype,) = from_config(bare(torch_dtype=None)).assumed
+    assert "bfloat16" in dtype
+    assert from_config(bare(torch_dtype="torch.float16")).dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_type": "gemma2", "sliding_window": 64}, (64, 2)),
+        ({"model_type": "gemma2"}, (4096, 2)),
+        ({"model_type": "gemma2", "sliding_window": None}, (0, 0)),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 64}, (64, 10)),
+        ({"model_type": "qwen2", "sliding_window": 64}, (0, 0)),
+        ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}, (64, 1)),
+        ({"model_type": "mistral", "sliding_window": 64}, (64, 4)),
+    ],
+)
+def test_windows_follow_the_class(changes: dict[str, Any], expected: tuple[int, int]) -> None:
+    model = from_config(bare(**changes))
+    assert (model.window, model.window_layers) == expected
+
+
+def test_scaling_stretches_the_context() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert from_config(bare(max_position_embeddings=32768, rope_scaling=yarn)).max_positions == 131072
+    assert from_config(bare(rope_scaling={"rope_type": "llama3", "factor": 8.0})).max_positions == 4096
 
 
 def test_unreadable_configurations_are_refused(tmp_path: Path) -> None:
@@ -121,6 +180,6 @@ def test_any_value_is_taken_or_refused(changes: dict[str, Any], mixture: bool) -
     try:
         model = from_config(bare(**(experts | changes)))
     except ForgeError as error:
-        assert error.code == "TF-PLN-004" and error.remedies
+        assert error.code in ("TF-PLN-004", "TF-PLN-015") and error.remedies
         return
     assert isinstance(model, ModelFacts) and parameter_count(model) > 0

@@ -203,3 +203,94 @@ def test_the_search_stays_light(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("card", "arch"), [("b200", "sm_100"), ("a100", "sm_80"), ("h200", "sm_90")])
+def test_the_recipe_is_for_the_planned_gpu(run: Run, tmp_path: Path, card: str, arch: str) -> None:
+    """Written for Hopper, planned for another: its checks and its formats are the planned GPU's."""
+    arguments = _large(tmp_path, build={"target": "trtllm-llmapi", "architectures": ["sm_90"]})
+    arguments[arguments.index("h200")] = card
+    code, out, _ = run(*arguments, "-o", "best.yaml", "--json")
+    section = json.loads(out)["sections"]["search"]
+    written = yaml.safe_load((tmp_path / "best.yaml").read_text(encoding="utf-8"))
+    assert code == 0 and written["build"]["architectures"] == [arch]
+    best = section["recommended"]
+    if card == "b200":
+        assert best["weights"] == "nvfp4" and not any("sm_90" in reason for reason in section["passed_over"])
+    if card == "a100":
+        assert (best["weights"] in ("bfloat16", "int4_awq"), best["kv"]) == (True, "bfloat16")
+        assert written["quantize"]["kv_cache"] == "none"
+
+
+def test_a_prefix_that_is_counted_is_switched_on(run: Run, tmp_path: Path) -> None:
+    arguments = [*_large(tmp_path), "--shared-prefix", "512", "-o", "best.yaml", "--quiet"]
+    assert run(*arguments)[0] == 0
+    assert yaml.safe_load((tmp_path / "best.yaml").read_text(encoding="utf-8"))["build"]["trtllm"]["kv_reuse"] is True
+    assert run(*_large(tmp_path), "-o", "other.yaml", "--quiet")[0] == 0
+    assert "trtllm" not in yaml.safe_load((tmp_path / "other.yaml").read_text(encoding="utf-8"))["build"]
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        ["--set", "bench.slo.itl_p99=1ms"],
+        ["--set", "bench.slo.ttft_p99=1ms", "--set", "bench.slo.itl_p99=1ms"],
+        ["--set", "bench.slo.itl_p99=50ms", "--rate", "5000"],
+    ],
+)
+def test_the_remedy_of_levels_that_nothing_meets_works(run: Run, tmp_path: Path, levels: list[str]) -> None:
+    arguments = [*_large(tmp_path), "--search", "--json"]
+    code, out, _ = run(*arguments, *levels)
+    error = json.loads(out)["error"]
+    assert code == 1 and error["code"] == "TF-PLN-056"
+    assert len(error["numbers"]["missed"]) == error["message"].count(" ms, asked") + error["message"].count(" /s of")
+    code, out, _ = run(*arguments, *levels, *error["remedies"][0].split())
+    assert code == 0 and json.loads(out)["sections"]["search"]["meeting"] > 0
+
+
+def test_a_search_counts_with_the_headroom_of_the_fleet(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run(*_large(tmp_path), "--search", "--rate", "10", "--json")
+    best = json.loads(out)["sections"]["search"]["recommended"]
+    assert code == 0 and best["requests_per_second"][1] >= 12
+
+
+def test_both_choices_stay_inside_the_node(run: Run, tmp_path: Path) -> None:
+    arguments = _large(tmp_path)
+    arguments[arguments.index("h200")] = "h100-pcie"
+    arguments[arguments.index("4")] = "8"
+    code, out, _ = run(*arguments, "--goal", "latency", "--search", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["parallel"]["tp"] == document["sections"]["search"]["recommended"]["tp"] == 8
+
+
+def test_a_folder_that_lacks_a_checkpoint_says_what_is_missing(run: Run, tmp_path: Path) -> None:
+    arguments = _large(tmp_path, model={"source": "sizes"})
+    (tmp_path / "sizes").mkdir()
+    (tmp_path / "config.json").rename(tmp_path / "sizes" / "config.json")
+    at = arguments.index("--config")
+    del arguments[at : at + 2]
+    code, out, _ = run(*arguments, "-o", "best.yaml", "--json")
+    error = json.loads(out)["error"]
+    assert code == 1 and error["code"] == "TF-PLN-058" and "tokenizer.json" in error["message"]
+    assert any("without -o" in text for text in error["remedies"]) and not (tmp_path / "best.yaml").exists()
+    assert run(*arguments, "--search", "--quiet")[0] == 0
+
+
+def test_an_architecture_that_the_chain_refuses_gets_no_recipe(run: Run, tmp_path: Path) -> None:
+    arguments = _large(tmp_path)
+    sizes = reference()["models"]["Qwen/Qwen3-30B-A3B"]
+    (tmp_path / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    code, out, _ = run(*arguments, "-o", "best.yaml", "--json")
+    error = json.loads(out)["error"]
+    assert code == 2 and error["code"] == "TF-SRC-009" and any("without -o" in text for text in error["remedies"])
+    assert not (tmp_path / "best.yaml").exists()
+    assert run(*arguments, "--search", "--quiet")[0] == 0
+
+
+def test_a_long_trace_is_searched(run: Run, tmp_path: Path) -> None:
+    rows = [f"{100 + index % 977},{20 + index % 331}" for index in range(20_000)]
+    (tmp_path / "trace.csv").write_text("\n".join(rows), encoding="utf-8")
+    arguments = _large(tmp_path)
+    at = arguments.index("--isl")
+    code, out, _ = run(*arguments[:at], "--trace", "trace.csv", "--search", "--json")
+    assert code == 0 and json.loads(out)["workload"]["kind"] == "trace"
