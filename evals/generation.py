@@ -29,6 +29,8 @@ PROMPTS: tuple[str, ...] = (
 #: shares of distinct 4-grams below this are loops; ordinary prose stays above 0.6 at 48 tokens
 MIN_DISTINCT = 0.25
 NGRAM = 4
+#: characters of a degenerate answer that a gate's detail shows
+SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -89,19 +91,63 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return length
 
 
-def compare(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> tuple[dict[str, Any], GateResult]:
-    """Summary and gate: at least half of the prompts on which the baseline is sane stay sane."""
+@dataclass(frozen=True)
+class Comparison:
+    """The candidate's answers against the baseline's.
+
+    Attributes:
+        prompts: how many were answered.
+        baseline_sane: of them, how many the baseline answers sanely.
+        lost: the candidate's answers to those that are degenerate.
+        mean_common_prefix_tokens: tokens before the first difference, on average.
+    """
+
+    prompts: int
+    baseline_sane: int
+    lost: tuple[Answer, ...]
+    mean_common_prefix_tokens: float
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the baseline's sane answers that stay sane; 1 when it has none."""
+        return 1 - len(self.lost) / self.baseline_sane if self.baseline_sane else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "prompts": self.prompts,
+            "baseline_sane": self.baseline_sane,
+            "candidate_sane_of_those": self.baseline_sane - len(self.lost),
+            "mean_common_prefix_tokens": self.mean_common_prefix_tokens,
+            "lost": [{"prompt": answer.prompt, "problems": list(answer.problems)} for answer in self.lost],
+        }
+
+
+def compare(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> Comparison:
+    """Answers of both to the same prompts, in the same order."""
     sane = [i for i, answer in enumerate(baseline) if not answer.problems]
-    kept = [i for i in sane if not candidate[i].problems]
-    share = len(kept) / len(sane) if sane else 1.0
     prefixes = [common_prefix(b.token_ids, c.token_ids) for b, c in zip(baseline, candidate, strict=True)]
-    summary = {
-        "prompts": len(baseline),
-        "baseline_sane": len(sane),
-        "candidate_sane_of_those": len(kept),
-        "mean_common_prefix_tokens": sum(prefixes) / len(prefixes) if prefixes else 0.0,
-    }
-    return summary, at_least("generation_sanity", share, 0.5)
+    return Comparison(
+        len(baseline),
+        len(sane),
+        tuple(candidate[i] for i in sane if candidate[i].problems),
+        sum(prefixes) / len(prefixes) if prefixes else 0.0,
+    )
+
+
+def sanity_gate(found: Comparison, min_sane: float) -> GateResult:
+    """At least ``min_sane`` of the prompts on which the baseline is sane stay sane; the detail names the others."""
+    share = found.kept_share
+    kept = f"{found.baseline_sane - len(found.lost)} of {found.baseline_sane}"
+    detail = f"{kept} answers that were sane stay sane, {share:.4g} {'>=' if share >= min_sane else '<'} {min_sane:.4g}"
+    if found.lost:
+        detail += "; lost: " + "; ".join(_lost(answer) for answer in found.lost)
+    return at_least("generation_sanity", share, min_sane, detail)
+
+
+def _lost(answer: Answer) -> str:
+    text = " ".join(answer.text.split())
+    shown = f": {text[:SHOWN]!r}{'…' if len(text) > SHOWN else ''}" if text else ""
+    return f"{answer.prompt!r} ({', '.join(answer.problems)}{shown})"
 
 
 def answers_to_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:

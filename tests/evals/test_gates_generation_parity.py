@@ -4,6 +4,7 @@ import torch
 from evals import gates, generation, parity
 from evals.statistics import Interval
 from trtforge.errors import GateFailed
+from trtforge.recipe.schema import Generation
 
 
 def test_gate_compares_the_worse_bound():
@@ -31,13 +32,32 @@ def test_loops_and_emptiness_are_degenerate_and_prose_is_not():
 def test_a_candidate_that_loops_where_the_baseline_does_not_fails():
     sane = [generation.inspect_answer("p", list(range(40)), "fine")] * 4
     loops = [generation.inspect_answer("p", [7] * 40, "x" * 40)] * 4
-    _, verdict = generation.compare(sane, loops)
-    assert not verdict.passed
-    _, verdict = generation.compare(loops, loops)
-    assert verdict.passed
-    summary, verdict = generation.compare(sane, sane)
-    assert verdict.passed
-    assert summary["mean_common_prefix_tokens"] == 40
+    assert not generation.sanity_gate(generation.compare(sane, loops), 0.5).passed
+    assert generation.sanity_gate(generation.compare(loops, loops), 0.5).passed
+    found = generation.compare(sane, sane)
+    assert generation.sanity_gate(found, 1.0).passed
+    assert found.to_json()["mean_common_prefix_tokens"] == 40
+
+
+@pytest.mark.parametrize(
+    ("lost", "limit", "passed"), [(1, 0.75, True), (2, 0.75, False), (4, 0.0, True), (1, 1.0, False)]
+)
+def test_the_limit_decides_and_the_detail_names_what_was_lost(lost: int, limit: float, passed: bool):
+    sane = [generation.inspect_answer(f"question {i}", list(range(40)), "fine") for i in range(4)]
+    bad = [generation.inspect_answer(f"question {i}", [7] * 40, "x " * 40) for i in range(lost)]
+    found = generation.compare(sane, [*bad, *sane[lost:]])
+    gate = generation.sanity_gate(found, limit)
+    assert gate.passed is passed and gate.measured == 1 - lost / 4 and gate.limit == limit
+    for i in range(4):
+        assert (f"'question {i}' (repeats itself: 'x x" in gate.detail) == (i < lost)
+    assert len(gate.detail) < 100 + 120 * lost
+    assert [row["prompt"] for row in found.to_json()["lost"]] == [f"question {i}" for i in range(lost)]
+
+
+def test_the_recipe_offers_as_many_prompts_as_there_are():
+    field = Generation.model_json_schema()["properties"]["prompts"]
+    assert field["maximum"] == len(generation.PROMPTS)
+    assert Generation.model_validate({"gate": None}).gate is None
 
 
 def _table_model(seed, vocab=11):

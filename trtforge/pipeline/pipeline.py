@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Protocol
 
 from trtforge.errors import EnvironmentLacks, ForgeError, GateFailed
+from trtforge.pipeline.gate_remedies import gate_remedies
 from trtforge.pipeline.keys import describe_changes, ingredients_of, key_of
 from trtforge.pipeline.links import link_bundle
 from trtforge.pipeline.observer import Observer, SilentObserver
@@ -39,22 +40,6 @@ from trtforge.store.steps import step
 from trtforge.store.store import KEY_DIGITS, Damage, Store, is_disk_full
 
 BUNDLE_STAGE = "bundle"
-#: what usually helps when a stage's gate was missed, beside measuring again
-_GATE_REMEDIES = {
-    "evaluate": (
-        "quantize less: another quantize.format, more names in quantize.exclude, more calibration samples",
-        "raise evals.perplexity.gate.max_increase when the figures are acceptable",
-    ),
-    "parity": (
-        "look at the kernels: trtforge engine info",
-        "lower evals.engine_parity.gate.min_top1_agreement when the figures are acceptable",
-    ),
-    "smoke": ("read tritonserver.log in the artifact",),
-    "bench": (
-        "relax bench.slo, or lower build.limits.max_batch_size for shorter steps",
-        "measure on a machine that does nothing else",
-    ),
-}
 
 
 class Loaded(Protocol):
@@ -386,7 +371,7 @@ def _check_gates(artifact: Artifact) -> None:
         numbers={gate.name: {"measured": gate.measured, "limit": gate.limit} for gate in missed},
         why=f"the artifact is kept at {artifact.path}; nothing after it was built or published",
         remedies=[
-            *_GATE_REMEDIES.get(artifact.stage, ()),
+            *gate_remedies(gate.name for gate in missed),
             f"measure again with --force {artifact.stage}",
         ],
     )

@@ -132,11 +132,22 @@ class EngineParity(Section):
     gate: ParityGate | None = ParityGate()
 
 
+class GenerationGate(Section):
+    """How many answers must stay sane; null takes the gate away and answers the prompts all the same."""
+
+    min_sane: Annotated[Fraction, Field(le=1)] = Field(
+        0.5,
+        description="Smallest share of the prompts that the unquantized model answers sanely (not empty, not one "
+        "phrase over and over, clean text) and the quantized one too",
+    )
+
+
 class Generation(Section):
     """Greedy answers to fixed prompts: catches a model that scores well and writes rubbish."""
 
-    prompts: PositiveInt = Field(4, description="Fixed prompts answered")
+    prompts: Annotated[PositiveInt, Field(le=8)] = Field(4, description="Fixed prompts answered; there are 8")
     max_tokens: PositiveInt = Field(48, description="Tokens an answer")
+    gate: GenerationGate | None = GenerationGate()
 
 
 class Evals(Section):

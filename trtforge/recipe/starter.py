@@ -118,6 +118,7 @@ def starter_text(
         f"    window: {calibration}",
         f"    stride: {max(1, calibration // 2)}",
         "    gate: {max_increase: 5%}  # compared with the upper bound of the confidence interval",
+        "  generation: {prompts: 4, gate: {min_sane: 50%}}  # answers that are neither empty nor loops",
         "  engine_parity: {prompts: 16, gate: {min_top1_agreement: 99%}}",
         "",
         "build:",

@@ -28,28 +28,34 @@ class EvaluateStage(StageBase):
     tools = TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        gate = recipe.evals.perplexity.gate
-        return {**scoring_section(recipe, recipe_dir), "gate": plain(gate) if gate else None}
+        gate, sane = recipe.evals.perplexity.gate, recipe.evals.generation.gate
+        return {
+            **scoring_section(recipe, recipe_dir),
+            "gate": plain(gate) if gate else None,
+            "generation_gate": plain(sane) if sane else None,
+        }
 
     def run(self, context: StageContext) -> StageResult:
         from evals.gates import at_most
-        from evals.generation import compare
+        from evals.generation import compare, sanity_gate
         from evals.statistics import paired_increase
 
         quantized = context.inputs["quantize"]
         summary = measure_checkpoint(context, quantized.path)
         baseline = context.inputs["baseline"]
         increase = paired_increase(load_scores(baseline.path), load_scores(context.out))
-        generation, generation_gate = compare(load_answers(baseline.path), load_answers(context.out))
-        gates: list[GateResult] = [generation_gate]
-        asked = context.recipe.evals.perplexity.gate
+        asked, sane = context.recipe.evals.perplexity.gate, context.recipe.evals.generation.gate
+        answers = compare(load_answers(baseline.path), load_answers(context.out))
+        gates: list[GateResult] = []
         if asked is not None:
-            gates.insert(0, at_most("perplexity_increase", increase, asked.max_increase))
+            gates.append(at_most("perplexity_increase", increase, asked.max_increase))
+        if sane is not None:
+            gates.append(sanity_gate(answers, sane.min_sane))
         figures = {
             "increase": rounded(increase.to_json()),
             "baseline": baseline.summary["perplexity"],
             "candidate": summary["perplexity"],
-            "generation": rounded(generation),
+            "generation": rounded(answers.to_json()),
             "emulated": quantized.summary.get("emulated", []),
         }
         write_json(context.out / INCREASE_FILE, figures)

@@ -22,12 +22,12 @@ TOOLS = ("torch", "transformers", "tokenizers", "numpy")
 
 
 def scoring_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-    """What decides the figures: corpus content, windows, prompts; not the gate, which reads them."""
+    """What decides the figures: corpus content, windows, prompts; not the gates, which read them."""
     perplexity = recipe.evals.perplexity
     return {
         "perplexity": plain(perplexity, exclude={"gate", "corpus"}),
         "corpus": corpus_identity(perplexity.corpus, recipe_dir, "evaluation"),
-        "generation": plain(recipe.evals.generation),
+        "generation": plain(recipe.evals.generation, exclude={"gate"}),
         "reference_dtype": REFERENCE_DTYPE,
     }
 

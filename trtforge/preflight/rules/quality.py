@@ -8,6 +8,13 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.model import usable_positions
 
+#: a gate's key -> the gate that a first recipe has
+_DEFAULTS = {
+    "evals.perplexity.gate": "{max_increase: 5%}",
+    "evals.generation.gate": "{min_sane: 50%}",
+    "evals.engine_parity.gate": "{min_top1_agreement: 99%}",
+}
+
 
 def _quantized(facts: Facts) -> bool:
     return facts.recipe.quantize.format != "none" or facts.recipe.quantize.kv_cache != "none"
@@ -24,17 +31,19 @@ def quality_is_gated(facts: Facts) -> Iterator[Violation]:
     evals = facts.recipe.evals
     if not _quantized(facts):
         return
-    gates: dict[str, object] = {"evals.perplexity.gate": evals.perplexity.gate}
+    gates: dict[str, object] = {
+        "evals.perplexity.gate": evals.perplexity.gate,
+        "evals.generation.gate": evals.generation.gate,
+    }
     if facts.recipe.build.target not in TRTLLM_TARGETS:  # the pipeline has no runner for their engines
         gates["evals.engine_parity.gate"] = evals.engine_parity.gate
     for key, gate in gates.items():
         if gate is None:
-            default = "{max_increase: 5%}" if "perplexity" in key else "{min_top1_agreement: 99%}"
             yield Violation(
                 f"{key} is taken away while the model is quantized",
                 f"{key}: null",
                 {"format": facts.recipe.quantize.format, "kv_cache": facts.recipe.quantize.kv_cache},
-                [f"{key}: {default}"],
+                [f"{key}: {_DEFAULTS[key]}"],
             )
 
 
@@ -55,6 +64,14 @@ def gates_mean_something(facts: Facts) -> Iterator[Violation]:
             f"evals.perplexity.gate.max_increase: {perplexity.max_increase:g}",
             {"max_increase": perplexity.max_increase},
             ["evals.perplexity.gate.max_increase: 5%"],
+        )
+    sane = facts.recipe.evals.generation.gate
+    if sane is not None and sane.min_sane == 0:
+        yield Violation(
+            "the generation gate lets every answer be rubbish",
+            "evals.generation.gate.min_sane: 0",
+            {"min_sane": 0},
+            ["evals.generation.gate.min_sane: 50%"],
         )
     if parity is not None and parity.min_top1_agreement < 0.5:
         yield Violation(

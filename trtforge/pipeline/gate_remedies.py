@@ -1,0 +1,43 @@
+"""What helps when a gate is missed: said for the gate that was, not for its stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_QUANTIZE_LESS = "quantize less: another quantize.format, more names in quantize.exclude, more calibration samples"
+_KERNELS = "look at the kernels: trtforge engine info"
+_AGREEMENT = (_KERNELS, "lower evals.engine_parity.gate.min_top1_agreement when the figures are acceptable")
+_DIVERGENCE = (_KERNELS, "evals.engine_parity.gate: null measures without a verdict")
+_LATENCY = (
+    "relax bench.slo, or lower build.limits.max_batch_size for shorter steps",
+    "measure on a machine that does nothing else",
+)
+#: a gate's name, up to its first "@" or ":" -> what helps
+REMEDIES: dict[str, tuple[str, ...]] = {
+    "audit": ("the gate's detail names the tensors; quantize them less, or exclude them",),
+    "perplexity_increase": (
+        _QUANTIZE_LESS,
+        "raise evals.perplexity.gate.max_increase when the figures are acceptable",
+    ),
+    "generation_sanity": (
+        _QUANTIZE_LESS,
+        "read generation.json in the artifact; lower evals.generation.gate.min_sane when the answers are acceptable",
+        "evals.generation.gate: null answers the prompts without a verdict",
+    ),
+    "top1_agreement": _AGREEMENT,
+    "graph_top1_agreement": _AGREEMENT,
+    "engine_kl": _DIVERGENCE,
+    "graph_kl": _DIVERGENCE,
+    "smoke": ("read tritonserver.log in the artifact",),
+    "failed_requests": ("read tritonserver.log in the artifact", "lower bench.concurrency"),
+    "ttft_p99": _LATENCY,
+    "itl_p99": _LATENCY,
+}
+
+
+def gate_remedies(names: Iterable[str]) -> list[str]:
+    """The ways out for the gates of these names, each once."""
+    found: dict[str, None] = {}
+    for name in names:
+        found.update(dict.fromkeys(REMEDIES.get(name.partition("@")[0].partition(":")[0], ())))
+    return list(found)
