@@ -18,11 +18,13 @@ KINDS: tuple[tuple[str, str, str], ...] = (
     ("activations", "A", "#f58518"),
     ("runtime", "R", "#b279a2"),
     ("kv", "K", "#54a24b"),
+    ("others", "O", "#9d755d"),
 )
 
 
 def bar(plan: MemoryPlan, width: int = 60) -> str:
-    """One line: a letter for each share of the capacity (W weights, D draft, A activations, R runtime, K KV pool)."""
+    """One line: a letter for each share of the capacity (W weights, D draft, A activations, R runtime, K KV pool,
+    O other models)."""
     total = max(plan.capacity, plan.total)
     text = "".join(letter * round(plan.of(kind) / total * width) for kind, letter, _ in KINDS)
     edge = round(plan.capacity / total * width)

@@ -168,6 +168,8 @@ def collect(
         notes.append(f"lengths are assumed from max_seq_len: {only.isl:,} prompt and {only.osl:,} answer tokens")
     _check_context(known.facts, workload)
     notes += _prefix_notes(recipe, workload)
+    if reserved:
+        notes.append("times are those of GPUs whose other models have nothing to do at the moment")
     if recipe.speculation.draft and draft is None:
         notes.append("the draft's sizes are not known here; its memory is not counted")
     found = splits(

@@ -121,7 +121,7 @@ def _stage_plan(
     terms += activation_terms(model, precision, parallel, serving, last=stage == parallel.pp - 1)
     terms += runtime_terms(parallel)
     if reserved:
-        terms.append(Term("other programs on the GPU", "runtime", reserved, "as given", reserved, reserved))
+        terms.append(Term("other models on the GPU", "others", reserved, "as given", reserved, reserved))
     layers = len(stage_layers(model.layers, parallel.pp)[stage])
     per_token = kv_bytes_per_token(model, precision.kv, tp=parallel.tp, layers=layers)
     arithmetic = _kv_arithmetic(model, precision.kv, parallel, layers)

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from builder.planner.capacity import capacity
@@ -41,7 +42,7 @@ class Plan:
             return False
         return capacity(facts.model, facts.memory, facts.workload, facts.serving).longest >= 1
 
-    @property
+    @cached_property
     def missed(self) -> tuple[str, ...]:
         """What a plan that fits does not serve of the load and the service levels; empty when it serves all."""
         from builder.planner.speed.levels import shortfalls

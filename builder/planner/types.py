@@ -158,7 +158,7 @@ class Term:
     """
 
     name: str
-    kind: Literal["weights", "draft", "activations", "kv", "runtime", "free"]
+    kind: Literal["weights", "draft", "activations", "kv", "runtime", "others"]
     bytes: int
     formula: str
     low: int

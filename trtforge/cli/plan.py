@@ -145,6 +145,8 @@ def plan(
     missed, verdict = made.missed, "fits" if made.fits else "does not fit"
     for reason in missed:
         console.print(f"missed: {reason}")
+    if missed and best is None:
+        console.print("--search looks for a plan that serves the load")
     but = ", but does not serve the load" if missed else ""
     console.value(f"{loaded.recipe.name}: {verdict} {facts.count} x {card.name} as {facts.parallel}{but}")
     if best is not None:

@@ -90,7 +90,7 @@ def test_the_front_is_what_no_other_point_beats(found: Found) -> None:
 
 
 def test_goals_rank_differently(found: Found) -> None:
-    throughput, latency, fit = (choose(found, Slo(), goal).best for goal in ("throughput", "latency", "fit"))  # type: ignore[arg-type]
+    throughput, latency, fit = (choose(found, Slo(), goal).best for goal in ("throughput", "latency", "fit"))
     assert throughput.output[1] * 1.03 >= max(point.output[1] for point in found.points)
     assert latency.answer[1] <= 1.03 * min(point.answer[1] for point in found.points)
     assert fit.parallel.gpus == min(point.parallel.gpus for point in found.points)
