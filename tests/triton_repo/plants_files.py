@@ -66,6 +66,17 @@ FILES = [
         "max_batch_size: 16",
     ),
     Plant("two schedulers", "TF-TRI-133", T.sequence_direct, SEQ, "", "dynamic_batching { }\n"),
+    Plant(
+        "warm-up of text ids",
+        "TF-TRI-152",
+        T.sequence_direct,
+        SEQ,
+        "sequence_batching {",
+        'model_warmup [ { name: "w" batch_size: 1 inputs { key: "INPUT" value { data_type: TYPE_INT32 dims: [ 1 ] '
+        'zero_data: true } } } ]\nsequence_batching {\n  control_input [ { name: "ID" control [ { kind: '
+        "CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } ] } ]\n",
+        "CORRID data_type: TYPE_STRING",
+    ),
     Plant("placeholder in a model name", "TF-TRI-108", ifb(), ENSEMBLE, '"tensorrt_llm"', '"${llm}"'),
     Plant("no model", "TF-TRI-020", T.simple_add_sub, "", "", "", None, ".", remove("simple")),
     Plant(

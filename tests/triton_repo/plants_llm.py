@@ -174,6 +174,38 @@ OTHERS = [
         "free_gpu_memory_fraction",
         "free_gpu_mem_fraction",
     ),
+    *(
+        Plant(name, "TF-TRI-223", L.llmapi, LLM_YAML, "", f"{line}\n")
+        for name, line in (
+            ("argument cut short", "enable_chunked_prefil: true"),
+            ("argument with more behind it", "tensor_parallel_sizes: 2"),
+            ("graphs of an older release", "use_cuda_graph: true"),
+            ("batch sizes of an older release", "cuda_graph_batch_sizes: [1, 2]"),
+            ("section of an older release", "pytorch_backend_config: {}"),
+            ("build of an engine", "build_config: {max_batch_size: 4}"),
+            ("argument that nobody knows", "warp_drive: true"),
+            ("key twice", "backend: pytorch"),
+        )
+    ),
+    Plant(
+        "weights of a draft as an older release named them",
+        "TF-TRI-223",
+        L.llmapi,
+        LLM_YAML,
+        "",
+        "speculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n  pytorch_weights_path: /d\n",
+        "pytorch_weights_path",
+    ),
+    *(
+        Plant(name, "TF-TRI-226", L.llmapi, LLM_YAML, "", f"speculative_config:\n  {line}\n", line)
+        for name, line in (
+            ("EAGLE without a draft", "decoding_type: Eagle"),
+            ("EAGLE-3 without a draft", "decoding_type: Eagle3"),
+            ("draft model without a draft", "decoding_type: Draft_Target"),
+            ("method of engines", "decoding_type: Medusa"),
+            ("no such method", "decoding_type: Eagle4"),
+        )
+    ),
     Plant("engine backend", "TF-TRI-223", L.llmapi, LLM_YAML, "pytorch", "tensorrt"),
     Plant(
         "fraction of model.yaml",

@@ -12,6 +12,8 @@ from triton_repo.configs import print_config, read_config
 from triton_repo.layouts import llmapi
 from triton_repo.layouts.llmapi_code import request as code
 from triton_repo.layouts.llmapi_settings import llm_arguments, serve_options
+from triton_repo.lint.llm_arguments import load_arguments
+from triton_repo.parameters import load_parameters
 from triton_repo.validate import validate_repository
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Recipe
@@ -113,7 +115,7 @@ def test_the_recipe_becomes_arguments_of_llm(tmp_path):
         "speculative_config": {
             "decoding_type": "Eagle3",
             "max_draft_len": 3,
-            "speculative_model_dir": "../../draft",
+            "speculative_model": "../../draft",
         },
         "lora_config": {"max_lora_rank": 16, "lora_target_modules": ["attn_q"], "lora_dir": ["../../a"]},
     }
@@ -121,9 +123,34 @@ def test_the_recipe_becomes_arguments_of_llm(tmp_path):
 
 def test_eagle_has_its_older_name_in_the_older_stack():
     asked = recipe(speculation={"method": "eagle3", "draft": "/d"}, stack="trtllm-1.2.1")
-    assert llm_arguments(asked, "m", draft="d")["speculative_config"]["decoding_type"] == "Eagle"
+    older = {"decoding_type": "Eagle", "max_draft_len": 4, "speculative_model_dir": "d"}
+    assert llm_arguments(asked, "m", draft="d")["speculative_config"] == older
     ngram = llm_arguments(recipe(speculation={"method": "ngram"}), "m")["speculative_config"]
     assert ngram == {"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind", "key"),
+    [("trtllm-1.3", "Draft_Target", "speculative_model"), ("trtllm-1.2.1", "DraftTarget", "speculative_model_dir")],
+)
+def test_a_draft_model_is_named_as_the_stack_names_it(stack, kind, key):
+    asked = recipe(speculation={"method": "draft_target", "draft": "/d", "max_draft_len": 3}, stack=stack)
+    config = llm_arguments(asked, "m", draft="d")["speculative_config"]
+    assert config == {"decoding_type": kind, "max_draft_len": 3, key: "d"}
+
+
+def test_what_is_written_is_known_to_lint():
+    asked = recipe(speculation={"method": "eagle3", "draft": "/d"})
+    table = load_arguments()
+    arguments = llm_arguments(asked, "m", draft="d")
+    assert set(arguments) <= set(table.known[""])
+    for section in ("kv_cache_config", "scheduler_config", "speculative_config"):
+        assert set(arguments[section]) <= set(table.known[section])
+    rows = [row.name.split(" ")[0].split(".") for row in load_parameters("llmapi").rows if row.place == "yaml"]
+    for first, *rest in rows:
+        assert first in table.known[""]
+        if rest and first in table.known:
+            assert rest[0] in table.known[first]
 
 
 def test_serve_options_hold_the_same_settings():

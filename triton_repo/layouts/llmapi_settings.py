@@ -7,7 +7,7 @@ format with it (``hf_quant_config.json``), so nothing is said about it here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,18 @@ from trtforge.recipe.schema import Recipe
 DRAFT_TOKENS = 4
 #: tokens that n-gram speculation looks back for a match
 NGRAM_SIZE = 2
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What a release calls the methods in ``decoding_type``, and the key of the draft model."""
+
+    types: Mapping[str, str]
+    draft: str
+
+
+_NAMES = _Names({"ngram": "NGram", "draft_target": "Draft_Target", "eagle3": "Eagle3"}, "speculative_model")
+_OLDER_NAMES = _Names({"ngram": "NGram", "draft_target": "DraftTarget", "eagle3": "Eagle"}, "speculative_model_dir")
 _EXTRA_FILE = "extra-llm-api-options.yaml"
 
 
@@ -138,9 +150,9 @@ def _speculation(recipe: Recipe, draft: str | None) -> dict[str, Any] | None:
     wanted = recipe.speculation
     if wanted.method == "none":
         return None
-    kinds = {"ngram": "NGram", "draft_target": "DraftTarget", "eagle3": _eagle_name(recipe)}
+    names = _NAMES if _since_1_3(recipe) else _OLDER_NAMES
     faults = []
-    if wanted.method not in kinds:
+    if wanted.method not in names.types:
         faults.append(f"{wanted.method} ran on engines of TensorRT-LLM up to 1.2.1; the PyTorch backend does not")
     if recipe.build.parallel.pp > 1:
         faults.append(f"speculation does not run with pipeline parallelism (pp {recipe.build.parallel.pp})")
@@ -155,22 +167,22 @@ def _speculation(recipe: Recipe, draft: str | None) -> dict[str, Any] | None:
             remedies=["speculation.method: eagle3, with speculation.draft", "speculation.method: none", "pp: 1"],
         )
     config: dict[str, Any] = {
-        "decoding_type": kinds[wanted.method],
+        "decoding_type": names.types[wanted.method],
         "max_draft_len": wanted.max_draft_len or DRAFT_TOKENS,
     }
     if wanted.method == "ngram":
         config["max_matching_ngram_size"] = NGRAM_SIZE
     else:
-        config["speculative_model_dir"] = draft
+        config[names.draft] = draft
     return config
 
 
-def _eagle_name(recipe: Recipe) -> str:
-    """EAGLE-3 is ``Eagle`` up to 1.2 and ``Eagle3`` since."""
+def _since_1_3(recipe: Recipe) -> bool:
+    """Whether the recipe's stack has TensorRT-LLM 1.3 or later."""
     from packaging.version import Version
 
     from trtforge.tables import stack_table
 
     row = stack_table().row(recipe.stack) if recipe.stack else stack_table().newest("trtllm-llmapi")
     versions = [part.version for part in row.components if part.name == "TensorRT-LLM"] if row else []
-    return "Eagle" if versions and Version(versions[0]) < Version("1.3.0rc0") else "Eagle3"
+    return not versions or Version(versions[0]) >= Version("1.3.0rc0")

@@ -47,6 +47,17 @@ def judged(repository: Repository, name: str) -> Model | None:
     return model
 
 
+#: statements of an ensemble without which nobody can say who reads or writes a tensor
+_NAMING = ("input", "output", "input.name", "output.name", "ensemble_scheduling", "ensemble_scheduling.step")
+_MAPS = ("ensemble_scheduling.step.input_map", "ensemble_scheduling.step.output_map")
+
+
+def all_named(model: Model) -> bool:
+    """Whether every statement that names a tensor of the ensemble could be read."""
+    unknown = model.config.unknown if model.config is not None else set()
+    return not any(path in _NAMING or path.startswith(_MAPS) for path in unknown)
+
+
 @dataclass
 class Graph:
     """The tensors of an ensemble: who writes each, who reads each, and every declaration of it."""

@@ -149,13 +149,19 @@ class Model:
             return None
 
     def here(self, text: str) -> Path | None:
-        """The file or folder that a parameter names, when it lies in the repository or exists on this machine."""
-        path = Path(text)
-        place = path if path.is_absolute() else self.folder / path
-        try:
-            return place if place.exists() else None
-        except OSError:
-            return None
+        """The file or folder that a parameter names, when it lies in the repository or exists on this machine.
+
+        A relative path counts from the model's folder, or from the one that holds the repository: a bundle's server
+        is started there.
+        """
+        for start in (self.folder, self.root.parent):  # an absolute path stays what it is
+            place = start / text
+            try:
+                if place.exists():
+                    return place
+            except (OSError, ValueError):
+                continue
+        return None
 
     @cached_property
     def engine(self) -> Engine | None:

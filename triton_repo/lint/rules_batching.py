@@ -7,7 +7,17 @@ from typing import Any
 
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import Model, Repository
-from triton_repo.lint.rules import TRITON_BATCHER, TRITON_CONFIG, TRITON_CORE, Hit, each_model, hit, listed, rule
+from triton_repo.lint.rules import (
+    TRITON_BATCHER,
+    TRITON_CONFIG,
+    TRITON_CORE,
+    Hit,
+    each_model,
+    hit,
+    listed,
+    rule,
+    thread,
+)
 from triton_repo.lint.shapes import agree, text
 
 _CORRELATION = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
@@ -241,6 +251,31 @@ def warmup(model: Model, repository: Repository) -> Iterator[Hit]:
                 )
                 continue
             yield from _warmup_tensor(model, sample.inputs[name], declared[name], where)
+
+
+@rule(
+    "TF-TRI-152",
+    "error",
+    "warm-up of a model with correlation ids of text",
+    why="Warm-up requests have a number as correlation id; a control of TYPE_STRING refuses it and the model does not "
+    "load.",
+    source=thread("TS#8110"),
+)
+@each_model
+def warmup_of_text_ids(model: Model, repository: Repository) -> Iterator[Hit]:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    if not model.message.model_warmup:
+        return
+    for index, control_input in enumerate(model.message.sequence_batching.control_input):
+        for number, control in enumerate(control_input.control):
+            if control.kind == control.CONTROL_SEQUENCE_CORRID and control.data_type == pb.TYPE_STRING:
+                yield hit(
+                    model,
+                    f"{control_input.name!r} takes correlation ids of TYPE_STRING, and model_warmup sends numbers",
+                    "data_type: TYPE_UINT64, or no model_warmup",
+                    *("sequence_batching", "control_input", index, "control", number, "data_type"),
+                )
 
 
 def _warmup_tensor(model: Model, given: Any, row: Any, where: tuple[str | int, ...]) -> Iterator[Hit]:

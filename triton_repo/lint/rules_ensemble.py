@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from triton_repo.lint.ensemble_graph import End, each_ensemble, graph_of, judged, running_order, step_path
+from triton_repo.lint.ensemble_graph import End, all_named, each_ensemble, graph_of, judged, running_order, step_path
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule, thread
@@ -183,6 +183,8 @@ def mapped_twice(model: Model, repository: Repository) -> Iterator[Hit]:
 )
 @each_ensemble
 def unwritten(model: Model, repository: Repository) -> Iterator[Hit]:
+    if not all_named(model):
+        return
     graph = graph_of(model, repository)
     for tensor, readers in graph.readers.items():
         if tensor in graph.writers or HOLE.search(tensor):
@@ -233,6 +235,8 @@ def written_twice(model: Model, repository: Repository) -> Iterator[Hit]:
 )
 @each_ensemble
 def unused(model: Model, repository: Repository) -> Iterator[Hit]:
+    if not all_named(model):
+        return
     graph = graph_of(model, repository)
     for tensor, writers in graph.writers.items():
         if tensor in graph.readers:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.engine_models import device_faults
+from triton_repo.lint.llm_arguments import keys_twice, load_arguments
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.roles import is_llmapi, is_vllm
@@ -18,6 +19,7 @@ from triton_repo.lint.rules import (
     each_model,
     hit,
     hit_file,
+    listed,
     rule,
 )
 from triton_repo.parameters import load_parameters
@@ -176,18 +178,30 @@ def yaml_keys(model: Model, repository: Repository) -> Iterator[Hit]:
     if found is None:
         return
     path, text, document = found
-    rows = [row for row in load_parameters("llmapi").rows if row.place == "yaml"]
-    nested: dict[str, set[str]] = {"": {"triton_config", "tokenizer", "dtype", "trust_remote_code"}}
-    for row in rows:
-        parts = row.name.split(" ")[0].split(".")
-        nested[""].add(parts[0])
-        if len(parts) > 1:
-            nested.setdefault(parts[0], set()).add(parts[1])
-    yield from _misspelt(model, path, text, document, nested[""], 0)
-    for section, known in nested.items():
-        inner = document.get(section) if section and section != "triton_config" else None
-        if isinstance(inner, dict):
-            yield from _misspelt(model, path, text, inner, known, _line(text, section))
+    table = load_arguments()
+    for key, line, first in keys_twice(text):
+        message = f"{key} is set a second time (first in line {first}); the last one holds"
+        yield hit_file(model, path, message, "keep one of the two", line)
+    for section, known in table.known.items():
+        inner = document.get(section) if section else document
+        if not isinstance(inner, dict):
+            continue
+        after = _line(text, section) if section else 0
+        removed = table.removed.get(section, {})
+        for key in inner:
+            line = _line(text, str(key), after)
+            near = nearest(str(key), known, cutoff=0.85) if key not in known else None
+            if key in removed:
+                yield hit_file(model, path, f"{key} is no argument any more", removed[key], line)
+            elif not section and key in table.engine_only:
+                message = f"{key} was for engines; the PyTorch backend does not have it"
+                yield hit_file(model, path, message, f"leave {key} out", line)
+            elif near is not None:
+                yield hit_file(model, path, f"{key} is no argument; {near} is", f"{near}: …", line)
+            elif key not in known:
+                # a release later than the table may have it
+                message = f"{key} is no argument of {section or 'LLM()'} that is known ({table.as_of})"
+                yield hit_file(model, path, message, f"leave {key} out", line, "warning")
     if str(document.get("backend", "pytorch")) not in ("pytorch", "_autodeploy"):
         yield hit_file(
             model,
@@ -198,14 +212,47 @@ def yaml_keys(model: Model, repository: Repository) -> Iterator[Hit]:
         )
 
 
-def _misspelt(
-    model: Model, path: Path, text: str, document: Mapping[Any, Any], known: set[str], after: int
-) -> Iterator[Hit]:
-    for key in document:
-        near = nearest(str(key), known, cutoff=0.85) if key not in known else None
-        # LLM() has many more arguments than the table: only a name next to a known one is surely wrong
-        if near is not None and not str(key).startswith(near) and not near.startswith(str(key)):
-            yield hit_file(model, path, f"{key} is no argument; {near} is", f"{near}: …", _line(text, str(key), after))
+@rule(
+    "TF-TRI-226",
+    "error",
+    "speculative_config cannot draft",
+    why="LLM() refuses a decoding_type that it does not have, and one that drafts with a model when none is named.",
+    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+)
+@each_model
+def yaml_speculation(model: Model, repository: Repository) -> Iterator[Hit]:
+    found = _settings(model)
+    section = found[2].get("speculative_config") if found is not None else None
+    if found is None or not isinstance(section, dict):
+        return
+    path, text, document = found
+    table = load_arguments()
+    start = _line(text, "speculative_config")
+    kind = section.get("decoding_type")
+    line = _line(text, "decoding_type", start - 1) if "decoding_type" in section else start
+    row = table.decoding_types.get(str(kind))
+    if kind in table.engine_decoding_types:
+        yield hit_file(
+            model, path, f"decoding_type {kind} ran on engines only", "decoding_type: Eagle3, or NGram", line
+        )
+    elif row is None:
+        near = nearest(str(kind), table.decoding_types)
+        what = f"there is no decoding_type {kind!r}" if "decoding_type" in section else "decoding_type is missing"
+        yield hit_file(
+            model, path, what, f"decoding_type: {near}" if near else "one of " + listed(table.decoding_types), line
+        )
+    elif row.draft and not (section.get("speculative_model") or section.get("speculative_model_dir")):
+        message = f"decoding_type {kind} drafts with a model, and none is named"
+        yield hit_file(model, path, message, "speculative_model: the draft's folder", line)
+    pipeline = document.get("pipeline_parallel_size", 1)
+    if isinstance(pipeline, int) and pipeline > 1 and kind != "SaveState":
+        yield hit_file(
+            model,
+            path,
+            f"speculation with pipeline_parallel_size {pipeline}",
+            "pipeline_parallel_size: 1",
+            _line(text, "pipeline_parallel_size"),
+        )
 
 
 @rule(

@@ -106,7 +106,7 @@ def _plain(message: str) -> str:
 
 def _check(config: Config, node: Node, descriptor: Any, path: tuple[str, ...], blanked: list[Node]) -> None:
     seen: dict[str, Node] = {}
-    oneofs: dict[str, str] = {}
+    oneofs = _chosen(node, descriptor)
     for child in node.children:
         where = (*path, child.name)
         fields = descriptor.fields_by_name
@@ -144,7 +144,7 @@ def _check(config: Config, node: Node, descriptor: Any, path: tuple[str, ...], b
         seen[child.name] = child
         oneof = row.containing_oneof
         if oneof is not None:
-            other = oneofs.setdefault(oneof.name, child.name)
+            other = oneofs[oneof.name]
             if other != child.name:
                 fault("schedulers", f"{child.name} and {other} exclude each other", f"keep {other} or {child.name}")
                 continue
@@ -155,6 +155,20 @@ def _check(config: Config, node: Node, descriptor: Any, path: tuple[str, ...], b
             fault("type", f"{child.name}: {problem[0]}", problem[1])
         elif child.kind == "message":
             _check(config, child, row.message_type, where, blanked)
+
+
+def _chosen(node: Node, descriptor: Any) -> dict[str, str]:
+    """Which field of each oneof is read: the first one stated, but the steps of an ensemble before any scheduler.
+
+    What an ensemble's other rules say rests on its steps; without them everything would look unused.
+    """
+    chosen: dict[str, str] = {}
+    for child in node.children:
+        row = descriptor.fields_by_name.get(child.name)
+        oneof = row.containing_oneof if row is not None and child.kind != "hole" else None
+        if oneof is not None and (oneof.name not in chosen or child.name == "ensemble_scheduling"):
+            chosen[oneof.name] = child.name
+    return chosen
 
 
 def _filled(node: Node, descriptor: Any) -> str:

@@ -33,7 +33,7 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 #: variables of an MPI job that started the server; the ranks that LLM() starts are not part of it
 _MPI_JOB = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_MCA_orte_", "ORTE_", "PMIX_", "PMI_")
 #: keys of ``model.yaml`` that name a folder
-_PATHS = (("model",), ("speculative_config", "speculative_model_dir"))
+_PATHS = (("model",), ("speculative_config", "speculative_model"), ("speculative_config", "speculative_model_dir"))
 
 
 class TritonPythonModel:

@@ -1,0 +1,70 @@
+"""The arguments of TensorRT-LLM's ``LLM()`` as data, and keys that a YAML text gives twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+_TABLE = Path(__file__).parents[1] / "tables" / "llm_arguments.yaml"
+
+
+class DecodingType(BaseModel):
+    """A ``decoding_type``: whether it drafts with weights of its own, and which releases know the name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    draft: bool = False
+    since: str | None = None
+    until: str | None = None
+    instead: str | None = None
+
+
+class Arguments(BaseModel):
+    """Known and removed names by section of ``model.yaml``; the empty section is its top."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    as_of: str
+    sources: tuple[str, ...]
+    known: dict[str, tuple[str, ...]]
+    removed: dict[str, dict[str, str]]
+    engine_only: tuple[str, ...]
+    decoding_types: dict[str, DecodingType]
+    engine_decoding_types: tuple[str, ...]
+
+
+@cache
+def load_arguments() -> Arguments:
+    """The shipped table (cached)."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return Arguments.model_validate(yaml.load(_TABLE.read_text(encoding="utf-8"), Loader=loader))
+
+
+def keys_twice(text: str) -> Iterator[tuple[str, int, int]]:
+    """(key, line, first line) of every key that a mapping of a YAML text gives again; lines from 1.
+
+    The text must parse and hold no aliases.
+    """
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    todo = [yaml.compose(text, Loader=loader)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, yaml.MappingNode):
+            first: dict[str, int] = {}
+            for key, value in node.value:
+                todo.append(value)
+                line = key.start_mark.line + 1
+                if isinstance(key, yaml.ScalarNode) and key.value in first:
+                    yield key.value, line, first[key.value]
+                elif isinstance(key, yaml.ScalarNode):
+                    first[key.value] = line
+        elif isinstance(node, yaml.SequenceNode):
+            todo += node.value
