@@ -180,7 +180,7 @@ def _run(
     settings = build_config(plan, summary["modelopt"])
     with emulated_block_quantization() as emulated, torch.no_grad():
         if emulated and plan.row.cpu.evaluate == "emulated":
-            summary["emulated"] = ["evaluation on this machine"]
+            summary["emulated"] = [f"the {plan.row.name} arithmetic of calibration and evaluation"]
         with _timed(timings, "calibrate"), quiet():
             loop = None if batch is None else forward_loop(model, batch, plan, settings, report)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 FETCH_STAGE = "intake"
 #: the stage that needs what the target's machine has
 BUILD_STAGE = "build"
+
+#: how many reasons a table shows for a stage, and characters of each
+_REASONS, _REASON = 3, 160
 
 UntilOption = Annotated[
     str | None, typer.Option("--until", metavar="STAGE", help="Stop after this stage.", show_default=False)
@@ -170,7 +174,7 @@ def explain(
         f"{loaded.recipe.name}",
         ["stage", "next run", "took", "why"],
         [
-            [row.stage, row.status, "" if row.seconds is None else format_seconds(row.seconds), "; ".join(row.reasons)]
+            [row.stage, row.status, "" if row.seconds is None else format_seconds(row.seconds), shortened(row.reasons)]
             for row in rows
         ],
     )
@@ -178,6 +182,13 @@ def explain(
         console.warning(f"a run would be refused: {', '.join(refused)}; `trtforge check {recipe}` says why")
     waiting = [row.stage for row in rows if row.status != "cached"]
     console.value(f"would run: {', '.join(waiting)}" if waiting else "everything is cached")
+
+
+def shortened(reasons: Sequence[str]) -> str:
+    """The first reasons and how many there are beside; ``--json`` has them all."""
+    shown = [text if len(text) <= _REASON else f"{text[: _REASON - 1]}…" for text in reasons[:_REASONS]]
+    more = len(reasons) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")
 
 
 def refusals(loaded: LoadedRecipe) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.recipe.units import format_seconds, format_size
@@ -34,6 +36,8 @@ def show_run(console: Console, name: str, result: RunResult) -> None:
         return
     place = str(result.link or result.bundle)
     console.print(f"bundle  {place}")
+    if result.moved_from is not None:
+        console.print(f"        moved from {_described(result.moved_from)} to {_described(result.bundle)}")
     console.print(f"report  {place}/report.html")
     console.print(f"log     {result.log}")
     target = bundle.summary.get("target") if bundle is not None else None
@@ -41,6 +45,15 @@ def show_run(console: Console, name: str, result: RunResult) -> None:
         console.print(line)
     if console.mode == "quiet":
         console.value(place)
+
+
+def _described(bundle: Path) -> str:
+    """A bundle's folder with its target, where it is still there."""
+    try:
+        target = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["stamps"]["target"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return f"{bundle} (removed)" if not bundle.is_dir() else str(bundle)
+    return f"{bundle} (target {target})"
 
 
 def _show_stages(console: Console, result: RunResult) -> None:
@@ -88,7 +101,7 @@ def bundle_rows(summary: Mapping[str, Any]) -> list[list[str]]:
         gates = f"; no verdict on {', '.join(reason['gates'])}" if reason["gates"] else ""
         rows.append([f"not run: {stage}", f"{reason['reason']}{gates}"])
     if summary.get("emulated"):
-        rows.append(["emulated on this machine", ", ".join(map(str, summary["emulated"]))])
+        rows.append(["emulated, for want of the GPU's matrix units", ", ".join(map(str, summary["emulated"]))])
     return rows
 
 

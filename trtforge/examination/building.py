@@ -6,6 +6,8 @@ is not installed, and that is a result.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trtforge.examination import engines
 from trtforge.examination.items import GRAPHS, Item
 from trtforge.preflight.machine import Gpu, Lack
@@ -13,11 +15,15 @@ from trtforge.store.machine import tool_versions
 from trtforge.tables import stack_table
 
 
-def missing_to_build(target: str, gpus: tuple[Gpu, ...]) -> tuple[Lack, ...]:
-    """What ``target``'s build lacks here; empty when it can be built."""
+def missing_to_build(target: str, gpus: tuple[Gpu, ...], stack: str | None = None) -> tuple[Lack, ...]:
+    """What ``target``'s build lacks here; empty when it can be built.
+
+    Args:
+        stack: the row whose TensorRT is to be installed; default: the target's newest.
+    """
     items = _graph_packages() if target in GRAPHS else []
     if target == "tensorrt":
-        items += [engines.tensorrt(stack_table()), engines.tensorrt_plugins()]
+        items += [_tensorrt(stack), engines.tensorrt_plugins()]
         if not gpus:
             items.append(
                 Item("GPU", "missing", "none is visible", (target,), remedy="build on the machine that serves")
@@ -25,6 +31,17 @@ def missing_to_build(target: str, gpus: tuple[Gpu, ...]) -> tuple[Lack, ...]:
     if target == "tensorrt-rtx":
         items.append(engines.tensorrt_rtx())
     return tuple(Lack(item.name, item.detail, item.remedy) for item in items if item.status == "missing")
+
+
+def _tensorrt(stack: str | None) -> Item:
+    """TensorRT, with the version that the stack builds with as the remedy."""
+    table = stack_table()
+    row = (table.row(stack) if stack else None) or table.newest("tensorrt")
+    wanted = row.version_of("TensorRT") if row is not None else None
+    item = engines.tensorrt(table)
+    if wanted is None:
+        return item
+    return replace(item, remedy=f"pip install 'tensorrt=={wanted}{'.*' if wanted.count('.') < 3 else ''}'")
 
 
 def _graph_packages() -> list[Item]:

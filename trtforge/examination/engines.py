@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trtforge.errors import ForgeError
@@ -29,7 +29,7 @@ def drivers(gpus: tuple[Gpu, ...], table: StackTable, ask: Ask = probe) -> list[
     rules = {target: rule for target in runs if (row := table.newest(target)) and (rule := row.version_of("driver"))}
     found = ask(Component(name="driver", version="", probe="driver"))
     if found.version is None:
-        remedy = f"install the NVIDIA driver ({', '.join(sorted(set(rules.values())))}), or use a machine with a GPU"
+        remedy = f"install the NVIDIA driver ({_by_rule(rules)}), or use a machine with a GPU"
         return [Item("NVIDIA driver", "missing", "no driver answers", builds, runs, remedy)]
     if not gpus:
         remedy = "docker run --gpus all, or CUDA_VISIBLE_DEVICES"
@@ -43,6 +43,15 @@ def drivers(gpus: tuple[Gpu, ...], table: StackTable, ask: Ask = probe) -> list[
             built = tuple(target for target in builds if target in of)
             items.append(Item(f"driver {rule}", "missing", detail, built, of, f"install a driver {rule}"))
     return items
+
+
+def _by_rule(rules: Mapping[str, str]) -> str:
+    """Which driver which targets need: ``580 or later for tensorrt``."""
+    of: dict[str, list[str]] = {}
+    for target, rule in rules.items():
+        of.setdefault(rule, []).append(target)
+    worded = {rule: f"{rule[2:]} or later" if rule[:2] == ">=" else rule for rule in of}
+    return "; ".join(f"{worded[rule]} for {', '.join(of[rule])}" for rule in sorted(of))
 
 
 def cuda(ask: Ask = probe) -> Item:

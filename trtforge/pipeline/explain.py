@@ -11,7 +11,7 @@ from trtforge.pipeline.keys import describe_changes, host_facts_of, ingredients_
 from trtforge.pipeline.pipeline import Loaded, Pipeline, carries_current_measurements
 from trtforge.pipeline.stage import Artifact, Stage
 from trtforge.store.machine import tool_versions
-from trtforge.store.runs import StageRecord, load_record
+from trtforge.store.runs import RunRecord, StageRecord, load_record
 from trtforge.store.store import Damage
 
 ExplainStatus = Literal["cached", "gate failed", "would run", "may run"]
@@ -49,13 +49,14 @@ def explain(pipeline: Pipeline, loaded: Loaded, until: str | None = None) -> lis
     ``seconds`` is what the stage took when the artifact was made, for cached stages.
     """
     record = load_record(pipeline.store, loaded.recipe.name)
+    unrecorded = _unrecorded(record)
     artifacts: dict[str, Artifact] = {}
     rows: list[StageExplanation] = []
     for stage in pipeline.select(until):
         before = record.stages.get(stage.name) if record else None
         unknown = [name for name in stage.needs if name not in artifacts]
         if unknown:
-            rows.append(_undecided(stage, loaded, unknown, before))
+            rows.append(_undecided(stage, loaded, unknown, before, unrecorded))
             continue
         inputs = {name: artifacts[name] for name in stage.needs}
         ingredients = ingredients_of(stage, loaded.recipe, loaded.directory, inputs)
@@ -78,30 +79,43 @@ def explain(pipeline: Pipeline, loaded: Loaded, until: str | None = None) -> lis
                 )
             )
             continue
-        rows.append(StageExplanation(stage.name, "would run", tuple(_why(found, before, key, ingredients)), key))
+        reasons = tuple(_why(found, before, key, ingredients, unrecorded))
+        rows.append(StageExplanation(stage.name, "would run", reasons, key))
     return rows
 
 
+def _unrecorded(record: RunRecord | None) -> str:
+    """Why nothing is known of a stage: there was no run, or it ended before the stage did."""
+    if record is None:
+        return "no run of a recipe of this name is recorded"
+    ended = {"gate failed": "missed a gate", "failed": "failed", "interrupted": "was interrupted"}.get(record.status)
+    if ended is None:
+        return "no run of this recipe has finished the stage"
+    return f"the last run {ended} before this stage was finished (log: {record.log})"
+
+
 def _why(
-    found: Artifact | Damage | None, before: StageRecord | None, key: str, ingredients: dict[str, Any]
+    found: Artifact | Damage | None, before: StageRecord | None, key: str, ingredients: dict[str, Any], unrecorded: str
 ) -> Sequence[str]:
     if isinstance(found, Damage):
         return [f"the cached artifact is damaged: {found.reason}"]
     if isinstance(found, Artifact):
         return ["an input was measured anew"]
     if before is None:
-        return ["no run of a recipe of this name is recorded"]
+        return [unrecorded]
     if before.key == key:
         return ["the artifact of the last run was removed"]
     return describe_changes(before.ingredients, ingredients)
 
 
-def _undecided(stage: Stage, loaded: Loaded, unknown: list[str], before: StageRecord | None) -> StageExplanation:
+def _undecided(
+    stage: Stage, loaded: Loaded, unknown: list[str], before: StageRecord | None, unrecorded: str
+) -> StageExplanation:
     """A stage whose inputs would be built first: everything but the inputs can still be compared."""
     inputs = f"input {unknown[0]}" if len(unknown) == 1 else f"inputs {', '.join(unknown)}"
     reasons = [f"{inputs} would be built first"]
     if before is None:
-        return StageExplanation(stage.name, "may run", ("no run of a recipe of this name is recorded", *reasons))
+        return StageExplanation(stage.name, "may run", (unrecorded, *reasons))
     now = {
         **before.ingredients,
         "code_version": stage.code_version,

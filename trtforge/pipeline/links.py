@@ -8,6 +8,12 @@ from pathlib import Path
 from trtforge.errors import ForgeError
 
 
+def linked_bundle(output: Path, name: str) -> Path | None:
+    """Where ``output/name`` leads now, whether or not that is still there; None when it is no link."""
+    link = output / name
+    return link.resolve() if link.is_symlink() else None
+
+
 def link_bundle(bundle: Path, output: Path, name: str) -> Path:
     """Point ``output/name`` at ``bundle`` in one step; returns the link.
 

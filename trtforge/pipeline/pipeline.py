@@ -24,7 +24,7 @@ from typing import Protocol
 from trtforge.errors import EnvironmentLacks, ForgeError, GateFailed
 from trtforge.pipeline.gate_remedies import gate_remedies
 from trtforge.pipeline.keys import describe_changes, ingredients_of, key_of
-from trtforge.pipeline.links import link_bundle
+from trtforge.pipeline.links import link_bundle, linked_bundle
 from trtforge.pipeline.observer import Observer, SilentObserver
 from trtforge.pipeline.result import RunResult, StageOutcome, Status
 from trtforge.pipeline.runlog import LoggedProgress, RunLog
@@ -149,7 +149,10 @@ class Pipeline:
                     last = result.outcomes[-1].artifact if result.outcomes else None
                     if last is not None and last.stage == BUNDLE_STAGE:
                         result.bundle = last.path
-                        result.link = link_bundle(last.path, output or Path.cwd() / "bundles", loaded.recipe.name)
+                        folder = output or Path.cwd() / "bundles"
+                        before = linked_bundle(folder, loaded.recipe.name)
+                        result.link = link_bundle(last.path, folder, loaded.recipe.name)
+                        result.moved_from = before if before != last.path.resolve() else None
                         remember_link(self.store, result.link)
                         log.line(f"bundle {result.bundle}, linked from {result.link}")
                 except BaseException as error:

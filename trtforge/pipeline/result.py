@@ -47,6 +47,8 @@ class RunResult:
     log: Path | None = None
     bundle: Path | None = None
     link: Path | None = None
+    #: the bundle that the link led to before, when it was another one
+    moved_from: Path | None = None
 
     def artifact(self, stage: str) -> Artifact:
         """The artifact of a stage of this run; ``KeyError`` when the run did not get there."""
@@ -63,5 +65,6 @@ class RunResult:
             "log": str(self.log) if self.log else None,
             "bundle": str(self.bundle) if self.bundle else None,
             "link": str(self.link) if self.link else None,
+            "moved_from": str(self.moved_from) if self.moved_from else None,
             "stages": [outcome.to_json() for outcome in self.outcomes],
         }

@@ -42,7 +42,7 @@ def check_report(
         from trtforge.examination.building import missing_to_build
 
         here = probe(store or Path.cwd())
-        lacks = missing_to_build(loaded.recipe.build.target, here.gpus)
+        lacks = missing_to_build(loaded.recipe.build.target, here.gpus, loaded.recipe.stack)
         found: Machine | None = replace(here, lacks=lacks)
     else:
         found = machine if isinstance(machine, Machine) else None

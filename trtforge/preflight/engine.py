@@ -359,7 +359,7 @@ def refusal(report: Report, recipe_name: str) -> ForgeError:
         message, asked, numbers = first.message, first.asked, dict(first.numbers)
     else:
         message = f"preflight refuses {recipe_name} for {len(blocking)} reasons; the first: {first.message}"
-        asked = "; ".join(finding.asked for finding in blocking)
+        asked = "; ".join(dict.fromkeys(finding.asked for finding in blocking))
         numbers = {finding.code: {"message": finding.message, **finding.numbers} for finding in blocking}
     return (EnvironmentLacks if first.machine_lacks else ForgeError)(
         first.code,
@@ -367,7 +367,7 @@ def refusal(report: Report, recipe_name: str) -> ForgeError:
         asked=asked,
         numbers=numbers,
         why=" ".join(dict.fromkeys(finding.why for finding in blocking)),
-        remedies=[remedy for finding in blocking for remedy in finding.remedies],
+        remedies=list(dict.fromkeys(remedy for finding in blocking for remedy in finding.remedies)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,6 +68,18 @@ def fits(rule: str, version: str) -> bool:
     return same and (wanted.pre is None or wanted.pre == found.pre)
 
 
+def is_container_release(version: str) -> bool:
+    """Whether a version of Triton is a month of NVIDIA's containers (``25.12``), not a server's own (``2.51.0``)."""
+    return re.fullmatch(r"[2-9][0-9]\.(0[1-9]|1[0-2])", version) is not None
+
+
+def _server_wanted(wanted: str, found: str) -> str:
+    """What is asked, in words where the two count differently: a server itself (2.51.0), a container its month."""
+    if is_container_release(wanted) == is_container_release(found):
+        return wanted
+    return f"the server of NVIDIA's container {wanted}" if is_container_release(wanted) else f"server version {wanted}"
+
+
 def check_piece(component: Component, loaded: Loaded) -> PieceCheck:
     """``TF-STK-001`` another version loads, ``TF-STK-002`` none does, ``TF-STK-003`` pip and the loader disagree."""
     findings: list[tuple[str, str]] = []
@@ -85,6 +98,8 @@ def check_piece(component: Component, loaded: Loaded) -> PieceCheck:
         verdict = "ok" if fits(wanted, loaded.version) else "differs"
         if verdict == "differs":
             place = f" from {loaded.where}" if loaded.where else ""
+            if component.probe == "tritonserver":
+                wanted = _server_wanted(wanted, loaded.version)
             findings.append(("TF-STK-001", f"{name} {loaded.version} loads{place}, the stack needs {wanted}"))
         if loaded.pip is not None and not fits(loaded.pip, loaded.version):
             message = f"pip says {name} {loaded.pip}, but {loaded.version} loads from {loaded.where}"

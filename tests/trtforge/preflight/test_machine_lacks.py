@@ -32,6 +32,9 @@ def test_a_target_that_needs_no_gpu_lacks_nothing_here() -> None:
 def test_tensorrt_lacks_itself_and_a_gpu() -> None:
     names = [item.name for item in missing_to_build("tensorrt", ())]
     assert "TensorRT" in names and "GPU" in names
+    for stack, version in (("trt-10.16", "10.16.1.11"), (None, "11.4.0.*")):
+        remedy = missing_to_build("tensorrt", (), stack)[0].remedy
+        assert remedy == f"pip install 'tensorrt=={version}'"
     assert "GPU" not in [item.name for item in missing_to_build("tensorrt", (Gpu("x", 1 << 30, "sm_90"),))]
 
 
@@ -58,7 +61,7 @@ def recipe(folder: Path) -> Any:
 
 
 def test_a_run_that_ends_before_the_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtforge.examination.building.missing_to_build", lambda target, gpus: LACKING.lacks)
+    monkeypatch.setattr("trtforge.examination.building.missing_to_build", lambda *asked: LACKING.lacks)
     monkeypatch.setattr("trtforge.cli.common.inspect_model", lambda loaded: None)
     loaded, store, console = recipe(tmp_path), Store(tmp_path / "store"), Console("quiet", False)
     assert run_command.check_before_run(console, loaded, store, builds=False) is False

@@ -216,3 +216,18 @@ def test_rows_tell_how_their_pieces_are_asked() -> None:
     for name in ("trtllm-1.2.1", "trtllm-1.3"):
         found = stack_table().row(name)
         assert found is not None and found.container and found.version_of("TensorRT-LLM")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "said"),
+    [
+        ("25.12", "2.51.0", "the stack needs the server of NVIDIA's container 25.12"),
+        ("2.51.0", "25.12", "the stack needs server version 2.51.0"),
+        ("25.12", "26.01", "the stack needs 25.12"),
+        ("2.51.0", "2.64.0", "the stack needs 2.51.0"),
+    ],
+)
+def test_a_container_s_month_is_not_held_against_a_server_s_own_count(wanted: str, found: str, said: str) -> None:
+    component = Component(name="tritonserver", version=wanted, probe="tritonserver")
+    ((code, message),) = check_piece(component, Loaded(found, "/x", None)).findings
+    assert code == "TF-STK-001" and message.endswith(said)
