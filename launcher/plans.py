@@ -27,7 +27,14 @@ Mode = Literal["leader", "orchestrator", "single"]
 #: ports of a rank: http, grpc, metrics
 PORTS_A_RANK = 3
 DEFAULT_PORT = 8000
+#: folder of the models, seen from the bundle, which the servers are started in
+REPOSITORY = "repository"
+#: folder of the compiled engine in a bundle
+ENGINE = "engine/trtllm"
+#: seconds that running requests get when a server is stopped
+EXIT_TIMEOUT = 30
 _PLAIN = re.compile(r"[A-Za-z0-9._/:@+=,-]+")
+_SETS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*(;[0-9]{1,4}(,[0-9]{1,4})*)*")
 #: stands for a number that the script knows when it runs: it keeps two servers' regions apart
 JOB = "${job}"
 
@@ -58,6 +65,7 @@ class LaunchPlan:
         devices_a_node: devices that every node must show.
         device_sets: devices of each instance, where they are named (``gpu_device_ids``).
         environment: variables of every process.
+        engine: folder of the compiled engine that must be there, seen from the bundle; None: none is needed.
     """
 
     mode: Mode
@@ -67,6 +75,7 @@ class LaunchPlan:
     device_sets: tuple[tuple[str, ...], ...]
     environment: dict[str, str]
     ranks: tuple[Rank, ...]
+    engine: str | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,38 +102,33 @@ def plan(
     *,
     nodes: int = 1,
     devices: Sequence[str] | None = None,
-    repository: str = "repository",
-    tritonserver: str = "tritonserver",
     host: str = "127.0.0.1",
     first_port: int = DEFAULT_PORT,
-    exit_timeout: int = 30,
 ) -> LaunchPlan:
     """The plan for a recipe's layout, ``triton.launch`` and parallelism.
 
     Args:
         nodes: machines that the ranks are spread over, evenly.
         devices: what a node shows (:func:`visible_devices`); None checks nothing now: the script checks again.
-        repository: seen from the folder that the script starts the server in (the bundle).
         host: address that rank 0 listens on; the others stay on the loopback.
         first_port: rank r listens on ``first_port + 3 r`` and the two after it.
 
     Raises:
         ForgeError: TF-LCH-040 (too few devices), TF-LCH-041 (a device named twice, or sets that do not fit the
             ranks), TF-LCH-042 (ranks do not spread evenly), TF-LCH-043 (the mode is for one node), TF-LCH-044
-            (ports), TF-LCH-045 (a name that scripts cannot carry).
+            (ports), TF-LCH-045 (a name that scripts cannot carry), TF-LCH-046 (devices that are no numbers).
     """
-    _check_names(repository, tritonserver, host)
+    check_name(host)
     mode: Mode = "single"
     if recipe.triton.layout == "inflight_batcher_llm":
         mode = recipe.triton.launch
     parallel = recipe.build.parallel
     world = 1 if recipe.triton.layout == "native" else parallel.tp * parallel.pp
-    named = recipe.triton.parameters.get("gpu_device_ids", "")
-    sets = tuple(tuple(part.split(",")) for part in named.split(";")) if named else ()
+    sets = _device_sets(recipe.triton.parameters.get("gpu_device_ids", ""))
     _check_sets(sets, world)
     _check_nodes(mode, world, nodes)
     a_node = len(sets) * world if sets else world // nodes
-    _check_devices(devices, a_node, sets, world)
+    _check_devices(devices, a_node, sets, world, mode)
     count = world if mode == "leader" else 1
     last_port = first_port + PORTS_A_RANK * count - 1
     if not 0 < first_port <= last_port <= 65535:
@@ -137,7 +141,7 @@ def plan(
         )
     ranks = []
     for rank in range(count):
-        command = _server(tritonserver, repository, rank, host if rank == 0 else "127.0.0.1", first_port, exit_timeout)
+        command = _server(rank, host if rank == 0 else "127.0.0.1", first_port)
         if rank > 0:
             command += ["--model-control-mode=explicit", "--load-model=tensorrt_llm"]
         if mode == "orchestrator":
@@ -156,37 +160,55 @@ def plan(
         device_sets=sets,
         environment=environment if mode == "orchestrator" else {},
         ranks=tuple(ranks),
+        engine=ENGINE if recipe.triton.layout == "inflight_batcher_llm" else None,
     )
 
 
-def _server(program: str, repository: str, rank: int, host: str, first_port: int, exit_timeout: int) -> list[str]:
+def _server(rank: int, host: str, first_port: int) -> list[str]:
     port = first_port + PORTS_A_RANK * rank
     return [
-        program,
-        f"--model-repository={repository}",
+        "tritonserver",
+        f"--model-repository={REPOSITORY}",
         f"--http-address={host}",
         f"--grpc-address={host}",
         f"--metrics-address={host}",
         f"--http-port={port}",
         f"--grpc-port={port + 1}",
         f"--metrics-port={port + 2}",
-        f"--exit-timeout-secs={exit_timeout}",
+        f"--exit-timeout-secs={EXIT_TIMEOUT}",
         "--disable-auto-complete-config",
         f"--backend-config=python,shm-region-prefix-name=trtllm_{JOB}_rank{rank}_",
     ]
 
 
-def _check_names(*names: str) -> None:
-    """Shells, mpirun and srun read the scripts, each with quotes of its own: names that need none are safe in all."""
-    odd = [name for name in names if not _PLAIN.fullmatch(name)]
-    if odd:
+def check_name(name: str) -> None:
+    """Shells, mpirun and srun read the scripts, each with quotes of its own: a name that needs none is safe in all.
+
+    Raises:
+        ForgeError: TF-LCH-045.
+    """
+    if not _PLAIN.fullmatch(name):
         raise ForgeError(
             "TF-LCH-045",
             "a launch script cannot carry this name",
-            asked=", ".join(repr(name) for name in odd),
+            asked=repr(name),
             why="shells, mpirun and srun quote differently",
             remedies=["a name of letters, digits and ._/:@+=,-"],
         )
+
+
+def _device_sets(named: str) -> tuple[tuple[str, ...], ...]:
+    if not named:
+        return ()
+    if not _SETS.fullmatch(named):
+        raise ForgeError(
+            "TF-LCH-046",
+            "gpu_device_ids names no devices",
+            asked=f"gpu_device_ids: {named!r}",
+            why="TensorRT-LLM reads numbers of devices, a comma between them and a semicolon between instances",
+            remedies=["gpu_device_ids: 0,1 for one instance, 0,1;2,3 for two", "remove gpu_device_ids"],
+        )
+    return tuple(tuple(str(int(device)) for device in part.split(",")) for part in named.split(";"))
 
 
 def _check_sets(sets: tuple[tuple[str, ...], ...], world: int) -> None:
@@ -228,7 +250,9 @@ def _check_nodes(mode: Mode, world: int, nodes: int) -> None:
         )
 
 
-def _check_devices(devices: Sequence[str] | None, a_node: int, sets: tuple[tuple[str, ...], ...], world: int) -> None:
+def _check_devices(
+    devices: Sequence[str] | None, a_node: int, sets: tuple[tuple[str, ...], ...], world: int, mode: Mode
+) -> None:
     if devices is None:
         return
     if len(set(devices)) != len(devices):
@@ -244,12 +268,17 @@ def _check_devices(devices: Sequence[str] | None, a_node: int, sets: tuple[tuple
         why = f"every rank has a device of its own, and a node shows {len(devices)}"
         if beyond:
             why = f"device {', '.join(beyond)} is beyond the {len(devices)} that a node shows"
-        fits = [f"build.parallel.tp: {tp}" for tp in range(len(devices), 0, -1) if world % tp == 0]
+        shares = [n for n in range(1, len(devices) + 1) if world % n == 0]
         raise ForgeError(
             "TF-LCH-040",
             f"{a_node} devices a node are needed",
             asked=f"{len(devices)} devices",
-            numbers={"world_size": world, "devices": len(devices), "needed": a_node},
+            numbers={"devices": len(devices), "needed": a_node},
             why=why,
-            remedies=[*fits[:1], "a machine with more GPUs", "more nodes, in leader mode"],
+            remedies=[
+                *([f"--nodes {world // shares[-1]}"] if shares and mode == "leader" and not sets else []),
+                *(["remove gpu_device_ids"] if sets else []),
+                *([f"build.parallel: {{tp: {shares[-1]}, pp: 1}}, and build again"] if shares else []),
+                f"a machine with {max([a_node, *(int(device) + 1 for device in beyond)])} GPUs",
+            ],
         )

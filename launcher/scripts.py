@@ -1,7 +1,8 @@
 """A launch plan as shell scripts, written into a bundle's ``launch`` folder.
 
-Each script starts in the bundle, refuses a machine with too few devices (exit code 3) before anything is
-started, and replaces itself by the server (or by mpirun or srun), so that a signal reaches it.
+Each script starts in the bundle, refuses a bundle whose engine is not compiled and a machine with too few devices
+(exit code 3) before anything is started, and replaces itself by the server (or by mpirun or srun), so that a signal
+reaches it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,23 @@ import json
 import shlex
 from pathlib import Path
 
-from launcher.plans import LaunchPlan
+from launcher.plans import LaunchPlan, check_name
 
 _HEAD = """#!/bin/sh
 # {title}
 # Written by trtforge. It has to run where the engine was built for; it starts the server in the bundle's folder.
 set -eu
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/{bundle}"
+if [ ! -d repository ]; then
+  echo "$(pwd) is not the bundle: it has no folder repository" >&2
+  exit 3
+fi
 job={job}
+"""
+_ENGINE = """if [ ! -f {engine}/config.json ]; then
+  echo "no compiled engine in {engine}: first sh engine/container.sh, on the GPU machine" >&2
+  exit 3
+fi
 """
 _DEVICES = """if [ -n "${{CUDA_VISIBLE_DEVICES+set}}" ]; then
   visible=$(printf '%s' "$CUDA_VISIBLE_DEVICES" | tr ',' '\\n' | grep -c .) || visible=0
@@ -31,6 +41,10 @@ if [ "$visible" -lt {needed} ]; then
   exit 3
 fi
 """
+_TITLES = {
+    "leader": "Leader mode: one server a rank, on one node",
+    "orchestrator": "Orchestrator mode: one server that starts a worker a rank",
+}
 #: mpirun refuses to run as root, which is what a container's user is
 _MPIRUN = """root=""
 [ "$(id -u)" -ne 0 ] || root=--allow-run-as-root
@@ -38,24 +52,41 @@ exec mpirun $root \\
 """
 
 
-def write_scripts(plan: LaunchPlan, folder: Path) -> list[Path]:
+def script_names(plan: LaunchPlan) -> list[str]:
+    """The scripts that :func:`write_scripts` makes of a plan, the one that needs no batch system first."""
+    if plan.mode == "orchestrator":
+        return ["mpirun.sh"]
+    if len(plan.ranks) == 1:
+        return ["server.sh"]
+    return ["slurm.sh"] if plan.nodes > 1 else ["mpirun.sh", "slurm.sh"]
+
+
+def write_scripts(plan: LaunchPlan, folder: Path, *, bundle: str = "..") -> list[Path]:
     """Write the plan's scripts and ``plan.json`` into ``folder`` (made when missing).
+
+    Args:
+        bundle: the bundle, seen from ``folder``.
 
     Returns:
         The files: ``server.sh`` for one server; ``mpirun.sh`` and ``slurm.sh`` for several ranks.
+
+    Raises:
+        ForgeError: TF-LCH-045 when the way to the bundle needs quotes.
     """
+    check_name(bundle)
     folder.mkdir(parents=True, exist_ok=True)
-    scripts = {"server.sh": _single(plan)}
-    if plan.mode == "orchestrator":
-        scripts = {"mpirun.sh": _mpirun(plan, "Orchestrator mode: one server that starts a worker a rank")}
-    elif len(plan.ranks) > 1:
-        scripts = {"slurm.sh": _slurm(plan)}
-        if plan.nodes == 1:
-            scripts["mpirun.sh"] = _mpirun(plan, "Leader mode: one server a rank, on one node")
+    needs = _ENGINE.format(engine=plan.engine) if plan.engine else ""
+    if plan.devices_a_node:
+        needs += _DEVICES.format(needed=plan.devices_a_node, world=plan.world_size, nodes=plan.nodes)
+    texts = {
+        "server.sh": lambda: _head("One server", "$$", bundle) + needs + f"exec {' '.join(plan.ranks[0].command)}\n",
+        "mpirun.sh": lambda: _head(_TITLES[plan.mode], "$$", bundle) + needs + _mpirun(plan),
+        "slurm.sh": lambda: _slurm(plan, bundle, needs),
+    }
     written = []
-    for name, text in scripts.items():
+    for name in script_names(plan):
         path = folder / name
-        path.write_text(text, encoding="utf-8")
+        path.write_text(texts[name](), encoding="utf-8")
         path.chmod(0o755)
         written.append(path)
     path = folder / "plan.json"
@@ -63,35 +94,27 @@ def write_scripts(plan: LaunchPlan, folder: Path) -> list[Path]:
     return sorted([*written, path])
 
 
-def _single(plan: LaunchPlan) -> str:
-    return _head(plan, "One server", "$$") + "exec " + " ".join(plan.ranks[0].command) + "\n"
-
-
-def _mpirun(plan: LaunchPlan, title: str) -> str:
+def _mpirun(plan: LaunchPlan) -> str:
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(plan.environment.items()))
     parts = " : \\\n".join(f"  -n 1 {' '.join(rank.command)}" for rank in plan.ranks)
-    return _head(plan, title, "$$") + exports + _MPIRUN + parts + "\n"
+    return exports + _MPIRUN + parts + "\n"
 
 
-def _slurm(plan: LaunchPlan) -> str:
-    """``sbatch launch/slurm.sh``, or run inside an allocation: srun places the ranks and reads one line a rank."""
+def _slurm(plan: LaunchPlan, bundle: str, needs: str) -> str:
+    """``sbatch launch/slurm.sh`` in the bundle, or run inside an allocation: srun reads one line a rank."""
     lines = "\n".join(f"{rank.rank} {' '.join(rank.command)}" for rank in plan.ranks)
     a_node = plan.world_size // plan.nodes
     options = f"--nodes={plan.nodes} --ntasks={plan.world_size} --ntasks-per-node={a_node}"
     directives = "\n".join(f"#SBATCH {option}" for option in (*options.split(), f"--gpus-per-node={a_node}"))
-    head = _head(plan, "Leader mode: one server a rank, placed by Slurm", '"${SLURM_JOB_ID:-$$}"', batch=directives)
+    head = _head("Leader mode: one server a rank, placed by Slurm", '"${SLURM_JOB_ID:-$$}"', bundle)
+    # sbatch reads its lines before the first command, and runs a copy of the script from elsewhere
+    head = head.replace("set -eu\n", f"{directives}\nset -eu\n")
+    head = head.replace(f'cd "$(dirname "$0")/{bundle}"', f'cd "${{SLURM_SUBMIT_DIR:-$(dirname "$0")/{bundle}}}"')
     return (
-        f'{head}ranks=$(mktemp)\ncat > "$ranks" <<END\n{lines}\nEND\n'
+        f'{head}{needs}ranks=$(mktemp)\ncat > "$ranks" <<END\n{lines}\nEND\n'
         f'exec srun --mpi=pmix --kill-on-bad-exit=1 {options} --multi-prog "$ranks"\n'
     )
 
 
-def _head(plan: LaunchPlan, title: str, job: str, batch: str = "") -> str:
-    text = _HEAD.format(title=title, job=job)
-    if batch:
-        # sbatch reads its lines before the first command, and runs a copy of the script from elsewhere
-        text = text.replace("set -eu\n", f"{batch}\nset -eu\n")
-        text = text.replace('cd "$(dirname "$0")/.."', 'cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}"')
-    if plan.devices_a_node:
-        text += _DEVICES.format(needed=plan.devices_a_node, world=plan.world_size, nodes=plan.nodes)
-    return text
+def _head(title: str, job: str, bundle: str) -> str:
+    return _HEAD.format(title=title, job=job, bundle=bundle)

@@ -13,9 +13,9 @@ from tests.builder.trtllm.deshard import deshard
 from tests.support.tiny_recipe import write_tiny_recipe
 from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.pipeline.explain import explain
+from trtforge.pipeline.published import verify_published
 from trtforge.recipe.load import load_recipe
 from trtforge.store.store import Store
-from trtforge.store.verify import verify_bundle
 
 pytestmark = pytest.mark.e2e
 LEFT_OUT = ["parity", "smoke", "bench"]  # the graph is no input of a bundle
@@ -54,7 +54,12 @@ def test_a_bundle_says_what_nobody_has_looked_at(folder: Path, target: str) -> N
     engine = json.loads((bundle / "engine" / "engine.json").read_text())
     assert engine["compiled"] is False and engine["not_compiled"]
     assert result.artifact("bundle").summary["compiled"] is False
-    verified = verify_bundle(bundle)
+    scripts = {"trtllm-engine": ["mpirun.sh", "slurm.sh"], "trtllm-llmapi": ["server.sh"]}[target]
+    assert sorted(path.name for path in (bundle / "launch").iterdir()) == sorted([*scripts, "plan.json"])
+    assert all(f"launch/{name}" in shown for name in scripts)
+    assert "tritonserver --model-repository=repository" in shown
+    assert ("mpirun … 2 servers" in shown) == (target == "trtllm-engine")
+    verified = verify_published(bundle)
     assert verified.ok, verified.to_json()
     assert {f.code for f in verified.findings} <= {"TF-BND-031", "TF-BND-032", "TF-BND-033"}
     models = sorted(path.name for path in (bundle / "repository").iterdir())

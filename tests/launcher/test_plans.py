@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builder.targets.trtllm.script import ENGINE_DIR
 from launcher.plans import plan, visible_devices
-from launcher.scripts import write_scripts
+from launcher.scripts import script_names, write_scripts
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
@@ -63,8 +64,11 @@ def test_ranks_spread_over_nodes():
 
 def test_world_size_is_checked_against_the_devices():
     error = refused("TF-LCH-040", recipe(tp=4, pp=2), devices=["0", "1", "2", "3"])
-    assert error.numbers == {"world_size": 8, "devices": 4, "needed": 8}
-    assert error.remedies[0] == "build.parallel.tp: 4"
+    assert error.numbers == {"devices": 4, "needed": 8}
+    assert error.remedies[:2] == ["--nodes 2", "build.parallel: {tp: 4, pp: 1}, and build again"]
+    assert plan(recipe(tp=4, pp=2), nodes=2, devices=["0", "1", "2", "3"]).devices_a_node == 4
+    assert plan(recipe(tp=4, pp=1), devices=["0", "1", "2", "3"]).devices_a_node == 4
+    refused("TF-LCH-040", recipe(tp=2), devices=[])
     assert plan(recipe(tp=4), devices=["0", "1", "2", "3"]).devices_a_node == 4
     refused("TF-LCH-041", recipe(tp=2), devices=["0", "0"])
 
@@ -100,13 +104,36 @@ def test_one_server_for_the_layouts_that_start_their_ranks_themselves():
 def test_impossible_ports_and_names_are_refused():
     refused("TF-LCH-044", recipe(tp=8), first_port=65530)
     refused("TF-LCH-044", recipe(), first_port=0)
-    refused("TF-LCH-045", recipe(), repository="my repository; rm -rf x")
+    refused("TF-LCH-045", recipe(), host="127.0.0.1; rm -rf x")
+
+
+@pytest.mark.parametrize(
+    "named", ["a,b", "-1,-2", "0, 1", "\u0660,\u0661", "0,1;", ",", "0,,1", " ", "0;a", "9" * 5000]
+)
+def test_devices_are_plain_numbers(named):
+    refused("TF-LCH-046", recipe(tp=2, launch="orchestrator", parameters={"gpu_device_ids": named}))
+
+
+def test_a_device_is_the_same_however_it_is_written():
+    refused("TF-LCH-041", recipe(tp=2, launch="orchestrator", parameters={"gpu_device_ids": "0,00"}))
+
+
+def test_only_engines_must_be_compiled_and_bundles_keep_them_there():
+    assert plan(recipe()).engine == f"engine/{ENGINE_DIR}"
+    assert plan(recipe("llmapi")).engine is None
 
 
 def test_visible_devices_are_read_from_the_environment():
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "0, 2,MIG-abc"}) == ["0", "2", "MIG-abc"]
     assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "-1"}) == []
+
+
+def compiled(bundle):
+    """What a script looks for before it starts anything."""
+    (bundle / "repository").mkdir(parents=True, exist_ok=True)
+    (bundle / "engine" / "trtllm").mkdir(parents=True, exist_ok=True)
+    (bundle / "engine" / "trtllm" / "config.json").touch()
 
 
 @pytest.fixture
@@ -127,6 +154,7 @@ def machine(tmp_path):
         (programs / name).chmod(0o755)
 
     def run(script, **environment):
+        compiled(script.parent.parent)
         path = f"{programs}:/usr/bin:/bin"
         return subprocess.run([script], env={"PATH": path, **environment}, capture_output=True, text=True, timeout=20)
 
@@ -173,6 +201,37 @@ def test_a_machine_with_too_few_devices_is_refused_before_anything_starts(machin
     write_scripts(plan(recipe(tp=2)), tmp_path / "launch2")
     assert machine(tmp_path / "launch2" / "mpirun.sh", CUDA_VISIBLE_DEVICES="1").returncode == 3
     assert machine(tmp_path / "launch2" / "mpirun.sh", CUDA_VISIBLE_DEVICES="1,0").returncode == 0
+
+
+@pytest.mark.parametrize("missing", ["repository", "engine/trtllm/config.json"])
+def test_nothing_starts_without_the_bundle_or_its_engine(tmp_path, missing):
+    compiled(tmp_path)
+    write_scripts(plan(recipe()), tmp_path / "launch")
+    place = tmp_path / missing
+    place.rmdir() if place.is_dir() else place.unlink()
+    done = subprocess.run(["sh", tmp_path / "launch" / "server.sh"], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert ("no folder repository" if missing == "repository" else "sh engine/container.sh") in done.stderr
+
+
+def test_scripts_beside_the_bundle_find_it(machine, tmp_path):
+    compiled(tmp_path / "bundle")
+    write_scripts(plan(recipe(tp=2), nodes=1, first_port=9000), tmp_path / "two", bundle="../bundle")
+    words = machine(tmp_path / "two" / "mpirun.sh").stdout.splitlines()
+    assert words[-1] == str(tmp_path / "bundle") and "--http-port=9003" in words
+    with pytest.raises(ForgeError, match="TF-LCH-045"):
+        write_scripts(plan(recipe()), tmp_path / "three", bundle="../my bundle")
+    assert not (tmp_path / "three").exists()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "launch", "nodes"), [(1, "leader", 1), (2, "leader", 1), (2, "leader", 2), (2, "orchestrator", 1)]
+)
+def test_the_scripts_that_are_named_are_those_that_are_written(tmp_path, ranks, launch, nodes):
+    made = plan(recipe(tp=ranks, launch=launch), nodes=nodes)
+    assert sorted([*script_names(made), "plan.json"]) == [
+        path.name for path in write_scripts(made, tmp_path / "launch")
+    ]
 
 
 def test_several_nodes_are_slurms_work(tmp_path):

@@ -59,6 +59,55 @@ def emit(
     console.value(str(out))
 
 
+@app.command("launch")
+@common.forge_command
+def launch(
+    console: Console,
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's directory.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The scripts' folder: empty or new.", show_default=False)],
+    nodes: Annotated[int, typer.Option(help="Machines that the ranks are spread over, evenly.")] = 1,
+    host: Annotated[str, typer.Option(help="Address that the first server listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="First port; every rank takes three.")] = 8000,
+) -> None:
+    """Write start scripts for other nodes, ports or addresses than the bundle's own in launch/ are for.
+
+    Where this machine shows GPUs, they must be enough for a node.
+    """
+    import os
+
+    from launcher.plans import plan, visible_devices
+    from launcher.scripts import write_scripts
+    from triton_repo.layouts.writing import writing
+    from trtforge.errors import ForgeError
+    from trtforge.recipe.load import load_recipe
+
+    if not (bundle / "recipe.yaml").is_file() or not (bundle / "repository").is_dir():
+        raise ForgeError(
+            "TF-LCH-047",
+            "this is no bundle with a repository",
+            asked=str(bundle),
+            why="The scripts start servers in the bundle, for the recipe that it carries.",
+            remedies=["trtforge run RECIPE prints the bundle's path"],
+        )
+    place, inside = out.resolve(), bundle.resolve()
+    if place == inside or inside in place.parents:
+        raise ForgeError(
+            "TF-LCH-048",
+            "the scripts would lie inside the bundle",
+            asked=str(out),
+            why="A published bundle is sealed: with other files in it, it does not verify any more.",
+            remedies=[f"{inside.parent / f'{inside.name}-launch'}"],
+        )
+    made = plan(
+        load_recipe(bundle / "recipe.yaml").recipe, nodes=nodes, devices=visible_devices(), host=host, first_port=port
+    )
+    with writing(out) as folder:
+        files = write_scripts(made, folder, bundle=os.path.relpath(inside, place))
+    names = [path.name for path in files]
+    console.result({"folder": str(out), "files": names, "plan": made.to_json()})
+    console.value(f"{out}: {', '.join(names)}")
+
+
 @app.command("explain")
 @common.forge_command
 def explain(

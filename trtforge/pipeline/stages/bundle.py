@@ -4,6 +4,7 @@ Layout::
 
     engine/           the engine directory
     repository/       the Triton model repository; its models find ../../engine
+    launch/           for TensorRT-LLM: scripts that start the servers, one a way of starting them
     evidence/         deterministic: perplexity, generation, parity, audit, gates; measured: smoke, bench;
                       not_run.json: stages that the target leaves out, and gates that nobody has looked at
     report.html|md|json
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from trtforge.tables import StackRow
 
 ENGINE_DIR = "engine"
+LAUNCH_DIR = "launch"
 EVIDENCE_DIR = "evidence"
 RECIPE_FILE = "recipe.yaml"
 #: Python versions that the repository's code runs on (requires-python of this distribution)
@@ -59,7 +61,7 @@ class BundleStage(StageBase):
 
     name = "bundle"
     needs = ("intake", "baseline", "quantize", "evaluate", "build", "parity", "repository", "smoke", "bench")
-    code_version = "5"
+    code_version = "6"
     carries_measurements = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -83,6 +85,11 @@ class BundleStage(StageBase):
                 copy_artifact_file(inputs[stage], file, evidence / name)
         if "repository" not in missing:
             copy_artifact(inputs["repository"], out / "repository", context.progress.advance, below=REPOSITORY_DIR)
+        if context.recipe.build.target in ("trtllm-engine", "trtllm-llmapi"):
+            from launcher.plans import plan
+            from launcher.scripts import write_scripts
+
+            write_scripts(plan(context.recipe), out / LAUNCH_DIR)
         if missing:
             write_json(evidence / "not_run.json", missing)
         write_json(evidence / "audit.json", inputs["quantize"].summary["audit"])

@@ -235,7 +235,7 @@ def _use(context: StageContext, missing: Mapping[str, Any]) -> Any:
     """How to serve the bundle, or what to do with engines that nothing here serves."""
     if context.recipe.build.target == "tensorrt-rtx":
         return _use_of_rtx(context.inputs["build"])
-    return _serving_of_trtllm(context.inputs["build"]) if missing else _serving(context)
+    return _serving_of_trtllm(context) if missing else _serving(context)
 
 
 def _use_of_rtx(build: Artifact) -> Any:
@@ -250,20 +250,43 @@ def _use_of_rtx(build: Artifact) -> Any:
     return Section("Use it", text, preformatted=("\n".join(commands),))
 
 
-def _serving_of_trtllm(build: Artifact) -> Any:
+def _serving_of_trtllm(context: StageContext) -> Any:
+    """Compile it where that is to be done yet, then the scripts of ``launch`` and what each of them starts."""
     import shlex
 
     from evals.report import Section
+    from launcher.plans import plan
+    from launcher.scripts import script_names
 
-    engine = build.summary
-    commands = ["trtforge verify BUNDLE", f"trtforge stack check {engine['stack']}"]
-    if engine["target"] == "trtllm-engine":
-        if not engine["compiled"]:
-            commands += [f"sh BUNDLE/engine/{name}" for name in engine["scripts"]]
-        commands.append("trtforge engine info BUNDLE/engine")
-    else:
-        commands.append(f"cd BUNDLE/engine && {shlex.join(engine['serve'])}")
-    return Section("Serve it", "BUNDLE is the folder of this report.", preformatted=("\n".join(commands),))
+    engine = context.inputs["build"].summary
+    made = plan(context.recipe)
+    first = ["trtforge verify BUNDLE", f"trtforge stack check {engine['stack']}"]
+    blocks = ["\n".join(first)]
+    if engine["target"] == "trtllm-engine" and not engine["compiled"]:
+        container = [name for name in engine["scripts"] if name.startswith("container")]
+        inside = "in the stack's container" if container else "where the stack is installed"
+        compile_it = [f"# compile, once, on the GPU machine ({inside})"]
+        compile_it += [f"sh BUNDLE/engine/{name}" for name in container or engine["scripts"]]
+        if container:
+            compile_it.append("# the same when you are inside that container already: sh BUNDLE/engine/build.sh")
+        blocks.append("\n".join([*compile_it, "trtforge engine info BUNDLE"]))
+    for name in script_names(made):
+        how = "cd BUNDLE && sbatch launch/slurm.sh" if name == "slurm.sh" else f"sh BUNDLE/launch/{name}"
+        runs = " ".join(made.ranks[0].command)
+        if name != "server.sh":
+            starter = "srun" if name == "slurm.sh" else "mpirun"
+            runs = f"{starter} … {len(made.ranks)} server{'s' if len(made.ranks) > 1 else ''}, the first: {runs}"
+        blocks.append(f"# serve: {runs}\n{how}")
+    if engine["container"]:
+        script = next(name for name in script_names(made) if name != "slurm.sh")
+        blocks.append(
+            "# serve in the stack's container\ndocker run --rm --gpus all --ipc host --network host "
+            f"--mount type=bind,src=BUNDLE,dst=/bundle,readonly {engine['container']} sh /bundle/launch/{script}"
+        )
+    if engine["target"] == "trtllm-llmapi":
+        blocks.append(f"# serve without Triton\ncd BUNDLE/engine && {shlex.join(engine['serve'])}")
+    text = "BUNDLE is the folder of this report. Everything is started in it; scripts count the GPUs before they start."
+    return Section("Serve it", text, preformatted=tuple(blocks))
 
 
 def _serving(context: StageContext) -> Any:
