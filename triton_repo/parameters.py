@@ -21,8 +21,10 @@ BEGIN = "<!-- parameters: written by `python -m triton_repo.parameters docs/trit
 END = "<!-- end of parameters -->"
 Kind = Literal["integer", "integers", "fraction", "boolean", "choice", "path", "devices", "choices", "text"]
 
-_DEVICES = re.compile(r"\d+(,\d+)*(;\d+(,\d+)*)*")
-_CHOICES = re.compile(r"\{\d+(, ?\d+)*\}(, ?\{\d+(, ?\d+)*\})*")
+_DEVICES = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*(;[0-9]{1,4}(,[0-9]{1,4})*)*")
+_CHOICES = re.compile(r"\{[0-9]+(, ?[0-9]+)*\}(, ?\{[0-9]+(, ?[0-9]+)*\})*")
+#: TensorRT-LLM reads whole numbers as 64 bits with a sign
+_INT_MAX = 2**63 - 1
 _PLACEHOLDER = re.compile(r"\$\{[^}]*\}")
 
 
@@ -68,6 +70,8 @@ class Parameter(_Row):
             parts = value.split(",") if self.kind == "integers" else [value]
             if not all(part.strip().isascii() and part.strip().isdecimal() for part in parts):
                 return f"{value!r} is no whole number" if self.kind == "integer" else f"{value!r} is no list of numbers"
+            if any(len(part.strip().lstrip("0")) > 19 or int(part) > _INT_MAX for part in parts):
+                return f"{value[:30]} is over {_INT_MAX}, the most that 64 bits hold"
             low = min(int(part) for part in parts)
             return f"{value} is under {self.minimum}" if self.minimum is not None and low < self.minimum else None
         if self.kind == "fraction":

@@ -27,14 +27,24 @@ def validate_repository(repository: Path, engine_dir: Path | None = None) -> lis
     return [finding for finding in lint_repository(repository, engine_dir).findings if finding.severity != "note"]
 
 
-def require_valid(repository: Path, engine_dir: Path | None = None) -> None:
-    """Raise TF-TRI-021 naming every error finding."""
+def require_valid(repository: Path, engine_dir: Path | None = None, *, place: Path | None = None) -> None:
+    """Raise TF-TRI-021 naming every error finding.
+
+    Args:
+        place: where the repository will lie, when it is checked before it is moved there: what is said names
+            this folder, since the other will be gone.
+    """
     errors = [f for f in validate_repository(repository, engine_dir) if f.severity == "error"]
-    if errors:
-        raise ForgeError(
-            "TF-TRI-021",
-            f"the model repository has {len(errors)} fault{'s' if len(errors) > 1 else ''}",
-            asked=str(repository),
-            why="; ".join(f"{f.code} {f.path}{f':{f.line}' if f.line else ''}: {f.message}" for f in errors),
-            remedies=sorted({f.remedy for f in errors}),
-        )
+    if not errors:
+        return
+
+    def said(text: str) -> str:
+        return text if place is None else text.replace(str(repository), str(place))
+
+    raise ForgeError(
+        "TF-TRI-021",
+        f"the model repository has {len(errors)} fault{'s' if len(errors) > 1 else ''}",
+        asked=said(str(repository)),
+        why=said("; ".join(f"{f.code} {f.path}{f':{f.line}' if f.line else ''}: {f.message}" for f in errors)),
+        remedies=sorted({said(f.remedy) for f in errors}),
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.layouts import inflight_batcher_llm, llmapi, native
+from triton_repo.layouts.sources import require_served
 from triton_repo.layouts.writing import writing
 from triton_repo.trtllm_engine import describe_engine
 from triton_repo.validate import require_valid
@@ -32,9 +33,11 @@ def emit_for(
 
     Raises:
         ForgeError: TF-TRI-021 (a fault that the check finds), TF-TRI-068 (no tokenizer or checkpoint
-            there), TF-TRI-069 (a draft model or adapter that is no folder here), and the layout's own.
+            there), TF-TRI-069 (a draft model or adapter that is no folder here), TF-TRI-070 (the layout does not
+            serve what lies there), and the layout's own.
     """
     recipe = loaded.recipe
+    require_served(source, recipe.triton.layout)
     # checked before it is in place; it stands beside its place, so that relative references hold already
     with writing(out) as folder:
         if recipe.triton.layout == "inflight_batcher_llm":
@@ -43,7 +46,7 @@ def emit_for(
             summary = _checkpoint(loaded, source, folder)
         else:
             summary = native.emit(source, folder, name=name, engine_reference=_from_model(source, folder, name))
-        require_valid(folder, source if recipe.triton.layout == "native" else None)
+        require_valid(folder, source if recipe.triton.layout == "native" else None, place=out)
     return summary
 
 
@@ -67,12 +70,12 @@ def _engine(recipe: Recipe, engine_dir: Path, out: Path, tokenizer: Path) -> dic
 
 
 def _checkpoint(loaded: LoadedRecipe, checkpoint: Path, out: Path) -> dict[str, Any]:
-    if not (checkpoint / "config.json").is_file():
+    if not (checkpoint / "config.json").is_file() or not any(checkpoint.glob("*.safetensors")):
         raise ForgeError(
             "TF-TRI-068",
             "there is no checkpoint",
-            asked=str(checkpoint / "config.json"),
-            why="LLM() loads a Hugging Face checkpoint from that folder",
+            asked=str(checkpoint),
+            why="LLM() loads config.json and safetensors of a Hugging Face checkpoint from that folder",
             remedies=["name the quantized checkpoint's folder"],
         )
     recipe = loaded.recipe

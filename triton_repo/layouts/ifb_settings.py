@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from triton_repo.parameters import load_parameters
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
@@ -115,6 +116,7 @@ def _faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, str, s
         )
     if recipe.build.kv_cache.memory is not None:
         faults += _memory_faults(recipe, engine)
+    faults += _token_faults(recipe, engine)
     faults += _speculation_faults(recipe, engine)
     if settings.lora is not None and "max_lora_rank" in engine and engine["max_lora_rank"] < settings.lora.max_rank:
         faults.append(
@@ -148,6 +150,25 @@ def _memory_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str,
         why = f"one request of max_seq_len {engine['max_seq_len']} takes {need} bytes a rank"
         return [(asked, why, f"build.kv_cache.memory: {-(-need // 2**20)}MiB")]
     return []
+
+
+def _token_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """``max_tokens_in_paged_kv_cache`` set by hand: less than one request keeps is less than one request takes."""
+    names = ("max_tokens_in_paged_kv_cache", "max_attention_window_size")
+    rows = load_parameters("inflight_batcher_llm").of_model("tensorrt_llm")
+    given = {name: recipe.triton.parameters.get(name, "") for name in names}
+    tokens, windows = (given[name] for name in names)
+    if not tokens or any(rows[name].fault(value) is not None for name, value in given.items()):
+        return []  # a value that cannot be read is refused by its kind
+    keeps = (
+        min(int(engine["max_seq_len"]), max(map(int, windows.split(",")))) if windows else int(engine["max_seq_len"])
+    )
+    block = int(engine["tokens_per_block"])
+    need = -(-keeps // block) * block
+    if int(tokens) >= need:
+        return []
+    why = f"one request keeps up to {keeps} tokens, in blocks of {block}"
+    return [(f"max_tokens_in_paged_kv_cache: {tokens}", why, f'max_tokens_in_paged_kv_cache: "{need}"')]
 
 
 def _speculation_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, str, str]]:

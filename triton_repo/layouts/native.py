@@ -19,6 +19,8 @@ from triton_repo.tensors import INPUTS, OUTPUTS
 from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
 
+#: targets whose engines the model runs
+TARGETS = ("torch", "tensorrt")
 #: tokens that the warm-up request generates
 WARMUP_TOKENS = 4
 MODEL_CODE = Path(__file__).with_name("native_model.py")
@@ -113,6 +115,8 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
         missing = {"max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len"} - set(limits)
         if missing:
             raise KeyError(", ".join(sorted(missing)))
+        if engine.get("target", TARGETS[0]) not in TARGETS:
+            raise ValueError(f"it is of target {engine['target']}; native serves {' and '.join(TARGETS)}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ForgeError(
             "TF-TRI-002",
