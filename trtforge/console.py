@@ -4,8 +4,9 @@ Policy: in human mode results go to stdout, progress and errors to stderr. Colou
 on a terminal (not with ``NO_COLOR`` or ``TERM=dumb``); elsewhere progress is plain lines, a few a
 minute. With ``--json`` stdout carries exactly one JSON document and stderr nothing but a traceback asked for
 with ``--debug``. Quiet mode prints errors and the one line that scripts need. Every text passes the
-redaction. rich is imported when something is drawn, not before. A reader of stdout that goes away (``| head``) is no
-error: the command goes on in silence and its exit code is its own. Output that is lost otherwise is one.
+redaction, and control characters of files and arguments are shown, not obeyed. rich is imported when something is
+drawn, not before. A reader of stdout that goes away (``| head``) is no error: the command goes on in silence and its
+exit code is its own. Output that is lost otherwise is one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.redaction import redact, redact_value
+from trtforge.redaction import redact_value
+from trtforge.terminal import one_line, printable, visible
 
 Mode = Literal["human", "json", "quiet"]
 #: how often a plain progress line may appear, in seconds
@@ -77,17 +79,17 @@ class Console:
             return
         self._document_written = True
         text = json.dumps(redact_value(_plain(document)), indent=2, ensure_ascii=False, default=_json_default)
-        self._write(self.out, text + "\n")
+        self._write(self.out, visible(text) + "\n")
 
     def value(self, text: str) -> None:
         """The one line that a script wants (a path, a verdict): printed in human and quiet mode."""
         if self.mode != "json":
-            self._write(self.out, redact(text) + "\n")
+            self._write(self.out, printable(text) + "\n")
 
     def print(self, text: str = "") -> None:
         """A line of prose in human mode."""
         if self.mode == "human":
-            self._write(self.out, redact(text) + "\n")
+            self._write(self.out, printable(text) + "\n")
 
     def heading(self, text: str) -> None:
         """A line that opens a part of the output in human mode."""
@@ -95,15 +97,16 @@ class Console:
             return
         if is_live(self.out):
             with self._kept(self.out):
-                self._rich(self.out).print(_escaped(redact(text)), style="bold")
+                self._rich(self.out).print(_escaped(printable(text)), style="bold")
         else:
-            self._write(self.out, redact(text) + "\n")
+            self._write(self.out, printable(text) + "\n")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """A table in human mode; cells are turned into text, numbers stand right."""
         if self.mode != "human":
             return
-        cells = [[redact("" if cell is None else str(cell)) for cell in row] for row in rows]
+        title, columns = one_line(title), [one_line(column) for column in columns]
+        cells = [["" if cell is None else one_line(str(cell)) for cell in row] for row in rows]
         if is_live(self.out):
             self._rich_table(title, columns, cells)
         else:
@@ -112,7 +115,7 @@ class Console:
     def warning(self, text: str) -> None:
         """A line on stderr in human mode."""
         if self.mode == "human":
-            self._write(self.err, f"warning: {redact(text)}\n")
+            self._write(self.err, f"warning: {printable(text)}\n")
 
     # errors ------------------------------------------------------------------------------------
     def error(self, error: BaseException, *, log: str | None = None) -> None:
@@ -128,11 +131,11 @@ class Console:
                 self._error_panel(document, lines)
             else:
                 self._write(
-                    self.err, redact("\n".join([f"error {document['code']}: {document['message']}", *lines]) + "\n")
+                    self.err, printable("\n".join([f"error {document['code']}: {document['message']}", *lines]) + "\n")
                 )
         if self.debug:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            self._write(self.err, redact(text))
+            self._write(self.err, printable(text))
 
     # progress ----------------------------------------------------------------------------------
     def progress(self, stage: str = "") -> StageProgress:
@@ -193,7 +196,7 @@ class Console:
         from rich.panel import Panel
         from rich.text import Text
 
-        body = Text(redact("\n".join([document["message"], *lines])))
+        body = Text(printable("\n".join([document["message"], *lines])))
         self._rich(self.err).print(
             Panel(body, title=f"error {document['code']}", title_align="left", border_style="red", box=box.ROUNDED)
         )
@@ -236,7 +239,7 @@ class StageProgress:
 
     def start(self, description: str, total: float | None = None) -> None:
         """Begin a step of the stage."""
-        self.description, self.total, self.done = redact(description), total, 0.0
+        self.description, self.total, self.done = printable(description), total, 0.0
         self._changed(new_step=True)
 
     def advance(self, amount: float = 1.0) -> None:
@@ -273,7 +276,7 @@ class StageProgress:
         return None
 
     def _line(self, text: str) -> None:
-        self._console._write(self._console.err, redact(text) + "\n")
+        self._console._write(self._console.err, printable(text) + "\n")
 
 
 class PlainProgress(StageProgress):
@@ -335,7 +338,7 @@ class LiveProgress(StageProgress):
             self._bar.update(self._task, completed=self.done)
 
     def _line(self, text: str) -> None:
-        self._bar.console.print(redact(text), markup=False)
+        self._bar.console.print(printable(text), markup=False)
 
     def _closed(self, outcome: str) -> None:
         if not self._open:

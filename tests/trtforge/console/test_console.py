@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trtforge import console as module
 from trtforge.console import Console, LiveProgress, PlainProgress, StageProgress
 from trtforge.errors import ExitCode, ForgeError
+from trtforge.terminal import visible
 
 
 class Terminal(io.StringIO):
@@ -265,3 +269,49 @@ class TestSecrets:
             "max_num_tokens": 5,
             "token": "",
         }
+
+
+#: clear the screen, a window title, a C1 introducer, a bell, a return over the line, text from right to left
+STEERING = "a\x1b[2Jb\x1b]0;owned\x07c\x9b31md\re\u202ef"
+
+
+class TestSteering:
+    @pytest.mark.parametrize("terminal", [False, True])
+    def test_control_characters_are_shown_and_not_sent(self, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        console, out, err = make(terminal=terminal)
+        console.print(STEERING)
+        console.value(STEERING)
+        console.heading(STEERING)
+        console.table(STEERING, [STEERING], [[STEERING]])
+        console.warning(STEERING)
+        console.error(
+            ForgeError("TF-X-001", STEERING, asked=STEERING, numbers={STEERING: STEERING}, remedies=[STEERING])
+        )
+        with console.progress("x") as progress:
+            progress.start(STEERING)
+            progress.say(STEERING)
+        text = out.getvalue() + err.getvalue()
+        assert not set("\x07\x9b\u202e") & set(text)
+        assert "md\re" not in text  # a live bar returns over its own line
+        assert "\x1b[2J" not in text and "\x1b]0" not in text
+        assert "\\u001b[2J" in text and "\\u202e" in text
+
+    def test_json_keeps_the_text_and_sends_no_control_character(self) -> None:
+        console, out, _ = make("json")
+        console.result({"name": STEERING})
+        assert json.loads(out.getvalue()) == {"name": STEERING}
+        assert not set(STEERING) & set(out.getvalue()) & set("\x1b\x07\x9b\r\u202e")
+
+    def test_a_cell_stays_in_its_line(self) -> None:
+        console, out, _ = make()
+        console.table("t", ["a", "b"], [["one\nverified", "x"]])
+        assert "one\\nverified" in out.getvalue()
+
+    @given(st.text())
+    def test_what_is_printable_steers_nothing(self, text: str) -> None:
+        shown = visible(text)
+        assert not [mark for mark in shown if unicodedata.category(mark) == "Cc" and mark not in "\n\t"]
+        assert visible(shown) == shown
+        assert json.loads(visible(json.dumps(text, ensure_ascii=False))) == text
