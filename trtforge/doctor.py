@@ -19,6 +19,8 @@ from trtforge.tables import StackTable, stack_table
 PORTS = (8000, 8001, 8002)
 #: what a machine is expected to do whatever else it has: the target that runs anywhere
 DEFAULT_TARGET = "torch"
+#: what no container brings
+_OUTSIDE = ("NVIDIA driver", "memory", "disk", "shared memory")
 State = Literal["ready", "builds", "lacks"]
 
 __all__ = ["Diagnosis", "Item", "Verdict", "examine"]
@@ -148,11 +150,17 @@ def verdict(target: str, items: Sequence[Item], table: StackTable) -> Verdict:
     missing = [item for item in items if item.status == "missing"]
     lacking = [item for item in missing if target in (*item.builds, *item.runs)]
     row = table.newest(target)
+    container = row.container if row is not None and lacking else None
+    # wheels of single pieces would not be the releases that the container's own pieces were compiled against
+    apart = [item for item in lacking if container is None or item.name in _OUTSIDE or item.name.startswith("driver ")]
+    install = [item.remedy for item in apart if item.remedy]
+    if container is not None and len(apart) < len(lacking):
+        install.append(f"docker pull {container}")
     return Verdict(
         target,
         tuple(item.name for item in missing if target in item.builds),
         tuple(item.name for item in missing if target in item.runs),
-        tuple(dict.fromkeys(item.remedy for item in lacking if item.remedy)),
-        row.container if row is not None and lacking else None,
+        tuple(dict.fromkeys(install)),
+        container,
         target in table.implemented_targets,
     )

@@ -214,3 +214,22 @@ class TestEngines:
     def test_containers(self, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...], status: str) -> None:
         monkeypatch.setattr(shutil, "which", lambda name: name if name in programs else None)
         assert engines.container_runtime().status == status
+
+
+@pytest.mark.parametrize("target", ["trtllm-engine", "trtllm-llmapi"])
+def test_targets_of_a_container_are_told_to_take_it_whole(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """A wheel of TensorRT or TensorRT-LLM would be another release than the one that the container serves with."""
+    for name in ("tensorrt", "tensorrt_llm"):
+        monkeypatch.setattr(engines, name, lambda table, name=name: real(name)(table, ask=loads(None)))
+    verdicts = {verdict.target: verdict for verdict in doctor.examine(MACHINE, server, ports=()).verdicts}
+    row = TABLE.newest(target)
+    assert row is not None and row.container is not None
+    assert verdicts[target].install == ("install it", f"docker pull {row.container}")
+    assert not any("pip install" in remedy for remedy in verdicts[target].install)
+    wheel = TABLE.newest("tensorrt").version_of("TensorRT")  # type: ignore[union-attr]
+    assert any(f"'tensorrt=={wheel}" in remedy for remedy in verdicts["tensorrt"].install)
+
+
+def test_only_the_driver_missing_needs_no_container() -> None:
+    driver = Item("NVIDIA driver", "missing", "", (), ("trtllm-engine",), "install it")
+    assert doctor.verdict("trtllm-engine", [driver], TABLE).install == ("install it",)

@@ -70,8 +70,7 @@ def tensorrt(table: StackTable, ask: Ask = probe) -> Item:
     wanted = {row.name: version for row in table.rows if (version := row.version_of("TensorRT"))}
     if found.version is None:
         pip = f"pip says {found.pip}, but libnvinfer does not load" if found.pip else "libnvinfer does not load"
-        remedy = "pip install tensorrt, or the stack's container"
-        return Item("TensorRT", "missing", pip, builds, runs, remedy)
+        return Item("TensorRT", "missing", pip, builds, runs, _installing_tensorrt(table))
     fitting = [name for name, version in wanted.items() if version.split(".")[:2] == found.version.split(".")[:2]]
     detail = f"{found.version} loads ({found.where})"
     if found.pip and found.pip.split(".")[:2] != found.version.split(".")[:2]:
@@ -80,6 +79,14 @@ def tensorrt(table: StackTable, ask: Ask = probe) -> Item:
         return Item("TensorRT", "ok", f"{detail}; of {', '.join(fitting)}", builds, runs)
     known = ", ".join(f"{version} ({name})" for name, version in wanted.items())
     return Item("TensorRT", "warning", f"{detail}; no stack has this release", builds, runs, f"one of {known}")
+
+
+def _installing_tensorrt(table: StackTable) -> str:
+    """The release of the stack; TensorRT-LLM brings the TensorRT that it was compiled against in its container."""
+    row = table.newest("tensorrt")
+    version = row.version_of("TensorRT") if row is not None else None
+    exact = "" if version is None else f"=={version}{'.*' if version.count('.') < 3 else ''}"
+    return f"pip install 'tensorrt{exact}'; for TensorRT-LLM the stack's container"
 
 
 def tensorrt_plugins() -> Item:
@@ -112,7 +119,9 @@ def tensorrt_llm(table: StackTable, ask: Ask = probe) -> Item:
     found = ask(Component(name="TensorRT-LLM", version="", probe="tensorrt_llm", distribution="tensorrt-llm"))
     if found.version is None:
         pip = f"pip says {found.pip}, but it does not import" if found.pip else "not installed"
-        return Item("TensorRT-LLM", "missing", pip, builds, runs, "the stack's container, or pip install tensorrt-llm")
+        newest = (table.newest(target) for target in _TRTLLM)
+        containers = [row.container for row in newest if row is not None and row.container]
+        return Item("TensorRT-LLM", "missing", pip, builds, runs, f"the stack's container ({', '.join(containers)})")
     rows = {row.name: version for row in table.rows if (version := row.version_of("TensorRT-LLM"))}
     release = found.version.split("rc")[0]
     fitting = [name for name, version in rows.items() if version.split("rc")[0] == release]
