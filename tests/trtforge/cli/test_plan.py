@@ -201,13 +201,15 @@ def test_the_chart_is_written(run: Run, tmp_path: Path) -> None:
     assert code == 0 and "<svg" in chart.read_text(encoding="utf-8")
 
 
-def test_a_chart_on_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "code"), [("--chart", "TF-PLN-021"), ("-o", "TF-RCP-015")])
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path, option: str, code: str) -> None:
     pytest.importorskip("matplotlib")
+    name = "part.svg" if option == "--chart" else "part.yaml"
     script = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "from trtforge.cli.main import invoke; import builder.planner.chart, matplotlib.figure; "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
-        f"sys.exit(invoke(['plan', {str(_recipe(tmp_path))!r}, '--gpu', 'h200', '--chart', 'part.svg', "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (128, 128)); "
+        f"sys.exit(invoke(['plan', {str(_recipe(tmp_path))!r}, '--gpu', 'h200', {option!r}, {name!r}, "
         f"'--config', {str(_config(tmp_path))!r}]))"
     )
     done = subprocess.run(
@@ -218,7 +220,7 @@ def test_a_chart_on_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 2 and "TF-PLN-021" in done.stderr
+    assert done.returncode == 2 and code in done.stderr, done.stderr
     assert not [path.name for path in tmp_path.iterdir() if "part" in path.name]
 
 
