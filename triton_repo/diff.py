@@ -2,7 +2,8 @@
 
 Tensors, steps and parameters are compared by their names, so that an order says nothing. Where the two belong
 to different versions of TensorRT-LLM's backend, the changes between the versions that touch these models are
-listed too, defaults that move under an unchanged text included.
+listed too, defaults that move under an unchanged text included. A path that leads to the same place by another way is
+of the kind ``location``: it is shown and is no difference.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from triton_repo.lint.files import MAX_BYTES, Unreadable, entries, inside
 from triton_repo.lint.repository import Model, Repository, read_repository
 from triton_repo.lint.roles import role
 from triton_repo.parameters import load_parameters
+from triton_repo.places import same_place
 
-Kind = Literal["added", "removed", "changed", "renamed", "meaning"]
+Kind = Literal["added", "removed", "changed", "renamed", "meaning", "location"]
 _NAMES = {"input": "name", "output": "name", "step": "model_name", "model_warmup": "name", "control_input": "name"}
 
 
@@ -52,6 +54,11 @@ class Comparison:
     differences: tuple[Difference, ...]
     old_versions: tuple[str, str] | None
     new_versions: tuple[str, str] | None
+
+    @property
+    def same(self) -> bool:
+        """Whether the two serve the same: nothing differs but the way to the same places."""
+        return all(item.kind == "location" for item in self.differences)
 
 
 def diff_repositories(old: Path, new: Path) -> Comparison:
@@ -124,6 +131,9 @@ def _models(one: Model, other: Model, crossed: list[Change]) -> Iterator[Differe
             continue
         meaning = _meaning(found, field, changes)
         kind: Kind = "added" if old is None else "removed" if new is None else "changed"
+        if kind == "changed" and field.startswith("parameters[") and same_place(_parameter(field), one, other):
+            yield _difference("location", other, field, old, new, "another way to the same place")
+            continue
         yield _difference(kind, one if new is None else other, field, old, new, meaning)
     for change in changes.values():
         if change.kind == "default" and not _is_set(one, change.name) and not _is_set(other, change.name):

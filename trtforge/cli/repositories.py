@@ -98,7 +98,10 @@ def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A model repository.", show_default=False)],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Another one.", show_default=False)],
 ) -> None:
-    """Say what two repositories say differently, and what it means; exit 1 when they differ."""
+    """Say what two repositories say differently, and what it means; exit 1 when they differ.
+
+    Paths that lead to the same place are shown and are no difference.
+    """
     from triton_repo.diff import diff_repositories
     from trtforge.errors import ExitCode
 
@@ -108,6 +111,7 @@ def diff(
         {
             "old": str(old),
             "new": str(new),
+            "same": comparison.same,
             "versions": versions,
             "differences": [item.to_json() for item in comparison.differences],
         }
@@ -122,9 +126,11 @@ def diff(
         if pair is not None:
             said = pair[0] if pair[0] == pair[1] else f"{pair[0]} to {pair[1]}"
             console.print(f"{name}: parameters of TensorRT-LLM's backend {said}")
-    count = len(comparison.differences)
-    console.value(f"{count} difference{'' if count == 1 else 's'}" if count else "no difference")
-    if count:
+    places = sum(item.kind == "location" for item in comparison.differences)
+    count = len(comparison.differences) - places
+    said = f"{count} difference{'' if count == 1 else 's'}" if count else "no difference"
+    console.value(said + (f" ({places} path{'' if places == 1 else 's'} to the same place)" if places else ""))
+    if not comparison.same:
         raise common.Failed(ExitCode.GATE_FAILED)
 
 

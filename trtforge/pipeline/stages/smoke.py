@@ -54,7 +54,7 @@ class SmokeStage(StageBase):
 
     name = "smoke"
     needs = ("build", "repository")
-    code_version = "3"
+    code_version = "4"
     tools = serving.TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:

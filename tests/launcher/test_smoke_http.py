@@ -1,0 +1,77 @@
+"""The HTTP check of the smoke test against a small server: several events, one event, wrong answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from launcher.smoke import SmokeTarget, _http_agrees
+
+#: prompt -> pieces of its answer
+ANSWERS = {"short": ["Yes."], "long": ["Rain ", "falls ", "down."]}
+
+
+@contextmanager
+def served(pieces: dict[str, list[str]], asked: list[str]) -> Iterator[str]:
+    """A stand-in of Triton's generate endpoints; ``asked`` collects the prompts."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(request["text_input"])
+            parts = pieces[request["text_input"]]
+            if self.path.endswith("generate_stream"):
+                body = "".join(f"data:{json.dumps({'text_output': part})}\n\n" for part in parts)
+            else:
+                body = json.dumps({"text_output": "".join(parts)})
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def target(url: str, expected: dict[str, str]) -> SmokeTarget:
+    return SmokeTarget(
+        http_url=url, grpc_url=url, metrics_url=url, model="m", expected=expected, max_tokens=8, max_input_len=8
+    )
+
+
+def joined(pieces: dict[str, list[str]]) -> dict[str, str]:
+    return {prompt: "".join(parts) for prompt, parts in pieces.items()}
+
+
+def test_the_stream_that_is_checked_has_several_pieces() -> None:
+    asked: list[str] = []
+    with served(ANSWERS, asked) as url:
+        assert _http_agrees(target(url, joined(ANSWERS))) == "3 server-sent events"
+    assert set(asked) == {"long"}
+
+
+def test_without_a_longer_answer_that_is_said() -> None:
+    pieces = {"a": ["Yes."], "b": ["No."]}
+    asked: list[str] = []
+    with served(pieces, asked) as url:
+        assert _http_agrees(target(url, joined(pieces))).startswith("2 answers, each one piece long")
+    assert set(asked) == {"a", "b"}
+
+
+def test_another_answer_fails_the_check() -> None:
+    with served(ANSWERS, []) as url, pytest.raises(AssertionError, match="generate returned 'Rain falls down"):
+        _http_agrees(target(url, {**joined(ANSWERS), "long": "Something longer than that."}))
