@@ -12,6 +12,7 @@ from tests.support.preflight import report
 from tests.trtforge.preflight.cases import CASES
 from trtforge.errors import ForgeError
 from trtforge.recipe.merge import deep_merge
+from trtforge.tables.features import feature_table
 
 _LINE = re.compile(r"^([a-z_]+(?:\.[a-zA-Z_0-9]+)*): ?(.+?)(?: \(.*\)| or more| or less)?$")
 _REMOVE = re.compile(r"^remove ([a-z_]+(?:\.[a-zA-Z_0-9]+)+)$")
@@ -84,3 +85,20 @@ def test_a_remedy_that_is_a_recipe_line_cures_the_finding(code: str) -> None:
             if finding.message not in left:
                 return
     pytest.fail(f"none of {tried} cures {[finding.message for finding in findings]}")
+
+
+def test_a_method_that_is_offered_instead_is_one_that_this_version_writes() -> None:
+    table = feature_table()
+    for row in table.methods:
+        offered = table.method(row.target, row.instead) if row.instead else None
+        assert row.instead is None or (offered is not None and offered.support == "yes" and offered.converted), row
+
+
+def test_no_way_out_of_a_layout_that_does_not_draft_meets_another_refusal_of_the_method() -> None:
+    settings, facts = CASES["TF-K12-017"][0]
+    (finding,) = [item for item in report(settings, **facts).findings if item.code == "TF-K12-017"]
+    assert "build.target: trtllm-llmapi with triton.layout: llmapi" in finding.remedies
+    assert "speculation.method: lookahead" in finding.remedies
+    for remedy in finding.remedies:
+        after = report(applied(settings, change(remedy) or {}), **facts).findings
+        assert not {"TF-K12-001", "TF-K12-017", "TF-K12-018", "TF-K23-001"} & {item.code for item in after}, remedy

@@ -333,14 +333,27 @@ def layout_drafts(facts: Facts) -> Iterator[Violation]:
     row = facts.features.method(facts.recipe.build.target, method)
     if method == "none" or works is None or method in works or row is None or row.support == "no":
         return
+    target = facts.recipe.build.target
+    rows = {name: facts.features.method(target, name) for name in works}
+    usable = [name for name, other in rows.items() if other and other.support == "yes" and other.converted]
     hosts = [name for name, methods in facts.features.drafting_layouts.items() if method in methods]
+    others = sorted(
+        {
+            (row.target, host)
+            for host in hosts
+            for stack in facts.stacks.rows
+            for row in facts.features.methods
+            if host in stack.layouts and row.target in stack.targets and row.target != target
+            if row.method == method and row.support == "yes" and row.converted
+        }
+    )
     yield Violation(
         f"triton.layout: {layout} has no models that draft by {method}",
         f"speculation.method: {method}, triton.layout: {layout}",
-        {"methods_of_layout": list(works), "layouts_of_method": hosts},
+        {"methods_of_layout": usable, "layouts_of_method": hosts},
         [
-            *(f"speculation.method: {name}" for name in works),
-            *(f"triton.layout: {name} with a target that it serves" for name in hosts),
+            *(f"build.target: {name} with triton.layout: {host}" for name, host in others),
+            *(f"speculation.method: {name}" for name in usable),
         ],
     )
 
