@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.support.preflight import report
 from tests.support.tiny import write_tiny_llama
 from tests.trtforge.preflight import folders
 from trtforge.errors import ExitCode, ForgeError
 from trtforge.preflight import all_rules, check, check_report, refusal
 from trtforge.preflight.engine import make_facts
 from trtforge.preflight.features import engine_version, in_range
+from trtforge.recipe import merge
 from trtforge.recipe.load import recipe_from_mapping
 
 ROOT = Path(__file__).parents[3]
@@ -157,3 +159,15 @@ def test_rows_of_the_tables_hold_for_the_versions_that_they_name() -> None:
     assert in_range(
         make_facts(loaded(), model=None, formats={}, kv_modes={}, machine=None, locate=None, parameters=None), "9", None
     )
+
+
+def test_one_fault_is_said_once() -> None:
+    settings = {"quantize": {"format": "int4_awq", "group_size": 256}}
+    assert [item.code for item in report(settings).findings if item.kind == "K4"] == ["TF-K4-002"]
+    several = {"quantize": {"format": "int4_awq", "group_size": 128}, "build": {"target": "tensorrt"}}
+    found = report(merge.deep_merge(several, {"build": {"parallel": {"tp": 2}}}))
+    error = refusal(found, "x")
+    assert len(error.numbers) > 1, "several reasons"
+    assert len(set(error.remedies)) == len(error.remedies)
+    parts = str(error.asked).split("; ")
+    assert len(set(parts)) == len(parts)

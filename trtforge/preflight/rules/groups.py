@@ -48,6 +48,8 @@ def group_divides(facts: Facts) -> Iterator[Violation]:
     if row is None or not row.group_sizes or row.default_group_size is None:
         return
     group = quantize.group_size or row.default_group_size
+    if group not in row.group_sizes:
+        return  # TF-K4-002 names it
     model = facts.require_model()
     quantized = quantized_linears(model, quantize.exclude)
     bad = [linear for linear in quantized if width(linear, tp) % group]
