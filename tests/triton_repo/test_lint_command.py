@@ -77,6 +77,24 @@ def test_bad_input_is_refused_with_a_code(tmp_path):
     assert result.exit_code == 2 and "--format sarif" in result.output
 
 
+def test_a_folder_that_is_not_there_is_a_finding_in_every_form(tmp_path):
+    missing = tmp_path / "nowhere"
+    result = run("lint", str(missing), "--format", "sarif")
+    (found,) = json.loads(result.stdout)["runs"][0]["results"]
+    assert result.exit_code == 2 and found["ruleId"] == "TF-TRI-100"
+    assert found["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith("nowhere")
+    result = run("lint", str(missing), "--format", "github")
+    assert result.exit_code == 2
+    assert result.stdout.startswith(f"::error file={missing},title=TF-TRI-100 ")
+
+
+@pytest.mark.parametrize("form", ["sarif", "github"])
+def test_two_forms_at_once_are_refused(faulty, form):
+    result = run("lint", str(faulty), "--format", form, "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["error"]["code"] == "TF-CLI-020"
+
+
 def test_diff_and_upgrade_run(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     corpus_llm.chain(old, values={"max_num_sequences": "8"})

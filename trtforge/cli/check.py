@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtforge.cli import common
+from trtforge.cli import common, forms
 from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
 
 if TYPE_CHECKING:
-    from trtforge.annotations import Annotation
     from trtforge.console import Console
     from trtforge.preflight import Finding, Report
-
-FORMATS = ("table", "sarif", "github")
 
 
 @common.forge_command
@@ -36,29 +33,27 @@ def check(
     from trtforge.recipe.load import load_recipe
     from trtforge.store.store import default_root
 
-    common.one_of(form, FORMATS, option="--format", code="TF-CLI-014")
-    if form != "table" and console.mode == "json":
-        raise ForgeError(
-            "TF-CLI-014",
-            f"--json and --format {form} both claim the output",
-            asked=f"--json --format {form}",
-            remedies=[f"--format {form}", "--json"],
-        )
-    loaded = load_recipe(recipe, overrides or ())
+    forms.chosen(console, form, code="TF-CLI-014")
     refused: ForgeError | None = None
     shape = None
     try:
-        shape = common.inspect_model(loaded) if model else None
+        loaded = load_recipe(recipe, overrides or ())
+        try:
+            shape = common.inspect_model(loaded) if model else None
+        except ForgeError as error:
+            if form == "table":
+                raise
+            refused = error
+        report = common.preflight(loaded, model=shape, store=default_root(store))
     except ForgeError as error:
-        if form == "table":
-            raise
-        refused = error
-    report = common.preflight(loaded, model=shape, store=default_root(store))
+        if form != "table":
+            forms.show(console, list(forms.refusals(error, recipe)), form)
+        raise
     if form != "table":
         found = annotate(loaded, report)
         if refused is not None:
             found.insert(0, refusal_annotation(loaded, refused))
-        console.value(_written(found, form).rstrip("\n"))
+        forms.show(console, found, form)
         if refused is not None:
             raise common.Failed(refused.exit_code)
     else:
@@ -69,13 +64,6 @@ def check(
             console.print(f"{absent}: `trtforge run {recipe} --until intake` fetches it")
     if report.blocked:
         raise common.Failed(ExitCode.GATE_FAILED)
-
-
-def _written(found: list[Annotation], form: str) -> str:
-    from trtforge import __version__
-    from trtforge.annotations import github, sarif_text
-
-    return sarif_text(found, version=__version__) if form == "sarif" else github(found)
 
 
 def show(console: Console, report: Report, recipe: Path) -> None:

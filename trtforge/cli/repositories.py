@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtforge.cli import common
+from trtforge.cli import common, forms
 
 if TYPE_CHECKING:
     from triton_repo.lint.run import Report
@@ -22,7 +22,6 @@ EngineOption = Annotated[
         show_default=False,
     ),
 ]
-FORMATS = ("table", "sarif", "github")
 
 
 @common.forge_command
@@ -34,14 +33,19 @@ def lint(
 ) -> None:
     """Check any Triton model repository; findings carry file and line; exit 1 on an error."""
     from triton_repo.lint.run import lint_repository
-    from trtforge.errors import ExitCode
+    from trtforge.errors import ExitCode, ForgeError
 
-    common.one_of(format_, FORMATS, option="--format", code="TF-CLI-020")
-    report = lint_repository(repository, engine)
-    if format_ == "table" or console.mode == "json":
+    forms.chosen(console, format_, code="TF-CLI-020")
+    try:
+        report = lint_repository(repository, engine)
+    except ForgeError as error:
+        if format_ != "table":
+            forms.show(console, list(forms.refusals(error, repository)), format_)
+        raise
+    if format_ == "table":
         _show(console, report)
     else:
-        _annotate(console, report, format_)
+        forms.show(console, report.annotations(), format_)
     if not report.passed:
         raise common.Failed(ExitCode.GATE_FAILED)
 
@@ -80,16 +84,6 @@ def _show(console: Console, report: Report) -> None:
         + ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items())
         + ")"
     )
-
-
-def _annotate(console: Console, report: Report, format_: str) -> None:
-    from trtforge import __version__
-    from trtforge.annotations import github, sarif_text
-
-    records = report.annotations()
-    text = sarif_text(records, version=__version__) if format_ == "sarif" else github(records)
-    if text:
-        console.value(text.rstrip("\n"))
 
 
 @common.forge_command

@@ -26,7 +26,10 @@ def emit(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="The repository's folder: empty or new.", show_default=False)
     ],
-    name: Annotated[str, typer.Option(help="The model's name, as clients say it (native).")] = "model",
+    name: Annotated[
+        str | None,
+        typer.Option(help="The model's name, as clients say it (native); default model.", show_default=False),
+    ] = None,
     layout: Annotated[
         str | None, typer.Option(help="The repository's layout; default the recipe's, else native.", show_default=False)
     ] = None,
@@ -45,6 +48,7 @@ def emit(
     """Write a model repository for an engine; its limits come from the engine, the rest from the recipe."""
     from triton_repo.layouts.emit import emit_for
     from triton_repo.parameters import LAYOUTS
+    from trtforge.errors import ForgeError
     from trtforge.recipe.load import load_recipe, recipe_from_mapping
 
     changes = list(overrides or [])
@@ -54,7 +58,16 @@ def emit(
         loaded = load_recipe(recipe, changes)
     else:
         loaded = recipe_from_mapping({"name": "model", "model": {"source": str(engine)}}, overrides=changes)
-    document = emit_for(loaded, engine, out, name=name, tokenizer=tokenizer)
+    written = loaded.recipe.triton.layout
+    if name is not None and written != "native":
+        raise ForgeError(
+            "TF-CLI-021",
+            f"--name has no effect on the layout {written}",
+            asked=f"--name {name}",
+            why="Its models have the names that clients and the other models of the layout know.",
+            remedies=["leave --name out", "--layout native"],
+        )
+    document = emit_for(loaded, engine, out, name=name or "model", tokenizer=tokenizer)
     console.result({"repository": str(out), **document})
     console.value(str(out))
 

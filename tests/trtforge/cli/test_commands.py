@@ -286,6 +286,39 @@ class TestInit:
         assert cli("init", "model", "--format", "fp9", "--json").document["error"]["code"] == "TF-QNT-001"
 
 
+class TestForms:
+    """What keeps a check from running is a finding in the form that was asked for, and an error on stderr."""
+
+    @pytest.mark.parametrize(
+        ("text", "code", "lines"),
+        [
+            ("name: [", "TF-RCP-004", [1]),
+            ("name: tiny\nmodel: {source: model}\nquantize:\n  format: 3\n  foo: 1\n", "TF-RCP-011", [4, 5]),
+            ("name: tiny\nmodel: {source: model}\nwaive: {TF-K99-001: fine}\n", "TF-RCP-014", [None]),
+        ],
+    )
+    def test_a_recipe_that_cannot_be_read(
+        self, cli: Any, tmp_path: Path, text: str, code: str, lines: list[int | None]
+    ) -> None:
+        write_tiny_llama(tmp_path / "model")
+        (tmp_path / "r.yaml").write_text(text)
+        result = cli("check", "r.yaml", "--format", "sarif")
+        found = result.document["runs"][0]["results"]
+        assert result.code == 2 and code in result.err
+        assert {item["ruleId"] for item in found} == {code}
+        places = [item["locations"][0]["physicalLocation"] for item in found]
+        assert [place["artifactLocation"]["uri"] for place in places] == ["r.yaml"] * len(lines)
+        assert [place.get("region", {}).get("startLine") for place in places] == lines
+        result = cli("check", "r.yaml", "--format", "github")
+        assert result.code == 2
+        assert [row.split(",")[0] for row in result.out.splitlines()] == ["::error file=r.yaml"] * len(lines)
+
+    def test_a_recipe_that_is_not_there(self, cli: Any) -> None:
+        result = cli("check", "none.yaml", "--format", "sarif")
+        (found,) = result.document["runs"][0]["results"]
+        assert result.code == 2 and found["ruleId"].startswith("TF-RCP-")
+
+
 class TestTables:
     def test_schema(self, cli: Any) -> None:
         assert cli("schema", "--json").document["title"] == "trtforge recipe"
@@ -300,6 +333,10 @@ class TestTables:
 
 
 class TestTriton:
+    def test_a_name_that_nothing_would_bear_is_refused(self, cli: Any, tiny_engine: Path) -> None:
+        result = cli("triton", "emit", str(tiny_engine), "out", "--layout", "llmapi", "--name", "tiny", "--json")
+        assert (result.code, result.document["error"]["code"]) == (2, "TF-CLI-021")
+
     def test_emit_and_lint(self, cli: Any, tiny_engine: Path, tmp_path: Path) -> None:
         done = cli("triton", "emit", str(tiny_engine), str(tmp_path / "repository"), "--name", "tiny", "--json")
         assert done.code == 0, done.out

@@ -1,0 +1,84 @@
+"""``--format`` of the checks: a table for people, SARIF or GitHub annotations for tools.
+
+A tool that reads stdout gets its form in every case: what keeps a check from running at all is a finding too, with
+the file and, where the refusal names one, the line. The refusal itself is said on stderr as always.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtforge.cli import common
+from trtforge.errors import ForgeError
+
+if TYPE_CHECKING:
+    from trtforge.annotations import Annotation
+    from trtforge.console import Console
+
+FORMATS = ("table", "sarif", "github")
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
+
+
+def chosen(console: Console, form: str, *, code: str) -> str:
+    """The form that ``--format`` names.
+
+    Raises:
+        ForgeError: ``code`` when there is no such form, or ``--json`` claims the output too.
+    """
+    common.one_of(form, FORMATS, option="--format", code=code)
+    if form != "table" and console.mode == "json":
+        raise ForgeError(
+            code,
+            f"--json and --format {form} both claim the output",
+            asked=f"--json --format {form}",
+            remedies=[f"--format {form}", "--json"],
+        )
+    return form
+
+
+def show(console: Console, found: Sequence[Annotation], form: str) -> None:
+    """Write the findings as SARIF (always one document) or GitHub annotations (one a line; none: nothing)."""
+    from trtforge import __version__
+    from trtforge.annotations import github, sarif_text
+
+    text = sarif_text(found, version=__version__) if form == "sarif" else github(found)
+    if text:
+        console.value(text.rstrip("\n"))
+
+
+def refusals(error: ForgeError, file: Path) -> Iterator[Annotation]:
+    """What keeps a check from running, as findings: one for each offender that the refusal lists, else one."""
+    from trtforge.annotations import Annotation
+
+    offenders = error.numbers.get("offenders")
+    if isinstance(offenders, list) and offenders:
+        for item in offenders:
+            place, line, _ = _place(str(item.get("where", "")), file)
+            message = f"{item.get('key')}: {item.get('problem')}"
+            yield Annotation(
+                error.code, "error", message, place, line, help=str(item.get("remedy", "")), why=error.why or ""
+            )
+        return
+    place, line, column = _place(str(error.asked or ""), file)
+    yield Annotation(
+        error.code,
+        "error",
+        error.message,
+        place,
+        line,
+        column,
+        help="; ".join(error.remedies),
+        title=error.message,
+        why=error.why or "",
+    )
+
+
+def _place(text: str, file: Path) -> tuple[str, int | None, int | None]:
+    """File, line and column of ``FILE:LINE[:COLUMN]``; ``file`` for anything else."""
+    match = _PLACE.fullmatch(text)
+    if match is None or not Path(match["file"]).is_file():
+        return str(file), None, None
+    return match["file"], int(match["line"]), int(match["column"]) if match["column"] else None
