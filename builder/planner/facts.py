@@ -161,6 +161,7 @@ def collect(
     if pool_bytes is not None:
         serving = replace(serving, pool_bytes=pool_bytes)
     notes = [*known.facts.assumed, *kernel_notes(precision, gpu)]
+    notes += [f"draft: {text}" for text in draft.facts.assumed] if draft else []
     notes += [] if known.measured else ["weights follow from the model's sizes; no safetensors headers were read"]
     if workload is None:
         workload = default_workload(recipe, known.facts)

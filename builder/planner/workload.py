@@ -91,6 +91,12 @@ def trace(path: Path, *, shared_prefix: int = 0, rate: float | None = None) -> W
     lengths = tuple(Length(isl, osl, count / total) for (isl, osl), count in sorted(counts.items()))
     seconds = (max(times) - min(times)) / 1000 if len(times) > 1 else 0.0
     arrivals = (len(times) - 1) / seconds if seconds > 0 else None
+    if rate is None and arrivals is not None and not LEAST_RATE <= arrivals <= MOST_RATE:
+        raise _bad(
+            f"the timestamps of {len(times):,} requests span {seconds:.3g} s: {arrivals:.3g} requests/s is no rate",
+            f"--trace {path}",
+            ["timestamps in milliseconds", "--rate with requests a second: it wins over timestamps"],
+        )
     return _checked(Workload("trace", lengths, shared_prefix, rate if rate is not None else arrivals, str(path)))
 
 

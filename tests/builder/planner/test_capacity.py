@@ -226,6 +226,9 @@ def test_refusals_of_loads_say_what_works(tmp_path: Path) -> None:
         (workload.fixed, (0, 1), "--isl"),
     ):
         assert any(word in remedy for remedy in refusal(call, *arguments).remedies)
+    (tmp_path / "burst").write_text("1,1,0\n1,1,1e-10\n", encoding="utf-8")
+    assert any("timestamps" in text for text in refusal(workload.trace, tmp_path / "burst").remedies)
+    assert workload.trace(tmp_path / "burst", rate=3.0).rate == 3.0
     assert "negative" in refusal(workload.fixed, 10, 10, shared_prefix=-1).message
     for rate in (float("nan"), float("inf"), 1e300, 0.0):
         error = refusal(workload.fixed, 10, 10, rate=rate)
