@@ -352,6 +352,57 @@ def llmapi_multi_instance(root: Path) -> None:
     add(root, "tensorrt_llm", config, {"1/model.py": COMPLETING, "1/model.yaml": settings})
 
 
+def llmapi_with(root: Path, model: str, settings: str) -> None:
+    document = f"model: {model}\nbackend: pytorch\n{settings}triton_config:\n  max_batch_size: 0\n  decoupled: False\n"
+    add(root, "tensorrt_llm", LLMAPI_CONFIG, {"1/model.py": COMPLETING, "1/model.yaml": document})
+
+
+_DOWNLOADS = "https://nvidia.github.io/TensorRT-LLM"
+
+
+@published(f"{_DOWNLOADS}/_downloads/ddd5dad53c23c1710152570087d6d424/qwen3.8-low-latency.yaml")
+def llmapi_low_latency(root: Path) -> None:
+    settings = (
+        "tensor_parallel_size: 16\nmoe_expert_parallel_size: 1\npipeline_parallel_size: 1\n"
+        "enable_attention_dp: false\nenable_lm_head_tp_in_adp: false\ndisable_mm_encoder: true\nmax_batch_size: 256\n"
+        "max_num_tokens: 8960\nmax_seq_len: 9472\nenable_chunked_prefill: false\nallreduce_strategy: AUTO\n"
+        "cuda_graph_config:\n  enable_padding: true\n  max_batch_size: 256\n"
+        "kv_cache_config:\n  enable_block_reuse: false\n  free_gpu_memory_fraction: 0.8\n  dtype: auto\n"
+        "  mamba_ssm_cache_dtype: bfloat16\nmoe_config:\n  backend: TRTLLM\nstream_interval: 10\n"
+        "print_iter_log: false\ntrust_remote_code: true\nnum_postprocess_workers: 4\n"
+    )
+    llmapi_with(root, "Qwen/Qwen3.8", settings)
+
+
+@published(f"{_DOWNLOADS}/1.4.0rc1/_downloads/fa95ebae91950f50de3219fb8458acfd/qwen3.5-gb300-agentic-decode.yaml")
+def llmapi_agentic(root: Path) -> None:
+    settings = (
+        "cache_transceiver_config:\n  backend: NIXL\n  kv_cache_bounce_size_mb: 2048\n"
+        "cuda_graph_config:\n  enable_padding: true\n  batch_sizes:\n  - 1\n  - 2\n"
+        "enable_iter_perf_stats: true\nenable_iter_req_stats: false\niter_perf_stats_interval: 40\n"
+        "kv_cache_config:\n  avg_seq_len: 102150\n  dtype: fp8\n  enable_block_reuse: false\n"
+        "  event_buffer_max_size: 0\n  free_gpu_memory_fraction: 0.85\n  host_cache_size: 137438953472\n"
+        "  iteration_stats_interval: 40\n  tokens_per_block: 64\n  use_kv_cache_manager_v2: true\n"
+        "max_seq_len: 262148\nmoe_config:\n  backend: TRTLLM\n  use_low_precision_moe_combine: true\n"
+        "nvfp4_gemm_config:\n  allowed_backends:\n  - cutlass\npipeline_parallel_size: 1\nprint_iter_log: true\n"
+        "return_perf_metrics: false\nscheduler_config:\n  capacity_scheduler_policy: GUARANTEED_NO_EVICT\n"
+        "speculative_config:\n  decoding_type: MTP\n  max_draft_len: 6\nstream_interval: 20\n"
+        "trust_remote_code: true\nmax_batch_size: 8\nmax_num_tokens: 56\nmoe_expert_parallel_size: 2\n"
+        "tensor_parallel_size: 2\n"
+    )
+    llmapi_with(root, "Qwen/Qwen3.5", settings)
+
+
+@published("https://github.com/NVIDIA/TensorRT-LLM/issues/10396")
+def llmapi_eagle(root: Path) -> None:
+    settings = (
+        "enable_attention_dp: false\nenable_chunked_prefill: false\nspeculative_config:\n  max_draft_len: 4\n"
+        "  decoding_type: Eagle\n  speculative_model_dir: draft_path\n  eagle3_one_model: false\n"
+        "  use_dynamic_tree: false\n"
+    )
+    llmapi_with(root, "Qwen/Qwen2.5-3B-Instruct", settings)
+
+
 # vLLM --------------------------------------------------------------------------------------------
 VLLM = 'backend: "vllm"\n\ninstance_group [\n  {\n    count: 1\n    kind: KIND_MODEL\n  }\n]\n'
 

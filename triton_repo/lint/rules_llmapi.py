@@ -198,10 +198,10 @@ def yaml_keys(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit_file(model, path, message, f"leave {key} out", line)
             elif near is not None:
                 yield hit_file(model, path, f"{key} is no argument; {near} is", f"{near}: …", line)
-            elif key not in known:
-                # a release later than the table may have it
+            elif key not in known and document.get("backend") != "_autodeploy":
+                # a release later than the table may have it, and AutoDeploy has arguments of its own
                 message = f"{key} is no argument of {section or 'LLM()'} that is known ({table.as_of})"
-                yield hit_file(model, path, message, f"leave {key} out", line, "warning")
+                yield hit_file(model, path, message, f"leave {key} out", line, "note" if section else "warning")
     if str(document.get("backend", "pytorch")) not in ("pytorch", "_autodeploy"):
         yield hit_file(
             model,

@@ -235,9 +235,10 @@ def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
     if model.parameter("cross_kv_cache_fraction") is not None and model.parameter("encoder_model_path") is None:
         yield hit(
             model,
-            "cross_kv_cache_fraction without an encoder: it is for encoder-decoder models only",
+            "cross_kv_cache_fraction without an encoder: the server of a decoder refuses to start with it",
             "leave it out, or encoder_model_path",
             *at(model, "cross_kv_cache_fraction"),
+            severity="error",
         )
     if model.parameter("sink_token_length") not in (None, "0") and model.parameter("max_attention_window_size") is None:
         yield hit(
