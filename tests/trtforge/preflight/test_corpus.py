@@ -52,6 +52,8 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("llama-7b-fp16", {"evals": {"perplexity": {"window": 1, "stride": 1}}}, {}, "TF-K9-015"),
     ("llama-7b-fp16", build(limits={"max_batch_size": 10**12, "max_num_tokens": 10**12}), {}, "TF-K9-016"),
     ("llama-7b-fp16", build(limits={"max_num_tokens": 10**18}), {}, "TF-K9-016"),
+    ("kv-reuse-with-offload", trtllm(host_kv_memory="99999999999GiB"), {}, "TF-K9-016"),
+    ("triton-llama-7b", parameters(kv_cache_host_memory_bytes="99999999999999999999999"), {}, "TF-K1-003"),
     ("triton-llama-7b", triton(queue_delay_us=99999999999999999999999), {}, "TF-K9-016"),
     ("triton-llama-7b", parameters(max_tokens_in_paged_kv_cache="64"), {}, "TF-K10-010"),
     ("triton-llama-7b", parameters(max_attention_window_size="0"), {}, "TF-K1-003"),

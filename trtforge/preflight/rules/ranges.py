@@ -8,20 +8,23 @@ from typing import Any
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.model import usable_positions
 
-_INT32, _UINT64 = 2**31 - 1, 2**64 - 1
+_INT32, _INT64, _UINT64 = 2**31 - 1, 2**63 - 1, 2**64 - 1
 
 #: recipe keys with the largest value of the field that they end up in: 32-bit integers of TensorRT-LLM
-#: (``SizeType32``) and of Triton's config.pbtxt, a 64-bit one for its queue delay
+#: (``SizeType32``) and of Triton's config.pbtxt, 64-bit ones for bytes and for the queue delay
 LARGEST = {
     "build.limits.max_batch_size": _INT32,
     "build.limits.max_num_tokens": _INT32,
     "build.limits.max_seq_len": _INT32,
     "build.limits.max_input_len": _INT32,
     "build.kv_cache.block_size": _INT32,
+    "build.kv_cache.memory": _INT64,
     "build.parallel.tp": _INT32,
     "build.parallel.pp": _INT32,
     "build.parallel.ep": _INT32,
     "build.trtllm.max_beam_width": _INT32,
+    "build.trtllm.host_kv_memory": _INT64,
+    "build.trtllm.workers": _INT32,
     "speculation.max_draft_len": _INT32,
     "speculation.heads": _INT32,
     "speculation.lookahead.window": _INT32,
