@@ -157,6 +157,17 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TF-K14-003": ((merged(API, parameters(decoupled="false")), {}), (merged(API, triton(decoupled=False)), {})),
     "TF-K15-002": (({}, {"model": replace(SMOL, eos_token_ids=())}), ({}, {})),
     "TF-K16-001": ((build(parallel={"tp": 3}), {}), (build(parallel={"tp": 1}), {})),
+    "TF-K16-009": (
+        (
+            merged(
+                ENGINE,
+                build(parallel={"pp": 2}),
+                quant(format="fp8", exclude=["lm_head", "model.layers.0.self_attn.o_proj"]),
+            ),
+            {},
+        ),
+        (merged(ENGINE, build(parallel={"pp": 2}), quant(format="fp8", exclude=["lm_head", "o_proj"])), {}),
+    ),
     "TF-K16-002": (
         (build(target="tensorrt", parallel={"pp": 31}), {}),
         (build(target="tensorrt", parallel={"pp": 30}), {}),

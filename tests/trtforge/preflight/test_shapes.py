@@ -10,11 +10,13 @@ import pytest
 
 from builder.graphs.config import HEAD_SIZES, read_config
 from builder.targets.tensorrt.plugin_fields import FIELDS
+from builder.targets.trtllm.ranks import layers_of
 from tests.support.preflight import SMOL, codes
 from tests.support.public_models import CONFIGS
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, RTX, build, merged
 from trtforge.errors import ForgeError
 from trtforge.preflight.rules import shapes
+from trtforge.preflight.rules.ranks import ONE_RANK
 
 LLAMA = CONFIGS["HuggingFaceTB/SmolLM2-135M-Instruct"]
 
@@ -48,3 +50,15 @@ def test_a_waiver_of_the_context_does_not_reach_the_build() -> None:
     over = build(limits={"max_seq_len": SMOL.max_positions + 1})
     assert "TF-K9-014" in codes(merged(over, waived))
     assert "TF-K9-014" not in codes(over), "one finding for one fault"
+
+
+@pytest.mark.parametrize(("layers", "pp"), [(30, 2), (30, 4), (7, 3), (5, 5)])
+def test_stages_are_the_converter_s(layers: int, pp: int) -> None:
+    assert list(shapes._stages(layers, pp)) == [layers_of(layers, pp, rank) for rank in range(pp)]
+
+
+@pytest.mark.parametrize("target", ["torch", "tensorrt", "tensorrt-rtx"])
+def test_targets_of_one_device_are_those_whose_builder_refuses_more(target: str) -> None:
+    settings = build(target=target, architectures=["sm_89"], parallel={"tp": 3})
+    assert ("TF-K16-001" in codes(settings)) and target in ONE_RANK
+    assert set(ONE_RANK) == set(shapes.GRAPH_TARGETS)

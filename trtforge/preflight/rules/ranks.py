@@ -8,7 +8,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
 
 #: targets that run in one process on one device
-ONE_RANK = ("torch", "tensorrt-rtx")
+ONE_RANK = ("torch", "tensorrt", "tensorrt-rtx")
 
 
 def world_size(facts: Facts) -> int:

@@ -1,4 +1,4 @@
-"""K5, K9, K18: what graph and build refuse from the recipe and config.json alone, said before quantization.
+"""K5, K9, K16, K18: what graph and build refuse from the recipe and config.json alone, said before quantization.
 
 The figures are those of the graph builder and of the plugins; the tests hold them against both.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import usable_positions
+from trtforge.preflight.features import weight_format
+from trtforge.preflight.model import linears, matches, usable_positions
 
 #: head sizes that PagedAttention takes, and of which number they are multiples, by target
 HEAD_SIZES = (64, 256)
@@ -113,4 +114,47 @@ def graph_has_positions(facts: Facts) -> Iterator[Violation]:
                 f"build.limits.max_seq_len: {positions}",
                 "max_position_embeddings in config.json, where the rope scaling reaches further",
             ],
+        )
+
+
+def _stages(layers: int, pp: int) -> Iterator[range]:
+    """The layers of each pipeline stage; the first ones take one more where they do not divide."""
+    each, more = divmod(layers, pp)
+    begin = 0
+    for stage in range(pp):
+        end = begin + each + (stage < more)
+        yield range(begin, end)
+        begin = end
+
+
+@rule(
+    "TF-K16-009",
+    "pipeline stages that leave different layers unquantized",
+    why="All ranks of TensorRT-LLM read one config.json, in which a layer is named by its place in its own stage.",
+    needs=("model",),
+    waivable=False,
+)
+def stages_exclude_alike(facts: Facts) -> Iterator[Violation]:
+    model, recipe = facts.require_model(), facts.recipe
+    pp, exclude = recipe.build.parallel.pp, recipe.quantize.exclude
+    if recipe.build.target != "trtllm-engine" or not 1 < pp <= model.layers or weight_format(facts) == "none":
+        return
+    if model.prequantized is not None:
+        return  # what is left out is the checkpoint's choice, and its headers say which
+    kinds = [linear for linear in linears(model) if linear.kind != "lm_head"]
+    plain = [
+        {
+            f"{place}.{linear.kind}"
+            for place, layer in enumerate(stage)
+            for linear in kinds
+            if any(matches(linear.names[layer], pattern) for pattern in exclude)
+        }
+        for stage in _stages(model.layers, pp)
+    ]
+    if any(stage != plain[0] for stage in plain):
+        yield Violation(
+            f"the {pp} stages exclude {', '.join(str(len(stage)) for stage in plain)} linears, not the same ones",
+            f"quantize.exclude: {list(exclude)}, build.parallel.pp: {pp}",
+            {"excluded_by_stage": [len(stage) for stage in plain]},
+            ["build.parallel.pp: 1", "quantize.exclude: [lm_head]"],
         )
