@@ -51,13 +51,13 @@ def describe_engine(engine_dir: Path) -> dict[str, Any]:
         model, build = document["pretrained_config"], document["build_config"]
         plugins = build.get("plugin_config") or {}
         mapping = model.get("mapping") or {}
-        tp, pp = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
+        tp, pp = _count(mapping, "tp_size", 1), _count(mapping, "pp_size", 1)
         description = {
-            **{name: int(build[name]) for name in ("max_batch_size", "max_num_tokens", "max_seq_len")},
-            "max_input_len": int(build["max_input_len"]),
-            "max_beam_width": int(build.get("max_beam_width", 1)),
-            "tokens_per_block": int(plugins.get("tokens_per_block", 32)),
-            "vocab_size": int(model["vocab_size"]),
+            **{name: _count(build, name) for name in ("max_batch_size", "max_num_tokens", "max_seq_len")},
+            "max_input_len": _count(build, "max_input_len"),
+            "max_beam_width": _count(build, "max_beam_width", 1),
+            "tokens_per_block": _count(plugins, "tokens_per_block", 32),
+            "vocab_size": _count(model, "vocab_size"),
             "logits_dtype": str(model.get("logits_dtype", "float32")),
             "dtype": str(model["dtype"]),
             "tp": tp,
@@ -72,7 +72,7 @@ def describe_engine(engine_dir: Path) -> dict[str, Any]:
             "version": str(document.get("version", "")),
             "xgrammar_tokenizer_info": XGRAMMAR_FILE if (engine_dir / XGRAMMAR_FILE).is_file() else None,
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise ForgeError(
             "TF-TRI-063",
             "this is no engine of TensorRT-LLM",
@@ -81,6 +81,14 @@ def describe_engine(engine_dir: Path) -> dict[str, Any]:
             remedies=["name the folder that trtllm-build wrote", "build it again: trtforge run RECIPE --force build"],
         ) from None
     return description
+
+
+def _count(section: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A number of things: whole, 1 or more, and within the 32 bits that TensorRT-LLM keeps it in."""
+    value = section[name] if default is None else section.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise ValueError(f"{name} is {str(value)[:40]}, which counts nothing")
+    return value
 
 
 def require_facts(engine: Mapping[str, Any]) -> None:
@@ -121,7 +129,10 @@ def _kv_bytes(model: Mapping[str, Any], tp: int, pp: int) -> int | None:
     size = model.get("head_size")
     if size is None and model.get("hidden_size") and model.get("num_attention_heads"):
         size = model["hidden_size"] // model["num_attention_heads"]
-    if not (heads and layers and size):
+    if (
+        not (isinstance(heads, int) and isinstance(layers, int) and isinstance(size, int))
+        or min(heads, layers, size) < 1
+    ):
         return None
     algorithm = (model.get("quantization") or {}).get("kv_cache_quant_algo")
     each = _KV_BYTES.get(algorithm or "", _DTYPE_BYTES.get(str(model["dtype"]), 2))

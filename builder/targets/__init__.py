@@ -32,6 +32,16 @@ CHECKPOINT_TARGETS = {
 TARGETS = {**GRAPH_TARGETS, **CHECKPOINT_TARGETS}
 
 
+#: parts of an engine's record by target, beside those that all have
+_PARTS_OF: dict[str, dict[str, type]] = {
+    "torch": {"kernel_choices": list, "linears": list},
+    "tensorrt": {"tensorrt": dict},
+    "tensorrt-rtx": {"engines": list, "profiles": list},
+    "trtllm-engine": {"parallel": dict, "settings": dict, "compiled": bool, "tensorrt_llm": str, "stack": str},
+    "trtllm-llmapi": {"parallel": dict, "serve": list, "compiled": bool, "tensorrt_llm": str, "stack": str},
+}
+
+
 class Target(Protocol):
     """What the module of a target built from the graph offers."""
 
@@ -115,6 +125,19 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
     return result
 
 
+def _require_parts(engine: dict[str, Any], engine_dir: Path) -> None:
+    kinds = {"limits": dict, "kv_cache": dict, "name": str, "quant_format": str, **_PARTS_OF[engine["target"]]}
+    faults = [name for name, kind in kinds.items() if not isinstance(engine.get(name), kind)]
+    if faults:
+        raise ForgeError(
+            "TF-BLD-020",
+            f"The record of the engine lacks {', '.join(faults)}",
+            asked=str(Path(engine_dir) / "engine.json"),
+            why="It was changed or cut short; every engine that this version writes has these parts.",
+            remedies=["trtforge verify BUNDLE names what was changed", "Build the engine again"],
+        )
+
+
 def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, Any]:
     """What the engine holds and what this machine executes, natively or emulated.
 
@@ -126,8 +149,12 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
         engine.json without hashes and rows, with ``linears`` decided anew for this machine, ``machine``
         (its capability) and ``execution``: for each (stored, executed, kernel, native) the number of
         linears and of weights.
+
+    Raises:
+        ForgeError: ``TF-BLD-020`` no engine, or a record that lacks parts; and the target's own.
     """
     engine = read_engine(engine_dir)
+    _require_parts(engine, engine_dir)
     if engine["target"] != "torch":
         described: dict[str, Any] = _module(engine["target"], TARGETS).engine_info(Path(engine_dir), engine)
         return described
