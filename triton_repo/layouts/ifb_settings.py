@@ -164,10 +164,12 @@ def _token_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, 
         min(int(engine["max_seq_len"]), max(map(int, windows.split(",")))) if windows else int(engine["max_seq_len"])
     )
     block = int(engine["tokens_per_block"])
-    need = -(-keeps // block) * block
+    beams = int(engine["max_beam_width"])
+    need = -(-keeps // block) * block * beams
     if int(tokens) >= need:
         return []
-    why = f"one request keeps up to {keeps} tokens, in blocks of {block}"
+    each = f" for each of {beams} beams" if beams > 1 else ""
+    why = f"one request keeps up to {keeps} tokens{each}, in blocks of {block}"
     return [(f"max_tokens_in_paged_kv_cache: {tokens}", why, f'max_tokens_in_paged_kv_cache: "{need}"')]
 
 
