@@ -14,7 +14,7 @@ from typing import Any
 from trtforge.errors import ForgeError
 
 #: ModelOpt's quant_algo → row of the format table. Source: modelopt/torch/export/model_config.py
-FORMATS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_awq", "INT4_AWQ": "int4_awq"}
+FORMATS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_awq"}
 KV_FORMATS = {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}
 _QUANTIZATION_TENSOR = re.compile(
     r"\.(weight_scale|weight_scale_2|input_scale|pre_quant_scale|k_scale|v_scale|output_scale|k_proj\.output_scale)$"
