@@ -59,6 +59,12 @@ def test_a_bundle_says_what_nobody_has_looked_at(folder: Path, target: str) -> N
     assert all(f"launch/{name}" in shown for name in scripts)
     assert "tritonserver --model-repository=repository" in shown
     assert ("mpirun … 2 servers" in shown) == (target == "trtllm-engine")
+    asked = {"trtllm-engine": "tensorrt_llm_bls/generate", "trtllm-llmapi": "tensorrt_llm/generate"}[target]
+    assert asked in shown
+    # the container of the LLM API's stack has no Triton: there trtllm-serve is started instead
+    container = [line for line in shown.splitlines() if line.startswith("docker run")]
+    started = {"trtllm-engine": "sh /bundle/launch/mpirun.sh", "trtllm-llmapi": " trtllm-serve checkpoint "}[target]
+    assert len(container) == 1 and started in container[0]
     verified = verify_published(bundle)
     assert verified.ok, verified.to_json()
     assert {f.code for f in verified.findings} <= {"TF-BND-031", "TF-BND-032", "TF-BND-033"}

@@ -257,6 +257,7 @@ def _serving_of_trtllm(context: StageContext) -> Any:
     from evals.report import Section
     from launcher.plans import plan
     from launcher.scripts import script_names
+    from trtforge.tables import stack_table
 
     engine = context.inputs["build"].summary
     made = plan(context.recipe)
@@ -276,17 +277,37 @@ def _serving_of_trtllm(context: StageContext) -> Any:
         if name != "server.sh":
             starter = "srun" if name == "slurm.sh" else "mpirun"
             runs = f"{starter} … {len(made.ranks)} server{'s' if len(made.ranks) > 1 else ''}, the first: {runs}"
-        blocks.append(f"# serve: {runs}\n{how}")
-    if engine["container"]:
+        blocks.append(f"# serve with Triton: {runs}\n{how}")
+    row = stack_table().row(engine["stack"])
+    has_triton = row is not None and row.triton is not None
+    docker = "docker run --rm --gpus all --ipc host --network host --mount type=bind,src=BUNDLE,dst=/bundle,readonly"
+    if engine["container"] and has_triton:
         script = next(name for name in script_names(made) if name != "slurm.sh")
-        blocks.append(
-            "# serve in the stack's container\ndocker run --rm --gpus all --ipc host --network host "
-            f"--mount type=bind,src=BUNDLE,dst=/bundle,readonly {engine['container']} sh /bundle/launch/{script}"
-        )
+        blocks.append(f"# the same in the stack's container\n{docker} {engine['container']} sh /bundle/launch/{script}")
+    blocks.append(f"# ask Triton\n{_curl(context)}")
     if engine["target"] == "trtllm-llmapi":
-        blocks.append(f"# serve without Triton\ncd BUNDLE/engine && {shlex.join(engine['serve'])}")
+        serve = shlex.join(engine["serve"])
+        blocks.append(f"# serve without Triton\ncd BUNDLE/engine && {serve}")
+        if engine["container"]:
+            where = f"{docker} --workdir /bundle/engine {engine['container']}"
+            less = "" if has_triton else ", which has no Triton"
+            blocks.append(f"# the same in the stack's container{less}\n{where} {serve}")
     text = "BUNDLE is the folder of this report. Everything is started in it; scripts count the GPUs before they start."
     return Section("Serve it", text, preformatted=tuple(blocks))
+
+
+def _curl(context: StageContext) -> str:
+    """One question to the model that clients ask, by the names of the layout's inputs."""
+    triton = context.recipe.triton
+    model, tokens, stream = {
+        "inflight_batcher_llm": ("tensorrt_llm_bls", "max_tokens", "stream"),
+        "llmapi": ("tensorrt_llm", "sampling_param_max_tokens", "streaming"),
+    }[triton.layout]
+    body = f'"text_input": "What is the capital of France?", "{tokens}": 32'
+    verb = "generate"
+    if triton.decoupled:
+        verb, body = "generate_stream", f'{body}, "{stream}": true'
+    return f"curl -sN http://127.0.0.1:8000/v2/models/{model}/{verb} -d '{{{body}}}'"
 
 
 def _serving(context: StageContext) -> Any:
