@@ -35,8 +35,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return call
 
 
-def _large(folder: Path, **changes: Any) -> list[str]:
-    """Arguments of a plan of Llama 3.1 70B on four H200."""
+def _large(folder: Path, count: str = "4", **changes: Any) -> list[str]:
+    """Arguments of a plan of Llama 3.1 70B on four H200, or so many; fewer have fewer points to search."""
     data: dict[str, Any] = {
         "name": "large",
         "model": {"source": "hf:org/model"},
@@ -49,7 +49,7 @@ def _large(folder: Path, **changes: Any) -> list[str]:
     sizes = reference()["models"]["meta-llama/Meta-Llama-3.1-70B"]
     (folder / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
     lengths = ["--isl", "1024", "--osl", "256"]
-    return ["plan", str(folder / "large.yaml"), "--gpu", "h200", "--count", "4", "--config", "config.json", *lengths]
+    return ["plan", str(folder / "large.yaml"), "--gpu", "h200", "--count", count, "--config", "config.json", *lengths]
 
 
 def _tiny(folder: Path) -> Path:
@@ -205,10 +205,10 @@ def test_the_search_stays_light(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("card", "arch"), [("b200", "sm_100"), ("a100", "sm_80"), ("h200", "sm_90")])
+@pytest.mark.parametrize(("card", "arch"), [("b200", "sm_100"), ("a100", "sm_80")])
 def test_the_recipe_is_for_the_planned_gpu(run: Run, tmp_path: Path, card: str, arch: str) -> None:
     """Written for Hopper, planned for another: its checks and its formats are the planned GPU's."""
-    arguments = _large(tmp_path, build={"target": "trtllm-llmapi", "architectures": ["sm_90"]})
+    arguments = _large(tmp_path, "2", build={"target": "trtllm-llmapi", "architectures": ["sm_90"]})
     arguments[arguments.index("h200")] = card
     code, out, _ = run(*arguments, "-o", "best.yaml", "--json")
     section = json.loads(out)["sections"]["search"]
@@ -223,10 +223,10 @@ def test_the_recipe_is_for_the_planned_gpu(run: Run, tmp_path: Path, card: str, 
 
 
 def test_a_prefix_that_is_counted_is_switched_on(run: Run, tmp_path: Path) -> None:
-    arguments = [*_large(tmp_path), "--shared-prefix", "512", "-o", "best.yaml", "--quiet"]
+    arguments = [*_large(tmp_path, "2"), "--shared-prefix", "512", "-o", "best.yaml", "--quiet"]
     assert run(*arguments)[0] == 0
     assert yaml.safe_load((tmp_path / "best.yaml").read_text(encoding="utf-8"))["build"]["trtllm"]["kv_reuse"] is True
-    assert run(*_large(tmp_path), "-o", "other.yaml", "--quiet")[0] == 0
+    assert run(*_large(tmp_path, "2"), "-o", "other.yaml", "--quiet")[0] == 0
     assert "trtllm" not in yaml.safe_load((tmp_path / "other.yaml").read_text(encoding="utf-8"))["build"]
 
 
@@ -239,7 +239,7 @@ def test_a_prefix_that_is_counted_is_switched_on(run: Run, tmp_path: Path) -> No
     ],
 )
 def test_the_remedy_of_levels_that_nothing_meets_works(run: Run, tmp_path: Path, levels: list[str]) -> None:
-    arguments = [*_large(tmp_path), "--search", "--json"]
+    arguments = [*_large(tmp_path, "2"), "--search", "--json"]
     code, out, _ = run(*arguments, *levels)
     error = json.loads(out)["error"]
     assert code == 1 and error["code"] == "TF-PLN-056"
@@ -249,9 +249,9 @@ def test_the_remedy_of_levels_that_nothing_meets_works(run: Run, tmp_path: Path,
 
 
 def test_a_search_counts_with_the_headroom_of_the_fleet(run: Run, tmp_path: Path) -> None:
-    code, out, _ = run(*_large(tmp_path), "--search", "--rate", "10", "--json")
+    code, out, _ = run(*_large(tmp_path, "2"), "--search", "--rate", "4", "--json")
     best = json.loads(out)["sections"]["search"]["recommended"]
-    assert code == 0 and best["requests_per_second"][1] >= 12
+    assert code == 0 and best["requests_per_second"][1] >= 4.8
 
 
 def test_both_choices_stay_inside_the_node(run: Run, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_both_choices_stay_inside_the_node(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_lacks_a_checkpoint_says_what_is_missing(run: Run, tmp_path: Path) -> None:
-    arguments = _large(tmp_path, model={"source": "sizes"})
+    arguments = _large(tmp_path, "2", model={"source": "sizes"})
     (tmp_path / "sizes").mkdir()
     (tmp_path / "config.json").rename(tmp_path / "sizes" / "config.json")
     at = arguments.index("--config")
@@ -277,7 +277,7 @@ def test_a_folder_that_lacks_a_checkpoint_says_what_is_missing(run: Run, tmp_pat
 
 
 def test_an_architecture_that_the_chain_refuses_gets_no_recipe(run: Run, tmp_path: Path) -> None:
-    arguments = _large(tmp_path)
+    arguments = _large(tmp_path, "2")
     sizes = reference()["models"]["Qwen/Qwen3-30B-A3B"]
     (tmp_path / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
     code, out, _ = run(*arguments, "-o", "best.yaml", "--json")
@@ -290,7 +290,7 @@ def test_an_architecture_that_the_chain_refuses_gets_no_recipe(run: Run, tmp_pat
 def test_a_long_trace_is_searched(run: Run, tmp_path: Path) -> None:
     rows = [f"{100 + index % 977},{20 + index % 331}" for index in range(20_000)]
     (tmp_path / "trace.csv").write_text("\n".join(rows), encoding="utf-8")
-    arguments = _large(tmp_path)
+    arguments = _large(tmp_path, "2")
     at = arguments.index("--isl")
     code, out, _ = run(*arguments[:at], "--trace", "trace.csv", "--search", "--json")
     assert code == 0 and json.loads(out)["workload"]["kind"] == "trace"
