@@ -160,8 +160,9 @@ def explain(
     from trtforge.recipe.units import format_seconds
 
     loaded = load_recipe(recipe, overrides or ())
-    rows = explain_stages(Pipeline(default_stages(), common.open_store(store, read_only=True)), loaded, until)
-    refused = refusals(loaded)
+    pipeline = Pipeline(default_stages(), common.open_store(store, read_only=True))
+    rows = explain_stages(pipeline, loaded, until)
+    refused = refusals(loaded, builds=any(stage.name == BUILD_STAGE for stage in pipeline.select(until)))
     console.result(
         {
             "recipe": str(recipe),
@@ -191,12 +192,16 @@ def shortened(reasons: Sequence[str]) -> str:
     return "; ".join(shown) + (f"; and {more} more" if more else "")
 
 
-def refusals(loaded: LoadedRecipe) -> list[str]:
-    """Codes for which preflight would refuse a run; a source that cannot be looked into counts too."""
+def refusals(loaded: LoadedRecipe, *, builds: bool = True) -> list[str]:
+    """Codes for which preflight would refuse a run; a source that cannot be looked into counts too.
+
+    ``builds``: the run goes through the build, so what this machine lacks for it counts.
+    """
     from trtforge.errors import ForgeError
 
     try:
         model = common.inspect_model(loaded)
     except ForgeError as error:
         return [error.code]
-    return [finding.code for finding in common.preflight(loaded, model=model).findings if finding.blocks]
+    findings = common.preflight(loaded, model=model).findings
+    return [finding.code for finding in findings if finding.blocks or (builds and finding.stops_build)]
