@@ -9,7 +9,7 @@ from typing import Any
 
 from builder.files import content_files
 from builder.graphs.info import GraphInfo
-from builder.memory import ModelShape
+from builder.memory import MemoryPlan, ModelShape
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress
 from trtforge.recipe.schema import Build, Limits
@@ -84,6 +84,27 @@ def check_limits(graph: GraphInfo, build: Build, *, target: str) -> Limits:
             remedies=["Build the graph again with the recipe's block size"],
         )
     return limits.model_copy(update={"max_input_len": longest_input})
+
+
+def graph_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str, Any]:
+    """What engine.json says of the graph, the limits and the KV pool, for every target that serves the paged graph."""
+    return {
+        "architecture": graph.architecture,
+        "dtype": graph.dtype,
+        "quant_format": graph.quant_format,
+        "group_size": graph.group_size,
+        "vocab_size": graph.vocab_size,
+        "max_position_embeddings": graph.max_position_embeddings,
+        "limits": limits.model_dump(),
+        "kv_cache": {
+            "format": graph.kv_cache["format"],
+            "scales": graph.kv_cache["scales"],
+            "block_size": plan.block_size,
+            "num_blocks": plan.num_blocks,
+            "bytes_per_block": plan.bytes_per_block,
+        },
+        "memory_plan": plan.to_json(),
+    }
 
 
 def special_tokens(directory: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from builder.graphs.info import GraphInfo
 from builder.machine import cpu_capability, free_memory
 from builder.memory import plan_memory
 from builder.targets.kernels import choose, table, weight_bytes
-from builder.targets.parts import check_limits, hash_files, model_shape, special_tokens
+from builder.targets.parts import check_limits, graph_facts, hash_files, model_shape, special_tokens
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build
@@ -95,21 +95,7 @@ def build_engine(
         "version": ENGINE_VERSION,
         "target": NAME,
         "name": name,
-        "architecture": graph.architecture,
-        "dtype": graph.dtype,
-        "quant_format": graph.quant_format,
-        "group_size": graph.group_size,
-        "vocab_size": graph.vocab_size,
-        "max_position_embeddings": graph.max_position_embeddings,
-        "limits": limits.model_dump(),
-        "kv_cache": {
-            "format": graph.kv_cache["format"],
-            "scales": graph.kv_cache["scales"],
-            "block_size": plan.block_size,
-            "num_blocks": plan.num_blocks,
-            "bytes_per_block": plan.bytes_per_block,
-        },
-        "memory_plan": plan.to_json(),
+        **graph_facts(graph, limits, plan),
         "planned_for": capability,
         "linears": linears,
         "kernel_choices": [row.to_json() for row in table()[1] if row.stored in stored],

@@ -23,7 +23,7 @@ from typing import Any
 from builder.files import content_files, copy_directory, copy_file
 from builder.graphs.info import GRAPH_FILE, INFO_FILE, GraphInfo
 from builder.memory import plan_memory
-from builder.targets.parts import check_limits, hash_files, model_shape, special_tokens
+from builder.targets.parts import check_limits, graph_facts, hash_files, model_shape, special_tokens
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.lowering import Network, lower
 from builder.targets.tensorrt.process import run_worker
@@ -94,21 +94,7 @@ def build_engine(
         "version": ENGINE_VERSION,
         "target": NAME,
         "name": name,
-        "architecture": graph.architecture,
-        "dtype": graph.dtype,
-        "quant_format": graph.quant_format,
-        "group_size": graph.group_size,
-        "vocab_size": graph.vocab_size,
-        "max_position_embeddings": graph.max_position_embeddings,
-        "limits": limits.model_dump(),
-        "kv_cache": {
-            "format": graph.kv_cache["format"],
-            "scales": graph.kv_cache["scales"],
-            "block_size": plan.block_size,
-            "num_blocks": plan.num_blocks,
-            "bytes_per_block": plan.bytes_per_block,
-        },
-        "memory_plan": plan.to_json(),
+        **graph_facts(graph, limits, plan),
         "linears": [
             {"name": item.name, "shape": list(item.shape), "stored": item.format, "group_size": item.group_size}
             for item in graph.linears
