@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from trtforge.store.machine import ask_driver
 
 #: distributions whose version decides what can be built here
 _TOOLS = ("tensorrt", "tensorrt-llm", "tensorrt-rtx", "datasets", "nvidia-modelopt", "transformers")
@@ -89,20 +89,7 @@ def _has_hub_token() -> bool:
 @functools.cache
 def all_gpus() -> tuple[Gpu, ...]:
     """The GPUs that the driver shows, in its order; empty without a driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    try:
-        answer = subprocess.run(
-            [program, "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return parse_gpus(answer.stdout)
+    return parse_gpus("\n".join(ask_driver("name,memory.total,compute_cap")))
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:

@@ -89,23 +89,29 @@ def host_library_hash() -> str | None:
     return _hash_at(path, status.st_size, status.st_mtime_ns)
 
 
-@functools.cache
-def gpu_architectures() -> tuple[str, ...]:
-    """``sm_90`` … of the GPUs that the driver shows, without duplicates; empty without a driver."""
+def ask_driver(fields: str) -> list[str]:
+    """nvidia-smi's lines for ``--query-gpu=fields``, one a GPU, sizes in MiB; empty without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return ()
+        return []
     try:
         answer = subprocess.run(
-            [program, "--query-gpu=compute_cap", "--format=csv,noheader"],
+            [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=10,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(sorted({f"sm_{line.strip().replace('.', '')}" for line in answer.stdout.splitlines() if line.strip()}))
+        return []
+    return answer.stdout.splitlines()
+
+
+@functools.cache
+def gpu_architectures() -> tuple[str, ...]:
+    """``sm_90`` … of the GPUs that the driver shows, without duplicates; empty without a driver."""
+    lines = ask_driver("compute_cap")
+    return tuple(sorted({f"sm_{line.strip().replace('.', '')}" for line in lines if line.strip()}))
 
 
 def python_version() -> str:
