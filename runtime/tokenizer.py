@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.chat_template import render_chat
 from runtime.detokenizer import Detokenizer, DetokenizerFactory
 from runtime.token_bound import TokenBound
+from trtforge.chat_template import render_chat
 from trtforge.errors import ForgeError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class EngineTokenizer:
 
         Raises:
             ForgeError: ``TF-RUN-091`` when the model has no template; ``TF-RUN-092``/``093`` see
-                :func:`~runtime.chat_template.render_chat`.
+                :func:`~trtforge.chat_template.render_chat`.
         """
         if self.chat_template is None:
             raise ForgeError(

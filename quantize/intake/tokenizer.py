@@ -67,7 +67,7 @@ def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: list[int]) -> None
 
 def check_template(template: str) -> None:
     """``TF-SRC-033`` when a chat template does not compile; without jinja2 here, serving finds out."""
-    from runtime.chat_template import syntax_error
+    from trtforge.chat_template import syntax_error
 
     try:
         problem = syntax_error(template)

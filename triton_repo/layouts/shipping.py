@@ -18,7 +18,7 @@ TOKENIZER_MODULES: Mapping[str, str] = {
     "runtime.tokenizer": "tokenizer.py",
     "runtime.detokenizer": "detokenizer.py",
     "runtime.token_bound": "token_bound.py",
-    "runtime.chat_template": "chat_template.py",
+    "trtforge.chat_template": "chat_template.py",
     "trtforge.errors": "errors.py",
 }
 
