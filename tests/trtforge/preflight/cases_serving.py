@@ -151,8 +151,8 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(ENGINE, triton(accumulate_tokens=False, decoupled=False)), {}),
     ),
     "TF-K14-002": (
-        (merged(triton(decoupled=False), {"bench": {"slo": {"itl_p99": "200ms"}}}), {}),
-        ({"bench": {"slo": {"itl_p99": "200ms"}}}, {}),
+        (merged(API, triton(decoupled=False), {"bench": {"slo": {"itl_p99": "200ms"}}}), {}),
+        (merged(API, {"bench": {"slo": {"itl_p99": "200ms"}}}), {}),
     ),
     "TF-K14-003": ((merged(API, parameters(decoupled="false")), {}), (merged(API, triton(decoupled=False)), {})),
     "TF-K15-002": (({}, {"model": replace(SMOL, eos_token_ids=())}), ({}, {})),

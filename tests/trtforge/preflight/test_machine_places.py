@@ -26,10 +26,10 @@ build:
     max_num_tokens: 16
     max_batch_size: 32
   kv_cache: {memory: 8MiB}
-triton:
-  decoupled: false
-bench:
-  slo: {itl_p99: 200ms}
+evals:
+  perplexity:
+    stride: 256
+    window: 4096
 """
 
 
@@ -71,7 +71,7 @@ class TestFormats:
         assert invoke(["check", str(recipe), "--format", "github"]) == 1
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith(f"::error file={recipe},line=6,title=TF-K9-003")
-        assert any(f"file={recipe},line=12,title=TF-K14-002" in line for line in lines)
+        assert any(f"file={recipe},line=12,title=TF-K9-005" in line for line in lines)
 
     def test_sarif_has_the_rules_and_regions(self, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert invoke(["check", str(recipe), "--format", "sarif"]) == 1
@@ -84,7 +84,7 @@ class TestFormats:
 
     def test_a_waived_finding_is_suppressed(self, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
         recipe.write_text(
-            RECIPE.replace("max_num_tokens: 16", "max_num_tokens: 64") + "waive: {TF-K14-002: measured elsewhere}\n"
+            RECIPE.replace("max_num_tokens: 16", "max_num_tokens: 64") + "waive: {TF-K9-005: measured elsewhere}\n"
         )
         assert invoke(["check", str(recipe), "--format", "sarif"]) == 0
         (run,) = json.loads(capsys.readouterr().out)["runs"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.rules.streaming import STREAMING_PARAMETERS
 from trtforge.recipe.keys import nearest
 
 _PLACEHOLDER = re.compile(r"\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*|<[A-Za-z][^<>]*>|\bTODO\b|\bFIXME\b|^/path/to/")
@@ -63,11 +64,14 @@ def nothing_unfilled(facts: Facts) -> Iterator[Violation]:
     waivable=False,
 )
 def parameters_exist(facts: Facts) -> Iterator[Violation]:
-    known = facts.parameters or {}
+    if facts.recipe.triton.layout == "native":
+        return  # it reads none of them: TF-K9-010
+    # fields of config.pbtxt and keys of model.yaml follow from the recipe's own keys
+    known = {name: row for name, row in (facts.parameters or {}).items() if row.place == "parameter"}
     templates = {row.template: name for name, row in known.items() if row.template}
     for name, value in facts.recipe.triton.parameters.items():
-        if name in known or facts.recipe.triton.layout != "inflight_batcher_llm":
-            continue  # llmapi passes any argument of LLM() on
+        if name in known or name in STREAMING_PARAMETERS:
+            continue
         near = templates.get(name) or nearest(name, list(known))
         yield Violation(
             f"triton.parameters: {facts.recipe.triton.layout} has no parameter {name}",

@@ -214,10 +214,10 @@ def formats_of_old(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K23-005",
     "a parameter that the version no longer reads",
-    why="It is gone from the configuration: setting it does nothing.",
+    why="It is gone from the configuration: setting it does nothing, and the repository is not written with it.",
     source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
-    severity="warning",
     needs=("parameters",),
+    waivable=False,
 )
 def parameters_of_old(facts: Facts) -> Iterator[Violation]:
     for name, value in facts.recipe.triton.parameters.items():
