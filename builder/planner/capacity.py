@@ -26,6 +26,7 @@ from builder.planner.types import (
     Workload,
 )
 from builder.planner.weights import TensorGroup
+from trtforge.kv_window import KvWindows
 from trtforge.tables import architecture_table
 
 
@@ -52,28 +53,29 @@ def replica_tokens(memory: Sequence[MemoryPlan]) -> int:
     return min(plan.pool.tokens for plan in memory)
 
 
-def _held(model: ModelFacts, tokens: Any, block: int) -> Any:
-    """Tokens of pool that requests take: whole blocks; layers with a sliding window keep no more than it."""
-    blocks = np.ceil(np.asarray(tokens, dtype=np.float64) / block) * block
-    if not model.window or not model.window_layers:
-        return blocks
-    window = math.ceil(model.window / block) * block + block
-    share = model.window_layers / model.layers
-    return (1 - share) * blocks + share * np.minimum(blocks, window)
+def _windows(model: ModelFacts, serving: Serving) -> KvWindows:
+    return serving.windows or KvWindows((0,) * model.layers)
 
 
-def _demand(model: ModelFacts, workload: Workload, block: int, common: int) -> tuple[float, float, float]:
+def _held(windows: KvWindows, tokens: Any, serving: Serving) -> Any:
+    """Tokens of pool that requests take: whole blocks, on average over the layers."""
+    lengths = np.asarray(tokens, dtype=np.float64)
+    return windows.layer_tokens(lengths, serving.block_size, serving.max_num_tokens) / len(windows.windows)
+
+
+def _demand(model: ModelFacts, workload: Workload, serving: Serving, common: int) -> tuple[float, float, float]:
     """Pool tokens of a request: reserved and held on average, and of the longest; kept with the workload.
 
     They do not depend on the split or the precision, and a search asks for them thousands of times.
     """
-    key = (model.window, model.window_layers, model.layers, block, common)
+    windows, block = _windows(model, serving), serving.block_size
+    key = (windows.spans, serving.max_num_tokens, block, common)
     if key not in workload.demands:
         isl, osl, share = workload.table
         stays = share * osl / float(np.dot(share, osl))
-        reserved = np.maximum(_held(model, isl + osl, block) - common, block)
-        held = np.maximum(_held(model, isl + osl / 2, block) - common, block)
-        most = max(float(_held(model, workload.longest, block)) - common, block)
+        reserved = np.maximum(_held(windows, isl + osl, serving) - common, block)
+        held = np.maximum(_held(windows, isl + osl / 2, serving) - common, block)
+        most = max(float(_held(windows, workload.longest, serving)) - common, block)
         workload.demands[key] = (float(np.dot(stays, reserved)), float(np.dot(stays, held)), most)
     found: tuple[float, float, float] = workload.demands[key]
     return found
@@ -101,24 +103,17 @@ def capacity(
     pool = replica_tokens(memory)
     common = workload.shared_prefix // block * block if shared else 0
     room = max(pool - common, 0)
-    reserved, held, most = _demand(model, workload, block, common)
+    reserved, held, most = _demand(model, workload, serving, common)
     guaranteed, expected, longest = (_whole(room, each) for each in (reserved, held, most))
     running = min(guaranteed, serving.max_batch_size)
     binding = "KV pool" if guaranteed < serving.max_batch_size else "build.limits.max_batch_size"
     return Capacity(pool, reserved, held, guaranteed, expected, longest, running, binding)
 
 
-def context_ceiling(model: ModelFacts, memory: Sequence[MemoryPlan]) -> int:
+def context_ceiling(model: ModelFacts, memory: Sequence[MemoryPlan], serving: Serving) -> int:
     """The longest context of a single request: what the pool holds alone, at most what the model was trained for."""
-    pool = replica_tokens(memory)
-    if model.window_layers:
-        share = 1 - model.window_layers / model.layers
-        if share <= 0:
-            return model.max_positions
-        block = memory[0].pool.block_size
-        window = math.ceil(model.window / block) * block + block
-        pool = max(pool, int((pool - (1 - share) * window) / share)) if pool > window else pool
-    return min(pool, model.max_positions)
+    windows, pool = _windows(model, serving), replica_tokens(memory)
+    return windows.longest(pool, serving.block_size, serving.max_num_tokens, model.max_positions)
 
 
 @dataclass(frozen=True)
@@ -239,5 +234,5 @@ def admission(
         growth = step - plan.of("activations") - max(plan.free, 0)
         pools.append(plan.pool.bytes - max(growth, 0))
     pool = max(min(pools), 0)
-    ceiling = max(context_ceiling(model, memory), 1)
+    ceiling = max(context_ceiling(model, memory, serving), 1)
     return Admission(batch, tokens, min(longest, ceiling), pool // 2**20 * 2**20)

@@ -20,6 +20,7 @@ from builder.planner.parallelism import Split, invalid_reasons, recommend, split
 from builder.planner.precision import recipe_precision
 from builder.planner.types import Facts, Goal, ModelFacts, ParallelPlan, Precision, Serving, Workload, bad_input
 from builder.planner.weights import TensorGroup, groups_from_facts, groups_from_headers, in_precision
+from trtforge.kv_window import kv_windows
 from trtforge.recipe.schema import Recipe
 from trtforge.safetensors_header import read_headers, weight_files
 from trtforge.tables import architecture_table
@@ -99,8 +100,8 @@ def kernel_notes(precision: Precision, gpu: Gpu) -> list[str]:
     return notes
 
 
-def served_limits(recipe: Recipe) -> Serving:
-    """Limits, pool and draft tokens as the recipe has them; without a pool TensorRT-LLM's 0.9 of free memory."""
+def served_limits(recipe: Recipe, model: ModelFacts) -> Serving:
+    """Limits, pool, draft tokens and windows as the recipe has them; without a pool TensorRT-LLM's 0.9 of free memory."""
     limits, cache, speculation = recipe.build.limits, recipe.build.kv_cache, recipe.speculation
     drafts = (speculation.max_draft_len or 4) if speculation.method != "none" else 0
     if speculation.choices:
@@ -113,6 +114,7 @@ def served_limits(recipe: Recipe) -> Serving:
         cache.memory,
         cache.free_fraction or 0.9,
         drafts,
+        kv_windows(recipe, model.layers, model.window, model.window_layers),
     )
 
 
@@ -157,7 +159,7 @@ def collect(
     draft_facts = draft.facts if draft else None
     # a draft stays in the recipe's dtype: the quantize section is the target's
     draft_weights = in_precision(draft.groups, replace(precision, weights=precision.base)) if draft else []
-    serving = served_limits(recipe)
+    serving = served_limits(recipe, known.facts)
     if pool_bytes is not None:
         serving = replace(serving, pool_bytes=pool_bytes)
     notes = [*known.facts.assumed, *kernel_notes(precision, gpu)]

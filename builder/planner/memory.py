@@ -48,13 +48,6 @@ def kv_bytes_per_token(model: ModelFacts, kv: str, *, tp: int = 1, layers: int |
     return math.ceil((model.layers if layers is None else layers) * elements * kv_bits(kv) / 8)
 
 
-def kv_bytes_of_request(model: ModelFacts, kv: str, tokens: int, *, tp: int = 1) -> int:
-    """Bytes of KV cache of one request of ``tokens`` tokens: layers with a sliding window keep no more than it."""
-    one_layer = kv_bytes_per_token(model, kv, tp=tp, layers=1)
-    sliding = model.window_layers if model.window else 0
-    return one_layer * ((model.layers - sliding) * tokens + sliding * min(tokens, model.window))
-
-
 def pool_bytes(free: float, fraction: float = 0.9, max_tokens: int | None = None, bytes_per_token: int = 0) -> int:
     """TensorRT-LLM's rule: min(free memory x fraction, max tokens x bytes a token).
 

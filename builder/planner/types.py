@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtforge.errors import ExitCode, ForgeError
+from trtforge.kv_window import KvWindows
 
 Goal = Literal["latency", "throughput", "fit"]
 
@@ -299,7 +300,8 @@ class Section:
 class Serving:
     """What the engine is built for: the recipe's limits and KV settings, and the speculation's extra tokens.
 
-    ``pool_bytes`` (absolute, a GPU) wins over ``free_fraction`` (of what weights and workspace leave).
+    ``pool_bytes`` (absolute, a GPU) wins over ``free_fraction`` (of what weights and workspace leave). ``windows``
+    says what the layers' caches keep of a request; without it every layer keeps the whole context.
     """
 
     max_batch_size: int
@@ -309,6 +311,7 @@ class Serving:
     pool_bytes: int | None = None
     free_fraction: float = 0.9
     draft_tokens: int = 0
+    windows: KvWindows | None = None
 
 
 @dataclass(frozen=True)

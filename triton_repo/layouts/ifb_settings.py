@@ -11,6 +11,7 @@ from typing import Any
 
 from triton_repo.parameters import load_parameters
 from trtforge.errors import ForgeError
+from trtforge.kv_window import PARAMETER, KvWindows, parse_windows
 from trtforge.recipe.schema import Recipe
 
 #: recipe's speculation method → the engine's mode and the decoding mode
@@ -138,6 +139,13 @@ def _faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, str, s
     return faults
 
 
+def _windows(recipe: Recipe, engine: Mapping[str, Any]) -> KvWindows:
+    """What the layers' caches keep; windows that repeat over the layers stand for all of them."""
+    given = parse_windows(recipe.triton.parameters.get(PARAMETER, "")) or (0,)
+    windows = tuple(value if value < engine["max_seq_len"] else 0 for value in given)
+    return KvWindows(windows, engine["max_input_len"], bool(engine.get("paged_context_attention")))
+
+
 def _memory_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     memory = int(recipe.build.kv_cache.memory or 0)
     each = engine.get("kv_bytes_per_token")
@@ -145,7 +153,9 @@ def _memory_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str,
     if not each:
         why = "this version takes the KV cache in tokens, and the engine does not say how many bytes a token takes"
         return [(asked, why, "build.kv_cache: {free_fraction: 90%}")]
-    need = int(each) * int(engine["max_seq_len"])
+    windows = _windows(recipe, engine)
+    kept: int = windows.layer_tokens(engine["max_seq_len"], engine["tokens_per_block"], engine["max_num_tokens"])
+    need = -(-int(each) * kept // len(windows.windows))
     if memory < need:
         why = f"one request of max_seq_len {engine['max_seq_len']} takes {need} bytes a rank"
         return [(asked, why, f"build.kv_cache.memory: {-(-need // 2**20)}MiB")]
@@ -154,18 +164,16 @@ def _memory_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str,
 
 def _token_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """``max_tokens_in_paged_kv_cache`` set by hand: less than one request keeps is less than one request takes."""
-    names = ("max_tokens_in_paged_kv_cache", "max_attention_window_size")
+    names = ("max_tokens_in_paged_kv_cache", PARAMETER)
     rows = load_parameters("inflight_batcher_llm").of_model("tensorrt_llm")
     given = {name: recipe.triton.parameters.get(name, "") for name in names}
-    tokens, windows = (given[name] for name in names)
+    tokens = given["max_tokens_in_paged_kv_cache"]
     if not tokens or any(rows[name].fault(value) is not None for name, value in given.items()):
         return []  # a value that cannot be read is refused by its kind
-    keeps = (
-        min(int(engine["max_seq_len"]), max(map(int, windows.split(",")))) if windows else int(engine["max_seq_len"])
-    )
-    block = int(engine["tokens_per_block"])
-    beams = int(engine["max_beam_width"])
-    need = -(-keeps // block) * block * beams
+    block, beams = int(engine["tokens_per_block"]), int(engine["max_beam_width"])
+    widest = _windows(recipe, engine).widest()
+    keeps: int = widest.layer_tokens(engine["max_seq_len"], block, engine["max_num_tokens"])
+    need = keeps * beams
     if int(tokens) >= need:
         return []
     each = f" for each of {beams} beams" if beams > 1 else ""

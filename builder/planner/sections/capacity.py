@@ -16,7 +16,7 @@ from builder.planner.workload import percentile
 def section(facts: Facts) -> Section:
     """The capacity section."""
     found = capacity(facts.model, facts.memory, facts.workload, facts.serving)
-    ceiling = context_ceiling(facts.model, facts.memory)
+    ceiling = context_ceiling(facts.model, facts.memory, facts.serving)
     settings = admission(facts.model, facts.memory, facts.workload, facts.serving, facts.precision, facts.parallel)
     trade = kv_trade(
         facts.model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from builder.planner.types import MemoryPlan, ModelFacts, ParallelPlan, Precisio
 from builder.planner.weights import groups_from_facts
 from tests.builder.planner.models import bare, llama_70b
 from tests.support.refusals import refusal
+from trtforge.kv_window import KvWindows
 
 SERVING = Serving(1024, 4096, 8192, block_size=32)
 
@@ -74,10 +76,21 @@ def test_a_common_prefix_is_stored_once() -> None:
 
 def test_the_context_ceiling() -> None:
     model = from_config(bare(max_position_embeddings=4096))
-    assert context_ceiling(model, _memory(model, 1600)) == 1600
-    assert context_ceiling(model, _memory(model, 160_000)) == 4096
-    sliding = from_config(bare(sliding_window=64, layer_types=["sliding_attention", "full_attention"] * 2))
-    assert 1600 < context_ceiling(sliding, _memory(sliding, 1600)) <= 3200
+    assert context_ceiling(model, _memory(model, 1600), SERVING) == 1600
+    assert context_ceiling(model, _memory(model, 160_000), SERVING) == 4096
+    half = replace(SERVING, windows=KvWindows((64, 0) * 2))
+    # two layers keep 3 blocks of 32 tokens at most, which leaves 3104 of 2 x 1600 to each of the others
+    assert context_ceiling(model, _memory(model, 1600), half) == 3104
+    assert context_ceiling(model, _memory(model, 96), replace(SERVING, windows=KvWindows((64,) * 4))) == 4096
+
+
+def test_windows_bound_what_requests_take() -> None:
+    model, load = from_config(bare()), workload.fixed(900, 100)
+    memory = _memory(model, 32_000)
+    assert capacity(model, memory, load, SERVING).tokens_reserved == 1024
+    windows = replace(SERVING, windows=KvWindows((64, 0) * 2))
+    found = capacity(model, memory, load, windows)
+    assert found.tokens_reserved == (1024 + 96) / 2 and found.guaranteed == 57
 
 
 def test_kv_formats_trade_bytes_for_requests() -> None:

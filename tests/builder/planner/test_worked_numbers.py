@@ -18,7 +18,7 @@ from builder.planner.fleet import (
     static_batching,
 )
 from builder.planner.hardware import gpu, link
-from builder.planner.memory import kv_bytes_of_request, kv_bytes_per_token, pool_bytes, pool_tokens, requests_that_fit
+from builder.planner.memory import kv_bytes_per_token, pool_bytes, pool_tokens, requests_that_fit
 from builder.planner.precision import kv_bits, weight_bytes, weight_format
 from builder.planner.weights import groups_from_facts, parameter_count
 from tests.builder.planner.models import llama_70b
@@ -34,7 +34,7 @@ def test_eight_h100_hold_twelve_long_contexts() -> None:
     model = llama_70b()
     memory = 8 * gpu("h100-sxm").memory_bytes
     weights = sum(group.bytes for group in groups_from_facts(model))
-    request = kv_bytes_of_request(model, "float16", 131_072)
+    request = 131_072 * kv_bytes_per_token(model, "float16")
     assert memory / GB == pytest.approx(687.2, abs=0.05)
     assert weights / GB == pytest.approx(141.2, rel=1e-3)
     assert request / GB == pytest.approx(42.9, abs=0.05)
@@ -44,9 +44,9 @@ def test_eight_h100_hold_twelve_long_contexts() -> None:
 def test_kv_of_4096_tokens_by_heads_and_format() -> None:
     model = llama_70b()
     many = replace(model, kv_heads=64)
-    assert kv_bytes_of_request(many, "float16", 4096) / GB == pytest.approx(10.7, abs=0.05)
-    assert kv_bytes_of_request(model, "float16", 4096) / GB == pytest.approx(1.3, abs=0.05)
-    assert kv_bytes_of_request(many, "int4", 4096) / GB == pytest.approx(2.7, abs=0.05)
+    assert 4096 * kv_bytes_per_token(many, "float16") / GB == pytest.approx(10.7, abs=0.05)
+    assert 4096 * kv_bytes_per_token(model, "float16") / GB == pytest.approx(1.3, abs=0.05)
+    assert 4096 * kv_bytes_per_token(many, "int4") / GB == pytest.approx(2.7, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_kv_of_4096_tokens_by_heads_and_format() -> None:
 )
 def test_four_h100_by_precision(weights: str, cache: str, weight_gb: float, cache_gb: float, requests: int) -> None:
     held = weight_bytes(70e9, weights) / 4
-    request = kv_bytes_of_request(replace(llama_70b(), kv_heads=64), cache, 4096, tp=4)
+    request = 4096 * kv_bytes_per_token(replace(llama_70b(), kv_heads=64), cache, tp=4)
     assert held / GB == pytest.approx(weight_gb)
     assert request / GB == pytest.approx(cache_gb, abs=0.05)
     assert requests_that_fit(80 * GB, held, request) == requests

@@ -262,10 +262,15 @@ def test_values_that_no_engine_can_load_are_refused(call, place, name, value, co
 
 def test_the_least_that_one_request_takes_is_accepted(call, place):
     facts = engine_config()["build_config"]
-    for out, tokens, more in (
-        ("a", facts["max_seq_len"], ()),
-        ("b", 64, ("triton.parameters.max_attention_window_size='64'",)),
+    window = "triton.parameters.max_attention_window_size='64'"
+    plain = ("build.trtllm.paged_context_attention=false", "build.trtllm.chunked_context=false")
+    for out, paged, tokens, more in (
+        ("a", True, facts["max_seq_len"], ()),
+        ("b", False, 64 + 32, (window, *plain)),  # the window, and a block beside
+        ("c", True, facts["max_seq_len"], (window,)),  # a chunk of the prompt may be as long
     ):
+        plugins = {**facts["plugin_config"], "use_paged_context_fmha": paged}
+        (place / "engine" / "config.json").write_text(json.dumps(engine_config(plugin_config=plugins)))
         sets = [f"triton.parameters.max_tokens_in_paged_kv_cache='{tokens}'", *more]
         code, document = call(
             "triton", "emit", "engine", out, "--recipe", "r.yaml", *[word for text in sets for word in ("--set", text)]

@@ -176,7 +176,7 @@ class TestMemory:
             merged(asked, {"build": {"kv_cache": {"memory": finding.remedies[0].split()[-1]}}}), **gpu
         )
         numbers = finding.numbers
-        assert numbers["largest_full_length_batch"] * 2048 <= numbers["largest_pool_tokens"]
+        assert numbers["largest_full_length_batch"] * 2048 * numbers["bytes_per_token"] < 70 * 2**30
 
     def test_the_ranks_that_hold_the_weights(self) -> None:
         finding = only("TF-K10-006", merged(ENGINE, build(architectures=["sm_89"])), model=LLAMA_70B, machine=BIG)

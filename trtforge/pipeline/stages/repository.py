@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trtforge.kv_window import PARAMETER
 from trtforge.pipeline.stage import StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import plain
 from trtforge.recipe.schema import Recipe
@@ -84,7 +85,7 @@ def _code_hash(files: list[Path]) -> str:
 
 def with_window(recipe: Recipe, engine: Mapping[str, Any]) -> Recipe:
     """The recipe with the model's sliding window as a parameter: an engine of 1.2 does not know it by itself."""
-    window, named = engine["sliding_window"], "max_attention_window_size"
+    window, named = engine["sliding_window"], PARAMETER
     if not window or window >= engine["limits"]["max_seq_len"] or named in recipe.triton.parameters:
         return recipe
     triton = recipe.triton.model_copy(update={"parameters": {**recipe.triton.parameters, named: str(window)}})

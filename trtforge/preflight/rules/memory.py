@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.kv_window import KvWindows, kv_windows
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format, weight_format
 from trtforge.preflight.model import DTYPE_BYTES, kv_bytes_per_rank, linear_parameters
@@ -30,6 +31,27 @@ def token_bytes(facts: Facts) -> int:
     """Bytes of KV cache a token on the fullest rank."""
     parallel = facts.recipe.build.parallel
     return kv_bytes_per_rank(facts.require_model(), kv_dtype(facts), parallel.tp, parallel.pp)
+
+
+def windows_of(facts: Facts) -> KvWindows:
+    """What the layers' caches keep of a request, as the recipe serves the model."""
+    model = facts.require_model()
+    return kv_windows(facts.recipe, model.layers, model.sliding_window or 0)
+
+
+def request_bytes(facts: Facts) -> int:
+    """Bytes of KV cache that one request of max_seq_len takes on the fullest rank, in whole blocks."""
+    limits, block = facts.recipe.build.limits, facts.recipe.build.kv_cache.block_size
+    windows = windows_of(facts)
+    kept: int = windows.layer_tokens(limits.max_seq_len, block, limits.max_num_tokens)
+    return -(-kept * token_bytes(facts) // len(windows.windows))
+
+
+def longest_request(facts: Facts, pool: int) -> int:
+    """Tokens of the longest request, up to max_seq_len, that a pool of so many bytes holds; 0 when it holds none."""
+    limits, block = facts.recipe.build.limits, facts.recipe.build.kv_cache.block_size
+    tokens = max(pool, 0) // (token_bytes(facts) * block) * block
+    return windows_of(facts).longest(tokens, block, limits.max_num_tokens, limits.max_seq_len)
 
 
 def weight_bytes(facts: Facts, *, stored: bool) -> int:
@@ -61,25 +83,26 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
     memory, limits = facts.recipe.build.kv_cache.memory, facts.recipe.build.limits
     if memory is None:
         return
-    size = facts.recipe.build.kv_cache.block_size
-    token = token_bytes(facts)
-    blocks, needed = memory // (token * size), -(-limits.max_seq_len // size)
-    if blocks < needed:
-        least = needed * size * token
+    token, least = token_bytes(facts), request_bytes(facts)
+    if memory < least:
+        size = facts.recipe.build.kv_cache.block_size
+        held, longest = memory // (token * size) * size, longest_request(facts, memory)
+        kept = -(-least // token)
         yield Violation(
-            f"a KV pool of {format_size(memory)} holds {blocks * size} tokens, "
-            f"one request may need {limits.max_seq_len}",
+            f"a KV pool of {format_size(memory)} holds {held} tokens, one request may need {limits.max_seq_len}"
+            + (f" and keeps {kept} with its window" if kept < limits.max_seq_len else ""),
             f"build.kv_cache.memory: {format_size(memory)}, build.limits.max_seq_len: {limits.max_seq_len}",
             {
                 "bytes_per_token": token,
-                "pool_tokens": blocks * size,
+                "pool_tokens": held,
+                "kept_tokens": kept,
                 "max_seq_len": limits.max_seq_len,
                 "least_bytes": least,
                 "kv_dtype": kv_dtype(facts),
             },
             [
                 f"build.kv_cache.memory: {-(-least // 2**20)}MiB or more",
-                *([f"build.limits.max_seq_len: {blocks * size}"] if blocks else []),
+                *([f"build.limits.max_seq_len: {longest}"] if longest else []),
                 *(["quantize.kv_cache: fp8 (halves the bytes)"] if facts.recipe.quantize.kv_cache == "none" else []),
             ],
         )
@@ -147,7 +170,7 @@ def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
     token = token_bytes(facts)
     tokens = build.kv_cache.memory // (token * build.kv_cache.block_size) * build.kv_cache.block_size
     share = tokens / build.limits.max_batch_size
-    if tokens >= build.limits.max_seq_len and share < 2 * build.kv_cache.block_size:
+    if build.kv_cache.memory >= request_bytes(facts) and share < 2 * build.kv_cache.block_size:
         wanted = 4 * build.kv_cache.block_size * build.limits.max_batch_size * token
         yield Violation(
             f"a full batch of {build.limits.max_batch_size} has {share:.0f} KV tokens a request",
@@ -224,18 +247,17 @@ def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
     recipe, gpus = facts.recipe, facts.require_machine().gpus
     if recipe.build.target not in GPU_TARGETS or not gpus:
         return
-    parallel, limits, pool = recipe.build.parallel, recipe.build.limits, recipe.build.kv_cache
+    parallel, pool = recipe.build.parallel, recipe.build.kv_cache
     smallest = min(gpu.memory for gpu in gpus)
     share = weight_bytes(facts, stored=True) // (parallel.tp * parallel.pp)
-    token = token_bytes(facts)
-    least = limits.max_seq_len * token
+    least = request_bytes(facts)
     wanted = pool.memory if pool.memory is not None else least
     room = smallest - share - GPU_RESERVE_BYTES
     if pool.free_fraction is not None:
         room = int(room * pool.free_fraction)
     if wanted <= room:
         return
-    batch, positions = max(0, room) // least, max(0, room) // token
+    batch, positions = max(0, room) // least, longest_request(facts, room)
     yield Violation(
         f"a rank needs {format_size(share)} of weights and {format_size(wanted)} of KV cache, the smallest GPU has "
         f"{format_size(smallest)}",
@@ -246,9 +268,10 @@ def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
             "kv_pool": wanted,
             "reserve": GPU_RESERVE_BYTES,
             "gpu": smallest,
-            "bytes_per_token": token,
+            "bytes_per_token": token_bytes(facts),
+            "bytes_per_request": least,
             "largest_full_length_batch": batch,
-            "largest_pool_tokens": positions,
+            "longest_request": positions,
         },
         [
             *([f"build.kv_cache.memory: {room // 2**20}MiB"] if batch else []),

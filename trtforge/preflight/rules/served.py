@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.rules.memory import windows_of
 
 _LAYOUT = "inflight_batcher_llm"
 #: modes of ``decoding_mode`` that draft, and the method that builds their engine; ReDrafter is no method here
@@ -17,6 +18,7 @@ _DRAFTING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead": "lookahead
     why="The pool must be able to carry one sequence to its end; the server refuses to start otherwise, or requests "
     "wait for ever.",
     source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/168",
+    needs=("model",),
 )
 def pool_tokens_hold_request(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
@@ -25,15 +27,16 @@ def pool_tokens_hold_request(facts: Facts) -> Iterator[Violation]:
         return
     build = recipe.build
     block, beams = build.kv_cache.block_size, build.trtllm.max_beam_width
-    needed = -(-build.limits.max_seq_len // block) * block * beams
+    # a parameter in tokens bounds the pool of each window: the layers that keep most decide
+    limits, most = build.limits, windows_of(facts).widest()
+    needed = most.layer_tokens(limits.max_seq_len, block, limits.max_num_tokens) * beams
     tokens = int(text)
     if tokens < needed:
-        largest = tokens // beams // block * block
+        largest = most.longest(tokens // beams, block, limits.max_num_tokens, limits.max_seq_len)
         yield Violation(
-            f"the pool holds {tokens} tokens, one request of max_seq_len {build.limits.max_seq_len} with {beams} "
+            f"the pool holds {tokens} tokens, one request of max_seq_len {limits.max_seq_len} with {beams} "
             f"beam{'' if beams == 1 else 's'} takes {needed}",
-            f"triton.parameters.max_tokens_in_paged_kv_cache: {text}, build.limits.max_seq_len: "
-            f"{build.limits.max_seq_len}",
+            f"triton.parameters.max_tokens_in_paged_kv_cache: {text}, build.limits.max_seq_len: {limits.max_seq_len}",
             {"pool_tokens": tokens, "needed_tokens": needed, "block_size": block, "beams": beams},
             [
                 f'triton.parameters.max_tokens_in_paged_kv_cache: "{needed}"',
