@@ -80,10 +80,10 @@ class Blocks:
         rows = self.emitter.node("Gather", [table, token_ids], scope, axis=0)
         return self.emitter.node("Cast", [rows], scope, output=output, to=self.model_type)
 
-    def norm(self, module: str, x: str) -> str:
-        """RMS norm over the last axis, statistics in float32."""
+    def norm(self, module: str, x: str, width: int | None = None) -> str:
+        """RMS norm over the last axis of ``width`` values (None: D), statistics in float32."""
         weight, scope = f"{module}.weight", scope_of(module)
-        self.tensors.take(weight, (self.config.hidden_size,))
+        self.tensors.take(weight, (width or self.config.hidden_size,))
         scale = self.linears.in_model_type(weight, scope)
         return self.emitter.node(
             "RMSNormalization", [x, scale], scope, axis=-1, epsilon=self.config.rms_norm_eps, stash_type=1
@@ -126,19 +126,35 @@ class Blocks:
         )
         return emitter.node("Squeeze", [rotated, emitter.axes(0)], scope, label=f"Squeeze_{label}")
 
-    def attention(self, module: str, x: str, caches: tuple[str, str], layer: int, *, bias: bool) -> str:
+    def head_norm(self, module: str, x: str, heads: int) -> str:
+        """RMS norm over each head of [T, heads*E]."""
+        size, lead = self.config.head_size, [0] * len(self.token_shape)
+        shapes = {"split": [*lead, heads, size], "join": [*lead, heads * size]}
+        split, join = (
+            self.emitter.constant(f"{label}_{heads}_heads", np.array(shape, dtype=np.int64))
+            for label, shape in shapes.items()
+        )
+        scope = scope_of(module)
+        apart = self.emitter.node("Reshape", [x, split], scope, label="Reshape_split")
+        return self.emitter.node("Reshape", [self.norm(module, apart, size), join], scope, label="Reshape_join")
+
+    def attention(self, module: str, x: str, caches: tuple[str, str], layer: int) -> str:
         """Grouped-query attention of one layer: [T, D] to [T, D]; writes the layer's pool."""
         config, scope = self.config, scope_of(module)
         width, kv_width = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
         hidden = config.hidden_size
         query, key, value = (
-            self.linears.write(self.tensors.linear(f"{module}.{name}", (rows, hidden), bias=bias), x)
+            self.linears.write(self.tensors.linear(f"{module}.{name}", (rows, hidden), bias=config.attention_bias), x)
             for name, rows in (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width))
         )
+        if config.qk_norm:
+            query = self.head_norm(f"{module}.q_norm", query, config.num_heads)
+            key = self.head_norm(f"{module}.k_norm", key, config.num_kv_heads)
         query = self.rotate(query, caches, config.num_heads, scope, "query")
         key = self.rotate(key, caches, config.num_kv_heads, scope, "key")
         attended = self.attend(module, query, key, value, layer)
-        return self.linears.write(self.tensors.linear(f"{module}.o_proj", (hidden, width), bias=bias), attended)
+        output = self.tensors.linear(f"{module}.o_proj", (hidden, width), bias=config.o_bias)
+        return self.linears.write(output, attended)
 
     def attend(self, module: str, query: str, key: str, value: str, layer: int) -> str:
         """PagedAttention of one layer over its pool: [T, H*E]."""
@@ -158,7 +174,7 @@ class Blocks:
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
             scale=config.head_size**-0.5,
-            sliding_window=config.sliding_window,
+            sliding_window=config.windows[layer],
             soft_cap=0.0,
         )
         emitter.output(pool_out, self.pool_type, self.pool_shape)

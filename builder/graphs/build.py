@@ -167,6 +167,7 @@ def _info(
         head_size=config.head_size,
         max_position_embeddings=config.max_positions,
         sliding_window=config.sliding_window,
+        full_attention_layers=config.full_attention_layers,
         kv_cache={"format": kv_format, "block_size": blocks.block_size, "scales": scales},
         quant_format=formats[0] if len(formats) == 1 else ("mixed" if formats else "none"),
         group_size=groups[0] if len(groups) == 1 else None,

@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.tables.decoders import Decoder, decoders
 
-#: Hugging Face class -> the family module that writes its graph
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama"}
 #: what PagedAttention v1 takes
 HEAD_SIZES = (64, 256)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of a decoder; ``sliding_window`` 0 means none."""
+    """Sizes and switches of a decoder.
+
+    ``attention_bias`` means biases on q, k and v, ``o_bias`` one on the output projection, ``qk_norm`` RMS norms over
+    each head of q and k; ``windows`` has each layer's sliding window, 0 where it sees everything.
+    """
 
     architecture: str
     family: str
@@ -40,9 +43,21 @@ class ModelConfig:
     rms_norm_eps: float
     tied: bool
     attention_bias: bool
+    o_bias: bool
     mlp_bias: bool
-    sliding_window: int
+    qk_norm: bool
+    windows: tuple[int, ...]
     rope: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sliding_window(self) -> int:
+        """The window of the layers that have one; 0: none has."""
+        return max(self.windows)
+
+    @property
+    def full_attention_layers(self) -> tuple[int, ...]:
+        """The layers that see everything, in a model where others do not."""
+        return tuple(i for i, window in enumerate(self.windows) if not window) if self.sliding_window else ()
 
 
 def _refuse(
@@ -97,48 +112,63 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """The parsed form of config.json's object; errors as :func:`read_config`."""
     names = raw.get("architectures") or ["(none)"]
     architecture = str(names[0])
-    if architecture not in ARCHITECTURES:
+    row = decoders().get(architecture)
+    if row is None:
         raise ForgeError(
             "TF-GRF-001",
             f"No graph module writes {architecture}",
             asked=architecture,
-            numbers={"supported": sorted(ARCHITECTURES)},
+            numbers={"supported": sorted(decoders())},
             why="A graph is written by the module of its architecture family.",
-            remedies=[f"Use a checkpoint of {', '.join(sorted(ARCHITECTURES))}"],
+            remedies=[f"Use a checkpoint of {', '.join(sorted(decoders()))}"],
         )
-    llama = architecture == "LlamaForCausalLM"
     hidden, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
     kv_heads = _count(raw, "num_key_value_heads", heads)
     # Mistral's files of before head_dim existed and Llama's without it: both mean hidden / heads.
-    if raw.get("head_dim") is None and hidden % heads:
+    if raw.get("head_dim") is None and row.head_dim is None and hidden % heads:
         raise _refuse(
             f"hidden_size {hidden} does not divide into {heads} heads",
             numbers={"hidden_size": hidden, "num_attention_heads": heads},
             why="Without head_dim a head has hidden_size / num_attention_heads values.",
             fix="Set head_dim in config.json",
         )
-    head_size = _count(raw, "head_dim", hidden // heads)
+    head_size = _count(raw, "head_dim", row.head_dim or hidden // heads)
+    layers = _count(raw, "num_hidden_layers")
     config = ModelConfig(
         architecture=architecture,
-        family=ARCHITECTURES[architecture],
+        family=row.family,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16").removeprefix("torch."),
-        num_layers=_count(raw, "num_hidden_layers"),
+        num_layers=layers,
         hidden_size=hidden,
         intermediate_size=_count(raw, "intermediate_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
         vocab_size=_count(raw, "vocab_size"),
-        max_positions=_count(raw, "max_position_embeddings", 2048 if llama else 4096 * 32),
+        max_positions=_count(raw, "max_position_embeddings", row.max_positions),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         tied=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=llama and bool(raw.get("attention_bias", False)),
-        mlp_bias=llama and bool(raw.get("mlp_bias", False)),
-        sliding_window=0 if llama else int(raw.get("sliding_window") or 0),
+        attention_bias=row.bias("qkv", raw),
+        o_bias=row.bias("o", raw),
+        mlp_bias=row.bias("mlp", raw),
+        qk_norm=row.qk_norm,
+        windows=_windows(raw, row, layers),
         rope=rope_parameters(raw),
     )
     _check(config, raw)
     return config
+
+
+def _windows(raw: Mapping[str, Any], row: Decoder, layers: int) -> tuple[int, ...]:
+    try:
+        return row.layer_windows(raw, layers)
+    except ValueError as error:
+        raise _refuse(
+            f"config.json: {error}",
+            asked=row.architecture,
+            why="The keys say which layers see how far back; a graph that guessed would answer long prompts wrongly.",
+            fix="Use config.json as the model's publisher has it",
+        ) from None
 
 
 def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,12 +222,4 @@ def _check(config: ModelConfig, raw: Mapping[str, Any]) -> None:
             asked=partial,
             why="The Llama family rotates whole heads.",
             fix="Use a checkpoint without partial_rotary_factor",
-        )
-    odd_layers = sorted(set(raw.get("layer_types") or ()) - {"full_attention", "sliding_attention"})
-    mixed = len(set(raw.get("layer_types") or ())) > 1
-    if odd_layers or mixed:
-        raise _refuse(
-            f"layer_types mixes {sorted(set(raw['layer_types']))}",
-            why="The Llama family's graph gives every layer the same attention.",
-            fix="Use a checkpoint whose layers are alike",
         )

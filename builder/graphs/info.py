@@ -28,7 +28,10 @@ class LinearInfo:
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """The contents of graph.json; ``kv_cache`` has format, block_size and scales (calibrated, unit or none)."""
+    """The contents of graph.json; ``kv_cache`` has format, block_size and scales (calibrated, unit or none).
+
+    ``sliding_window`` (0: none) holds for every layer but ``full_attention_layers``.
+    """
 
     architecture: str
     hf_architecture: str
@@ -49,6 +52,7 @@ class GraphInfo:
     linears: tuple[LinearInfo, ...]
     ops: dict[str, int]
     hidden_states: tuple[int, ...] = ()
+    full_attention_layers: tuple[int, ...] = ()
     tree_mask: bool = False
     accounted: dict[str, str] = field(default_factory=dict)
     version: int = INFO_VERSION
@@ -84,7 +88,8 @@ class GraphInfo:
                 )
                 for entry in raw["linears"]
             )
-            raw["hidden_states"] = tuple(raw.get("hidden_states", ()))
+            for key in ("hidden_states", "full_attention_layers"):
+                raw[key] = tuple(raw.get(key, ()))
             return cls(**raw)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ForgeError(

@@ -1,8 +1,8 @@
-"""The Llama family: LlamaForCausalLM (SmolLM among them) and MistralForCausalLM.
+"""The Llama family: every class of ``trtforge/tables/decoders.yaml`` that names it.
 
-Pre-norm decoder with grouped-query attention, rotary embeddings and SiLU-gated MLPs; biases, tied
-embeddings and a sliding window as config.json says. The residual stream after layer i is the value
-``hidden_states_{i+1}`` (0: the embeddings) whatever else changes in the graph: drafts ask for it by name.
+Pre-norm decoder with grouped-query attention, rotary embeddings and SiLU-gated MLPs; biases, norms of q and k, tied
+embeddings and each layer's sliding window as the class's row and config.json say. The residual stream after layer i
+is the value ``hidden_states_{i+1}`` (0: the embeddings) whatever else changes in the graph: drafts ask for it by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def write(blocks: Blocks) -> None:
         module = f"model.layers.{layer}"
         scope = scope_of(module)
         normed = blocks.norm(f"{module}.input_layernorm", hidden)
-        attended = blocks.attention(f"{module}.self_attn", normed, caches, layer, bias=config.attention_bias)
+        attended = blocks.attention(f"{module}.self_attn", normed, caches, layer)
         hidden = blocks.add(hidden, attended, f"{scope}/attention_residual")
         normed = blocks.norm(f"{module}.post_attention_layernorm", hidden)
         expanded = blocks.gated_mlp(f"{module}.mlp", normed, bias=config.mlp_bias)

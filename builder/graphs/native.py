@@ -23,10 +23,8 @@ from builder.graphs.emitter import scope_of
 class NativeBlocks(Blocks):
     """:class:`Blocks` on [B, Q, D] with linear caches; ``block_size`` and scales of a pool do not apply."""
 
-    mask = "/model/causal_mask/Unsqueeze_output_0"
-
     def declare_inputs(self) -> None:
-        """The graph's inputs, caches last, and the mask that every layer shares."""
+        """The graph's inputs, caches last, and the masks that the layers share, one for each window."""
         emitter = self.emitter
         emitter.input("input_ids", TensorProto.INT64, ["B", "Q"])
         emitter.input("positions", TensorProto.INT64, ["B", "Q"])
@@ -35,7 +33,7 @@ class NativeBlocks(Blocks):
         for layer in range(self.config.num_layers):
             for part in ("key", "value"):
                 emitter.input(f"{part}_cache_{layer}", self.pool_type, self.cache_shape)
-        self._write_mask()
+        self._write_masks()
 
     @property
     def token_shape(self) -> list[int | str]:
@@ -47,21 +45,26 @@ class NativeBlocks(Blocks):
         """[B, K, C, E] of one layer's keys or values."""
         return ["B", self.config.num_kv_heads, "C", self.config.head_size]
 
-    def _write_mask(self) -> None:
-        """bool [B, 1, Q, C]: slot j is visible to position p when j <= p (and p - window < j)."""
+    def _write_masks(self) -> None:
+        """bool [B, 1, Q, C] by window: slot j is visible to position p when j <= p (and p - window < j)."""
         emitter, scope = self.emitter, "/model/causal_mask"
         shape = emitter.node("Shape", ["key_cache_0"], scope, start=2, end=3)
         capacity = emitter.node("Squeeze", [shape, emitter.axes(0)], scope)
         zero, one = (emitter.constant(f"int_{i}", np.array(i, dtype=np.int64)) for i in (0, 1))
         slots = emitter.node("Range", [zero, capacity, one], scope)
         position = emitter.node("Unsqueeze", ["positions", emitter.axes(2)], scope, label="Unsqueeze_positions")
-        visible = emitter.node("LessOrEqual", [slots, position], scope)
-        if self.config.sliding_window:
-            window = emitter.constant("sliding_window", np.array(self.config.sliding_window, dtype=np.int64))
-            first = emitter.node("Sub", [position, window], scope)
+        past = emitter.node("LessOrEqual", [slots, position], scope)
+        self.masks = {window: self._mask(window, past, slots, position) for window in sorted(set(self.config.windows))}
+
+    def _mask(self, window: int, past: str, slots: str, position: str) -> str:
+        emitter, scope, label = self.emitter, "/model/causal_mask", "Unsqueeze"
+        if window:
+            size = emitter.constant("sliding_window", np.array(window, dtype=np.int64))
+            first = emitter.node("Sub", [position, size], scope)
             recent = emitter.node("Greater", [slots, first], scope)
-            visible = emitter.node("And", [visible, recent], scope)
-        emitter.node("Unsqueeze", [visible, emitter.axes(1)], scope, output=self.mask)
+            past = emitter.node("And", [past, recent], scope)
+            label = "Unsqueeze_sliding" if self.config.full_attention_layers else label
+        return emitter.node("Unsqueeze", [past, emitter.axes(1)], scope, label=label)
 
     def rotate(self, x: str, caches: tuple[str, str], heads: int, scope: str, label: str) -> str:
         """Rotary embedding of [B, Q, heads*E]."""
@@ -106,7 +109,8 @@ class NativeBlocks(Blocks):
             emitter.output(out, self.pool_type, self.cache_shape)
             stored.append(emitter.cast(out, self.pool_type, self.model_type, scope, f"Cast_{part}_read"))
         split = self._split_heads(query, config.num_heads, scope, "query")
-        attended = emitter.node("Attention", [split, *stored, self.mask], scope, scale=config.head_size**-0.5)
+        inputs = [split, *stored, self.masks[config.windows[layer]]]
+        attended = emitter.node("Attention", inputs, scope, scale=config.head_size**-0.5)
         joined = emitter.node("Transpose", [attended], scope, label="Transpose_attention", perm=[0, 2, 1, 3])
         width = config.num_heads * config.head_size
         shape = emitter.constant("join_heads", np.array([0, 0, width], dtype=np.int64))

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from builder.planner.families import MIXTURES, check_family
 from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, bad_input
+from trtforge.tables.decoders import Decoder, decoders
 
 #: model types with RMS norms on q and k. Source: modeling files of transformers
 _QK_NORM = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
@@ -80,6 +81,14 @@ class CheckpointRecord(Protocol):
     @property
     def sliding_window(self) -> int | None: ...
     @property
+    def window_layers(self) -> int | None: ...
+    @property
+    def attention_bias(self) -> bool: ...
+    @property
+    def mlp_bias(self) -> bool: ...
+    @property
+    def qk_norm(self) -> bool: ...
+    @property
     def tied(self) -> bool: ...
     @property
     def prequantized(self) -> str | None: ...
@@ -101,11 +110,20 @@ def from_checkpoint(record: CheckpointRecord, name: str = "") -> ModelFacts:
         vocab=record.vocab,
         max_positions=record.max_positions,
         tied=record.tied,
+        attention_bias=record.attention_bias,
+        mlp_bias=record.mlp_bias,
+        qk_norm=record.qk_norm,
         window=record.sliding_window or 0,
-        window_layers=record.layers if record.sliding_window else 0,
+        window_layers=_windowed(record),
         prequantized=record.prequantized,
         prequantized_kv=record.prequantized_kv_cache,
     )
+
+
+def _windowed(record: CheckpointRecord) -> int:
+    if not record.sliding_window:
+        return 0
+    return record.layers if record.window_layers is None else record.window_layers
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -150,10 +168,14 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
     heads = _size(config, "num_attention_heads")
     kv_heads = _size(config, "num_key_value_heads", default=heads)
     mla = _mla(config)
-    head_size = _size(config, "head_dim", default=hidden // heads)
+    row = next((row for row in decoders().values() if row.model_type == kind), None)
+    head_size = _size(config, "head_dim", default=(row and row.head_dim) or hidden // heads)
     if mla is None and heads % kv_heads:
         raise _bad_config(f"{heads} heads do not divide into {kv_heads} key-value heads", kind)
-    window, window_layers = _window(config, kind, layers)
+    if row is not None and row.window == "switched":
+        window, window_layers = _switched_window(config, row, layers)
+    else:
+        window, window_layers = _window(config, kind, layers)
     quantization = _quantization(outer, quant_config)
     dtype, said = _dtype(config, outer)
     ffn = _size(config, "intermediate_size", "ffn_hidden_size")
@@ -246,8 +268,17 @@ def _mla(config: Mapping[str, Any]) -> MlaFacts | None:
     )
 
 
+def _switched_window(config: Mapping[str, Any], row: Decoder, layers: int) -> tuple[int, int]:
+    """The sliding window and how many layers have it, by the rule that the class's row states."""
+    try:
+        windows = row.layer_windows(config, layers)
+    except ValueError as error:
+        raise _bad_config(str(error), row.architecture) from None
+    return max(windows), sum(window > 0 for window in windows)
+
+
 def _window(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, int]:
-    """The sliding window and how many layers have it."""
+    """The same for all other classes, whose configs say it in several ways."""
     window = config.get("sliding_window", _WINDOW.get(kind))
     # Qwen's classes slide only when they are told to, and then from layer max_window_layers on
     told = config.get("use_sliding_window", not kind.startswith("qwen"))

@@ -14,11 +14,10 @@ from typing import Any
 
 from quantize.intake.gguf_header import GgufHeader
 from quantize.intake.info import CheckpointInfo
-from quantize.intake.model_config import ModelShape, architectures, check_config, expected_tensors
+from quantize.intake.model_config import ModelShape, check_config, expected_tensors
 from trtforge.errors import ForgeError
+from trtforge.tables.decoders import decoders, gguf_decoders
 
-#: general.architecture → the class that reads it (llama.cpp stores Mistral's models as llama, too)
-ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _INNER = {
     "attn_norm": "input_layernorm",
@@ -26,6 +25,8 @@ _INNER = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -65,15 +66,16 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
         ForgeError: ``TF-SRC-009`` architecture, ``TF-SRC-015`` something the conversion would lose.
     """
     name = header.get("general.architecture", str)
-    if name not in ARCHITECTURES:
+    row = gguf_decoders().get(name)
+    if row is None:
         raise ForgeError(
             "TF-SRC-009",
             f"the architecture {name} is not supported as a GGUF file",
             asked=str(name),
-            numbers={"supported": list(ARCHITECTURES), "supported_as_safetensors": list(architectures())},
+            numbers={"supported": list(gguf_decoders()), "supported_as_safetensors": list(decoders())},
             why="Each architecture needs its own table of names and a graph that computes it exactly.",
             remedies=[
-                f"use a GGUF of architecture {', '.join(ARCHITECTURES)}",
+                f"use a GGUF of architecture {', '.join(gguf_decoders())}",
                 "use a model of a supported architecture",
             ],
         )
@@ -101,13 +103,19 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise unsupported("it has no token_embd.weight: a vocabulary-only file, or an adapter")
+    if row.window == "switched" and field("attention.sliding_window", 0):
+        raise unsupported("it has a sliding window, and does not say in which layers")
+    # keys of config.json that switch biases on: the file has none, only the tensors
+    switches: dict[str, tuple[str, ...]] = {}
+    for rule, parts in ((row.qkv_bias, ("attn_q",)), (row.o_bias, ("attn_output",)), (row.mlp_bias, ("ffn_down",))):
+        if isinstance(rule, str):
+            switches[rule] = (*switches.get(rule, ()), *parts)
     tokens = {key: header.get(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos", "eot", "padding")}
     ends = sorted({token for token in (tokens["eos"], tokens["eot"]) if token is not None})
     return {
-        "architectures": [ARCHITECTURES[name]],
-        "model_type": architectures()[ARCHITECTURES[name]]["model_type"],
-        "attention_bias": "blk.0.attn_output.bias" in header.tensors or "blk.0.attn_q.bias" in header.tensors,
-        "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
+        "architectures": [row.architecture],
+        "model_type": row.model_type,
+        **{key: any(f"blk.0.{part}.bias" in header.tensors for part in parts) for key, parts in switches.items()},
         "attention_dropout": 0.0,
         "bos_token_id": tokens["bos"],
         "eos_token_id": ends if len(ends) > 1 else tokens["eos"],

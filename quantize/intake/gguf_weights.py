@@ -2,7 +2,8 @@
 
 Policy: the ``gguf`` package's de-quantization, streamed, so that neither torch nor the whole model in memory is
 needed. llama.cpp stores the query and key rows of a Llama in its own rotary order (pairs interleaved); they are put
-back into the half-split order here, on the still quantized rows, since a row is quantized on its own.
+back into the half-split order here, on the still quantized rows, since a row is quantized on its own. Other models
+(Qwen) keep their order: the table of decoders says which.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from quantize.intake.gguf_model import ROPE_FACTORS, gguf_config, hf_name, unsup
 from quantize.intake.model_config import ModelShape
 from quantize.intake.writer import TARGETS, TensorPlan, convert
 from trtforge.errors import EnvironmentLacks
+from trtforge.tables.decoders import decoders
 
 _PIECE_BYTES = 16 << 20
 
@@ -60,12 +62,14 @@ def read_llama3_rope(path: Path, header: GgufHeader) -> dict[str, Any] | None:
 def tensor_plans(path: Path, header: GgufHeader, shape: ModelShape, dtype: str) -> list[TensorPlan]:
     """Every tensor to write, in name order, in ``dtype``; pieces are de-quantized when they are asked for."""
     target = TARGETS[dtype]
+    form = decoders()[shape.architecture].gguf
+    permuted = {"attn_q": shape.heads, "attn_k": shape.kv_heads} if form and form.interleaved else {}
     plans = []
     for name, tensor in header.tensors.items():
         renamed = hf_name(name)
         if renamed is None:
             continue
-        heads = {"attn_q": shape.heads, "attn_k": shape.kv_heads}.get(name.split(".")[-2])
+        heads = permuted.get(name.split(".")[-2])
 
         def pieces(tensor: GgufTensor = tensor, heads: int | None = heads) -> Iterator[npt.NDArray[Any]]:
             for piece in _dequantized(path, tensor, heads):

@@ -49,7 +49,11 @@ class CheckpointInfo(BaseModel):
     head_size: int
     vocab: int = Field(description="Rows of the embedding")
     max_positions: int
-    sliding_window: int | None = None
+    sliding_window: int | None = Field(None, description="Of the layers that have one")
+    window_layers: int | None = Field(None, description="How many layers have it; null: all, when there is one")
+    attention_bias: bool = Field(False, description="Biases on q, k and v")
+    mlp_bias: bool = False
+    qk_norm: bool = Field(False, description="RMS norms over each head of q and k")
     tied: bool = Field(description="The output projection is the embedding; lm_head is not stored")
     rope: dict[str, Any] = Field(description="rope_type, rope_theta and what the type needs")
     bos_token_id: int | None = None

@@ -1,22 +1,22 @@
 """config.json: what it must say, in one normal form.
 
-Policy: a configuration is normalised so that any reader finds the same thing: ``head_dim``,
-``num_key_value_heads`` and ``tie_word_embeddings`` explicit, ``dtype`` instead of ``torch_dtype``, ``type``
-renamed to ``rope_type``. Rope is written twice, as ``rope_parameters`` (transformers 5) and as
-``rope_theta`` with ``rope_scaling`` (transformers 4 and most other readers), because a reader that finds only
-the other form falls back to its defaults without a word. Features that the family's graph cannot express
-(partial rotary, other activations, dynamic rope) are refused here, not after quantizing.
+Policy: a configuration is normalised so that any reader finds the same thing: ``head_dim``, ``num_key_value_heads``,
+``tie_word_embeddings`` and sliding windows explicit, ``dtype`` instead of ``torch_dtype``, ``type`` renamed to
+``rope_type``. Rope is written twice, as ``rope_parameters`` (transformers 5) and as ``rope_theta`` with
+``rope_scaling`` (transformers 4 and most other readers), because a reader that finds only the other form falls back
+to its defaults without a word. Features that the family's graph cannot express (partial rotary, other activations,
+dynamic rope) are refused here, not after quantizing.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.tables.decoders import FULL, SLIDING, Decoder, decoders
 
 #: rope types that the graphs express, with the keys that each needs and may have
 ROPE_TYPES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -61,23 +61,26 @@ class ModelShape:
     head_size: int
     vocab: int
     max_positions: int
-    sliding_window: int | None
+    #: each layer's sliding window, 0 where it sees everything
+    windows: tuple[int, ...]
     tied: bool
-    attention_bias: bool
+    qkv_bias: bool
+    o_bias: bool
     mlp_bias: bool
+    qk_norm: bool
     rope: dict[str, Any]
     bos_token_id: int | None
     eos_token_ids: list[int]
 
+    @property
+    def sliding_window(self) -> int | None:
+        """The window of the layers that have one."""
+        return max(self.windows) or None
 
-@functools.cache
-def architectures() -> dict[str, dict[str, Any]]:
-    """The table of accepted architectures, by class name."""
-    import yaml
-
-    text = Path(__file__).with_name("architectures.yaml").read_text(encoding="utf-8")
-    table: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return table
+    @property
+    def window_layers(self) -> int:
+        """How many layers have the window."""
+        return sum(window > 0 for window in self.windows)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,24 +108,24 @@ def _invalid(name: str, reason: str, **numbers: Any) -> ForgeError:
     )
 
 
-def require_architecture(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The checkpoint's class and its row of the table; ``TF-SRC-009`` when it is not supported."""
+def require_architecture(config: dict[str, Any]) -> Decoder:
+    """The row of the checkpoint's class; ``TF-SRC-009`` when it is not supported."""
     named = config.get("architectures")
     if named is None and isinstance(config.get("model_type"), str):
-        named = [name for name, row in architectures().items() if row["model_type"] == config["model_type"]][:1]
+        named = [name for name, row in decoders().items() if row.model_type == config["model_type"]][:1]
     name = named[0] if isinstance(named, list) and named else None
-    if not isinstance(name, str) or name not in architectures():
-        supported = ", ".join(f"{key} ({row['serves']})" for key, row in architectures().items())
+    if not isinstance(name, str) or name not in decoders():
+        supported = ", ".join(f"{key} ({row.serves})" for key, row in decoders().items())
         shown = name or config.get("model_type") or "no architecture"
         raise ForgeError(
             "TF-SRC-009",
             f"the architecture {shown} is not supported",
             asked=str(shown),
-            numbers={"supported": list(architectures())},
+            numbers={"supported": list(decoders())},
             why="Each architecture needs a graph that computes it exactly; a near one would load and answer wrongly.",
             remedies=[f"use a model of a supported architecture: {supported}"],
         )
-    return name, architectures()[name]
+    return decoders()[name]
 
 
 def check_config(config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelShape:
@@ -131,7 +134,8 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
     Raises:
         ForgeError: ``TF-SRC-009`` architecture, ``TF-SRC-021`` a value, ``TF-SRC-026`` rope.
     """
-    architecture, row = require_architecture(config)
+    row = require_architecture(config)
+    architecture = row.architecture
     layers = _positive(config, "num_hidden_layers")
     if layers > _MOST_LAYERS:
         raise _invalid("config.json", "no model has so many layers", num_hidden_layers=layers)
@@ -145,20 +149,21 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
         raise _invalid(
             "config.json", "the heads do not divide into the key-value heads", heads=heads, kv_heads=kv_heads
         )
-    if config.get("head_dim") is None and hidden % heads:
+    if config.get("head_dim") is None and row.head_dim is None and hidden % heads:
         raise _invalid(
             "config.json", "no head_dim, and the width does not divide by the heads", width=hidden, heads=heads
         )
-    head_size = _positive(config, "head_dim", default=hidden // heads)
+    head_size = _positive(config, "head_dim", default=row.head_dim or hidden // heads)
     if head_size % 2:
         raise _invalid("config.json", "rotary embedding needs an even head size", head_dim=head_size)
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise _invalid("config.json", f"hidden_act {config['hidden_act']!r} is not silu, which {architecture} has")
     if config.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
         raise _invalid("config.json", "partial rotary embedding is not part of this family")
-    window = config.get("sliding_window")
-    if window is not None:
-        window = _positive(config, "sliding_window")
+    try:
+        windows = row.layer_windows(config, layers)
+    except ValueError as error:
+        raise _invalid("config.json", str(error)) from None
     max_positions = _positive(config, "max_position_embeddings")
     vocab = _positive(config, "vocab_size")
     for name, values in (("config.json", config), ("generation_config.json", generation or {})):
@@ -167,7 +172,7 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
     tokens = {**config, **{key: value for key, value in (generation or {}).items() if value is not None}}
     return ModelShape(
         architecture=architecture,
-        family=row["family"],
+        family=row.family,
         layers=layers,
         hidden=hidden,
         ffn=_positive(config, "intermediate_size"),
@@ -176,10 +181,12 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
         head_size=head_size,
         vocab=vocab,
         max_positions=max_positions,
-        sliding_window=window if row["model_type"] == "mistral" else None,
+        windows=windows,
         tied=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=bool(row["attention_bias"] and config.get(row["attention_bias"], False)),
-        mlp_bias=bool(row["mlp_bias"] and config.get(row["mlp_bias"], False)),
+        qkv_bias=row.bias("qkv", config),
+        o_bias=row.bias("o", config),
+        mlp_bias=row.bias("mlp", config),
+        qk_norm=row.qk_norm,
         rope=_rope(config, max_positions),
         bos_token_id=_token_ids(tokens, "bos_token_id")[0] if _token_ids(tokens, "bos_token_id") else None,
         eos_token_ids=_token_ids(tokens, "eos_token_id"),
@@ -259,9 +266,10 @@ def normalized_config(
     if not keep_remote_code:
         result.pop("auto_map", None)
     scaling = {key: value for key, value in shape.rope.items() if key != "rope_theta"}
+    row = decoders()[shape.architecture]
     result.update(
         architectures=[shape.architecture],
-        model_type=architectures()[shape.architecture]["model_type"],
+        model_type=row.model_type,
         dtype=dtype,
         head_dim=shape.head_size,
         num_key_value_heads=shape.kv_heads,
@@ -270,6 +278,11 @@ def normalized_config(
         rope_theta=shape.rope["rope_theta"],
         rope_scaling=scaling if shape.rope["rope_type"] != "default" else None,
     )
+    if row.window != "never":
+        result["sliding_window"] = shape.sliding_window
+    if row.window == "switched":
+        result["use_sliding_window"] = shape.sliding_window is not None
+        result["layer_types"] = [SLIDING if window else FULL for window in shape.windows]
     return result
 
 
@@ -283,10 +296,10 @@ def expected_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     if not shape.tied:
         tensors["lm_head.weight"] = (shape.vocab, shape.hidden)
     linears = {
-        "self_attn.q_proj": (query, shape.hidden, shape.attention_bias),
-        "self_attn.k_proj": (key_value, shape.hidden, shape.attention_bias),
-        "self_attn.v_proj": (key_value, shape.hidden, shape.attention_bias),
-        "self_attn.o_proj": (shape.hidden, query, shape.attention_bias),
+        "self_attn.q_proj": (query, shape.hidden, shape.qkv_bias),
+        "self_attn.k_proj": (key_value, shape.hidden, shape.qkv_bias),
+        "self_attn.v_proj": (key_value, shape.hidden, shape.qkv_bias),
+        "self_attn.o_proj": (shape.hidden, query, shape.o_bias),
         "mlp.gate_proj": (shape.ffn, shape.hidden, shape.mlp_bias),
         "mlp.up_proj": (shape.ffn, shape.hidden, shape.mlp_bias),
         "mlp.down_proj": (shape.hidden, shape.ffn, shape.mlp_bias),
@@ -295,6 +308,9 @@ def expected_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         prefix = f"model.layers.{layer}"
         tensors[f"{prefix}.input_layernorm.weight"] = (shape.hidden,)
         tensors[f"{prefix}.post_attention_layernorm.weight"] = (shape.hidden,)
+        if shape.qk_norm:
+            tensors[f"{prefix}.self_attn.q_norm.weight"] = (shape.head_size,)
+            tensors[f"{prefix}.self_attn.k_norm.weight"] = (shape.head_size,)
         for name, (rows, columns, bias) in linears.items():
             tensors[f"{prefix}.{name}.weight"] = (rows, columns)
             if bias:

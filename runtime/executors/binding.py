@@ -258,6 +258,9 @@ class Binder:
     def _bind_attention(self, op: Op, logits: bool) -> None:
         found, params = op.params["match"], op.params["params"]
         q, k, v = (self._ref(name) for name in (found.q, found.k, found.v))
+        for ref, norm in ((q, op.params["q_norm"]), (k, op.params["k_norm"])):
+            if norm is not None:
+                self._step(program.head_norm(self.kernels, ref, *norm), "norms", logits)
         cos, sin = self._ref(f"{found.cos}:rows").slot, self._ref(f"{found.sin}:rows").slot
         self._step(program.rope(self.kernels, q, k, params.head_size, cos, sin), "rotary", logits)
         slot = self._output(op, op.outs[0], logits)

@@ -136,6 +136,23 @@ class HostKernels(TorchKernels):
         if status:
             raise self._fail("add_rms_norm", status)
 
+    def head_norm(self, x: Columns, weight: torch.Tensor, epsilon: float, tokens: int) -> None:
+        # The heads of one token lie side by side, one head of all tokens a matrix row apart: the library takes either
+        # as rows, so the smaller number of the two is the number of calls.
+        matrix, first, width = x
+        size, stride = weight.numel(), matrix.shape[1]
+        heads, begin = width // size, matrix.data_ptr() + first * self._item
+        calls, step, rows, row_stride = tokens, stride, heads, size
+        if heads < tokens:
+            calls, step, rows, row_stride = heads, size, tokens, stride
+        for call in range(calls):
+            at = begin + call * step * self._item
+            status = self._rms_norm(
+                at, row_stride, weight.data_ptr(), at, row_stride, rows, size, epsilon, 0.0, self._dtype, 0
+            )
+            if status:
+                raise self._fail("rms_norm", status)
+
     def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
         item = self._item
         status = self._rope(

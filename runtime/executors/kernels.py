@@ -63,6 +63,9 @@ class Kernels(Protocol):
     ) -> None:
         """residual += x in place, then out = rms_norm(residual)."""
 
+    def head_norm(self, x: Columns, weight: torch.Tensor, epsilon: float, tokens: int) -> None:
+        """Each head of ``x`` (as wide as ``weight`` [E]) divided by its rms, times ``weight``, in place."""
+
     def add(self, residual: torch.Tensor, x: Columns, tokens: int) -> None:
         """residual += x in place."""
 
@@ -117,6 +120,11 @@ class TorchKernels:
     ) -> None:
         residual[:tokens] += x.view(tokens)
         self.rms_norm(residual, weight, epsilon, out, tokens)
+
+    def head_norm(self, x: Columns, weight: torch.Tensor, epsilon: float, tokens: int) -> None:
+        heads = x.view(tokens).unflatten(1, (-1, weight.numel()))
+        normed = F.rms_norm(heads.float(), (weight.numel(),), None, epsilon).to(heads.dtype)
+        heads.copy_(normed * weight)
 
     def add(self, residual: torch.Tensor, x: Columns, tokens: int) -> None:
         residual[:tokens] += x.view(tokens)

@@ -20,7 +20,7 @@ from runtime.executors.binding import Binder, Lowered, Op
 from runtime.executors.interpreter import check_operators, constant_value, run_node
 from runtime.executors.kernels import Kernels
 from runtime.executors.linears import Capability, Int4Pack, PackedLinear, pack
-from runtime.executors.matching import GraphView, InputQuant, LinearMatch
+from runtime.executors.matching import GraphView, HeadNorm, InputQuant, LinearMatch
 from runtime.executors.onnx_graph import Graph, Node
 from runtime.executors.onnx_ops import OpContext, attention_params
 from runtime.executors.weights import Scratch
@@ -234,10 +234,21 @@ class Lowering:
             ins = [found.q, found.k, found.v, pool, *indexes, f"{found.cos}:rows", f"{found.sin}:rows"]
             op = Op("attention", i, ins, [out], {out: params.num_heads * params.head_size})
             op.params = {"match": found, "params": params}
+            op.params |= {"q_norm": self._norm_weight(found.q_norm), "k_norm": self._norm_weight(found.k_norm)}
             self._put(op)
             if len(node.outputs) > 1:
                 alias = Op("alias", i, [pool, out], [node.outputs[1]], params={"of": pool})
                 self._put(alias)
+
+    def _norm_weight(self, norm: HeadNorm | None) -> tuple[torch.Tensor, float] | None:
+        if norm is None:
+            return None
+        return self._weight_of(norm.weight).flatten(), norm.epsilon
+
+    def _weight_of(self, name: str) -> torch.Tensor:
+        """A norm's weight as the kernels take it: float32 on a CPU."""
+        weight: torch.Tensor = self.view.evaluate(name)
+        return weight.float().contiguous() if self.device == "cpu" else weight.to(self.device)
 
     def _rotary_table(self, name: str, index: int, head_size: int) -> None:
         """Evaluate a positions-only expression once for all positions; the program then looks rows up."""
@@ -283,10 +294,7 @@ class Lowering:
             if weight.dim() != 1 or not self._two_dimensional(node.inputs[0]):
                 continue
             x, out, width = node.inputs[0], node.outputs[0], weight.numel()
-            params = {
-                "weight": weight.float().contiguous() if self.device == "cpu" else weight.to(self.device),
-                "epsilon": node.attribute("epsilon", 1e-5),
-            }
+            params = {"weight": self._weight_of(node.inputs[1]), "epsilon": node.attribute("epsilon", 1e-5)}
             add = self.view.producer.get(x)
             parts = self._residual(add) if add is not None and x not in summed else None
             if parts is None:

@@ -260,9 +260,18 @@ def _input(view: GraphView, name: str, width: int) -> tuple[str, InputQuant | No
     return name, None, set()
 
 
+@dataclass(frozen=True)
+class HeadNorm:
+    """An RMS norm over each head: the name of its weight [E], and its epsilon."""
+
+    weight: str
+    epsilon: float
+
+
 @dataclass
 class AttentionMatch:
-    """PagedAttention whose queries and keys come straight from rotary embeddings with common caches."""
+    """PagedAttention whose queries and keys come from rotary embeddings with common caches, and before them perhaps
+    from norms over each head."""
 
     node: Node
     q: str
@@ -270,6 +279,8 @@ class AttentionMatch:
     v: str
     cos: str
     sin: str
+    q_norm: HeadNorm | None
+    k_norm: HeadNorm | None
     covered: set[int]
 
 
@@ -288,14 +299,29 @@ def match_attention(view: GraphView, node: Node) -> AttentionMatch | None:
         if not plain or partial or len([n for n in rotary.inputs if n]) != 3:
             return None
         base, before = view.through_shapes(rotary.inputs[0])
+        norm, nodes = _head_norm(view, base, int(node.attribute("head_size")))
+        if norm is not None:
+            base, inner_shapes = view.through_shapes(view.producer[base].inputs[0])
+            before |= nodes | inner_shapes
         if view.only_consumer(base) is None:
             return None
         covered |= shapes | before | {view.index[id(rotary)]}
-        found.append((base, rotary.inputs[1], rotary.inputs[2]))
-    (q, cos, sin), (k, k_cos, k_sin) = found
+        found.append((base, norm, rotary.inputs[1], rotary.inputs[2]))
+    (q, q_norm, cos, sin), (k, k_norm, k_cos, k_sin) = found
     if (cos, sin) != (k_cos, k_sin) or cos not in view.positional or sin not in view.positional:
         return None
-    return AttentionMatch(node, q, k, node.inputs[2], cos, sin, covered)
+    return AttentionMatch(node, q, k, node.inputs[2], cos, sin, q_norm, k_norm, covered)
+
+
+def _head_norm(view: GraphView, name: str, head_size: int) -> tuple[HeadNorm | None, set[int]]:
+    """The norm over each head that makes ``name`` for one reader: over the last axis, with a weight [E]."""
+    node = view.producer.get(name)
+    if node is None or node.kind != "RMSNormalization" or view.only_consumer(name) is None:
+        return None, set()
+    weighted = node.inputs[1] in view.constant and _vector(view, node.inputs[1], head_size) is not None
+    if not weighted or node.attribute("axis", -1) != -1:
+        return None, set()
+    return HeadNorm(node.inputs[1], node.attribute("epsilon", 1e-5)), {view.index[id(node)]}
 
 
 def match_gated(view: GraphView, node: Node) -> tuple[str, str, set[int]] | None:

@@ -184,6 +184,15 @@ def linear(packed: PackedLinear, x: Slot, out: Slot, dtype: torch.dtype | None) 
     return run
 
 
+def head_norm(kernels: Kernels, x: Ref, weight: torch.Tensor, epsilon: float) -> Run:
+    """Norm of each head in place."""
+
+    def run(rows: int) -> None:
+        kernels.head_norm(x.columns(), weight, epsilon, rows)
+
+    return run
+
+
 def rope(kernels: Kernels, q: Ref, k: Ref, head_size: int, cos: Slot, sin: Slot) -> Run:
     """Rotary embedding in place."""
 

@@ -71,6 +71,11 @@ def test_mistral_with_a_sliding_window(tmp_path: Path) -> None:
     compare(write_tiny_llama(tmp_path, architecture="MistralForCausalLM", sliding_window=7, tie=False))
 
 
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_qwen_with_a_window_in_some_layers(tmp_path: Path, architecture: str) -> None:
+    compare(write_tiny_llama(tmp_path, architecture=architecture, sliding_window=7, max_window_layers=1))
+
+
 @pytest.mark.parametrize(("fmt", "tolerance"), [("fp8", 2e-2), ("int4_awq", 5e-4)])
 def test_quantized_linears(tmp_path: Path, fmt: str, tolerance: float) -> None:
     # ONNX Runtime has no DequantizeLinear with bfloat16 scales on a CPU.

@@ -69,6 +69,24 @@ def test_mistral_with_a_sliding_window(tmp_path: Path) -> None:
     compare(write_tiny_llama(tmp_path, architecture="MistralForCausalLM", sliding_window=11))
 
 
+QWENS: dict[str, dict[str, Any]] = {
+    "qwen2": {"architecture": "Qwen2ForCausalLM"},
+    "qwen2, untied, three heads a group": {
+        "architecture": "Qwen2ForCausalLM", "tie": False, "heads": 6, "kv_heads": 2, "head_size": 80,
+    },
+    "qwen2, the last layer slides": {
+        "architecture": "Qwen2ForCausalLM", "sliding_window": 7, "max_window_layers": 1,
+    },
+    "qwen3": {"architecture": "Qwen3ForCausalLM", "tie": False},
+    "qwen3, heads wider than the model": {"architecture": "Qwen3ForCausalLM", "head_size": 128},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", QWENS)
+def test_qwen(tmp_path: Path, kind: str) -> None:
+    compare(write_tiny_llama(tmp_path, **QWENS[kind]))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_other_stored_types(tmp_path: Path, dtype: str) -> None:
     compare(write_tiny_llama(tmp_path, dtype=dtype, layers=1))

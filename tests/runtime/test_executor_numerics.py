@@ -84,6 +84,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "biases, untied head, wide heads": {"bias": True, "tie": False, "head_size": 80, "heads": 2, "kv_heads": 1},
     "sliding window": {"architecture": "MistralForCausalLM", "sliding_window": 11},
     "sliding window, fp8": {"fmt": "fp8", "architecture": "MistralForCausalLM", "sliding_window": 11},
+    "qwen2, mixed windows": {"architecture": "Qwen2ForCausalLM", "sliding_window": 11, "max_window_layers": 1},
+    "qwen2, fp8, untied": {"fmt": "fp8", "architecture": "Qwen2ForCausalLM", "tie": False},
+    "qwen3": {"architecture": "Qwen3ForCausalLM"},
+    "qwen3, int4, wide heads": {"fmt": "int4_awq", "architecture": "Qwen3ForCausalLM", "head_size": 128, "kv_heads": 1},
     "float16": {"dtype": "float16"},
     "float16, fp8": {"fmt": "fp8", "dtype": "float16"},
 }
@@ -95,6 +99,16 @@ def test_model_variants(tmp_path: Path, name: str) -> None:
     executor = TorchExecutor(engine, capability=FLOAT32)
     for got, want in zip(run_ragged(executor), reference(engine, quantizer), strict=True):
         assert relative(got, want).max() < 2e-2
+
+
+def test_norms_of_heads_are_kernels(tmp_path: Path) -> None:
+    """In place on the packed columns, with host library and torch, and the same as the interpreter's."""
+    engine, quantizer = tiny_engine(tmp_path, dtype="float32", kv="float32", architecture="Qwen3ForCausalLM")
+    for host in (True, False):
+        executor = TorchExecutor(engine, host_library=host)
+        assert not executor.describe()["program"]["interpreted"]
+        for got, want in zip(run_ragged(executor), reference(engine, quantizer), strict=True):
+            assert relative(got, want).max() < 1e-5
 
 
 @pytest.mark.parametrize("kv", ["bfloat16", "float16", "fp8"])
@@ -109,10 +123,11 @@ def test_pool_formats(tmp_path: Path, kv: str) -> None:
         assert np.median(relative(a, b)) < bound / 20
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", [*FORMATS, "none, norms of heads"])
 def test_rows_do_not_depend_on_their_neighbours(tmp_path: Path, fmt: str) -> None:
     """Bit for bit: alone, chunked, and beside other requests."""
-    engine, _ = tiny_engine(tmp_path, fmt)
+    fmt, _, norms = fmt.partition(", ")
+    engine, _ = tiny_engine(tmp_path, fmt, **({"architecture": "Qwen3ForCausalLM"} if norms else {}))
     executor = TorchExecutor(engine, int4=False)
     assert executor.row_invariant
     for whole, ragged in zip(run_whole(executor), run_ragged(executor), strict=True):

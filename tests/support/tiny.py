@@ -90,6 +90,7 @@ def write_tiny_llama(
     max_positions: int = 1024,
     architecture: str = "LlamaForCausalLM",
     sliding_window: int | None = None,
+    max_window_layers: int = 0,
     shards: int = 1,
 ) -> Path:
     """Write a Llama-family checkpoint of a few hundred kB into ``directory`` and return it.
@@ -99,12 +100,14 @@ def write_tiny_llama(
         vocab: rows of the embedding, at least 259 (bytes and special tokens).
         rope: entries of ``rope_parameters`` beside ``rope_theta`` 10000, for example
             ``{"rope_type": "linear", "factor": 2.0}``.
-        bias: biases on the attention projections (and on the MLP's, for Llama).
-        architecture: ``LlamaForCausalLM`` or ``MistralForCausalLM``.
+        bias: biases on every projection (Llama). Qwen2 has them on q, k and v whatever is asked.
+        architecture: ``LlamaForCausalLM``, ``MistralForCausalLM``, ``Qwen2ForCausalLM`` or ``Qwen3ForCausalLM``.
+        sliding_window: of Mistral's layers, or of Qwen's from ``max_window_layers`` on.
         shards: number of safetensors files; more than one adds the index.
     """
     directory.mkdir(parents=True, exist_ok=True)
     head = head_size or width // heads
+    kind = architecture.removesuffix("ForCausalLM").lower()
     rng = np.random.default_rng(seed)
     tensors: dict[str, tuple[str, np.ndarray]] = {}
 
@@ -114,11 +117,11 @@ def write_tiny_llama(
 
     def linear(name: str, rows: int, columns: int) -> None:
         put(f"{name}.weight", rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(columns)))
-        if bias:
+        if bias or (kind == "qwen2" and name.endswith(("q_proj", "k_proj", "v_proj"))):
             put(f"{name}.bias", 0.1 * rng.standard_normal(rows, dtype=np.float32))
 
-    def norm(name: str) -> None:
-        put(f"{name}.weight", 1 + 0.1 * rng.standard_normal(width, dtype=np.float32))
+    def norm(name: str, size: int = width) -> None:
+        put(f"{name}.weight", 1 + 0.1 * rng.standard_normal(size, dtype=np.float32))
 
     put("model.embed_tokens.weight", 0.3 * rng.standard_normal((vocab, width), dtype=np.float32))
     for index in range(layers):
@@ -128,6 +131,9 @@ def write_tiny_llama(
         linear(f"{prefix}.self_attn.k_proj", kv_heads * head, width)
         linear(f"{prefix}.self_attn.v_proj", kv_heads * head, width)
         linear(f"{prefix}.self_attn.o_proj", width, heads * head)
+        if kind == "qwen3":
+            norm(f"{prefix}.self_attn.q_norm", head)
+            norm(f"{prefix}.self_attn.k_norm", head)
         norm(f"{prefix}.post_attention_layernorm")
         linear(f"{prefix}.mlp.gate_proj", ffn, width)
         linear(f"{prefix}.mlp.up_proj", ffn, width)
@@ -147,7 +153,7 @@ def write_tiny_llama(
         "initializer_range": 0.02,
         "intermediate_size": ffn,
         "max_position_embeddings": max_positions,
-        "model_type": "mistral" if architecture == "MistralForCausalLM" else "llama",
+        "model_type": kind,
         "num_attention_heads": heads,
         "num_hidden_layers": layers,
         "num_key_value_heads": kv_heads,
@@ -158,10 +164,12 @@ def write_tiny_llama(
         "use_cache": True,
         "vocab_size": vocab,
     }
-    if architecture == "MistralForCausalLM":
-        config["sliding_window"] = sliding_window
-    else:
+    if kind == "llama":
         config["attention_bias"] = config["mlp_bias"] = bias
+    else:
+        config["sliding_window"] = sliding_window
+    if kind.startswith("qwen"):
+        config["use_sliding_window"], config["max_window_layers"] = sliding_window is not None, max_window_layers
     _write_json(directory / "config.json", config)
     _write_json(
         directory / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "do_sample": False}

@@ -17,6 +17,8 @@ _NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -75,7 +77,8 @@ def write_tiny_gguf(
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(str(path), "llama")
+    architecture = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -83,7 +86,11 @@ def write_tiny_gguf(
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    if architecture == "llama":
+        writer.add_rope_dimension_count(config["head_dim"])
+    else:  # Qwen's files say a head's size by these, where it is not width / heads
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     if tokenizer:
@@ -92,6 +99,8 @@ def write_tiny_gguf(
     for key, value in (extra or {}).items():
         adders[type(value)](key, value)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    if architecture != "llama":
+        heads = {}  # llama.cpp permutes rows for its llama alone
     kind = gguf.GGMLQuantizationType[matrix_type]
     for name, values in read_float32(checkpoint).items():
         part = name.split(".")[-2]

@@ -19,7 +19,7 @@ class GraphStage(StageBase):
 
     name = "graph"
     needs = ("quantize",)
-    code_version = "1"
+    code_version = "2"
     tools = ("onnx",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:

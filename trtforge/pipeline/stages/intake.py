@@ -13,7 +13,7 @@ class IntakeStage(StageBase):
     """Keyed by what identifies the source's content, not by where it lies."""
 
     name = "intake"
-    code_version = "1"
+    code_version = "2"
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
         from quantize.intake import fingerprint_source

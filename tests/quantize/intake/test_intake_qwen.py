@@ -1,0 +1,170 @@
+"""Qwen2 and Qwen3 through intake: folders, GGUF files, and which layers slide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantize.intake import CheckpointInfo, fetch_checkpoint, inspect_source
+from tests.support.refusals import refusal
+from tests.support.tiny import write_safetensors, write_tiny_llama
+from tests.support.tiny_gguf import read_float32, write_tiny_gguf
+
+QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+
+
+def fetch(source: Path | str, tmp_path: Path, **options: Any) -> CheckpointInfo:
+    return fetch_checkpoint(str(source), tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache", **options)
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return loaded
+
+
+def edit(directory: Path, **changes: Any) -> None:
+    config = {key: value for key, value in {**config_of(directory), **changes}.items() if value is not ...}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def test_what_each_class_has(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "two", architecture=QWEN2)
+    two = inspect_source("two", tmp_path)
+    assert two is not None and (two.family, two.attention_bias, two.qk_norm) == ("llama", True, False)
+    write_tiny_llama(tmp_path / "three", architecture=QWEN3)
+    three = inspect_source("three", tmp_path)
+    assert three is not None and (three.family, three.attention_bias, three.qk_norm) == ("llama", False, True)
+    for info in (two, three):
+        assert (info.sliding_window, info.window_layers) == (None, 0)
+        assert info.parameters == sum(values.size for values in read_float32(tmp_path / info.source).values())
+
+
+def test_the_class_is_found_by_its_model_type(tmp_path: Path) -> None:
+    edit(write_tiny_llama(tmp_path / "model", architecture=QWEN3), architectures=...)
+    assert fetch("model", tmp_path).architecture == QWEN3
+    assert config_of(tmp_path / "out")["model_type"] == "qwen3"
+
+
+def test_heads_of_the_class_where_the_file_does_not_say(tmp_path: Path) -> None:
+    """Qwen3's head_dim is 128 by its class, whatever width and heads are; Qwen2's follows from them."""
+    edit(write_tiny_llama(tmp_path / "three", architecture=QWEN3, head_size=128), head_dim=...)
+    assert fetch("three", tmp_path).head_size == 128
+    assert config_of(tmp_path / "out")["head_dim"] == 128
+    edit(write_tiny_llama(tmp_path / "two", architecture=QWEN2, width=256, heads=4), head_dim=...)
+    assert fetch("two", tmp_path).head_size == 64
+
+
+@pytest.mark.parametrize("lacks", ["q_proj.bias", "q_norm.weight"])
+def test_a_missing_bias_or_norm_is_refused(tmp_path: Path, lacks: str) -> None:
+    model = write_tiny_llama(tmp_path / "model", architecture=QWEN2 if "bias" in lacks else QWEN3)
+    kept = {
+        name: ("F32", values)
+        for name, values in read_float32(model).items()
+        if f"layers.1.self_attn.{lacks}" not in name
+    }
+    write_safetensors(model / "model.safetensors", kept)
+    error = refusal(inspect_source, "model", tmp_path)
+    assert error.code == "TF-SRC-022" and lacks in error.message
+
+
+@pytest.mark.parametrize("architecture", [QWEN2, QWEN3])
+def test_windows_by_layer(tmp_path: Path, architecture: str) -> None:
+    model = write_tiny_llama(tmp_path / "model", architecture=architecture, layers=3)
+    edit(model, sliding_window=64, use_sliding_window=False, max_window_layers=1)
+    off = fetch("model", tmp_path)
+    assert (off.sliding_window, off.window_layers) == (None, 0)
+    written = config_of(tmp_path / "out")
+    assert (written["sliding_window"], written["use_sliding_window"]) == (None, False)
+
+    edit(model, use_sliding_window=True)
+    some = fetch("model", tmp_path)
+    assert (some.sliding_window, some.window_layers) == (64, 2)
+    kinds = config_of(tmp_path / "out")["layer_types"]
+    assert kinds == ["full_attention", "sliding_attention", "sliding_attention"]
+
+    edit(model, layer_types=["sliding_attention", "full_attention", "full_attention"])
+    named = fetch("model", tmp_path)
+    assert (named.sliding_window, named.window_layers) == (64, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_sliding_window": True, "sliding_window": 0},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": -1},
+        {"layer_types": ["full_attention"]},
+        {"layer_types": ["full_attention", "chunked_attention"]},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"layer_types": "full_attention"},
+    ],
+)
+def test_windows_that_are_no_rule_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    edit(write_tiny_llama(tmp_path / "model", architecture=QWEN2), **changes)
+    assert refusal(inspect_source, "model", tmp_path).code == "TF-SRC-021"
+
+
+def test_mistrals_window_is_the_classs_where_the_file_does_not_say(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", architecture="MistralForCausalLM")
+    assert fetch("model", tmp_path).sliding_window is None
+    edit(model, sliding_window=...)
+    info = fetch("model", tmp_path)
+    assert (info.sliding_window, info.window_layers) == (4096, 2)
+    assert config_of(tmp_path / "out")["sliding_window"] == 4096
+
+
+@pytest.mark.parametrize("architecture", [QWEN2, QWEN3])
+def test_gguf_comes_back_exactly(tmp_path: Path, architecture: str) -> None:
+    """Names, biases and norms; rows of q and k in the order in which they lie."""
+    source = write_tiny_llama(tmp_path / "source", architecture=architecture, tie=architecture == QWEN2)
+    path = write_tiny_gguf(tmp_path / "m.gguf", source, matrix_type="BF16", pre="qwen2")
+    info = fetch(path, tmp_path, dtype="float32")
+    before, after = read_float32(source), read_float32(tmp_path / "out")
+    assert before.keys() == after.keys()
+    for name, values in before.items():
+        assert np.array_equal(after[name], values), name
+    assert (info.architecture, info.head_size) == (architecture, 64)
+    made, given = config_of(tmp_path / "out"), config_of(source)
+    for key in ("model_type", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "tie_word_embeddings"):
+        assert made[key] == given[key], key
+    assert made["use_sliding_window"] is False
+
+
+def test_gguf_with_a_window_is_refused(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", architecture=QWEN2)
+    path = write_tiny_gguf(tmp_path / "m.gguf", source, extra={"qwen2.attention.sliding_window": 128})
+    assert refusal(inspect_source, str(path), tmp_path).code == "TF-SRC-015"
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3"])
+def test_what_transformers_writes(tmp_path: Path, kind: str) -> None:
+    """A model that transformers made and saved is taken, and means the same afterwards."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    from quantize.reference import load_reference_model
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1,
+        eos_token_id=2, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )  # fmt: skip
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases begin at zero and norms at one: nothing would show their loss
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    write_tiny_llama(tmp_path / "model")  # its tokenizer stays
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).unlink()
+    model.save_pretrained(tmp_path / "model")
+    fetch("model", tmp_path)
+    ids = torch.arange(3, 40)
+    # loaded again: .to(bfloat16) rounds the rotary frequencies, which no checkpoint holds
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    with torch.no_grad():
+        wanted = again(ids[None]).logits[0]
+    torch.testing.assert_close(load_reference_model(tmp_path / "out").logits(ids), wanted, atol=1e-4, rtol=1e-4)
