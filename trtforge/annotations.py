@@ -12,6 +12,7 @@ and workflow commands
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -135,10 +136,11 @@ def _result(item: Annotation, index: int) -> dict[str, Any]:
 
 def _artifact(file: str) -> dict[str, str]:
     path = _relative(file)
+    name = os.fsencode(path)  # a name that is no UTF-8 is a URI all the same
     if Path(path).is_absolute():
-        return {"uri": "file://" + quote(path)}
+        return {"uri": "file://" + quote(name)}
     # quote() also hides a colon, which in the first part of a relative reference would read as a scheme
-    return {"uri": quote(path), "uriBaseId": "%SRCROOT%"}
+    return {"uri": quote(name), "uriBaseId": "%SRCROOT%"}
 
 
 def _relative(file: str) -> str:

@@ -133,4 +133,13 @@ ENSEMBLES = [
         'model_name: "vit"\n      model_version: 7',
         at="model_version: 7",
     ),
+    Plant(
+        "version that is not said",  # https://github.com/triton-inference-server/server/issues/5474
+        "TF-TRI-176",
+        T.vision_transformer,
+        IMAGES,
+        'model_name: "vit"\n      model_version: 1',
+        'model_name: "vit"',
+        at='model_name: "vit"',
+    ),
 ]

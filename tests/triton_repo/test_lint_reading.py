@@ -46,15 +46,50 @@ def test_binary_files_are_findings(root):
     assert "binary" in found(lint_repository(root), "TF-TRI-106")[0]
 
 
-def test_text_in_another_encoding_is_a_finding(root):
-    config(root).write_bytes("name: 'caf\u00e9'".encode("latin-1"))
-    assert "UTF-8" in found(lint_repository(root), "TF-TRI-106")[0]
-
-
-def test_a_byte_order_mark_is_no_fault(root):
+def test_text_in_another_encoding_is_a_note_for_triton_loads_it(root):
     path = root / "simple/config.pbtxt"
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    path.write_bytes("# caf\u00e9\n".encode("latin-1") + path.read_bytes())
+    report = lint_repository(root)
+    assert [(f.code, f.severity) for f in report.findings] == [("TF-TRI-106", "note")]
+    assert "UTF-8" in report.findings[0].message
+
+
+def test_a_byte_order_mark_is_a_fault_of_a_configuration_and_of_nothing_else(tmp_path):
+    root = tmp_path / "repository"
+    corpus_triton.python_add_sub(root)
+    model = next(root.iterdir())
+    source, path = model / "1/model.py", model / "config.pbtxt"
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
     assert lint_repository(root).findings == ()
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [(f.code, f.line) for f in lint_repository(root).findings] == [("TF-TRI-001", 1)]
+
+
+def test_python_in_the_encoding_that_it_states_is_read(tmp_path):
+    root = tmp_path / "repository"
+    corpus_triton.python_add_sub(root)
+    source = next(root.iterdir()) / "1/model.py"
+    text = "# caf\u00e9\n".encode("latin-1") + source.read_bytes()
+    source.write_bytes(b"# -*- coding: latin-1 -*-\n" + text)
+    assert lint_repository(root).findings == ()
+    for first in (b"", b"# coding: no-such-thing\n"):
+        source.write_bytes(first + text)
+        assert found(lint_repository(root), "TF-TRI-106")
+
+
+@pytest.mark.parametrize("number", ["089", "9" * 6000, "-" + "9" * 6000, "0x" + "f" * 6000, "0o17", "1_000"])
+def test_numbers_that_no_field_holds_are_findings(root, number):
+    path = root / "simple/config.pbtxt"
+    path.write_text(path.read_text().replace("max_batch_size: 8", f"max_batch_size: {number}"))
+    assert found(lint_repository(root), "TF-TRI-103")
+
+
+@pytest.mark.parametrize(("number", "value"), [("010", 8), ("0x10", 16), ("0", 0), ("00", 0), ("-0", 0)])
+def test_numbers_are_read_as_the_parser_reads_them(root, number, value):
+    path = root / "simple/config.pbtxt"
+    text = path.read_text().replace("max_batch_size: 8", f"max_batch_size: {number}")
+    assert parse_config(path, text).message.max_batch_size == value
+    assert not parse_config(path, text).faults
 
 
 def test_huge_files_are_findings_and_not_read(root):
@@ -198,13 +233,41 @@ def test_hostile_yaml_and_json_are_findings(tmp_path):
     root = tmp_path / "repository"
     corpus_llm.llmapi(root)
     yaml = root / "tensorrt_llm/1/model.yaml"
-    bomb = "a: &a [x]\n" + "".join(f"k{i}: [*a, *a]\n" for i in range(5))
-    for text in (bomb, "model: !!python/object/apply:os.system [ls]\n", "[" * 5000, "model: [\n"):
+    bomb = "k0: &k0 [x, x]\n" + "".join(f"k{i}: &k{i} [*k{i - 1}, *k{i - 1}]\n" for i in range(1, 20))
+    for text in (
+        bomb,
+        "model: &m [*m]\n",
+        "a: &a {b: *a}\n",
+        "model: !!python/object/apply:os.system [ls]\n",
+        "[" * 5000,
+        "model: [\n",
+    ):
         yaml.write_text(text)
         assert found(lint_repository(root), "TF-TRI-220")
     corpus_llm.vllm(root)
     (root / "vllm_model/1/model.json").write_text("[" * 100_000)
     assert found(lint_repository(root), "TF-TRI-230")
+
+
+def test_aliases_of_a_yaml_text_are_followed(tmp_path):
+    root = tmp_path / "repository"
+    corpus_llm.llmapi(root)
+    yaml = root / "tensorrt_llm/1/model.yaml"
+    named = "model: &m /models/llama\ntokenizer: *m\nkv_cache_config: {<<: &kv {free_gpu_memory_fraction: 0.5}}\n"
+    yaml.write_text(named)
+    assert lint_repository(root).findings == ()
+    yaml.write_text(named.replace("0.5", "1.5"))
+    assert found(lint_repository(root), "TF-TRI-225")
+
+
+@pytest.mark.parametrize("data", [b"model: caf\xe9\n", b"model: a\0\n"])
+@pytest.mark.parametrize(
+    ("build", "file"), [(corpus_llm.llmapi, "tensorrt_llm/1/model.yaml"), (corpus_llm.vllm, "vllm_model/1/model.json")]
+)
+def test_settings_that_cannot_be_read_are_findings(tmp_path, build, file, data):
+    build(tmp_path / "repository")
+    (tmp_path / "repository" / file).write_bytes(data)
+    assert found(lint_repository(tmp_path / "repository"), "TF-TRI-106")
 
 
 def test_an_engine_that_is_not_one_is_a_finding(tmp_path):

@@ -56,6 +56,12 @@ def test_a_finding_without_a_file_has_no_location():
     assert github([Annotation("TF-K4-001", "warning", "x")]) == "::warning title=TF-K4-001::x\n"
 
 
+def test_a_name_that_is_no_utf_8_is_a_uri():
+    for file, uri in (("repo/bad\udcff/config.pbtxt", "repo/bad%FF/config.pbtxt"), ("/bad\udcff", "file:///bad%FF")):
+        location = _result(Annotation("A", "error", "x", file=file))["locations"][0]["physicalLocation"]
+        assert location["artifactLocation"]["uri"] == uri
+
+
 def test_lines_and_columns_start_at_one():
     region = _result(Annotation("A", "error", "x", file="a", line=0, column=0))["locations"][0]["physicalLocation"]
     assert region["region"] == {"startLine": 1, "startColumn": 1}

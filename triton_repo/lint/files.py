@@ -47,10 +47,28 @@ def inside(path: Path, root: Path) -> Path:
 
 
 def read_text(path: Path, root: Path) -> str:
-    """The UTF-8 text of a regular file below ``root``.
+    """The UTF-8 text of a regular file below ``root``, without a byte order mark.
 
     Raises:
         Unreadable: missing, no regular file, larger than :data:`MAX_BYTES`, binary, not UTF-8, no permission.
+    """
+    data = read_bytes(path, root)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable(not_utf8(error)) from None
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Why bytes are no UTF-8 text."""
+    return f"it is not UTF-8 (byte {error.start})"
+
+
+def read_bytes(path: Path, root: Path) -> bytes:
+    """The bytes of a regular file of text below ``root``, in whatever encoding.
+
+    Raises:
+        Unreadable: missing, no regular file, larger than :data:`MAX_BYTES`, binary, no permission.
     """
     real = inside(path, root)
     try:
@@ -75,10 +93,7 @@ def read_text(path: Path, root: Path) -> str:
         raise Unreadable(f"it grew past {MAX_BYTES} bytes while it was read")
     if b"\0" in data:
         raise Unreadable(f"it is binary (a NUL byte at offset {data.index(0)})")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"it is not UTF-8 (byte {error.start})") from None
+    return data
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:

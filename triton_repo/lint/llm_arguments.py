@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+#: values of a model.yaml; no real one has a hundredth of it
+MAX_NODES = 10_000
 _TABLE = Path(__file__).parents[1] / "tables" / "llm_arguments.yaml"
 
 
@@ -46,10 +48,38 @@ def load_arguments() -> Arguments:
     return Arguments.model_validate(yaml.load(_TABLE.read_text(encoding="utf-8"), Loader=loader))
 
 
+def aliases_grow(root: Any) -> str | None:
+    """Why the nodes of a YAML document are too many once its aliases are followed; None for one that is fine."""
+    sizes: dict[int, int] = {}
+    todo: list[tuple[Any, bool]] = [(root, False)]
+    open_nodes: set[int] = set()
+    while todo:
+        node, done = todo.pop()
+        if done:
+            open_nodes.discard(id(node))
+            sizes[id(node)] = 1 + sum(sizes[id(child)] for child in _children(node))
+            if sizes[id(node)] > MAX_NODES:
+                return f"its aliases make it more than {MAX_NODES} values"
+        elif id(node) in open_nodes:
+            return "an alias stands inside of what it names"
+        elif id(node) not in sizes:
+            open_nodes.add(id(node))
+            todo.append((node, True))
+            todo += [(child, False) for child in _children(node)]
+    return None
+
+
+def _children(node: Any) -> list[Any]:
+    value = node.value if node is not None else None
+    if not isinstance(value, list):
+        return []
+    return [part for item in value for part in (item if isinstance(item, tuple) else (item,))]
+
+
 def keys_twice(text: str) -> Iterator[tuple[str, int, int]]:
     """(key, line, first line) of every key that a mapping of a YAML text gives again; lines from 1.
 
-    The text must parse and hold no aliases.
+    The text must parse, and its aliases must not grow (:func:`aliases_grow`).
     """
     import yaml
 

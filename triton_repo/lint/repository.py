@@ -6,15 +6,18 @@ on with the rest.
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import re
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from triton_repo.lint.files import Unreadable, entries, inside, read_text
+from triton_repo.lint.files import Unreadable, entries, inside, not_utf8, read_bytes, read_text
 from triton_repo.lint.schema import Config, parse_config
 from trtforge.errors import ForgeError
 
@@ -39,11 +42,12 @@ MAX_MODELS = 5000
 
 @dataclass(frozen=True)
 class Problem:
-    """A file or folder that could not be read."""
+    """A file or folder that could not be read, or (``harmless``) one that Triton reads in spite of it."""
 
     path: Path
     reason: str
     outside: bool
+    harmless: bool = False
 
 
 @dataclass
@@ -137,8 +141,43 @@ class Model:
         name = self.message.default_model_filename or "model.py"
         for version in self.versions:
             if version.names is not None and name in version.names:
-                return self.read(version.folder / name)
+                return self._source(version.folder / name)
         return None
+
+    @cached_property
+    def syntax(self) -> ast.Module | SyntaxError | None:
+        """``model.py`` as Python reads it, or why it does not; None when there is none."""
+        return parse_python(self.code) if self.code is not None else None
+
+    def _source(self, path: Path) -> str | None:
+        """A text of Python, in the encoding that its first lines state."""
+        try:
+            data = read_bytes(path, self.root)
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+            return data.decode(encoding)
+        except Unreadable as error:
+            self.problems.append(Problem(path, error.reason, error.outside))
+        except UnicodeDecodeError as error:
+            self.problems.append(Problem(path, not_utf8(error), outside=False))
+        except SyntaxError as error:  # an encoding that does not exist
+            self.problems.append(Problem(path, str(error), outside=False))
+        return None
+
+    def configuration(self, path: Path) -> str | None:
+        """``config.pbtxt`` with its byte order mark, if it has one; bytes that are no UTF-8 stay what they are.
+
+        The server reads bytes: it refuses a mark, and takes any other byte in a string or a comment.
+        """
+        try:
+            data = read_bytes(path, self.root)
+        except Unreadable as error:
+            self.problems.append(Problem(path, error.reason, error.outside))
+            return None
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            self.problems.append(Problem(path, not_utf8(error), outside=False, harmless=True))
+            return data.decode("latin-1")
 
     def read(self, path: Path) -> str | None:
         """A text file of this model; None, and a problem, when it cannot be read."""
@@ -263,7 +302,7 @@ def _read_model(folder: Path, root: Path) -> Model:
     for entry in entries(folder):
         path = folder / entry.name
         if entry.name == CONFIG:
-            text = model.read(path)
+            text = model.configuration(path)
             model.config = parse_config(path, text) if text is not None else None
         elif _is_folder(entry):
             if VERSION.fullmatch(entry.name):
@@ -297,6 +336,17 @@ def read_trtllm_engine(folder: Path) -> Engine | None:
     if not build:
         return None
     return Engine(folder, build, _mapping(build.get("plugin_config")), _mapping(pretrained.get("mapping")), pretrained)
+
+
+@lru_cache(maxsize=256)  # models of one repository share their code
+def parse_python(code: str) -> ast.Module | SyntaxError:
+    """A source as Python reads it, or why it does not."""
+    try:
+        return ast.parse(code)
+    except SyntaxError as error:
+        return error
+    except (ValueError, RecursionError, MemoryError) as error:
+        return SyntaxError(str(error) or "nested too deeply")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

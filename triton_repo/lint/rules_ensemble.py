@@ -452,24 +452,22 @@ def _joined(model: Model, flags: list[bool]) -> Iterator[Hit]:
     "TF-TRI-176",
     "error",
     "a step asks for a version that is not there",
-    why="model_version is -1 for the latest, or the number of a version folder.",
-    source=TRITON_ENSEMBLE,
+    why="model_version is -1 for the latest, or the number of a version folder; left out, it is 0.",
+    source=thread("TS#5474"),
 )
 @each_ensemble
 def step_version(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         used = repository.get(step.model_name)
-        if used is None or step.model_version == -1 or used.is_ensemble or not used.versions:
+        if used is None or step.model_version == -1 or not used.versions or not model.knows("ensemble_scheduling"):
             continue
         there = [version.number for version in used.versions]
-        if (
-            step.model_version not in there
-            and model.config is not None
-            and model.config.states(*step_path(index, "model_version"))
-        ):
+        if step.model_version not in there and model.knows("ensemble_scheduling", "step", "model_version"):
+            stated = model.config is not None and model.config.states(*step_path(index, "model_version"))
+            asked = f"version {step.model_version}" + ("" if stated else ", which is asked for when nothing is said")
             yield hit(
                 model,
-                f"step {index + 1}: {used.name} has no version {step.model_version} (it has {there})",
+                f"step {index + 1}: {used.name} has no {asked} (it has {there})",
                 "model_version: -1",
-                *step_path(index, "model_version"),
+                *step_path(index, "model_version" if stated else "model_name"),
             )

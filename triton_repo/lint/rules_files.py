@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +61,14 @@ def unreadable(repository: Repository) -> Iterator[Hit]:
             model.code  # noqa: B018 - reading it notes what is unreadable
         for problem in model.problems:
             if not problem.outside:
-                yield hit_file(model, problem.path, f"{problem.path.name}: {problem.reason}", "a readable text file")
+                yield hit_file(
+                    model,
+                    problem.path,
+                    f"{problem.path.name}: {problem.reason}"
+                    + ("; Triton takes the bytes as they are" if problem.harmless else ""),
+                    "a text in UTF-8" if problem.harmless else "a readable text file",
+                    severity="note" if problem.harmless else None,
+                )
 
 
 @rule(
@@ -104,7 +110,7 @@ def config_missing(repository: Repository) -> Iterator[Hit]:
             model,
             model.path,
             "config.pbtxt is missing" + (f"; there is {near}" if near else ""),
-            f"mv {near} {CONFIG}" if near else "emit the repository again",
+            f"mv {near} {CONFIG}" if near else f"put its {CONFIG} there, or move the folder out of the repository",
         )
 
 
@@ -319,25 +325,12 @@ def python_class(repository: Repository) -> Iterator[Hit]:
     source=TRITON_PYTHON,
 )
 def python_syntax(repository: Repository) -> Iterator[Hit]:
-    parsed: dict[str, SyntaxError | None] = {}
     for model in repository.models.values():
-        if model.backend != "python" or not model.readable or model.code is None:
+        if model.backend != "python" or not model.readable:
             continue
-        if model.code not in parsed:
-            parsed[model.code] = _syntax_error(model.code)
-        error = parsed[model.code]
-        if error is not None:
+        error = model.syntax
+        if isinstance(error, SyntaxError):
             yield hit_file(model, _code_path(model), f"{error.msg}", "correct this line", error.lineno or 1)
-
-
-def _syntax_error(code: str) -> SyntaxError | None:
-    try:
-        ast.parse(code)
-    except SyntaxError as error:
-        return error
-    except (ValueError, RecursionError, MemoryError) as error:
-        return SyntaxError(str(error) or "nested too deeply")
-    return None
 
 
 def _code_path(model: Model) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.engine_models import device_faults
-from triton_repo.lint.llm_arguments import keys_twice, load_arguments
+from triton_repo.lint.llm_arguments import aliases_grow, keys_twice, load_arguments
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.roles import is_llmapi, is_vllm
@@ -38,14 +38,15 @@ def _yaml(model: Model) -> tuple[Path, str] | None:
 
 
 def _document(text: str) -> tuple[Any, int, str | None]:
-    """(document, line, problem) of a YAML text; no aliases, so that a small file stays small."""
+    """(document, line, problem) of a YAML text; aliases may not make a small file a large document."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        for token in yaml.scan(text, Loader=loader):
-            if isinstance(token, yaml.AliasToken):
-                return None, token.start_mark.line + 1, "aliases are not read here"
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=loader)):
+            problem = aliases_grow(yaml.compose(text, Loader=loader))
+            if problem is not None:
+                return None, 1, problem
         return yaml.load(text, Loader=loader), 1, None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

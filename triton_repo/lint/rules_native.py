@@ -41,7 +41,9 @@ def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None
 
 
 def _is_native(model: Model) -> bool:
-    return model.backend == "python" and "engine_dir" in model.message.parameters
+    """The native layout's model; others have an engine_dir too (TensorRT-LLM's whisper_bls), but none of the limits."""
+    parameters = model.message.parameters
+    return model.backend == "python" and "engine_dir" in parameters and any(name in parameters for name in LIMITS)
 
 
 @rule(

@@ -22,6 +22,8 @@ from triton_repo.lint.repository import read_repository
 from triton_repo.lint.rules import RULES, Finding, Hit, Rule
 from trtforge.annotations import Annotation
 
+#: these name what the other rules could not read, so they are asked last
+_READING = frozenset({"TF-TRI-106", "TF-TRI-107"})
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -77,7 +79,8 @@ def lint_repository(folder: Path, engine_dir: Path | None = None) -> Report:
         ForgeError: TF-TRI-100 when there is no such folder or it cannot be listed.
     """
     repository = read_repository(folder, engine_dir)
-    found = [(rule, hit) for rule in all_rules() for hit in rule.check(repository)]
+    rules = sorted(all_rules(), key=lambda rule: rule.code in _READING)
+    found = [(rule, hit) for rule in rules for hit in rule.check(repository)]
     findings = [_finding(rule, hit) for rule, hit in found]
     findings.sort(key=lambda f: (_ORDER[f.severity], f.path, f.line or 0, f.code))
     return Report(folder, len(repository.models), tuple(dict.fromkeys(findings)))

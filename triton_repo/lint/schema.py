@@ -21,7 +21,11 @@ FaultKind = Literal["placeholder", "unknown", "type", "twice", "schedulers", "sy
 #: (https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto)
 NEWER_FIELDS = frozenset({"model_metrics", "max_inflight_requests"})
 
-_INTEGER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|\d+)")
+#: Triton's parser takes it for a character of the first name
+_MARK = "\ufeff"
+#: hexadecimal, octal (a leading 0) or decimal; more digits than any field holds are cut off before they are counted
+_INTEGER = re.compile(r"([-+]?)(?:0[xX]([0-9a-fA-F]+)|0([0-7]*)|([1-9]\d*))")
+_MOST_DIGITS = 40
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?[fF]?|[-+]?(?:inf|infinity|nan)", re.IGNORECASE)
 _BOOL = frozenset({"true", "false", "True", "False", "t", "f", "1", "0"})
 
@@ -74,8 +78,13 @@ def parse_config(path: Path, text: str) -> Config:
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
-    tree = Text(text)
+    marked = text.startswith(_MARK)
+    tree = Text(text.removeprefix(_MARK))
     config = Config(path, tree, pb.ModelConfig())
+    if marked:
+        config.faults.append(
+            Fault("syntax", "the file begins with a byte order mark", "save it as UTF-8 without one", 1, 1)
+        )
     blanked: list[Node] = []
     _check(config, tree.root, pb.ModelConfig.DESCRIPTOR, (), blanked)
     if tree.broken is not None:
@@ -228,9 +237,12 @@ def _wrong(node: Node, row: Any) -> tuple[str, str] | None:
 
 
 def _wrong_integer(node: Node, row: Any) -> tuple[str, str] | None:
-    if node.kind != "scalar" or not _INTEGER.fullmatch(node.text):
-        return (f"a whole number is expected, {node.text} is given", f"{node.name}: 1")
-    value = int(node.text, 0) if not re.fullmatch(r"[-+]?0\d+", node.text) else int(node.text, 8)
+    number = _INTEGER.fullmatch(node.text) if node.kind == "scalar" else None
+    if number is None:
+        return (f"a whole number is expected, {node.text[:60]} is given", f"{node.name}: 1")
+    sign, hexadecimal, octal, decimal = number.groups()
+    digits, base = (hexadecimal, 16) if hexadecimal else (octal, 8) if octal else (decimal or "0", 10)
+    value = int(digits.lstrip("0")[:_MOST_DIGITS] or "0", base) * (-1 if sign == "-" else 1)
     bits = 32 if row.cpp_type in (row.CPPTYPE_INT32, row.CPPTYPE_UINT32) else 64
     unsigned = row.cpp_type in (row.CPPTYPE_UINT32, row.CPPTYPE_UINT64)
     low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
