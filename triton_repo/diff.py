@@ -1,6 +1,7 @@
 """What two repositories say differently, model by model and field by field, and what it means.
 
-Tensors, steps and parameters are compared by their names, so that an order says nothing. Where the two belong
+Tensors, steps and parameters are compared by their names, so that an order says nothing, and so are the keys of
+``model.yaml`` and ``model.json``; other files of a version are compared byte by byte. Where the two belong
 to different versions of TensorRT-LLM's backend, the changes between the versions that touch these models are
 listed too, defaults that move under an unchanged text included. A path that leads to the same place by another way is
 of the kind ``location``: it is shown and is no difference.
@@ -19,7 +20,8 @@ from triton_repo.lint.files import MAX_BYTES, Unreadable, entries, inside
 from triton_repo.lint.repository import Model, Repository, read_repository
 from triton_repo.lint.roles import role
 from triton_repo.parameters import load_parameters
-from triton_repo.places import same_place
+from triton_repo.places import same_folder, same_place
+from triton_repo.settings_files import NAMES, PLACES, changes, read_settings
 
 Kind = Literal["added", "removed", "changed", "renamed", "meaning", "location"]
 _NAMES = {"input": "name", "output": "name", "step": "model_name", "model_warmup": "name", "control_input": "name"}
@@ -130,7 +132,7 @@ def _models(one: Model, other: Model, crossed: list[Change]) -> Iterator[Differe
         if old == new or (skipped and field.startswith(skipped)):
             continue
         meaning = _meaning(found, field, changes)
-        kind: Kind = "added" if old is None else "removed" if new is None else "changed"
+        kind = _kind(old, new)
         if kind == "changed" and field.startswith("parameters[") and same_place(_parameter(field), one, other):
             yield _difference("location", other, field, old, new, "another way to the same place")
             continue
@@ -303,9 +305,51 @@ def _files(one: Model, other: Model) -> Iterator[Difference]:
         elif name not in before:
             yield Difference("added", other.name, name, None, after[name], "a file more", str(other.folder / name))
         elif before[name] != after[name]:
-            yield Difference(
-                "changed", other.name, name, before[name], after[name], "another content", str(other.folder / name)
+            settings = _settings(name, one, other)
+            if settings is None:
+                yield Difference(
+                    "changed", other.name, name, before[name], after[name], "another content", str(other.folder / name)
+                )
+            else:
+                yield from settings
+
+
+def _settings(name: str, one: Model, other: Model) -> list[Difference] | None:
+    """What a file of settings says differently, key by key; None where it is no such file or cannot be read."""
+    file = name.rpartition("/")[2]
+    if file not in NAMES:
+        return None
+    sides = []
+    for model in (one, other):
+        text = model.read(model.folder / name)
+        read = None if text is None else read_settings(file, text)
+        if read is None:
+            return None
+        sides.append(read)
+    rows = {row.name.split(" ")[0]: row.meaning for row in load_parameters("llmapi").rows if row.place == "yaml"}
+    found = []
+    for key, old, new in changes(*sides):
+        meaning, kind = rows.get(key, "") if file == "model.yaml" else "", _kind(old, new)
+        if old is not None and new is not None and key in PLACES and same_folder(old.value, new.value, one, other):
+            meaning, kind = "another way to the same place", "location"
+        stated, model = (old, one) if new is None else (new, other)
+        found.append(
+            Difference(
+                kind,
+                other.name,
+                f"{name}:{key}",
+                None if old is None else old.text,
+                None if new is None else new.text,
+                meaning,
+                str(model.folder / name),
+                stated.line if stated is not None else None,
             )
+        )
+    return found
+
+
+def _kind(old: object, new: object) -> Kind:
+    return "added" if old is None else "removed" if new is None else "changed"
 
 
 def _hashes(model: Model) -> dict[str, str]:

@@ -25,13 +25,25 @@ def same_place(name: str, one: Model, other: Model) -> bool:
     before, after = _folder(name, one), _folder(name, other)
     if before is None or after is None or name not in SEALS:
         return False
-    try:
-        if before.samefile(after):
-            return True
-    except OSError:
-        return False
+    if _one_folder(before, after):
+        return True
     sealed = [_sealed(place, SEALS[name]) for place in (before, after)]
     return sealed[0] is not None and sealed[0] == sealed[1]
+
+
+def same_folder(old: object, new: object, one: Model, other: Model) -> bool:
+    """Whether two texts, each seen from its own model, name one folder that is here; nothing seals a checkpoint."""
+    if not isinstance(old, str) or not isinstance(new, str):
+        return False
+    before, after = one.here(old), other.here(new)
+    return before is not None and after is not None and _one_folder(before, after)
+
+
+def _one_folder(before: Path, after: Path) -> bool:
+    try:
+        return before.samefile(after)
+    except OSError:
+        return False
 
 
 def _folder(name: str, model: Model) -> Path | None:

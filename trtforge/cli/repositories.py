@@ -113,8 +113,11 @@ def diff(
     if comparison.differences:
         console.table(
             "Differences",
-            ["model", "what", "field", "old", "new", "meaning"],
-            [[item.model, item.kind, item.field, item.old, item.new, item.meaning] for item in comparison.differences],
+            ["model", "what", "field", "old", "new", "meaning", "line"],
+            [
+                [item.model, item.kind, item.field, item.old, item.new, item.meaning, item.line]
+                for item in comparison.differences
+            ],
         )
     for name, pair in versions.items():
         if pair is not None:
