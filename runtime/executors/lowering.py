@@ -192,8 +192,11 @@ class Lowering:
         if quant is not None and not packed.kernel.quantizes_input:
             quantized = f"{name}:input"
             params: dict[str, Any] = {"quant": quant, "out_scale": 1.0}
-            if quant.kind != "scale" and self.dtype == torch.float32 and isinstance(packed.out_scale, float):
-                # the factor goes onto the quantized activations, exact to float32's rounding
+            biased = any(weight.bias is not None for weight in sources)
+            movable = quant.kind != "scale" and self.dtype == torch.float32 and not biased
+            if movable and isinstance(packed.out_scale, float):
+                # the factor goes onto the quantized activations, exact to float32's rounding; a bias, which the kernel
+                # holds divided by it, would not get it back
                 params["out_scale"], packed.out_scale = packed.out_scale, None
             quantize = Op("quantize", index, [source], [quantized], {quantized: width}, params=params)
             quantize.inplace, quantize.buffers = {quantized: source}, {source: width}

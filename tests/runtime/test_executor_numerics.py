@@ -84,6 +84,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "biases, untied head, wide heads": {"bias": True, "tie": False, "head_size": 80, "heads": 2, "kv_heads": 1},
     "sliding window": {"architecture": "MistralForCausalLM", "sliding_window": 11},
     "sliding window, fp8": {"fmt": "fp8", "architecture": "MistralForCausalLM", "sliding_window": 11},
+    "biases, fp8": {"fmt": "fp8", "bias": True},
     "qwen2, mixed windows": {"architecture": "Qwen2ForCausalLM", "sliding_window": 11, "max_window_layers": 1},
     "qwen2, fp8, untied": {"fmt": "fp8", "architecture": "Qwen2ForCausalLM", "tie": False},
     "qwen3": {"architecture": "Qwen3ForCausalLM"},
@@ -98,7 +99,9 @@ def test_model_variants(tmp_path: Path, name: str) -> None:
     engine, quantizer = tiny_engine(tmp_path, kv="float32", **MODELS[name])
     executor = TorchExecutor(engine, capability=FLOAT32)
     for got, want in zip(run_ragged(executor), reference(engine, quantizer), strict=True):
-        assert relative(got, want).max() < 2e-2
+        error = relative(got, want)
+        # few rows of INT4 run in bfloat16; an FP8 value that rounds to another code moves the logits after it a little
+        assert error.max() < 4e-2 and np.median(error) < (1e-2 if "int4" in name else 1e-5)
 
 
 def test_norms_of_heads_are_kernels(tmp_path: Path) -> None:
