@@ -126,6 +126,9 @@ def _kv_bytes(model: Mapping[str, Any], tp: int, pp: int) -> int | None:
     """Keys and values of one token on one rank; None where the configuration does not say enough."""
     heads = model.get("num_key_value_heads") or model.get("num_attention_heads")
     layers = model.get("num_hidden_layers")
+    beside = model.get("eagle_net_config") or {}
+    if isinstance(layers, int) and beside:  # EAGLE's layers lie in the same pool
+        layers += _count(beside, "num_hidden_layers")
     size = model.get("head_size")
     if size is None and model.get("hidden_size") and model.get("num_attention_heads"):
         size = model["hidden_size"] // model["num_attention_heads"]

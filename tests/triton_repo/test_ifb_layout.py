@@ -333,6 +333,9 @@ def test_an_engine_directory_is_described(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(named))
     found = describe_engine(tmp_path)
     assert (found["speculation"], found["max_lora_rank"]) == ("eagle", 32)
+    named["pretrained_config"]["eagle_net_config"] = {"num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    assert describe_engine(tmp_path)["kv_bytes_per_token"] == 2 * 33 * 4 * 128  # the drafter's layer, in the same pool
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pretrained_config": {}, "build_config": {}}', '{"version": 1}'])

@@ -120,7 +120,7 @@ def _feature_tables() -> list[str]:
         (
             row.method,
             row.target,
-            row.support if row.converted else "not converted yet",
+            f"{row.support} ({', '.join(row.architectures)})" if row.architectures else row.support,
             row.instead or "",
             _link(row.source),
         )

@@ -232,6 +232,7 @@ _MODULES = (
     "host",
     "speculation",
     "trees",
+    "drafters",
     "combinations",
     "streaming",
     "served",

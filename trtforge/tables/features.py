@@ -52,7 +52,7 @@ class Method(_Row):
     support: Literal["yes", "no"]
     draft: Literal["required", "none"]
     instead: str | None = None
-    converted: bool = Field(True, description="Whether this version of trtforge writes what the method needs")
+    architectures: tuple[str, ...] = Field((), description="Models that its drafter is written beside; none: any")
     source: str = Field(pattern=_LINK)
 
 

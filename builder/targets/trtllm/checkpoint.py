@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from builder.targets.trtllm.medusa import MedusaHeads
-from builder.targets.trtllm.ranks import all_ranks, layers_of
+from builder.targets.trtllm.ranks import Rank, all_ranks, layers_of
 from builder.targets.trtllm.source import Checkpoint
 from builder.targets.trtllm.tensors import Requantized, Tensor, rank_tensors
 from trtforge.errors import ForgeError
@@ -34,19 +33,33 @@ _LINEARS = {
 }
 
 
+class Drafting(Protocol):
+    """What drafts inside the engine, beside the model: Medusa's heads or EAGLE's drafter."""
+
+    @property
+    def excluded(self) -> str:
+        """The modules of it that stay unquantized, as a pattern of TensorRT-LLM's."""
+
+    def config(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """What it adds to the model's config.json."""
+
+    def tensors(self, rank: Rank, target: Checkpoint) -> Iterator[Tensor]:
+        """Its tensors of a rank."""
+
+
 def convert_checkpoint(
     checkpoint: Path,
     out: Path,
     *,
     tp: int = 1,
     pp: int = 1,
-    medusa: MedusaHeads | None = None,
+    drafting: Drafting | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write TensorRT-LLM's checkpoint of ``checkpoint`` into ``out``; ranks that are there complete are kept.
 
     Args:
-        medusa: heads that the checkpoint holds beside the model.
+        drafting: what the checkpoint holds beside the model, to draft with.
 
     Returns:
         ``ranks``, ``bytes``, and ``requantized``: the linears whose FP8 weights were rounded again under a
@@ -63,10 +76,10 @@ def convert_checkpoint(
     config = trtllm_config(source, tp, pp)
     requantized = Requantized()
     plans = [(rank, rank_tensors(source, rank, requantized)) for rank in all_ranks(tp, pp)]
-    if medusa is not None:
-        config |= medusa.config()
-        config["quantization"]["exclude_modules"] += ["medusa_heads*"]
-        plans = [(rank, [*tensors, *medusa.tensors(rank, source)]) for rank, tensors in plans]
+    if drafting is not None:
+        config |= drafting.config(config)
+        config["quantization"]["exclude_modules"] += [drafting.excluded]
+        plans = [(rank, [*tensors, *drafting.tensors(rank, source)]) for rank, tensors in plans]
     total = sum(tensor.nbytes for _, tensors in plans for tensor in tensors)
     progress.start("converting for TensorRT-LLM", float(total))
     out.mkdir(parents=True, exist_ok=True)

@@ -49,10 +49,13 @@ def engine_stack(target: str, name: str | None) -> tuple[StackRow, str]:
     return row, version
 
 
-def describe_model(source: Checkpoint, checkpoint: Path, tp: int, pp: int) -> dict[str, Any]:
+def describe_model(source: Checkpoint, checkpoint: Path, tp: int, pp: int, *, layers_beside: int = 0) -> dict[str, Any]:
     """Model, quantization, KV cache and special tokens, as engine.json carries them.
 
     ``kv_bytes_per_token`` is of the rank that holds most: keys and values of its layers and heads.
+
+    Args:
+        layers_beside: layers of a drafter that share the model's KV pool on every rank.
     """
     config = source.config
     return {
@@ -65,7 +68,7 @@ def describe_model(source: Checkpoint, checkpoint: Path, tp: int, pp: int) -> di
         "sliding_window": config.sliding_window,
         "kv_cache": {"format": "fp8" if source.kv_algorithm == "FP8" else config.dtype},
         "kv_bytes_per_token": 2
-        * -(-config.num_layers // pp)
+        * (-(-config.num_layers // pp) + layers_beside)
         * -(-config.num_kv_heads // tp)
         * config.head_size
         * (1 if source.kv_algorithm == "FP8" else {"float32": 4}.get(config.dtype, 2)),

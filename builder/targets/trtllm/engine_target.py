@@ -17,7 +17,7 @@ from typing import Any
 
 from builder.files import copy_file
 from builder.targets.trtllm import script
-from builder.targets.trtllm.checkpoint import CONFIG_FILE, LOGITS_DTYPE, convert_checkpoint
+from builder.targets.trtllm.checkpoint import CONFIG_FILE, LOGITS_DTYPE, Drafting, convert_checkpoint
 from builder.targets.trtllm.common import (
     ENGINE_FILE,
     ENGINE_VERSION,
@@ -26,6 +26,7 @@ from builder.targets.trtllm.common import (
     engine_stack,
     write_engine,
 )
+from builder.targets.trtllm.eagle import EagleDrafter, refuse_engine
 from builder.targets.trtllm.flags import build_arguments, settings_of
 from builder.targets.trtllm.medusa import MedusaHeads
 from builder.targets.trtllm.readback import Finding, compare_engine, has_engine, read_trtllm_engine
@@ -59,7 +60,7 @@ def build_engine(
         checkpoint: the quantized Hugging Face checkpoint.
         stack: a row of the stack table; default: the target's newest.
         timing_cache: kernel timings of earlier builds.
-        draft: directory of the Medusa heads, for that method; a draft model is an engine of its own.
+        draft: directory of the Medusa heads or of EAGLE's drafter; a draft model is an engine of its own.
         scratch: a folder that survives a kill: ranks that were converted there are not converted again.
 
     Raises:
@@ -79,19 +80,6 @@ def build_engine(
             why="Expert parallelism is of mixture-of-experts models; the converter writes dense ones.",
             remedies=["build.parallel.ep: 1"],
         )
-    if speculation.method == "eagle":
-        raise ForgeError(
-            "TF-BLD-037",
-            "EAGLE's drafter is not put into TensorRT-LLM's checkpoint",
-            asked="speculation.method: eagle",
-            numbers={"methods": ["medusa", "lookahead", "draft_target", "none"]},
-            why="trtllm-build reads target and drafter from one checkpoint; the converter writes no EAGLE drafter.",
-            remedies=[
-                "speculation.method: lookahead",
-                "speculation.method: medusa, with speculation.draft",
-                "build.target: trtllm-llmapi with speculation.method: eagle3",
-            ],
-        )
     row, version = engine_stack(NAME, stack)
     cache = None
     if timing_cache is not None:
@@ -100,17 +88,14 @@ def build_engine(
     settings = settings_of(build, speculation, cache)
     arguments = build_arguments(version, {**settings, "output_timing_cache": f"{{work}}/{script.OUTPUT_CACHE}"})
     source = Checkpoint.open(checkpoint)
-    medusa = None
-    if speculation.method == "medusa":
-        length = settings["max_draft_len"]
-        medusa = MedusaHeads.open(draft, target=source, heads=speculation.heads, max_draft_len=length, tp=parallel.tp)
+    drafting = _drafting(source, draft, build, speculation, settings["max_draft_len"])
     place = out if scratch is None else scratch
     converted = convert_checkpoint(
         checkpoint,
         place / script.CHECKPOINT_DIR,
         tp=parallel.tp,
         pp=parallel.pp,
-        medusa=medusa,
+        drafting=drafting,
         progress=progress,
     )
     if scratch is not None:
@@ -131,7 +116,7 @@ def build_engine(
         "engine_dir": script.ENGINE_DIR,
         "checkpoint_dir": script.CHECKPOINT_DIR,
         "tokenizer_dir": ".",
-        **describe_model(source, checkpoint, parallel.tp, parallel.pp),
+        **describe_model(source, checkpoint, parallel.tp, parallel.pp, layers_beside=_layers_beside(drafting)),
         "logits_dtype": LOGITS_DTYPE,
         "limits": {
             key: settings[key]
@@ -151,6 +136,26 @@ def build_engine(
     }
     engine["kv_cache"] |= {"block_size": build.kv_cache.block_size}
     return write_engine(out, engine)
+
+
+def _drafting(
+    source: Checkpoint, draft: Path | None, build: Build, speculation: Speculation, length: int | None
+) -> Drafting | None:
+    """What drafts inside the engine; None where nothing does."""
+    tp = build.parallel.tp
+    if speculation.method == "medusa":
+        assert length is not None
+        return MedusaHeads.open(draft, target=source, heads=speculation.heads, max_draft_len=length, tp=tp)
+    if speculation.method == "eagle":
+        assert length is not None
+        refuse_engine(source, build)
+        return EagleDrafter.open(draft, target=source, speculation=speculation, max_draft_len=length, tp=tp)
+    return None
+
+
+def _layers_beside(drafting: Drafting | None) -> int:
+    """Layers of the drafter, whose keys and values lie in the target's pool."""
+    return drafting.net.num_layers if isinstance(drafting, EagleDrafter) else 0
 
 
 def _compile(

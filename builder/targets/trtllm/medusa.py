@@ -25,7 +25,10 @@ from trtforge.errors import ForgeError
 from trtforge.safetensors_header import TensorInfo, read_headers
 
 ARCHITECTURE = "MedusaForCausalLM"
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+#: models that TensorRT-LLM's Llama computes: what drafts inside the engine is written for these
+LLAMAS = ("LlamaForCausalLM", "MistralForCausalLM")
+#: the type of a model -> of its tensors
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class MedusaHeads:
     max_draft_len: int
     headers: Mapping[str, TensorInfo]
 
+    #: modules that are not quantized
+    excluded = "medusa_heads*"
+
     @classmethod
     def open(
         cls, directory: Path | None, *, target: Checkpoint, heads: int | None, max_draft_len: int, tp: int = 1
@@ -53,8 +59,15 @@ class MedusaHeads:
 
         Raises:
             ForgeError: ``TF-BLD-038`` no such directory or configuration, another number of heads than the recipe
-                says, tensors of another model, or rows that do not divide over the ranks.
+                says, tensors of another model or beside no Llama, or rows that do not divide over the ranks.
         """
+        if target.config.architecture not in LLAMAS:
+            raise _refuse(
+                f"Medusa heads are not written beside a model of {target.config.architecture}",
+                directory,
+                "The checkpoint says what the model beside the heads is, and is written for Llamas.",
+                "speculation.method: lookahead",
+            )
         if directory is None or not (directory / "config.json").is_file():
             raise _refuse(
                 "Medusa heads are read from a directory with config.json and safetensors",
@@ -111,8 +124,8 @@ class MedusaHeads:
                 "speculation.draft: heads that were trained for this model",
             )
 
-    def config(self) -> dict[str, Any]:
-        """What they add to the checkpoint's config.json."""
+    def config(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """What they add to the target's config.json."""
         return {
             "architecture": ARCHITECTURE,
             "model_type": "llama",
@@ -136,15 +149,19 @@ class MedusaHeads:
             yield self._rows(f"medusa_heads.{head}.lm_head.weight", f"{head}.{self.layers}.weight", vocabulary, target)
 
     def _rows(self, out: str, name: str, span: tuple[int, int], target: Checkpoint) -> Tensor:
-        info, dtype = self.headers[name], _DTYPES[target.config.dtype]
+        info, dtype = self.headers[name], DTYPES[target.config.dtype]
         values = np.memmap(self.directory / info.file, BITS[info.dtype], "r", info.offset, info.shape)
         shape = (span[1] - span[0], *info.shape[1:])
-        return Tensor(out, dtype, shape, _converted(values, span, info.dtype, dtype))
+        return Tensor(out, dtype, shape, converted(values, span, info.dtype, dtype))
 
 
-def _converted(values: Array, span: tuple[int, int], stored: str, dtype: str) -> Callable[[], Iterator[Array]]:
+def converted(
+    values: Array, span: tuple[int, int], stored: str, dtype: str, columns: tuple[int, int] | None = None
+) -> Callable[[], Iterator[Array]]:
+    """Rows (and columns; default: all) of a tensor in another type, band by band."""
+
     def pieces() -> Iterator[Array]:
-        for band in bands(values, [span], None):
+        for band in bands(values, [span], columns):
             yield band if stored == dtype else narrow(widen(band, stored), dtype)
 
     return pieces

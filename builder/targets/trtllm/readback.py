@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from builder.targets.trtllm.flags import Settings, flag_table
+from builder.targets.trtllm.flags import Settings, flag_table, recorded
 from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
 
@@ -24,6 +24,11 @@ CONFIG_FILE = "config.json"
 _RANK = re.compile(r"rank(0|[1-9][0-9]*)\.engine")
 #: of a mapping: the ranks, and what they are the product of
 _SIZES = ("world_size", "tp_size", "pp_size", "cp_size")
+#: of a checkpoint, what an engine repeats: the model, and how it drafts
+_MODEL = (
+    *("architecture", "dtype", "vocab_size", "num_hidden_layers"),
+    *("num_medusa_heads", "num_medusa_layers", "num_eagle_layers", "max_non_leaves_per_layer"),
+)
 _ABSENT = object()
 #: findings of one kind that are listed; the others are counted
 _LISTED = 8
@@ -160,8 +165,9 @@ def compare_engine(engine: TrtllmEngine, expected: Mapping[str, Any]) -> list[Fi
     if wanted is not None and not _same_version(engine.version, str(wanted)):
         message = f"built by TensorRT-LLM {engine.version}, not by {wanted}: it loads under {engine.version} only"
         findings.append(Finding("TF-BLD-062", message, wanted, engine.version))
-    findings += _setting_findings(engine, expected.get("settings") or {})
-    findings += _model_findings(engine, expected.get("checkpoint") or {})
+    checkpoint = expected.get("checkpoint") or {}
+    findings += _setting_findings(engine, expected.get("settings") or {}, checkpoint)
+    findings += _model_findings(engine, checkpoint)
     return findings
 
 
@@ -227,13 +233,13 @@ def _same_version(left: str, right: str) -> bool:
         return left == right
 
 
-def _setting_findings(engine: TrtllmEngine, settings: Settings) -> list[Finding]:
-    findings = []
+def _setting_findings(engine: TrtllmEngine, settings: Settings, checkpoint: Mapping[str, Any]) -> list[Finding]:
+    findings, written = [], recorded(settings, checkpoint)
     numbers: dict[str | None, Any] = {row.mode: row.number for row in flag_table().speculation}
     for flag in flag_table().flags:
         if flag.config is None or settings.get(flag.setting) is None:
             continue
-        asked, found = settings[flag.setting], engine.value(flag.config)
+        asked, found = written[flag.setting], engine.value(flag.config)
         if flag.setting == "speculative_decoding_mode":
             same = found in (numbers[asked], asked, str(asked).upper())
         elif flag.setting == "kv_cache_type":
@@ -245,18 +251,20 @@ def _setting_findings(engine: TrtllmEngine, settings: Settings) -> list[Finding]
         if not same:
             shown = None if found is _ABSENT else found
             named = flag.key or flag.setting
-            message = f"{named}: asked for {asked}, the engine has {'no record of it' if shown is None else shown}"
+            drafts = "" if asked == settings[flag.setting] else f" ({settings[flag.setting]} and room for drafts)"
+            has = "no record of it" if shown is None else shown
+            message = f"{named}: asked for {asked}{drafts}, the engine has {has}"
             findings.append(Finding("TF-BLD-063", message, asked, shown))
     return findings
 
 
 def _model_findings(engine: TrtllmEngine, checkpoint: Mapping[str, Any]) -> list[Finding]:
     model, findings = engine.config["pretrained_config"], []
-    names = [name for name in ("architecture", "dtype", "vocab_size", "num_hidden_layers") if name in checkpoint]
-    pairs = [(name, checkpoint[name], model.get(name)) for name in names]
+    pairs = [(name, checkpoint[name], model.get(name)) for name in _MODEL if name in checkpoint]
     for section, keys in (
         ("mapping", ("world_size", "tp_size", "pp_size")),
         ("quantization", ("quant_algo", "kv_cache_quant_algo", "group_size")),
+        ("eagle_net_config", ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")),
     ):
         asked, found = checkpoint.get(section) or {}, engine.section(section)
         pairs += [(f"{section}.{key}", asked[key], found.get(key)) for key in keys if key in asked]

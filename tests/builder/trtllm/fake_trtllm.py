@@ -58,6 +58,13 @@ build = {{
         "lora_plugin": args.lora_plugin,
     }},
 }}
+if args.speculative_decoding_mode is not None:  # tensorrt_llm/builder.py makes room for drafts
+    build["max_draft_len"] = build["max_draft_len"] or checkpoint.get("max_draft_len", 0)
+    build["max_seq_len"] += build["max_draft_len"]
+    if args.speculative_decoding_mode == "eagle":
+        build["max_seq_len"] += checkpoint["num_eagle_layers"]
+        build["plugin_config"]["use_paged_context_fmha"] = True
+    build["max_num_tokens"] = max(build["max_num_tokens"], build["max_batch_size"] * (build["max_draft_len"] + 1))
 for rank in range(checkpoint["mapping"]["world_size"]):
     (out / f"rank{{rank}}.engine").write_bytes(b"plan of rank %d" % rank)
     print(f"[TRT-LLM] [I] Serializing engine to {{out}}/rank{{rank}}.engine...")

@@ -67,7 +67,8 @@ def test_speculation_is_compared_by_the_mode_s_number(tmp_path: Path) -> None:
     wish = {"method": "lookahead"}
     asked = expected(speculation=wish)
     length = asked["settings"]["max_draft_len"]
-    change = {"build_config.speculative_decoding_mode": 8, "build_config.max_draft_len": length}
+    room = {"build_config.max_seq_len": 2048 + length}  # what the builder adds by itself
+    change = {"build_config.speculative_decoding_mode": 8, "build_config.max_draft_len": length, **room}
     assert compare_engine(read_trtllm_engine(write_engine(tmp_path / "a", change)), asked) == []
     other = read_trtllm_engine(write_engine(tmp_path / "b", {**change, "build_config.speculative_decoding_mode": 4}))
     assert [finding.code for finding in compare_engine(other, asked)] == ["TF-BLD-063"]

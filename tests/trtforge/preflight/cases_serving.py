@@ -120,9 +120,9 @@ CASES: dict[str, tuple[Case, Case]] = {
         ),
         (merged(ENGINE, speculation(method="lookahead")), {}),
     ),
-    "TF-K12-018": (
+    "TF-K12-023": (
+        (merged(ENGINE, speculation(method="eagle", draft="draft", max_draft_len=31)), {}),
         (merged(ENGINE, speculation(method="eagle", draft="draft", max_draft_len=63)), {}),
-        (merged(ENGINE, speculation(method="medusa", draft="draft", max_draft_len=63)), {}),
     ),
     "TF-K12-019": (
         (merged(API, speculation(method="eagle3", draft="hf:yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")), {}),

@@ -222,6 +222,16 @@ VALID: dict[str, Valid] = {
             speculation(method="draft_target", draft="draft", max_draft_len=3),
         ),
     ),
+    "eagle-vicuna": Valid(
+        "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/eagle/README.md",
+        VICUNA,
+        merged(
+            ENGINE,
+            build(limits={"max_batch_size": 4, "max_num_tokens": 8192, "max_seq_len": 2048}),
+            {"bench": {"concurrency": [1, 4]}},
+            speculation(method="eagle", draft="draft", heads=4, max_draft_len=63, choices=MC_SIM),
+        ),
+    ),
     "serve-qwen2.5-yarn": Valid(
         "https://huggingface.co/Qwen/Qwen2.5-7B-Instruct#processing-long-texts",
         YARN,
@@ -233,14 +243,4 @@ VALID: dict[str, Valid] = {
 #: what this version does not serve or convert, so that it is no recipe to run: faults are planted here too
 UNSERVED: dict[str, Valid] = {
     "rtx-fp8": Valid(_RTX, SMOL, merged(RTX, quant(format="fp8"), build(limits={"max_seq_len": 2048}))),
-    "eagle-vicuna": Valid(
-        "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/eagle/README.md",
-        VICUNA,
-        merged(
-            ENGINE,
-            build(limits={"max_batch_size": 4, "max_num_tokens": 8192, "max_seq_len": 2048}),
-            {"bench": {"concurrency": [1, 4]}},
-            speculation(method="eagle", draft="draft", heads=4, max_draft_len=63, choices=MC_SIM),
-        ),
-    ),
 }

@@ -20,6 +20,8 @@ SMALL_VOCABULARY = {"model": replace(SMOL, vocab=100)}
 ADAPTED = merged(ENGINE, trtllm(lora={"adapters": {"a": "adapter"}, "target_modules": ["attn_q", "attn_k", "attn_v"]}))
 DRAFTED = merged(API, speculation(method="draft_target", draft="draft", max_draft_len=4))
 EAGLE = merged(API, speculation(method="eagle3", draft="draft", max_draft_len=4))
+EAGLE_1 = merged(ENGINE, speculation(method="eagle", draft="draft", max_draft_len=63))
+DRAFTER = {"num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 1}
 WHOLE_MODEL = {
     "model.embed_tokens.weight": folders.zeros(2, 2),
     "model.layers.29.mlp.up_proj.weight": folders.zeros(2, 2),
@@ -121,6 +123,14 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
     "TF-K12-022": (
         (draft(config={"num_hidden_layers": 30}, tensors=WHOLE_MODEL), EAGLE, {}),
         (draft(config={"num_hidden_layers": 1}, tensors=HEADS), EAGLE, {}),
+    ),
+    "TF-K12-018": (
+        (model(config={"architectures": ["Qwen2ForCausalLM"]}), merged(MODEL, EAGLE_1), {}),
+        (model(config={"architectures": ["MistralForCausalLM"]}), merged(MODEL, EAGLE_1), {}),
+    ),
+    "TF-K12-024": (
+        (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 6)}), EAGLE_1, {}),
+        (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 4)}), EAGLE_1, {}),
     ),
     "TF-K12-013": (
         (draft(), merged(MEDUSA, speculation(heads=4)), {}),

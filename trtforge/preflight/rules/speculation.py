@@ -335,7 +335,7 @@ def layout_drafts(facts: Facts) -> Iterator[Violation]:
         return
     target = facts.recipe.build.target
     rows = {name: facts.features.method(target, name) for name in works}
-    usable = [name for name, other in rows.items() if other and other.support == "yes" and other.converted]
+    usable = [name for name, other in rows.items() if other and other.support == "yes"]
     hosts = [name for name, methods in facts.features.drafting_layouts.items() if method in methods]
     others = sorted(
         {
@@ -344,7 +344,7 @@ def layout_drafts(facts: Facts) -> Iterator[Violation]:
             for stack in facts.stacks.rows
             for row in facts.features.methods
             if host in stack.layouts and row.target in stack.targets and row.target != target
-            if row.method == method and row.support == "yes" and row.converted
+            if row.method == method and row.support == "yes"
         }
     )
     yield Violation(
@@ -360,20 +360,30 @@ def layout_drafts(facts: Facts) -> Iterator[Violation]:
 
 @rule(
     "TF-K12-018",
-    "a method whose checkpoint this version does not write",
-    why="The engine has the method, but trtforge's converter does not put its drafter into a checkpoint yet.",
+    "a method whose drafter is not written beside the model",
+    why="What drafts inside an engine lies in the model's checkpoint, and TensorRT-LLM has that for models of some "
+    "classes only.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/eagle/model.py",
+    needs=("files",),
     waivable=False,
 )
-def method_is_converted(facts: Facts) -> Iterator[Violation]:
+def drafter_is_written(facts: Facts) -> Iterator[Violation]:
     method, target = facts.recipe.speculation.method, facts.recipe.build.target
     row = facts.features.method(target, method)
-    if row is not None and row.support == "yes" and not row.converted:
-        yield Violation(
-            f"speculation by {method} is not converted for {target} in this version",
-            f"speculation.method: {method}, build.target: {target}",
-            {"converted": [item.method for item in facts.features.methods if item.target == target and item.converted]},
-            [*([f"speculation.method: {row.instead}"] if row.instead else []), "speculation.method: none"],
-        )
+    found = (facts.files.config.get("architectures") or [None])[0] if facts.files is not None else None
+    if row is None or not row.architectures or not isinstance(found, str) or found in row.architectures:
+        return
+    any_model = [
+        item.method
+        for item in facts.features.methods
+        if item.target == target and item.support == "yes" and not item.architectures and item.draft == "none"
+    ]
+    yield Violation(
+        f"speculation by {method} is not written beside {found} for {target}",
+        f"speculation.method: {method}, model: {found}",
+        {"architectures": list(row.architectures)},
+        [*(f"speculation.method: {name}" for name in any_model), "speculation.method: none"],
+    )
 
 
 @rule(

@@ -9,6 +9,8 @@ from trtforge.preflight.engine import Facts, Violation, rule
 _LOOKAHEAD = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/lookahead/README.md"
 _MEDUSA = "https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html"
 _EAGLE = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/eagle/README.md"
+#: nodes and depth of mc_sim_7b_63, which a server drafts that is given no tree
+_DEFAULT_NODES, _DEFAULT_DEPTH = 63, 4
 
 
 def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
@@ -134,4 +136,30 @@ def tree_fits(facts: Facts) -> Iterator[Violation]:
             f"{asked}, speculation.max_draft_len: {longest}",
             shape,
             [f"speculation.max_draft_len: {depth}", f"remove the paths longer than {longest}"],
+        )
+
+
+@rule(
+    "TF-K12-023",
+    "an EAGLE engine that the server's default tree does not fit",
+    why="Without speculation.choices the server drafts mc_sim_7b_63: as deep as the engine has EAGLE layers, and with "
+    "no more nodes than a step verifies.",
+    source=_EAGLE,
+    waivable=False,
+)
+def default_tree_fits(facts: Facts) -> Iterator[Violation]:
+    speculation = facts.recipe.speculation
+    if speculation.method != "eagle" or facts.recipe.build.target != "trtllm-engine" or speculation.choices:
+        return
+    heads, longest = speculation.heads or _DEFAULT_DEPTH, speculation.max_draft_len or _DEFAULT_NODES
+    if heads != _DEFAULT_DEPTH or longest < _DEFAULT_NODES:
+        yield Violation(
+            f"the default tree is {_DEFAULT_DEPTH} deep and has {_DEFAULT_NODES} nodes, the engine has {heads} EAGLE "
+            f"layers and verifies {longest}",
+            f"speculation: {{heads: {speculation.heads}, max_draft_len: {speculation.max_draft_len}}}",
+            {"depth": _DEFAULT_DEPTH, "nodes": _DEFAULT_NODES, "heads": heads, "max_draft_len": longest},
+            [
+                f"speculation: {{heads: {_DEFAULT_DEPTH}, max_draft_len: {_DEFAULT_NODES}}}",
+                f"speculation.choices: a tree of {longest} nodes, {heads} deep",
+            ],
         )

@@ -1,0 +1,56 @@
+"""K12: an EAGLE drafter against what it shares with the model in a TensorRT engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.sources import SourceFiles
+
+#: tensors of EAGLE-3 alone: vocabulary maps and its only layer
+_EAGLE_3 = ("d2t", "t2d", "midlayer.")
+
+
+@rule(
+    "TF-K12-024",
+    "an EAGLE drafter that the engine cannot take",
+    why="In a TensorRT engine the drafter is a Llama of EAGLE-1 and -2's layout whose keys and values lie in the "
+    "model's pool; EAGLE-3 runs on the PyTorch backend only.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/cpp/tensorrt_llm/runtime/gptJsonConfig.cpp",
+    needs=("model", "draft"),
+    waivable=False,
+)
+def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
+    files, model, recipe = facts.draft_files, facts.require_model(), facts.recipe
+    if files is None or recipe.speculation.method != "eagle" or recipe.build.target != "trtllm-engine":
+        return
+    asked = f"speculation.draft: {recipe.speculation.draft}"
+    if _is_eagle_3(files):
+        yield Violation(
+            "the drafter is an EAGLE-3 one",
+            asked,
+            {"fc": next((list(info.shape) for name, info in files.tensors.items() if name == "fc.weight"), None)},
+            ["a drafter of EAGLE-1 or -2", "build.target: trtllm-llmapi with speculation.method: eagle3"],
+        )
+        return
+    heads, kv_heads = files.config.get("num_attention_heads"), files.config.get("num_key_value_heads")
+    hidden, size = files.config.get("hidden_size"), files.config.get("head_dim")
+    if size is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        size = hidden // heads
+    for what, found, wanted in (
+        ("KV heads", kv_heads if kv_heads is not None else heads, model.kv_heads),
+        ("values a head", size, model.head_size),
+    ):
+        if isinstance(found, int) and found != wanted:
+            yield Violation(
+                f"the drafter has {found} {what}, the model {wanted}",
+                asked,
+                {"drafter": found, "model": wanted},
+                ["a drafter that was trained for this model", "speculation.method: none"],
+            )
+
+
+def _is_eagle_3(files: SourceFiles) -> bool:
+    fc = files.tensors.get("fc.weight")
+    wide = fc is not None and len(fc.shape) == 2 and fc.shape[1] == 3 * fc.shape[0]
+    return wide or any(name.startswith(_EAGLE_3) for name in files.tensors)
