@@ -11,6 +11,8 @@ from tests.triton_repo.plants import (
     ifb,
 )
 
+DENSENET = "densenet_onnx/config.pbtxt"
+
 CONFIG = [
     Plant("input twice", "TF-TRI-024", T.simple_add_sub, SIMPLE, '"INPUT1"', '"INPUT0"', at='"INPUT0"'),
     Plant(
@@ -30,6 +32,28 @@ CONFIG = [
     ),
     Plant(
         "scalar without batching", "TF-TRI-024", ifb(), ENGINE, "max_batch_size: 4", "max_batch_size: 0", at="TYPE_BOOL"
+    ),
+    Plant("runtime of another backend", "TF-TRI-153", ifb(), ENGINE, "", 'runtime: "libtriton_tensorrt.so"\n'),
+    Plant(  # https://github.com/triton-inference-server/server/tree/main/qa/L0_model_config/special_cases
+        "runtime outside", "TF-TRI-153", T.simple_add_sub, SIMPLE, "", 'runtime: "../other/libtriton_identity.so"\n'
+    ),
+    Plant(
+        "runtime that is no library",
+        "TF-TRI-153",
+        T.python_add_sub,
+        "add_sub/config.pbtxt",
+        "",
+        'runtime: "model.py"\n',
+        at="",
+    ),
+    Plant("long label file", "TF-TRI-151", T.classifier_with_labels, DENSENET, "densenet_labels.txt", "l" * 5000),
+    Plant(
+        "parameter twice",
+        "TF-TRI-154",
+        ifb(values={"kv_cache_free_gpu_mem_fraction": "0.9"}),
+        ENGINE,
+        "",
+        'parameters { key: "kv_cache_free_gpu_mem_fraction" value { string_value: "0.5" } }\n',
     ),
     Plant("negative batch", "TF-TRI-130", T.simple_add_sub, SIMPLE, "max_batch_size: 8", "max_batch_size: -1"),
     Plant("count 0", "TF-TRI-026", ifb(), ENGINE, "count: 1", "count: 0"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.triton_repo import corpus_llm, corpus_triton  # noqa: F401 - they fill the corpus
+from tests.triton_repo import corpus_llm, corpus_published, corpus_triton  # noqa: F401 - they fill the corpus
 from tests.triton_repo.corpus import CORPUS, Repository
 from triton_repo.lint.run import lint_repository
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -227,6 +228,21 @@ def test_an_engine_behind_a_fifo_does_not_hang(tmp_path):
     (tmp_path / "engine/engine.json").unlink()
     os.mkfifo(tmp_path / "engine/engine.json")
     assert "FIFO" in found(lint_repository(root), "TF-TRI-027")[0]
+
+
+@pytest.mark.parametrize("text", ["a" * 5000, "a\\000b", "../" * 2000, "~", "{" * 3000])
+def test_no_name_of_a_file_breaks_lint(tmp_path, text):
+    """Every text of a configuration that may be taken for a file or a folder."""
+    builds = (corpus_triton.classifier_with_labels, corpus_triton.instance_groups_and_warmup, corpus_llm.native)
+    for number, build in enumerate(builds):
+        root = tmp_path / f"repository{number}"
+        build(root)
+        for path in sorted(root.rglob("config.pbtxt")):
+            whole = path.read_text()
+            for match in re.finditer(r'"[^"\n]*"', whole):
+                path.write_text(f'{whole[: match.start()]}"{text}"{whole[match.end() :]}')
+                lint_repository(root)
+            path.write_text(whole)
 
 
 def test_hostile_yaml_and_json_are_findings(tmp_path):

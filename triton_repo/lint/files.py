@@ -114,6 +114,15 @@ def entries(folder: Path) -> list[os.DirEntry[str]]:
     return sorted(found, key=lambda entry: entry.name)
 
 
+def there(path: Path) -> bool:
+    """Whether a name exists, a link to anything among them; False where that cannot be told."""
+    try:
+        path.lstat()
+    except (OSError, ValueError):  # no permission, or a name that no file can have
+        return False
+    return True
+
+
 def _kind(mode: int) -> str:
     for test, name in (
         (stat.S_ISDIR, "a folder"),

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from triton_repo.lint.files import Unreadable, entries, inside, not_utf8, read_bytes, read_text
+from triton_repo.lint.files import Unreadable, entries, inside, not_utf8, read_bytes, read_text, there
 from triton_repo.lint.schema import Config, parse_config
 from trtforge.errors import ForgeError
 
@@ -186,6 +186,10 @@ class Model:
         except Unreadable as error:
             self.problems.append(Problem(path, error.reason, error.outside))
             return None
+
+    def has(self, name: str) -> bool:
+        """Whether the model's folder has an entry of that name, a link to anything among them."""
+        return there(self.folder / name)
 
     def here(self, text: str) -> Path | None:
         """The file or folder that a parameter names, when it lies in the repository or exists on this machine.

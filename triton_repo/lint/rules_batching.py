@@ -310,7 +310,7 @@ def _warmup_tensor(model: Model, given: Any, row: Any, where: tuple[str | int, .
             "dims",
         )
     name = given.input_data_file
-    if name and "/" not in name and not (model.folder / "warmup" / name).is_file():
+    if name and "/" not in name and not model.has(f"warmup/{name}"):
         yield hit(
             model,
             f"the warm-up file warmup/{name} is not there",

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 
 from triton_repo.lint.engine_models import at
+from triton_repo.lint.files import there
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import DEFAULT_FRACTION, Chain, chain, device_sets, flag, number
@@ -219,7 +220,7 @@ def tokenizer_files(models: Chain, repository: Repository) -> Iterator[Hit]:
             continue
         if folder.is_file():
             yield hit(model, f"tokenizer_dir {stated!r} is a file", "its folder", *at(model, "tokenizer_dir"))
-        elif not any((folder / name).exists() for name in files):
+        elif not any(there(folder / name) for name in files):
             yield hit(
                 model,
                 f"tokenizer_dir {stated!r} has none of {', '.join(files[:3])}",

@@ -196,6 +196,27 @@ def backend_name(model: Model, repository: Repository) -> Iterator[Hit]:
 
 
 @rule(
+    "TF-TRI-153",
+    "error",
+    "the runtime is no library of a backend",
+    why="runtime names the file that the server loads from the backend's or the model's folder, and from nowhere else.",
+    source=TRITON_CORE,
+)
+@each_model
+def runtime(model: Model, repository: Repository) -> Iterator[Hit]:
+    stated = model.message.runtime
+    if not stated or HOLE.search(stated) or model.is_ensemble:
+        return
+    library = f"libtriton_{model.backend}.so"
+    beside = {name for version in model.versions for name in version.names or ()}
+    # model.py is the runtime of backends that are written in Python (vllm), not of a model
+    own = stated != "model.py" and (stated in beside or model.has(stated))
+    usual = model.backend in _BACKENDS and model.backend != "vllm"
+    if "/" in stated or (usual and stated != library and not own):
+        yield hit(model, f"runtime {stated!r}", f'leave it out, or runtime: "{library}"', "runtime")
+
+
+@rule(
     "TF-TRI-130",
     "error",
     "the batch size is negative",
@@ -219,7 +240,8 @@ def negative_batch(model: Model, repository: Repository) -> Iterator[Hit]:
 def instance_count(model: Model, repository: Repository) -> Iterator[Hit]:
     assert model.config is not None
     for index, group in enumerate(model.message.instance_group):
-        if group.count < 1 and model.config.states("instance_group", index, "count"):
+        stated = model.config.states("instance_group", index, "count") and model.knows("instance_group", "count")
+        if group.count < 1 and stated:
             yield hit(
                 model,
                 f"an instance group has count {group.count}: Triton starts 1",
@@ -362,11 +384,7 @@ def ragged(model: Model, repository: Repository) -> Iterator[Hit]:
 def label_files(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, row in enumerate(model.message.output):
         name = row.label_filename
-        if (
-            name
-            and not HOLE.search(name)
-            and not ((model.folder / name).exists() or (model.folder / name).is_symlink())
-        ):
+        if name and not HOLE.search(name) and not model.has(name):
             yield hit(
                 model,
                 f"the labels {name!r} of output {row.name!r} are not there",
@@ -375,6 +393,33 @@ def label_files(model: Model, repository: Repository) -> Iterator[Hit]:
                 index,
                 "label_filename",
             )
+
+
+@rule(
+    "TF-TRI-154",
+    "warning",
+    "a parameter is set twice",
+    why="The second entry of a map replaces the first without a word; an edit of the first has no effect.",
+    source=TRITON_CONFIG,
+)
+@each_model
+def entries_twice(model: Model, repository: Repository) -> Iterator[Hit]:
+    assert model.config is not None
+    for field in ("parameters", "metric_tags", "cc_model_filenames"):
+        first: dict[str, int] = {}
+        for index, entry in enumerate(model.config.text.root.all(field)):
+            key = entry.first("key")
+            if key is None:
+                continue
+            line = model.config.text.position(key.value_start)[0]
+            if key.string() in first:
+                yield hit(
+                    model,
+                    f"{key.string()} is set a second time (first in line {first[key.string()]}); the last one holds",
+                    "keep one of the two",
+                    *(field, index, "key"),
+                )
+            first.setdefault(key.string(), line)
 
 
 @rule(
@@ -389,5 +434,5 @@ def leftovers(repository: Repository) -> Iterator[Hit]:
         if model.config is None:
             continue
         for name in ("config.pbtxt.bak", "config.pbtxt.orig", "config.pbtxt~", "config.pbtxt.rej", "config.pbtxt.swp"):
-            if (model.folder / name).is_file():
+            if model.has(name):
                 yield hit_file(model, model.folder / name, f"{name} is ignored", f"rm {name}")

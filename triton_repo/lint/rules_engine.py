@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from triton_repo.lint.engine_models import at, device_faults, each_engine_model
+from triton_repo.lint.files import there
 from triton_repo.lint.repository import Engine, Model, Repository
 from triton_repo.lint.roles import flag, number
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, each_model, hit, rule, thread
@@ -60,7 +61,7 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
         )
         return
     ranks = model.engine.world_size
-    missing = [r for r in range(ranks or 0) if not (folder / f"rank{r}.engine").exists()]
+    missing = [r for r in range(ranks or 0) if not there(folder / f"rank{r}.engine")]
     if missing:
         yield hit(
             model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from triton_repo.lint.files import entries, there
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import CONFIG, HOLE, MODEL_FILES, Model, Repository, Version
 from triton_repo.lint.rules import (
@@ -99,9 +100,9 @@ def links_outside(repository: Repository) -> Iterator[Hit]:
 )
 def config_missing(repository: Repository) -> Iterator[Hit]:
     for model in repository.models.values():
-        if model.config is not None or model.path.is_symlink() or model.path.exists() or _completes(model):
+        if model.config is not None or there(model.path) or _completes(model):
             continue
-        files = [p.name for p in sorted(model.folder.glob("*")) if p.is_file() and not p.is_symlink()]
+        files = sorted(entry.name for entry in entries(model.folder) if entry.is_file(follow_symlinks=False))
         near = nearest(CONFIG, files) or next((name for name in files if "pbtxt" in name), None)
         for version in model.versions:
             if near is None and version.names is not None and CONFIG in version.names:
@@ -129,7 +130,7 @@ def _completes(model: Model) -> bool:
 )
 def auto_complete(repository: Repository) -> Iterator[Hit]:
     for model in repository.models.values():
-        if model.config is None and not model.path.exists() and _completes(model):
+        if model.config is None and not there(model.path) and _completes(model):
             yield hit_file(
                 model, model.folder, f"no config.pbtxt; the backend is {model.backend or 'in the name'}", "write one"
             )

@@ -25,14 +25,18 @@ def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None
             'engine_dir: "../../engine"',
             *at(model, "engine_dir"),
         )
-    folder = repository.engine_dir if repository.engine_dir is not None else (model.folder / reference).resolve()
     try:
+        folder = repository.engine_dir if repository.engine_dir is not None else (model.folder / reference).resolve()
         read_text(folder / "engine.json", folder.resolve())  # a FIFO of that name must not hold lint up
         return read_engine(folder), None
     except Unreadable as fault:
         place = at(model, "engine_dir")
         return None, hit(
             model, f"engine_dir {reference!r}: engine.json: {fault.reason}", "put the engine there", *place
+        )
+    except (OSError, ValueError) as fault:  # a text that no path can be
+        return None, hit(
+            model, f"engine_dir {reference!r}: {fault}", 'engine_dir: "../../engine"', *at(model, "engine_dir")
         )
     except ForgeError as fault:
         return None, hit(

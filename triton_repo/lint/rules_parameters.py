@@ -53,11 +53,16 @@ def each_role(
     """A check of every TensorRT-LLM model, with its role and its rows."""
 
     def checked(model: Model, repository: Repository) -> Iterable[Hit]:
-        found = role(model)
-        if found is not None and model.knows("parameters"):
+        found = _judged_role(model)
+        if found is not None:
             yield from check(model, found, rows_of(found))
 
     return each_model(functools.wraps(check)(checked))
+
+
+def _judged_role(model: Model) -> str | None:
+    """The role of a model whose parameters can be read."""
+    return role(model) if model.readable and model.knows("parameters") else None
 
 
 @rule(
@@ -147,33 +152,37 @@ def unknown_parameter(model: Model, found: str, rows: dict[str, Parameter]) -> I
     "TF-TRI-187",
     "warning",
     "a parameter of an older version",
-    why="The backend has dropped or renamed it; the setting is lost without an error.",
+    why="The backend has dropped or renamed it; the setting is lost without an error. A note where no parameter of the "
+    "repository is newer than the change: a backend of that age reads it.",
     source=TRTLLM_PARAMETERS,
 )
-@each_role
-def old_parameter(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[Hit]:
-    for name, change in load_history().old_names(found).items():
-        if name not in model.message.parameters or model.parameter(name) is None:
-            continue
-        if change.kind == "renamed":
+def old_parameter(repository: Repository) -> Iterator[Hit]:
+    history = load_history()
+    models = [(model, found) for model in repository.models.values() if (found := _judged_role(model)) is not None]
+    # the oldest version that all parameters can be of
+    least = max(
+        (
+            history.index(since)
+            for model, found in models
+            for name in model.message.parameters
+            if (since := history.since(found, name)) is not None
+        ),
+        default=0,
+    )
+    for model, found in models:
+        for name, change in history.old_names(found).items():
+            if name not in model.message.parameters or model.parameter(name) is None:
+                continue
+            renamed, ignored = change.kind == "renamed", change.kind == "ignored"
+            said = f"is called {change.to}" if renamed else "has no effect" if ignored else "is gone"
             yield hit(
                 model,
-                f"{name} is called {change.to} since {change.version}",
-                f'key: "{change.to}"',
+                f"{name} {said} since {change.version}" + ("" if renamed else f": {change.says}"),
+                f'key: "{change.to}"' if renamed else "leave it out, or trtforge triton upgrade",
                 "parameters",
                 f"key={name}",
                 "key",
-            )
-        else:
-            ignored = change.kind == "ignored"
-            yield hit(
-                model,
-                f"{name} {'has no effect' if ignored else 'is gone'} since {change.version}: {change.says}",
-                "leave it out, or trtforge triton upgrade",
-                "parameters",
-                f"key={name}",
-                "key",
-                severity="note" if ignored else None,
+                severity="note" if ignored or least < history.index(change.version) else None,
             )
 
 

@@ -232,7 +232,11 @@ def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
             'cuda_graph_mode: "true"',
             *at(model, "cuda_graph_cache_size"),
         )
-    if model.parameter("cross_kv_cache_fraction") is not None and model.parameter("encoder_model_path") is None:
+    if (
+        model.parameter("cross_kv_cache_fraction") is not None
+        and model.parameter("encoder_model_path") is None
+        and not _attends_across(model, repository)
+    ):
         yield hit(
             model,
             "cross_kv_cache_fraction without an encoder: the server of a decoder refuses to start with it",
@@ -247,3 +251,14 @@ def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
             'max_attention_window_size: "…"',
             *at(model, "sink_token_length"),
         )
+
+
+def _attends_across(model: Model, repository: Repository) -> bool:
+    """Whether a decoder may have cross attention without an encoder's engine: its media go through another model."""
+    engine = model.engine
+    if engine is not None and "cross_attention" in engine.pretrained:
+        return bool(engine.pretrained["cross_attention"])
+    return any(
+        other.parameter("multimodal_encoders_name") is not None or other.parameter("multimodal_model_path") is not None
+        for other in repository.models.values()
+    )
