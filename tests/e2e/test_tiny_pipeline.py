@@ -104,3 +104,16 @@ def test_the_whole_run_publishes_a_bundle_that_verifies(recipe: Path, first: dic
     assert column(measured, "status")["bundle"] == "ran", "new measurements refresh the bundle"
     assert column(measured, "content_hash") == column(result, "content_hash")
     assert verify_bundle(bundle).ok
+
+
+@pytest.mark.parametrize(
+    ("architecture", "format"),
+    [("Qwen2ForCausalLM", "fp8"), ("Qwen3ForCausalLM", "int4_awq")],
+)
+def test_qwen_as_far_as_parity(tmp_path: Path, architecture: str, format: str) -> None:
+    recipe = write_tiny_recipe(tmp_path, format=format, architecture=architecture, width=128)
+    result = run(recipe, tmp_path / ".trtforge", "--until", "parity")
+    gates = {gate["name"]: gate["passed"] for stage in result["stages"] for gate in stage["gates"]}
+    assert gates == dict.fromkeys(gates, True) and {"audit", "top1_agreement"} <= gates.keys()
+    engine = next(stage for stage in result["stages"] if stage["stage"] == "build")
+    assert engine["status"] == "ran"
