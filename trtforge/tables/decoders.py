@@ -25,6 +25,13 @@ class GgufForm(_Row):
     interleaved: bool
 
 
+class TrtllmForm(_Row):
+    """What TensorRT-LLM 1.2 has for a class: keys of the checkpoint's config.json, and a bias on the output or not."""
+
+    config: dict[str, Any] = Field(default_factory=dict)
+    o_bias: bool = True
+
+
 class Decoder(_Row):
     """One Hugging Face class. A bias is always there (true), never (false), or by a key of config.json (its name)."""
 
@@ -40,7 +47,7 @@ class Decoder(_Row):
     head_dim: int | None = Field(None, description="The class's head_dim; null: hidden_size / num_attention_heads")
     max_positions: int = Field(description="The class's max_position_embeddings")
     gguf: GgufForm | None = None
-    trtllm: dict[str, Any] = Field(default_factory=dict, description="Keys of TensorRT-LLM's checkpoint config")
+    trtllm: TrtllmForm = TrtllmForm()
     serves: str
     source: str = Field(pattern=r"^https://\S+$")
 

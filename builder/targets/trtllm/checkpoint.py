@@ -19,6 +19,7 @@ from builder.targets.trtllm.source import Checkpoint
 from builder.targets.trtllm.tensors import Requantized, Tensor, rank_tensors
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
+from trtforge.tables.decoders import decoders
 
 CONFIG_FILE = "config.json"
 LOGITS_DTYPE = "float32"
@@ -134,12 +135,23 @@ def _begins_with(path: Path, head: bytes) -> bool:
 def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
     """``config.json`` of the checkpoint, as ``PretrainedConfig.from_dict`` of TensorRT-LLM 1.2 takes it.
 
-    Source: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/llama/config.py
+    Sources: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/llama/config.py, and what the rows
+    of ``trtforge/tables/decoders.yaml`` name for other classes.
 
     Raises:
-        ForgeError: ``TF-BLD-035`` exclusions that differ between the stages of a pipeline.
+        ForgeError: ``TF-BLD-035`` exclusions that differ between the stages of a pipeline; ``TF-BLD-068`` a bias that
+            TensorRT-LLM's class has no place for.
     """
     config = source.config
+    form = decoders()[config.architecture].trtllm
+    if config.o_bias and not form.o_bias:
+        raise ForgeError(
+            "TF-BLD-068",
+            f"TensorRT-LLM's {config.architecture} has no bias on the output projection of its attention",
+            asked="config.json: attention_bias",
+            why="The bias would be left out, and every answer would be another one.",
+            remedies=["build.target: torch", "build.target: tensorrt"],
+        )
     base, scaling = _rope(config.rope)
     return {
         "architecture": config.architecture,
@@ -162,6 +174,7 @@ def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
         "mlp_bias": config.mlp_bias,
         "use_parallel_embedding": True,
         "embedding_sharding_dim": 0,
+        **form.config,
         "mapping": {"world_size": tp * pp, "tp_size": tp, "pp_size": pp},
         "quantization": {
             "quant_algo": source.algorithm,

@@ -66,6 +66,8 @@ def describe_model(source: Checkpoint, checkpoint: Path, tp: int, pp: int, *, la
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_positions,
         "sliding_window": config.sliding_window,
+        "full_attention_layers": list(config.full_attention_layers),
+        "num_layers": config.num_layers,
         "kv_cache": {"format": "fp8" if source.kv_algorithm == "FP8" else config.dtype},
         "kv_bytes_per_token": 2
         * (-(-config.num_layers // pp) + layers_beside)

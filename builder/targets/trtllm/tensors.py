@@ -12,10 +12,11 @@ and interleaves for the kernels happens there, at build time):
 
 Query, key and value are one linear ``qkv``, each rank with its own heads of all three. Its FP8 form has one
 scale: the largest of the three, and the other two weights are rounded again under it. ``mlp.fc`` is Hugging
-Face's gate projection, ``mlp.gate`` its up projection.
+Face's gate projection, ``mlp.gate`` its up projection. Norms of q and k (Qwen3) are ``q_layernorm``, ``k_layernorm``.
 
 Sources: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/modeling_utils.py
-(preprocess_perlayer_weights), and ModelOpt 0.47's export_tensorrt_llm_checkpoint, which the tests hold this against.
+(preprocess_perlayer_weights), models/qwen/convert.py there, and ModelOpt 0.47's export_tensorrt_llm_checkpoint, which
+the tests hold this against.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ class _Plan:
         config, rank, head = self.config, self.rank, self.config.head_size
         yield self._rows(f"{out}.input_layernorm.weight", f"{name}.input_layernorm.weight")
         yield self._rows(f"{out}.post_layernorm.weight", f"{name}.post_attention_layernorm.weight")
+        if config.qk_norm:  # over the values of a head: every rank has the whole
+            for part in "qk":
+                yield self._rows(f"{out}.attention.{part}_layernorm.weight", f"{name}.self_attn.{part}_norm.weight")
         queries = config.num_heads // rank.tp
         first = rank.tp_rank * queries
         heads = kv_heads_of(config.num_kv_heads, rank.tp, rank.tp_rank)

@@ -1,10 +1,11 @@
-"""The parameters that TensorRT-LLM's Llama and its EAGLE model declare, stated from their definitions alone.
+"""The parameters that TensorRT-LLM's Llama, Qwen and EAGLE models declare, stated from their definitions alone.
 
 From config.json of a checkpoint to name, type and shape of every parameter of a rank, in the form in which a
 checkpoint holds them (``preprocess_weights`` renames and packs the rest when it is loaded). Written from
 https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/llama/model.py (LLaMADecoderLayer, LLaMAModel,
-LLaMAForCausalLM), models/eagle/model.py (EagleNet, EagleForCausalLM), layers/linear.py, layers/attention.py,
-layers/mlp.py, layers/embedding.py, and quantization/quantize.py (which modules a pattern excludes).
+LLaMAForCausalLM), models/qwen/model.py (QWenDecoderLayer), models/eagle/model.py (EagleNet, EagleForCausalLM),
+layers/linear.py, layers/attention.py, layers/mlp.py, layers/embedding.py, and quantization/quantize.py (which modules
+a pattern excludes).
 """
 
 from __future__ import annotations
@@ -54,7 +55,12 @@ class _Model:
         kv_of_rank = -(-kv_heads // self.tp)
         out = self.tp * (heads // self.tp + 2 * kv_of_rank) * size
         yield from self.column(f"{name}.attention.qkv", width, out, dtype, bias=config["attn_bias"])
-        yield from self.row(f"{name}.attention.dense", heads * size, width, dtype, bias=config["attn_bias"])
+        qwen = config.get("qwen_type")  # its dense never has a bias; qwen3 has norms of the heads of q and k
+        yield from self.row(
+            f"{name}.attention.dense", heads * size, width, dtype, bias=config["attn_bias"] and not qwen
+        )
+        for part in "qk" if qwen == "qwen3" else "":
+            yield f"{name}.attention.{part}_layernorm.weight", (dtype, (size,))
         if self.quantization["kv_cache_quant_algo"]:
             yield f"{name}.attention.kv_cache_scaling_factor", ("F32", (1,))
         yield from self.column(f"{name}.mlp.fc", width, ffn, dtype, bias=config["mlp_bias"])

@@ -78,8 +78,19 @@ def test_the_layout_follows_the_target_unless_it_is_named() -> None:
 def test_a_sliding_window_reaches_the_server(window: int, given: dict[str, str], expected: dict[str, str]) -> None:
     data = {"name": "r", "model": {"source": "s"}, "build": {"target": "trtllm-engine"}}
     asked = recipe_from_mapping({**data, "triton": {"parameters": given}}).recipe
-    engine = {"sliding_window": window, "limits": {"max_seq_len": 2048}}
+    engine = {"sliding_window": window, "full_attention_layers": [], "limits": {"max_seq_len": 2048}}
     assert with_window(asked, engine).triton.parameters == expected
+
+
+def test_windows_of_some_layers_reach_the_server() -> None:
+    engine = {
+        "sliding_window": 512,
+        "full_attention_layers": [0, 2],
+        "num_layers": 4,
+        "limits": {"max_seq_len": 2048},
+    }
+    asked = recipe("trtllm-engine")
+    assert with_window(asked, engine).triton.parameters == {"max_attention_window_size": "2048,512,2048,512"}
 
 
 def test_the_timing_cache_lies_beside_the_recipe(tmp_path: Path) -> None:

@@ -84,11 +84,18 @@ def _code_hash(files: list[Path]) -> str:
 
 
 def with_window(recipe: Recipe, engine: Mapping[str, Any]) -> Recipe:
-    """The recipe with the model's sliding window as a parameter: an engine of 1.2 does not know it by itself."""
+    """The recipe with the model's sliding window as a parameter: an engine of 1.2 does not know it by itself.
+
+    One value where every layer slides, else one a layer.
+    """
     window, named = engine["sliding_window"], PARAMETER
     if not window or window >= engine["limits"]["max_seq_len"] or named in recipe.triton.parameters:
         return recipe
-    triton = recipe.triton.model_copy(update={"parameters": {**recipe.triton.parameters, named: str(window)}})
+    value = str(window)
+    if full := engine.get("full_attention_layers"):
+        longest = engine["limits"]["max_seq_len"]
+        value = ",".join(str(longest if layer in full else window) for layer in range(engine["num_layers"]))
+    triton = recipe.triton.model_copy(update={"parameters": {**recipe.triton.parameters, named: value}})
     return recipe.model_copy(update={"triton": triton})
 
 
