@@ -20,6 +20,7 @@ _AREAS = {
     "rules_engine": "Against the TensorRT-LLM engine",
     "rules_chain": "Across TensorRT-LLM's models",
     "rules_llmapi": "LLM API and vLLM",
+    "rules_model_files": "The model's file",
     "rules_native": "The native layout",
 }
 

@@ -196,7 +196,7 @@ def versions(repository: Repository) -> Iterator[Hit]:
             continue
         if model.backend == "python":
             name = model.message.default_model_filename or "model.py"
-            for version in _loaded(model):
+            for version in loaded(model):
                 if version.names is not None and name not in version.names:
                     yield hit_file(
                         model,
@@ -206,7 +206,7 @@ def versions(repository: Repository) -> Iterator[Hit]:
                     )
 
 
-def _loaded(model: Model) -> list[Version]:
+def loaded(model: Model) -> list[Version]:
     """The versions that the version policy serves; the latest one by default."""
     policy = model.message.version_policy
     if policy.HasField("all"):
@@ -266,7 +266,7 @@ def model_file(model: Model, repository: Repository) -> Iterator[Hit]:
     if not wanted:
         return
     others = set(model.message.cc_model_filenames.values())
-    for version in _loaded(model):
+    for version in loaded(model):
         if version.names is None or any(name in version.names for name in wanted) or others & version.names:
             continue
         near = nearest(wanted[0], version.names)

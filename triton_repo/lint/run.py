@@ -14,6 +14,7 @@ from triton_repo.lint import (  # noqa: F401
     rules_ensemble,
     rules_files,
     rules_llmapi,
+    rules_model_files,
     rules_native,
     rules_parameters,
     rules_settings,

@@ -1,0 +1,146 @@
+"""Rules on a model's file: what it holds against what the configuration says of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from triton_repo.lint.files import Unreadable, inside
+from triton_repo.lint.names import nearest
+from triton_repo.lint.onnx_graph import Graph, GraphTensor, read_graph
+from triton_repo.lint.repository import Model, Repository
+from triton_repo.lint.rules import Hit, each_model, hit, hit_file, listed, rule, thread
+from triton_repo.lint.rules_files import loaded
+from triton_repo.lint.shapes import full, text
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+#: files of weights and graphs by the ends of their names
+_HEAVY = (".onnx", ".plan", ".pt", ".pt2", ".bin", ".savedmodel", ".graphdef", ".engine", ".safetensors", ".data")
+
+
+@rule(
+    "TF-TRI-155",
+    "error",
+    "a file of the model is a Git LFS pointer",
+    why="The repository was cloned without its large files: a text of three lines stands where the weights belong.",
+    source="https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md",
+)
+@each_model
+def pointers(model: Model, repository: Repository) -> Iterator[Hit]:
+    for version in loaded(model):
+        for name in sorted(version.names or ()):
+            path = version.folder / name
+            if name.endswith(_HEAVY) and _begins(path, repository) == _POINTER:
+                yield hit_file(model, path, f"{name} is a Git LFS pointer", "git lfs pull")
+
+
+def _begins(path: Any, repository: Repository) -> bytes:
+    """The first bytes of a small regular file inside the repository."""
+    try:
+        real = inside(path, repository.root)
+        if not real.is_file() or real.stat().st_size > 1024:
+            return b""
+        handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(handle, len(_POINTER))
+        finally:
+            os.close(handle)
+    except (OSError, Unreadable):
+        return b""
+
+
+@rule(
+    "TF-TRI-156",
+    "error",
+    "the configuration's tensors are not those of the ONNX model",
+    why="Names, types and fixed sizes are compared when the model is loaded; with batching the model's first axis is "
+    "the batch, which dims leave out and which must be open.",
+    source=thread("TS#1338"),
+)
+@each_model
+def onnx_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
+    message = model.message
+    if model.backend != "onnxruntime" or not (message.input and message.output):
+        return
+    name = message.default_model_filename or "model.onnx"
+    versions = [version for version in loaded(model) if version.names is not None and name in version.names]
+    graph = read_graph(versions[-1].folder / name, repository.root) if versions else None
+    if graph is None or not (model.knows("input") and model.knows("output") and model.knows("max_batch_size")):
+        return
+    yield from _side(model, "input", message.input, {**graph.inputs}, graph.defaults)
+    yield from _side(model, "output", message.output, graph.outputs, frozenset())
+    yield from _count(model, graph)
+
+
+def _side(model: Model, side: str, rows: Any, there: dict[str, GraphTensor], more: frozenset[str]) -> Iterator[Hit]:
+    for index, row in enumerate(rows):
+        found = there.get(row.name)
+        if found is None and row.name and row.name not in more:
+            allowed = {*there, *more}
+            near = nearest(row.name, allowed) or (min(allowed) if len(allowed) == 1 else None)
+            yield hit(
+                model,
+                f"the model has no {side} {row.name!r} (it has {listed(allowed)})",
+                f'name: "{near}"' if near else f"one of {listed(allowed)}",
+                side,
+                index,
+                "name",
+            )
+        if found is not None:
+            yield from _tensor(model, side, index, row, found)
+
+
+def _tensor(model: Model, side: str, index: int, row: Any, found: GraphTensor) -> Iterator[Hit]:
+    stated = type(row).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[row.data_type].name
+    if found.dtype and stated != found.dtype and row.data_type and model.knows(side, "data_type"):
+        message = f"{side} {row.name!r} is {stated} here and {found.dtype} in the model"
+        yield hit(model, message, f"data_type: {found.dtype}", side, index, "data_type")
+    if not found.dims or not model.knows(side, "dims") or not model.knows(side, "reshape", "shape"):
+        return  # a scalar, or a tensor of any rank
+    reshaped, ragged = row.HasField("reshape"), side == "input" and row.allow_ragged_batch
+    computed = side == "output" and any(row.name in batch.target_name for batch in model.message.batch_output)
+    if ragged or computed:
+        return
+    batching = model.message.max_batch_size > 0
+    where = (side, index, "dims")
+    if batching and found.dims[0] != -1:
+        yield hit(
+            model,
+            f"{side} {row.name!r} has the shape {text(found.dims)} in the model: {found.dims[0]} is no axis of a batch",
+            f"max_batch_size: 0 and dims: {text(found.dims)}",
+            *where,
+        )
+        return
+    shape = full(row.reshape.shape if reshaped else row.dims, batching)
+    # an open size of the model may still be fixed when the runtime infers the shapes: only fixed ones are judged
+    if len(shape) != len(found.dims) or any(a not in (-1, b) for a, b in zip(found.dims, shape, strict=True)):
+        dims = found.dims[1:] if batching else found.dims
+        batch = ", the batch included" if batching else ""
+        yield hit(
+            model,
+            f"{side} {row.name!r} has the shape {text(shape)}{batch}, and {text(found.dims)} in the model",
+            ("reshape: { shape: " + text(dims) + " }" if reshaped else f"dims: {text(dims)}") if dims else "dims: [1]",
+            *where,
+        )
+
+
+def _count(model: Model, graph: Graph) -> Iterator[Hit]:
+    """The inputs that nothing gives; controls and states of sequences are inputs too."""
+    message = model.message
+    given = {row.name for row in message.input} | {name for row in message.batch_input for name in row.target_name}
+    sequence = message.sequence_batching
+    given |= {row.name for row in sequence.control_input} | {row.input_name for row in sequence.state}
+    if not model.knows("sequence_batching") or not model.knows("batch_input"):
+        return
+    # a wrong name has its finding: only inputs beyond the count are missing
+    missing = sorted(set(graph.inputs) - given)
+    if missing and len(given) < len(graph.inputs):
+        row = graph.inputs[missing[0]]
+        dims = text(row.dims[1:] if row.dims and message.max_batch_size > 0 else row.dims or (1,))
+        yield hit(
+            model,
+            f"the model has {len(graph.inputs)} inputs and {len(given)} are given; missing: {listed(missing)}",
+            f'input {{ name: "{row.name}" data_type: {row.dtype or "…"} dims: {dims} }}',
+            "input",
+        )
