@@ -121,7 +121,7 @@ def examine(machine: Machine, find_server: Callable[[], str], ports: Sequence[in
     items = [
         host.python(),
         host.host_library(),
-        host.program("g++", "g++", "compiles the host op library"),
+        host.program("g++", "g++", "compiles the host op library and the heap of RTX builds", ("tensorrt-rtx",)),
         host.program("cmake", "cmake", "configures the build of the native libraries (pip brings its own)"),
         *host.packages(row),
         host.numpy(row),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trtforge.examination import engines
+from trtforge.examination import engines, host
 from trtforge.examination.items import GRAPHS, Item
 from trtforge.preflight.machine import Gpu, Lack
 from trtforge.store.machine import tool_versions
@@ -29,7 +29,7 @@ def missing_to_build(target: str, gpus: tuple[Gpu, ...], stack: str | None = Non
                 Item("GPU", "missing", "none is visible", (target,), remedy="build on the machine that serves")
             )
     if target == "tensorrt-rtx":
-        items.append(engines.tensorrt_rtx())
+        items += [engines.tensorrt_rtx(), host.program("g++", "g++", "compiles the heap of the build", (target,))]
     return tuple(Lack(item.name, item.detail, item.remedy) for item in items if item.status == "missing")
 
 

@@ -17,7 +17,7 @@ from builder.targets.rtx import refusals
 from builder.targets.rtx.profiles import Shape
 from trtforge.progress import Progress
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).resolve().with_name("worker.py")
 _TAIL = 12
 
 
@@ -51,12 +51,17 @@ class Request:
         )
 
 
-def compile_engine(request: Request, log: Path, *, asked: str, progress: Progress) -> dict[str, Any]:
+def compile_engine(request: Request, log: Path, *, heap: Path, asked: str, progress: Progress) -> dict[str, Any]:
     """Build one RTX engine; ``{"bytes", "layers", "version"}``. The compiler's messages are appended to ``log``.
 
+    Args:
+        heap: the library of :func:`builder.targets.rtx.heap.compile_heap`, which the worker is started with.
+
     Raises:
-        ForgeError: ``TF-BLD-080`` … ``TF-BLD-086`` as :mod:`builder.targets.rtx.refusals` says.
+        ForgeError: ``TF-BLD-080`` … ``TF-BLD-086`` and ``TF-BLD-090`` as :mod:`builder.targets.rtx.refusals` says.
     """
+    # LD_PRELOAD separates by spaces and colons, which a path may have: it is named from the folder it lies in
+    preloaded = [f"./{heap.name}", *filter(None, [os.environ.get("LD_PRELOAD")])]
     answer: dict[str, Any] | None = None
     progress.start(f"RTX engine for {request.architecture}", None)
     with log.open("ab") as file:
@@ -70,6 +75,8 @@ def compile_engine(request: Request, log: Path, *, asked: str, progress: Progres
             text=True,
             errors="replace",
             start_new_session=True,
+            cwd=heap.parent,
+            env={**_environment(), "LD_PRELOAD": ":".join(preloaded)},
         )
         try:
             assert process.stdin is not None and process.stdout is not None
@@ -97,6 +104,12 @@ def compile_engine(request: Request, log: Path, *, asked: str, progress: Progres
             tail = refusals.telling(list(deque(lines, maxlen=_TAIL)))
         raise refusals.died(code, tail, architecture=request.architecture, asked=asked)
     raise refusals.refusal(answer["step"], answer["messages"], architecture=request.architecture, asked=asked)
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what makes Python allocate otherwise: its blocks lie among the compiler's."""
+    kept = ("PYTHONPATH", "PYTHONHOME")
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON") or name in kept}
 
 
 def _event(line: str) -> dict[str, Any]:

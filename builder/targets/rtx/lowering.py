@@ -3,8 +3,7 @@
 The graph directory keeps the general graph; what is particular to the compiler is done to a copy in memory:
 
 - the cache's length is fixed (the KV-cache layer takes no dynamic one);
-- one row of logits a request: with a dimension of its own for the rows, the compiler numbers the dynamic dimensions
-  differently in every third process, and with them the engine's bytes (without it, seldom);
+- one row of logits a request, as a step of generation wants: B is the only size of what goes in and out beside Q;
 - float32 attention may be taken apart: only 16-bit types have a kernel of their own (those that have one keep it);
 - activations and scales are written as :mod:`builder.targets.parser_rules` says.
 

@@ -29,10 +29,20 @@ def telling(messages: Sequence[str]) -> list[str]:
 
 
 def refusal(step: str, messages: Sequence[str], *, architecture: str, asked: str) -> ForgeError:
-    """The error for a failed step of the worker (``import``, ``capability``, ``parse`` or ``build``)."""
+    """The error for a failed step of the worker (``heap``, ``import``, ``capability``, ``parse`` or ``build``)."""
     said = telling(messages)
     whole = " ".join(said)
     numbers: dict[str, Any] = {"architecture": architecture, "messages": said[:_SHOWN]}
+    if step == "heap":
+        return EnvironmentLacks(
+            "TF-BLD-090",
+            "The compiler's process did not load the heap that RTX engines are built under",
+            asked=asked,
+            numbers={"LD_PRELOAD": whole},
+            why="A file system mounted noexec, or a loader that takes no LD_PRELOAD; build.log has the loader's words. "
+            "Under the C library's heap two builds of one graph may differ.",
+            remedies=["keep the store (TRTFORGE_HOME) on a file system that is not mounted noexec"],
+        )
     if step == "import":
         return EnvironmentLacks(
             "TF-BLD-080",

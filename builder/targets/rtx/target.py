@@ -23,6 +23,7 @@ from builder.graphs.info import GRAPH_FILE, GraphInfo
 from builder.targets.parts import check_limits, special_tokens
 from builder.targets.rtx import refusals
 from builder.targets.rtx.compiler import Request, compile_engine
+from builder.targets.rtx.heap import compile_heap
 from builder.targets.rtx.profiles import Profile, input_dims, make_profiles
 from builder.targets.trtllm.common import copy_tokenizer, write_engine
 from trtforge.errors import ForgeError
@@ -36,8 +37,8 @@ SUFFIX = ".rtx"
 KIND = "RTX engine"
 LOADS_IN = "TensorRT for RTX {version}, on the architecture of the file; never in TensorRT or TensorRT-LLM"
 REPRODUCIBLE = (
-    "mostly: each engine is the first build of its process, and most builds of a graph give the same bytes; now and "
-    "then the compiler numbers the dynamic dimensions otherwise, which changes some dozens of bytes"
+    "the same graph, limits, architecture and release give the same bytes: each engine is the first build of its "
+    "process, on a heap whose addresses do not depend on time"
 )
 _CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -52,7 +53,8 @@ def build_engine(
 
     Raises:
         ForgeError: ``TF-BLD-012`` … ``TF-BLD-014`` limits, ``TF-BLD-087`` the graph is of another mode,
-            ``TF-BLD-088`` no architecture is named, ``TF-BLD-080`` … ``TF-BLD-086`` the compiler.
+            ``TF-BLD-088`` no architecture is named, ``TF-BLD-080`` … ``TF-BLD-086`` the compiler,
+            ``TF-ENV-001``, ``TF-BLD-089`` and ``TF-BLD-090`` the heap that it runs on.
     """
     import onnx
 
@@ -75,6 +77,7 @@ def build_engine(
     with tempfile.TemporaryDirectory(prefix=".rtx-", dir=out) as scratch:
         model = Path(scratch) / GRAPH_FILE
         model.write_bytes(lowered.SerializeToString(deterministic=True))
+        heap = compile_heap(Path(scratch))
         for architecture in dict.fromkeys(build.architectures):
             file = out / f"{architecture}{SUFFIX}"
             request = Request(
@@ -85,7 +88,7 @@ def build_engine(
                 profiles=tuple(profile.shapes(inputs) for profile in profiles),
             )
             asked = f"build.target: {NAME}, build.architectures: {architecture}, format {graph.quant_format}"
-            built = compile_engine(request, out / LOG_FILE, asked=asked, progress=progress)
+            built = compile_engine(request, out / LOG_FILE, heap=heap, asked=asked, progress=progress)
             request.engine.replace(file)
             version = built["version"]
             engines.append(

@@ -1,8 +1,8 @@
 """One RTX engine in a process of its own; run as a file with a request in JSON.
 
 Policy: a second build of a process differs in bytes from a first one, and what the compiler does to a process
-(aborts among it) must stay out of ours. So this file imports nothing of ours. Standard output carries one
-JSON object a line::
+(aborts among it) must stay out of ours. So this file imports nothing of ours. The process runs on the heap of
+``heap.c``, without which the bytes differ between processes too. Standard output carries one JSON object a line::
 
     {"event": "phase", "name": …, "steps": …} | {"event": "step", "name": …, "done": …} | {"event": "end", "name": …}
     {"event": "done", "bytes": …, "layers": …} | {"event": "failed", "step": …, "messages": […]}
@@ -35,6 +35,14 @@ def fail(step: str, messages: list[str]) -> None:
 
 def main(request: dict[str, Any]) -> None:
     """Parse, build, write."""
+    process = ctypes.CDLL(None)
+    if not hasattr(process, "trtforge_heap_mark"):
+        fail("heap", [os.environ.get("LD_PRELOAD", "")])
+    with open(request["model"], "rb") as file:  # noqa: PTH123 (nothing is imported that is not needed)
+        model = file.read()
+    folder, name = os.path.split(request["weights"])
+    os.chdir(folder)  # the parser is told a name: a path's length would move what is allocated after it
+    process.trtforge_heap_mark(1)
     try:
         import tensorrt_rtx as trt
     except (ImportError, OSError) as error:
@@ -69,13 +77,12 @@ def main(request: dict[str, Any]) -> None:
     capability = getattr(trt.ComputeCapability, request["capability"], None)
     if capability is None:
         fail("capability", [name for name in trt.ComputeCapability.__members__ if name.startswith("SM")])
+    process.trtforge_heap_mark(2)  # the import read this installation's paths
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
-    with open(request["model"], "rb") as file:  # noqa: PTH123 (nothing is imported that is not needed)
-        model = file.read()
     say(event="phase", name="reading the graph", steps=1)
-    if not parser.parse(model, request["weights"]):
+    if not parser.parse(model, name):
         fail("parse", [str(parser.get_error(i).desc()) for i in range(parser.num_errors)] or errors)
     say(event="end", name="reading the graph")
     config = builder.create_builder_config()

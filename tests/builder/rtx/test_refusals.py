@@ -82,7 +82,7 @@ def test_a_worker_that_does_not_deliver(name: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(compiler, "WORKER", worker)
     request = Request(tmp_path / "m", tmp_path / "m", engine, "sm_89", ())
     with pytest.raises(ForgeError) as caught:
-        compile_engine(request, tmp_path / "build.log", asked="x", progress=SilentProgress())
+        compile_engine(request, tmp_path / "build.log", heap=tmp_path / "heap.so", asked="x", progress=SilentProgress())
     assert caught.value.code == code and caught.value.remedies
     assert not engine.exists()
     assert "said on stderr" in (tmp_path / "build.log").read_text()
@@ -106,6 +106,7 @@ def test_an_interrupt_ends_the_worker(tmp_path: Path, monkeypatch: pytest.Monkey
         compile_engine(
             Request(tmp_path / "m", tmp_path / "m", tmp_path / "e", "sm_89", ()),
             tmp_path / "build.log",
+            heap=tmp_path / "heap.so",
             asked="x",
             progress=Interrupts(),
         )
@@ -136,7 +137,7 @@ def test_progress_is_the_outermost_phase(tmp_path: Path, monkeypatch: pytest.Mon
             told.append(("advance", amount))
 
     request = Request(tmp_path / "m", tmp_path / "m", tmp_path / "e", "sm_89", ())
-    result = compile_engine(request, tmp_path / "log", asked="x", progress=Records())
+    result = compile_engine(request, tmp_path / "log", heap=tmp_path / "heap.so", asked="x", progress=Records())
     assert result == {"bytes": 3, "layers": 4, "version": "9"}
     name = "RTX engine for sm_89"
     assert told == [(name, None), (f"{name}: a", 2.0), ("advance", 1.0), ("advance", 1.0)]

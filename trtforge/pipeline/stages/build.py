@@ -24,7 +24,7 @@ class BuildStage(StageBase):
 
     name = "build"
     needs = ("quantize", "graph")
-    code_version = "1"
+    code_version = "2"
     tools = ("torch",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _build_tensorrt(context: StageContext) -> StageResult:
 
 
 def _build_rtx(context: StageContext) -> StageResult:
-    """RTX engines; their hashes are part of the result, although a rebuild may now and then give other ones."""
+    """RTX engines, whose hashes are part of the result: a rebuild gives the same bytes."""
     from builder.targets import build_engine
 
     engine = build_engine(
