@@ -69,7 +69,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 class Shape:
     """The record that intake hands to preflight, from a config.json."""
 
-    family: str
+    architecture: str
     parameters: int
     layers: int
     hidden: int
@@ -82,6 +82,7 @@ class Shape:
     tied: bool
     rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
     sliding_window: int | None = None
+    window_layers: int | None = None
     prequantized: str | None = None
     prequantized_kv_cache: str | None = None
     eos_token_ids: tuple[int, ...] = (2,)
@@ -97,7 +98,7 @@ def shape(config: Mapping[str, Any], **changes: Any) -> Shape:
     parameters = layers * (attention + 3 * experts * width * ffn) + vocab * width * (1 if tied else 2)
     eos = config.get("eos_token_id")
     values: dict[str, Any] = {
-        "family": "llama",
+        "architecture": "LlamaForCausalLM",
         "parameters": parameters,
         "layers": layers,
         "hidden": width,

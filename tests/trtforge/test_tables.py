@@ -7,6 +7,7 @@ import typing
 from trtforge.preflight.rules.stack import LAYOUT_TARGETS
 from trtforge.recipe.schema import Build, Triton
 from trtforge.tables import architecture_table, load_table, stack_table
+from trtforge.tables.decoders import decoders, gguf_decoders
 
 
 def choices(model: type, key: str) -> set[str]:
@@ -54,3 +55,25 @@ def test_architectures_state_the_same_formats_everywhere() -> None:
 
 def test_tables_are_read_once() -> None:
     assert load_table("stack") is load_table("stack")
+
+
+def test_decoders_are_what_transformers_says() -> None:
+    """model_type, head_dim, windows and positions of each row against the class's own configuration."""
+    import transformers
+
+    for name, row in decoders().items():
+        config = getattr(transformers, name.replace("ForCausalLM", "Config"))()
+        assert config.model_type == row.model_type
+        assert config.max_position_embeddings == row.max_positions
+        own = None if row.head_dim is None else config.head_dim
+        assert own == row.head_dim
+        fresh = config.to_dict()
+        assert row.bias("mlp", fresh) == bool(fresh.get("mlp_bias", False))
+        if row.window == "always":
+            assert config.sliding_window == row.default_window
+        if row.window == "switched":
+            told = type(config)(use_sliding_window=True, num_hidden_layers=32)
+            windows = row.layer_windows({"use_sliding_window": True}, 32)
+            assert told.sliding_window == row.default_window == max(windows)
+            assert [window > 0 for window in windows] == [kind == "sliding_attention" for kind in told.layer_types]
+    assert set(gguf_decoders()) == {"llama", "qwen2", "qwen3"}

@@ -147,10 +147,11 @@ def _shape(model: ModelFacts) -> Any | None:
     sizes = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_size", "vocab", "max_positions", "tied")
     return SimpleNamespace(
         **{name: getattr(model, name) for name in sizes},
-        family=model.architecture,
+        architecture=model.architecture,
         parameters=parameter_count(model),
         rope={},
         sliding_window=model.window or None,
+        window_layers=model.window_layers,
         prequantized=model.prequantized,
         prequantized_kv_cache=model.prequantized_kv,
         eos_token_ids=(0,),  # any: the sizes do not say, and a rule refuses a model that has none

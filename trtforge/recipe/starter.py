@@ -85,8 +85,8 @@ def starter_text(
     pool = pool_bytes(token, sequence, machine, model.parameters * DTYPE_BYTES["bfloat16"])
     kind = "tied to lm_head" if model.tied else "separate from lm_head"
     lines = [
-        f"# {model.family}: {model.parameters / 1e6:.1f} M parameters, {model.layers} layers, width {model.hidden}, "
-        f"FFN {model.ffn},",
+        f"# {model.architecture}: {model.parameters / 1e6:.1f} M parameters, {model.layers} layers, "
+        f"width {model.hidden}, FFN {model.ffn},",
         f"# {model.heads} heads over {model.kv_heads} KV heads of {model.head_size}, "
         f"vocabulary {model.vocab} ({kind}), context {context}.",
         f"name: {name}",

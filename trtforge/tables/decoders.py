@@ -26,10 +26,12 @@ class GgufForm(_Row):
 
 
 class TrtllmForm(_Row):
-    """What TensorRT-LLM 1.2 has for a class: keys of the checkpoint's config.json, and a bias on the output or not."""
+    """What TensorRT-LLM has for a class: keys of a checkpoint's config.json for 1.2, and whether its model takes a bias
+    on the output projection, and its PyTorch model the sliding window of config.json."""
 
     config: dict[str, Any] = Field(default_factory=dict)
     o_bias: bool = True
+    window: bool = True
 
 
 class Decoder(_Row):

@@ -30,6 +30,7 @@ from builder.targets.trtllm.source import Checkpoint
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Speculation
+from trtforge.tables.decoders import decoders
 
 NAME = "trtllm-llmapi"
 CHECKPOINT_DIR = "checkpoint"
@@ -71,8 +72,8 @@ def build_engine(
         draft: directory of the draft model's checkpoint.
 
     Raises:
-        ForgeError: ``TF-BLD-043`` the stack, ``TF-BLD-044`` the draft model is missing, ``TF-BLD-030`` and what
-            :class:`Checkpoint` refuses.
+        ForgeError: ``TF-BLD-043`` the stack, ``TF-BLD-044`` the draft model is missing, ``TF-BLD-069`` a sliding window
+            that TensorRT-LLM's model does not read, ``TF-BLD-030`` and what :class:`Checkpoint` refuses.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -80,6 +81,7 @@ def build_engine(
     speculation = speculation or Speculation()
     row, version = engine_stack(NAME, stack)
     source = Checkpoint.open(checkpoint)
+    _require_windows(source, build.limits.max_seq_len)
     copy_directory(checkpoint, out / CHECKPOINT_DIR, progress=progress)
     if any(key.startswith("speculative_model") for key in settings.arguments.get("speculative_config") or {}):
         copy_directory(_require_draft(draft, speculation), out / DRAFT_DIR, progress=progress)
@@ -110,6 +112,21 @@ def build_engine(
     }
     engine["kv_cache"] |= {"block_size": build.kv_cache.block_size}
     return write_engine(out, engine)
+
+
+def _require_windows(source: Checkpoint, max_seq_len: int) -> None:
+    config = source.config
+    window = config.sliding_window
+    if not window or window >= max_seq_len or decoders()[config.architecture].trtllm.window:
+        return
+    raise ForgeError(
+        "TF-BLD-069",
+        f"TensorRT-LLM's PyTorch {config.architecture} does not read the sliding window of config.json",
+        asked=f"sliding_window: {window}, build.limits.max_seq_len: {max_seq_len}",
+        numbers={"sliding_window": window, "max_seq_len": max_seq_len},
+        why="Every layer would look back over all of the sequence, which the model was not trained for.",
+        remedies=[f"build.limits.max_seq_len: {window}", "build.target: torch", "build.target: trtllm-engine"],
+    )
 
 
 def _require_draft(draft: Path | None, speculation: Speculation) -> Path:

@@ -36,7 +36,7 @@ def token_bytes(facts: Facts) -> int:
 def windows_of(facts: Facts) -> KvWindows:
     """What the layers' caches keep of a request, as the recipe serves the model."""
     model = facts.require_model()
-    return kv_windows(facts.recipe, model.layers, model.sliding_window or 0)
+    return kv_windows(facts.recipe, model.layers, model.sliding_window or 0, model.window_layers)
 
 
 def request_bytes(facts: Facts) -> int:
