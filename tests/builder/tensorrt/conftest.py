@@ -20,15 +20,15 @@ _TYPES = {"FLOAT": "FLOAT", "FLOAT16": "HALF", "BFLOAT16": "BF16", "FLOAT8E4M3FN
 
 @pytest.fixture(scope="session")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """``graphs(format, **options of build_graph)``: a graph directory, made once; read only."""
+    """``graphs(format, class, **options of build_graph)``: a graph directory, made once; read only."""
     made: dict[str, Path] = {}
 
-    def graph(fmt: str = "none", **options: Any) -> Path:
-        key = f"{fmt} {sorted(options.items())}"
+    def graph(fmt: str = "none", architecture: str = "LlamaForCausalLM", **options: Any) -> Path:
+        key = f"{fmt} {architecture} {sorted(options.items())}"
         if key not in made:
             folder = tmp_path_factory.mktemp("graph")
             kv_fp8 = options.get("kv_cache_format") == "fp8"
-            Quantizer(write_tiny_llama(folder / "checkpoint"), fmt, kv_fp8=kv_fp8)
+            Quantizer(write_tiny_llama(folder / "checkpoint", architecture=architecture), fmt, kv_fp8=kv_fp8)
             build_graph(folder / "checkpoint", folder / "graph", **options)
             made[key] = folder / "graph"
         return made[key]

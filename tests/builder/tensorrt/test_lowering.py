@@ -97,6 +97,7 @@ def test_the_same_graph_gives_the_same_bytes(graphs: Graphs) -> None:
     ("op", "inputs", "options"),
     [
         ("RMSNormalization", {"x": (5, 32), "w": (32,)}, {"axis": -1, "epsilon": 1e-6, "stash_type": 1}),
+        ("RMSNormalization", {"x": (5, 3, 32), "w": (32,)}, {"axis": -1, "epsilon": 1e-6, "stash_type": 1}),
         ("RotaryEmbedding", {"x": (1, 5, 24), "c": (1, 5, 4), "s": (1, 5, 4)}, {"num_heads": 3, "interleaved": 0}),
         ("Swish", {"x": (5, 32)}, {"alpha": 1.0}),
     ],

@@ -18,22 +18,24 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
-    ("fmt", "architecture", "version"),
+    ("model", "fmt", "architecture", "version"),
     [
-        ("none", "SM80", "10.14.1"),
-        ("fp8", "SM89", "10.16.1"),
-        ("nvfp4", "SM120", "11.4.0"),
-        ("int4_awq", "SM80", "11.4.0"),
+        ("LlamaForCausalLM", "none", "SM80", "10.14.1"),
+        ("LlamaForCausalLM", "fp8", "SM89", "10.16.1"),
+        ("LlamaForCausalLM", "nvfp4", "SM120", "11.4.0"),
+        ("LlamaForCausalLM", "int4_awq", "SM80", "11.4.0"),
+        ("Qwen2ForCausalLM", "fp8", "SM89", "11.4.0"),
+        ("Qwen3ForCausalLM", "none", "SM80", "10.14.1"),
     ],
 )
 def test_the_lowered_graph_builds(
-    graphs: Callable[..., Path], tmp_path: Path, fmt: str, architecture: str, version: str
+    graphs: Callable[..., Path], tmp_path: Path, model: str, fmt: str, architecture: str, version: str
 ) -> None:
-    """Every format, spelled as each release's parser needs it (all of them are spellings that RTX takes)."""
+    """Every format, biases, norms of heads, in the words of each release's parser (RTX takes all of them)."""
     missing = ",".join(sorted(missing_operators(version)))
     probe = str(Path(__file__).with_name("real_builder.py"))
     done = subprocess.run(
-        [sys.executable, probe, str(graphs(fmt)), str(tmp_path), architecture, missing],
+        [sys.executable, probe, str(graphs(fmt, model)), str(tmp_path), architecture, missing],
         capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
