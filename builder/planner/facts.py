@@ -101,7 +101,7 @@ def kernel_notes(precision: Precision, gpu: Gpu) -> list[str]:
 
 
 def served_limits(recipe: Recipe, model: ModelFacts) -> Serving:
-    """Limits, pool, draft tokens and windows as the recipe has them; without a pool TensorRT-LLM's 0.9 of free memory."""
+    """Limits, pool, draft tokens and windows of the recipe; without a pool TensorRT-LLM's 0.9 of free memory."""
     limits, cache, speculation = recipe.build.limits, recipe.build.kv_cache, recipe.speculation
     drafts = (speculation.max_draft_len or 4) if speculation.method != "none" else 0
     if speculation.choices:

@@ -21,7 +21,7 @@ from builder.planner.memory import (
     kv_bytes_per_token,
     plan_memory,
 )
-from builder.planner.model import from_config
+from builder.planner.model import from_checkpoint, from_config, read_config
 from builder.planner.precision import WEIGHT_FORMATS
 from builder.planner.runtime import runtime_items, runtime_terms
 from builder.planner.sharing import Tenant, share_gpu, tenant
@@ -250,6 +250,25 @@ def test_sliding_windows_follow_the_layer_types() -> None:
     model = from_config(bare(sliding_window=64, layer_types=["sliding_attention", "full_attention"] * 2))
     assert (model.window, model.window_layers) == (64, 2)
     assert from_config(bare(sliding_window=64, use_sliding_window=False)).window == 0
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("tie", [True, False])
+def test_biases_and_norms_of_heads_are_counted(tmp_path: Path, architecture: str, tie: bool) -> None:
+    """The checkpoint's headers, its config.json and intake's record give every rank the same bytes."""
+    shape = {"layers": 3, "sliding_window": 64, "max_window_layers": 2, "head_size": 128}
+    folder = write_tiny_llama(tmp_path / "model", architecture=architecture, tie=tie, **shape)  # type: ignore[arg-type]
+    headers = read_headers(folder)
+    record = inspect_source("model", tmp_path)
+    assert record is not None
+    by_config, by_record = from_config(read_config(folder)), from_checkpoint(record)
+    for model in (by_config, by_record):
+        assert parameter_count(model) == sum(info.elements for info in headers.values())
+        assert (model.window, model.window_layers, model.head_size) == (64, 1, 128)
+        for parallel in (ONE, ParallelPlan(2), ParallelPlan(1, 3)):
+            for stage in range(parallel.pp):
+                stored = rank_weights(groups_from_headers(headers, model), model, parallel, stage)
+                assert rank_weights(groups_from_facts(model), model, parallel, stage) == stored
 
 
 def test_stages_hold_every_layer_once() -> None:

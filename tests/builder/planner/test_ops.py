@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +39,8 @@ from tests.support.tiny import write_tiny_llama
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear", "DynamicBlockQuantize")
 
 
-def _graph(folder: Path, fmt: str, **sizes: int) -> tuple[list[Op], ModelFacts, Precision]:
-    write_tiny_llama(folder, **sizes)  # type: ignore[arg-type]
+def _graph(folder: Path, fmt: str, **sizes: Any) -> tuple[list[Op], ModelFacts, Precision]:
+    write_tiny_llama(folder, **sizes)
     if fmt != "none":
         Quantizer(folder, fmt, kv_fp8=fmt == "fp8")
     build_graph(folder, folder)
@@ -49,8 +50,16 @@ def _graph(folder: Path, fmt: str, **sizes: int) -> tuple[list[Op], ModelFacts, 
 
 
 @pytest.mark.parametrize("fmt", ["none", "fp8", "nvfp4", "int4_awq"])
-@pytest.mark.parametrize("sizes", [{}, {"layers": 3, "heads": 6, "kv_heads": 3, "width": 96, "ffn": 160}])
-def test_graph_and_sizes_agree(tmp_path: Path, fmt: str, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"layers": 3, "heads": 6, "kv_heads": 3, "width": 96, "ffn": 160},
+        {"architecture": "Qwen2ForCausalLM", "layers": 3, "sliding_window": 64, "max_window_layers": 1},
+        {"architecture": "Qwen3ForCausalLM", "head_size": 128, "tie": False},
+    ],
+)
+def test_graph_and_sizes_agree(tmp_path: Path, fmt: str, sizes: dict[str, Any]) -> None:
     of_graph, model, precision = _graph(tmp_path, fmt, **sizes)
     of_sizes = ops_of_model(model, precision)
     assert {op for op in of_graph if not (isinstance(op, Pointwise) and op.kind in _ROUNDING)} == set(of_sizes)
