@@ -105,6 +105,15 @@ def two_engines(root: Path) -> None:
 
 
 CHAINS = [
+    Plant(  # https://github.com/triton-inference-server/tensorrtllm_backend/issues/513
+        "tokens accumulated of beams",
+        "TF-TRI-216",
+        ifb(accumulate="true", values={"max_beam_width": "4", "decoding_mode": "beam_search"}),
+        BLS,
+        "",
+        "",
+        '"true"',
+    ),
     Plant(
         "flags of BLS and engine",
         "TF-TRI-203",
@@ -185,7 +194,19 @@ OTHERS = [
             ("build of an engine", "build_config: {max_batch_size: 4}"),
             ("argument that nobody knows", "warp_drive: true"),
             ("key twice", "backend: pytorch"),
+            ("argument of a section", "free_gpu_memory_fraction: 0.5"),
+            # https://github.com/NVIDIA/TensorRT-LLM/pull/18901
+            ("cache type at the top", "kv_cache_dtype: fp8"),
         )
+    ),
+    Plant(
+        "padding as an older release named it",  # https://github.com/NVIDIA/TensorRT-LLM/pull/18901
+        "TF-TRI-223",
+        L.llmapi,
+        LLM_YAML,
+        "",
+        "cuda_graph_config:\n  padding_enabled: true\n",
+        "padding_enabled",
     ),
     Plant(
         "weights of a draft as an older release named them",

@@ -87,6 +87,15 @@ PARAMETERS = [
         "",
         '"{0}, {1, 0}"',
     ),
+    Plant(  # https://github.com/triton-inference-server/tensorrtllm_backend/issues/710
+        "lookahead without sizes",
+        "TF-TRI-189",
+        ifb(values={"decoding_mode": "lookahead"}),
+        ENGINE,
+        "",
+        "",
+        '"lookahead"',
+    ),
     Plant(
         "lookahead by halves",
         "TF-TRI-189",

@@ -315,6 +315,42 @@ def test_notes_are_given_where_nothing_is_wrong(tmp_path):
     for name in ("one", "two"):
         add(vllm, name, corpus_llm.VLLM, {"1/model.json": json.dumps({"model": "m"})})
     assert "1.8 of one GPU" in found(lint_repository(vllm), "TF-TRI-231")[0]
+    four = tmp_path / "four"  # https://github.com/triton-inference-server/server/issues/6855
+    add(four, "one", corpus_llm.VLLM.replace("count: 1", "count: 4"), {"1/model.json": json.dumps({"model": "m"})})
+    assert "0.9 × 4 are 3.6 of one GPU" in found(lint_repository(four), "TF-TRI-231")[0]
+
+
+def test_a_placeholder_of_a_type_is_told_the_types_that_it_can_be(tmp_path):
+    root = tmp_path / "repository"
+    corpus_llm.chain(root)
+    path = root / "tensorrt_llm/config.pbtxt"
+    for old, new, remedy in (
+        ("TYPE_FP32", "${logits_datatype}", "data_type: TYPE_FP32, TYPE_FP16, TYPE_BF16"),
+        ("TYPE_INT32", "${type}", "data_type: one of TYPE_BOOL"),
+    ):
+        text = path.read_text()
+        path.write_text(text.replace(old, new, 1))
+        findings = [f for f in lint_repository(root).findings if f.code == "TF-TRI-101"]
+        path.write_text(text)
+        assert len(findings) == 1 and findings[0].remedy.startswith(remedy)
+
+
+def test_a_python_model_may_get_its_class_from_elsewhere(tmp_path):
+    root = tmp_path / "repository"
+    corpus_triton.python_add_sub(root)
+    path = next(root.iterdir()) / "1/model.py"
+    for source in (
+        "from base import TritonPythonModel\n",
+        "from base import *  # TritonPythonModel\n",
+        "import base\nTritonPythonModel = base.Model\n",
+        "from base import Base\nclass TritonPythonModel(Base):\n    pass\n",
+        "class TritonPythonModel:\n    async def execute(self, requests):\n        return []\n",
+        "class TritonPythonModel:\n    execute = staticmethod(print)\n",
+        "try:\n    from base import TritonPythonModel\nexcept ImportError:\n    raise\n",
+        "def made():\n    pass\n@made\nclass TritonPythonModel:\n    pass\n",
+    ):
+        path.write_text(source)
+        assert lint_repository(root).findings == (), source
 
 
 def test_one_fault_does_not_hide_the_others(root):

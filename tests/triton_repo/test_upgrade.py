@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.triton_repo.corpus import CORPUS, PY, add, parameters, step, steps, tensors
+from tests.triton_repo.corpus import CORPUS, PY, PYTHON, add, parameters, step, steps, tensors
 from tests.triton_repo.corpus_llm import chain, engine_config, engine_folder
 from triton_repo.configs import read_config
 from triton_repo.diff import diff_repositories, infer_versions
@@ -92,7 +92,7 @@ def test_tensors_are_renamed_in_the_engine_and_in_the_ensemble(tmp_path):
             'key: "temperature"\n        value: "temperature"', 'key: "random_seed"\n        value: "random_seed"'
         )
     )
-    (root / "tensorrt_llm_bls/1/model.py").write_text('class TritonPythonModel:\n    name = "random_seed"\n')
+    (root / "tensorrt_llm_bls/1/model.py").write_text(PYTHON + '    name = "random_seed"\n')
     result = upgrade_repository(root, tmp_path / "new", to="1.2.1", since="0.19")
     assert result.passed, [f.message for f in result.findings if f.severity == "error"]
     assert "seed" in {i.name for i in read_config(tmp_path / "new/tensorrt_llm/config.pbtxt").input}

@@ -21,6 +21,7 @@ _AREAS = {
     "rules_chain": "Across TensorRT-LLM's models",
     "rules_llmapi": "LLM API and vLLM",
     "rules_model_files": "The model's file",
+    "rules_python": "Models in Python",
     "rules_native": "The native layout",
 }
 

@@ -116,6 +116,28 @@ def bls_names(repository: Repository) -> Iterator[Hit]:
 
 
 @rule(
+    "TF-TRI-216",
+    "warning",
+    "accumulated tokens and beams",
+    why="NVIDIA's BLS model keeps the tokens of a stream for one beam only: requests with more are refused.",
+    source=thread("TB#513"),
+)
+@each_chain
+def accumulated_beams(models: Chain, repository: Repository) -> Iterator[Hit]:
+    beams = {engine.name: number(engine, "max_beam_width") or 1 for engine in models.engines}
+    for bls in models.bls:
+        asked = bls.parameter("tensorrt_llm_model_name") or "tensorrt_llm"
+        ours = "max_beam_width" in bls.message.parameters  # which keeps beams apart
+        if flag(bls, "accumulate_tokens") and beams.get(asked, 1) > 1 and not ours:
+            yield hit(
+                bls,
+                f"accumulate_tokens, and {asked} offers {beams[asked]:g} beams",
+                'accumulate_tokens: "false", or max_beam_width: "1" there',
+                *at(bls, "accumulate_tokens"),
+            )
+
+
+@rule(
     "TF-TRI-206",
     "note",
     "text of a stream is decoded token by token",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from triton_repo.lint.files import entries, there
 from triton_repo.lint.names import nearest
@@ -11,7 +10,6 @@ from triton_repo.lint.repository import CONFIG, HOLE, MODEL_FILES, Model, Reposi
 from triton_repo.lint.rules import (
     MAX_HITS,
     TRITON_CONFIG,
-    TRITON_PYTHON,
     TRITON_REPOSITORY,
     Hit,
     each_model,
@@ -296,50 +294,6 @@ def odd_versions(repository: Repository) -> Iterator[Hit]:
             )
             if looks or folder.name.strip("0") == "":
                 yield hit_file(model, folder, f"{folder.name}/ is no version folder", f"mv {folder.name} {digits or 1}")
-
-
-@rule(
-    "TF-TRI-127",
-    "error",
-    "model.py has no TritonPythonModel",
-    why="The Python backend makes an instance of the class TritonPythonModel and of no other.",
-    source=TRITON_PYTHON,
-)
-def python_class(repository: Repository) -> Iterator[Hit]:
-    for model in repository.models.values():
-        if (
-            model.backend == "python"
-            and model.readable
-            and model.code is not None
-            and ("TritonPythonModel" not in model.code)
-        ):
-            yield hit_file(
-                model, _code_path(model), "the class TritonPythonModel is not in it", "class TritonPythonModel:", 1
-            )
-
-
-@rule(
-    "TF-TRI-128",
-    "error",
-    "model.py is no Python",
-    why="The Python backend cannot import it.",
-    source=TRITON_PYTHON,
-)
-def python_syntax(repository: Repository) -> Iterator[Hit]:
-    for model in repository.models.values():
-        if model.backend != "python" or not model.readable:
-            continue
-        error = model.syntax
-        if isinstance(error, SyntaxError):
-            yield hit_file(model, _code_path(model), f"{error.msg}", "correct this line", error.lineno or 1)
-
-
-def _code_path(model: Model) -> Path:
-    name = model.message.default_model_filename or "model.py"
-    for version in model.versions:
-        if version.names is not None and name in version.names:
-            return version.folder / name
-    return model.folder / "1" / name
 
 
 def _faults(repository: Repository, kind: FaultKind) -> Iterator[Hit]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.engine_models import device_faults
-from triton_repo.lint.llm_arguments import aliases_grow, keys_twice, load_arguments
+from triton_repo.lint.llm_arguments import Arguments, aliases_grow, keys_twice, load_arguments
 from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.roles import is_llmapi, is_vllm
@@ -21,6 +21,7 @@ from triton_repo.lint.rules import (
     hit_file,
     listed,
     rule,
+    thread,
 )
 from triton_repo.parameters import load_parameters
 
@@ -197,6 +198,9 @@ def yaml_keys(model: Model, repository: Repository) -> Iterator[Hit]:
             elif not section and key in table.engine_only:
                 message = f"{key} was for engines; the PyTorch backend does not have it"
                 yield hit_file(model, path, message, f"leave {key} out", line)
+            elif not section and (home := _home(table, str(key), known)) is not None:
+                message = f"{key} is an argument of {home}, not of LLM()"
+                yield hit_file(model, path, message, f"{home}: {{{key}: …}}", line)
             elif near is not None:
                 yield hit_file(model, path, f"{key} is no argument; {near} is", f"{near}: …", line)
             elif key not in known and document.get("backend") != "_autodeploy":
@@ -370,15 +374,22 @@ def vllm_json(model: Model, repository: Repository) -> Iterator[Hit]:
                 )
 
 
+def _home(table: Arguments, key: str, known: Collection[str]) -> str | None:
+    """The one section of ``model.yaml`` that a key of its top belongs to."""
+    homes = [section for section, names in table.known.items() if section and key in names]
+    return homes[0] if len(homes) == 1 and key not in known else None
+
+
 @rule(
     "TF-TRI-231",
     "note",
-    "several vLLM models on one GPU take more than there is",
-    why="gpu_memory_utilization is a share of the whole GPU, 0.9 when nothing is said; together they must fit.",
-    source="https://docs.vllm.ai/en/latest/configuration/engine_args/",
+    "vLLM's instances on one GPU take more than there is",
+    why="gpu_memory_utilization is a share of the whole GPU, 0.9 when nothing is said; together they must fit. "
+    "Instances of KIND_MODEL all start on the first GPU.",
+    source=thread("TS#6855"),
 )
 def vllm_memory(repository: Repository) -> Iterator[Hit]:
-    shares: list[tuple[Model, Path, str, float]] = []
+    shares: list[tuple[Model, Path, str, float, int]] = []
     for model in repository.models.values():
         found = _vllm(model) if is_vllm(model) else None
         if found is None:
@@ -391,14 +402,17 @@ def vllm_memory(repository: Repository) -> Iterator[Hit]:
         kinds = {group.Kind.Name(group.kind) for group in model.message.instance_group}
         pinned = any(group.gpus for group in model.message.instance_group)
         if isinstance(share, (int, float)) and not pinned and ("KIND_MODEL" in kinds or not kinds):
-            shares.append((model, found[0], found[1], float(share)))
-    total = sum(share for *_, share in shares)
-    if len(shares) > 1 and total > 1:
-        model, path, text, _ = shares[-1]
+            instances = sum(max(group.count, 1) for group in model.message.instance_group) or 1
+            shares.append((model, found[0], found[1], float(share), instances))
+    total = sum(share * instances for *_, share, instances in shares)
+    count = sum(instances for *_, instances in shares)
+    if count > 1 and total > 1:
+        model, path, text, *_ = shares[-1]
         yield hit_file(
             model,
             path,
-            ", ".join(f"{m.name} {share:g}" for m, _, _, share in shares) + f" are {total:g} of one GPU",
-            f"{0.9 / len(shares):.2f} each, or a GPU of its own for each",
+            ", ".join(f"{m.name} {share:g}" + (f" × {n}" if n > 1 else "") for m, _, _, share, n in shares)
+            + f" are {total:g} of one GPU",
+            f"{0.9 / count:.2f} each, or a GPU of its own for each",
             _line(text, "gpu_memory_utilization"),
         )

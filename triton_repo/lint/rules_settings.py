@@ -57,9 +57,12 @@ def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
         yield from _tree(model, name, text)
     sizes = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
     stated = [name for name in sizes if model.parameter(name) is not None]
-    if stated and len(stated) < 3:
-        missing = [name for name in sizes if name not in stated]
+    missing = [name for name in sizes if name not in stated]
+    if stated and missing:
         yield hit(model, f"{listed(stated)} without {listed(missing)}", f"set {listed(missing)}", *at(model, stated[0]))
+    elif mode == "lookahead" and missing:
+        message = f"decoding_mode lookahead without {listed(missing)}: the model does not load"
+        yield hit(model, message, f"set {listed(missing)}", *at(model, "decoding_mode"))
     elif stated and mode != "lookahead":
         yield hit(
             model,

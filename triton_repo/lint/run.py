@@ -17,6 +17,7 @@ from triton_repo.lint import (  # noqa: F401
     rules_model_files,
     rules_native,
     rules_parameters,
+    rules_python,
     rules_settings,
 )
 from triton_repo.lint.repository import read_repository

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from triton_repo.lint.names import nearest
 from triton_repo.lint.pbtext import Node, Text
+from triton_repo.parameters import load_parameters
 
 FaultKind = Literal["placeholder", "unknown", "type", "twice", "schedulers", "syntax"]
 
@@ -188,7 +190,8 @@ def _filled(node: Node, descriptor: Any) -> str:
     if row.message_type is not None:
         return f"{node.name} {{ … }}"
     if row.enum_type is not None:
-        example = row.enum_type.values[min(1, len(row.enum_type.values) - 1)].name
+        names = [value.name for value in row.enum_type.values if value.number]
+        example = _choices().get(node.text.strip("${} ")) or "one of " + ", ".join(names)
     elif row.cpp_type == row.CPPTYPE_STRING:
         example = '"…"'
     elif row.cpp_type == row.CPPTYPE_BOOL:
@@ -196,6 +199,13 @@ def _filled(node: Node, descriptor: Any) -> str:
     else:
         example = "1"
     return f"{node.name}: {example}"
+
+
+@cache
+def _choices() -> dict[str, str]:
+    """What NVIDIA's templates take for a type, by the name of the placeholder."""
+    rows = load_parameters("inflight_batcher_llm").rows
+    return {row.template or row.name: row.allowed for row in rows if row.place == "field" and row.kind == "choice"}
 
 
 def _wrong(node: Node, row: Any) -> tuple[str, str] | None:
