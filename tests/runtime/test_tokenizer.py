@@ -28,6 +28,7 @@ CHATS = [
     [{"role": "user", "content": "Hi"}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüße 🙂\n"}],
     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c <&> \"'"}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nb"}],
 ]
 
 
@@ -90,6 +91,12 @@ TEMPLATES = {
     "{% endfor %}",
     "json": "{{ messages | tojson }} {{ messages[0] | tojson(indent=2) }} {{ bos_token }}",
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "thinking": "{% set ns = namespace(last=messages|length - 1, open=true) %}{% for m in messages[::-1] %}"
+    "{% set i = (messages|length - 1) - loop.index0 %}{% if ns.open and m.role == 'user' and m.content is string "
+    "and not m.content.startswith('<t>') %}{% set ns.open = false %}{% set ns.last = i %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}{% set c = c.split('</think>')[-1]"
+    ".lstrip('\\n') %}{% endif %}{{ loop.index0 }}/{{ ns.last }} {{ c.rstrip('\\n') }}{% endfor %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}off{% endif %}",
     "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
     "{% if tools is not none %}tools{% endif %}{{ strftime_now('%Y') }}",
 }

@@ -82,7 +82,8 @@ _TABLES = """## Tables
 Rules of what goes together are rows of data in `trtforge/tables/`, each with its source: `stack.yaml` (which versions
 belong together), `architectures.yaml` (precision by GPU architecture and target), `kernels.yaml` (the shapes that a
 format's kernel takes), `features.yaml` (what needs what, what excludes what, which target has which speculation
-method, which keys are read by which target). A row is corrected there, never in code.
+method, which keys are read by which target), `decoders.yaml` (the classes of models that are taken). A row is corrected
+there, never in code.
 """
 
 
