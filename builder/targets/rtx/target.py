@@ -149,6 +149,7 @@ def _describe(
         "vocab_size": graph.vocab_size,
         "max_position_embeddings": graph.max_position_embeddings,
         "sliding_window": graph.sliding_window,
+        "full_attention_layers": list(graph.full_attention_layers),
         "limits": limits.model_dump(),
         "kv_cache": {
             "format": kind,

@@ -23,3 +23,5 @@ def test_qwen_compiles(tmp_path: Path, model: str, fmt: str, target: str) -> Non
     engine = build_engine(graph, tmp_path / "e", name="tiny", build=rtx_build(target))
     assert (tmp_path / "e" / f"{target}.rtx").stat().st_size > 0
     assert engine["quantized_linears"] == 14
+    wanted = (16, [0]) if model == "qwen2" else (0, [])
+    assert (engine["sliding_window"], engine["full_attention_layers"]) == wanted
