@@ -94,6 +94,15 @@ def test_a_batch_of_fixed_size_is_found(tmp_path):  # https://github.com/triton-
     assert "max_batch_size: 0" in found[0].remedy
 
 
+def test_a_batch_of_a_model_that_has_none_is_found_where_its_tensors_are_completed(tmp_path):
+    # https://github.com/triton-inference-server/server/tree/main/qa/L0_model_config (bad_max_batch_size)
+    fixed = model_of([("x", FLOAT, [1, 16])], [("y", FLOAT, [1, 16])])
+    found = lint(tmp_path / "fixed", "max_batch_size: 4\n", fixed)
+    assert [(finding.code, finding.line) for finding in found] == [("TF-TRI-156", 2)]
+    assert lint(tmp_path / "none", "max_batch_size: 0\n", fixed) == []
+    assert lint(tmp_path / "open", "max_batch_size: 4\n", model_of(IDS, OUT)) == []
+
+
 def test_inputs_that_nothing_gives_are_found(tmp_path):
     inputs = [*IDS, ("attention_mask", INT64, ["batch", 128])]
     found = lint(tmp_path / "repository", declared(8, ("input_ids", "INT64", (128,))), model_of(inputs, OUT))

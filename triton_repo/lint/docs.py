@@ -22,6 +22,7 @@ _AREAS = {
     "rules_llmapi": "LLM API and vLLM",
     "rules_model_files": "The model's file",
     "rules_python": "Models in Python",
+    "rules_completion": "Models in Python: auto-complete",
     "rules_native": "The native layout",
 }
 

@@ -61,16 +61,32 @@ def _begins(path: Any, repository: Repository) -> bytes:
 @each_model
 def onnx_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
     message = model.message
-    if model.backend != "onnxruntime" or not (message.input and message.output):
+    if model.backend != "onnxruntime":
         return
     name = message.default_model_filename or "model.onnx"
     versions = [version for version in loaded(model) if version.names is not None and name in version.names]
     graph = read_graph(versions[-1].folder / name, repository.root) if versions else None
     if graph is None or not (model.knows("input") and model.knows("output") and model.knows("max_batch_size")):
         return
+    if not (message.input and message.output):
+        yield from _completed(model, graph)
+        return
     yield from _side(model, "input", message.input, {**graph.inputs}, graph.defaults)
     yield from _side(model, "output", message.output, graph.outputs, frozenset())
     yield from _count(model, graph)
+
+
+def _completed(model: Model, graph: Graph) -> Iterator[Hit]:
+    """Tensors that auto-complete takes from the model: each one must have a batch where the configuration has one."""
+    rows = [row for row in (*graph.inputs.values(), *graph.outputs.values()) if row.dims and row.dims[0] != -1]
+    if model.message.max_batch_size > 0 and rows:
+        yield hit(
+            model,
+            f"max_batch_size {model.message.max_batch_size}, and the model's {rows[0].name!r} has the shape "
+            f"{text(rows[0].dims or ())}: its first axis is no batch",
+            "max_batch_size: 0",
+            "max_batch_size",
+        )
 
 
 def _side(model: Model, side: str, rows: Any, there: dict[str, GraphTensor], more: frozenset[str]) -> Iterator[Hit]:

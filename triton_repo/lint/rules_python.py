@@ -29,7 +29,7 @@ def python_class(repository: Repository) -> Iterator[Hit]:
             continue
         tree = model.syntax
         if CLASS not in model.code or (isinstance(tree, ast.Module) and not _binds(tree)):
-            yield hit_file(model, _code_path(model), f"the class {CLASS} is not in it", f"class {CLASS}:", 1)
+            yield hit_file(model, code_path(model), f"the class {CLASS} is not in it", f"class {CLASS}:", 1)
         elif isinstance(tree, ast.Module):
             yield from _no_execute(model, tree)
 
@@ -57,7 +57,7 @@ def _no_execute(model: Model, tree: ast.Module) -> Iterator[Hit]:
         if "execute" not in bound and not node.decorator_list:
             near = nearest("execute", bound)
             message = f"{CLASS} has no execute" + (f"; it has {near}" if near else "")
-            yield hit_file(model, _code_path(model), message, "def execute(self, requests):", node.lineno)
+            yield hit_file(model, code_path(model), message, "def execute(self, requests):", node.lineno)
 
 
 def _bound(statement: ast.stmt) -> set[str]:
@@ -81,10 +81,10 @@ def python_syntax(repository: Repository) -> Iterator[Hit]:
             continue
         error = model.syntax
         if isinstance(error, SyntaxError):
-            yield hit_file(model, _code_path(model), f"{error.msg}", "correct this line", error.lineno or 1)
+            yield hit_file(model, code_path(model), f"{error.msg}", "correct this line", error.lineno or 1)
 
 
-def _code_path(model: Model) -> Path:
+def code_path(model: Model) -> Path:
     name = model.message.default_model_filename or "model.py"
     for version in model.versions:
         if version.names is not None and name in version.names:

@@ -9,6 +9,7 @@ from pathlib import Path
 from triton_repo.lint import (  # noqa: F401
     rules_batching,
     rules_chain,
+    rules_completion,
     rules_config,
     rules_engine,
     rules_ensemble,
