@@ -17,10 +17,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 #: config.json of Meta-Llama-3-70B
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
     "bos_token_id": 128000,
@@ -50,6 +51,7 @@ _CHILD = """
 import json, resource, sys, time
 start = time.perf_counter()
 from pathlib import Path
+from typing import Any
 from builder.graphs import build_graph
 directory = Path(sys.argv[1])
 info = build_graph(directory, directory)
@@ -61,8 +63,8 @@ print(json.dumps({"seconds": seconds, "peak_rss_bytes": resource.getrusage(resou
 
 def tensor_shapes(layers: int) -> dict[str, list[int]]:
     """Names and shapes of every weight of the model."""
-    width, ffn, vocab = int(CONFIG["hidden_size"]), int(CONFIG["intermediate_size"]), int(CONFIG["vocab_size"])
-    kv = width // int(CONFIG["num_attention_heads"]) * int(CONFIG["num_key_value_heads"])
+    width, ffn, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
+    kv = width // CONFIG["num_attention_heads"] * CONFIG["num_key_value_heads"]
     shapes = {"model.embed_tokens.weight": [vocab, width]}
     for index in range(layers):
         prefix = f"model.layers.{index}"

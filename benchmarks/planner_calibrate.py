@@ -99,10 +99,10 @@ def attention(
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def tensors(batch: int, queries: int, keys: int) -> tuple[Any, Any, Any]:
-        shape = {"device": device, "dtype": torch.bfloat16}
-        q = torch.randn(batch, op.heads, queries, op.head_size, **shape)  # type: ignore[arg-type]
-        k, v = (torch.randn(batch, op.kv_heads, keys, op.head_size, **shape) for _ in range(2))  # type: ignore[arg-type]
-        return q, k, v
+        def made(heads: int, length: int) -> Any:
+            return torch.randn(batch, heads, length, op.head_size, device=device, dtype=torch.bfloat16)
+
+        return made(op.heads, queries), made(op.kv_heads, keys), made(op.kv_heads, keys)
 
     for batch, context in decoding:
         q, k, v = tensors(batch, 1, context)

@@ -96,7 +96,7 @@ def tokenizer() -> Any:
 
 def measure(kind: str, params: SamplingParams, requests: int, vocab: int, steps: int) -> dict[str, Any]:
     """Median and 95th percentile per part, in milliseconds."""
-    core = EngineCore(ReadyLogits(requests, vocab, context=steps + 200), tokenizer())  # type: ignore[arg-type]
+    core = EngineCore(ReadyLogits(requests, vocab, context=steps + 200), tokenizer())
     for i in range(requests):
         prompt = np.random.default_rng(i).integers(0, vocab, 100)
         core.add_request(Request(prompt_token_ids=prompt.tolist(), params=params))
