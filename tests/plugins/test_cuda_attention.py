@@ -132,6 +132,12 @@ def test_sinks(kernels: CudaLibrary, activation: torch.dtype, multiprocessors: i
     agree(kernels, make_batch([(540, 1), (3, 9)], sinks=sinks, activation=activation, pool=activation))
 
 
+def test_more_requests_than_a_block_has_threads(kernels: CudaLibrary) -> None:
+    """The plan is then written in rounds, each behind the one before."""
+    requests = [(0, 1)] * 250 + [(0, 17), (0, 1), (0, 3), (0, 0)] * 3 + [(0, 1)] * 250
+    agree(kernels, make_batch(requests, kv_heads=1, heads=1, activation=torch.float32, pool=torch.float32))
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_order_of_threads_does_not_matter(shim: CudaLibrary, activation: torch.dtype) -> None:
     """A missing barrier would let a thread read what another one has not written yet in one of the two orders."""

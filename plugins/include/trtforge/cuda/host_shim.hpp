@@ -3,8 +3,10 @@
 //!
 //! What it models: block and warp barriers, warp collectives, dynamic shared memory (filled with NaN patterns, guarded
 //! at its end), asynchronous copies that arrive at once or only when they are waited for, and either order of warps
-//! and threads, each warp running until it meets a barrier. A barrier that some threads never reach is reported, not waited for. What it does not model: races
-//! between blocks, memory ordering, timing and tensor cores' own rounding.
+//! and threads, each warp running until it meets a barrier. Behind every barrier the order begins anew, whoever came
+//! last, so that of any two threads each is the first one in one of the two orders. A barrier that some threads never
+//! reach is reported, not waited for. What it does not model: races between blocks, memory ordering, timing and tensor
+//! cores' own rounding.
 //!
 //! Fibers are created with ucontext and switched with _setjmp, which makes no system call.
 #ifndef TRTFORGE_CUDA_HOST_SHIM_HPP
@@ -83,6 +85,7 @@ struct Machine
     Dim3 blockIndex;
     int threads{0};
     int atBlockBarrier{0};
+    int barriers{0}; //!< block barriers that this block has passed
     int atWarpBarrier[kMAX_THREADS / kWARP]{};
     std::vector<char> shared;
     char* sharedBase{nullptr};
@@ -158,11 +161,12 @@ inline Fiber& newFiber(int thread)
 inline bool runWarp(int warp)
 {
     Machine& m = machine();
+    int const passed = m.barriers;
     bool any = false;
-    for (bool moved = true; moved;)
+    for (bool moved = true; moved && m.barriers == passed;)
     {
         moved = false;
-        for (int lane = 0; lane < kWARP; ++lane)
+        for (int lane = 0; lane < kWARP && m.barriers == passed; ++lane)
         {
             int const thread = warp * kWARP + (m.descending ? kWARP - 1 - lane : lane);
             Fiber* fiber = m.fibers[static_cast<size_t>(thread)].get();
@@ -191,7 +195,8 @@ inline void runBlock()
     while (running > 0)
     {
         bool progress = false;
-        for (int warp = 0; warp < m.threads / kWARP; ++warp)
+        int const passed = m.barriers;
+        for (int warp = 0; warp < m.threads / kWARP && m.barriers == passed; ++warp)
         {
             progress = runWarp(m.descending ? m.threads / kWARP - 1 - warp : warp) || progress;
         }
@@ -250,26 +255,28 @@ void launch(Dim3 grid, int threads, size_t sharedBytes, Function const& function
 inline void blockBarrier()
 {
     Machine& m = machine();
+    m.current->state = State::kWAITS_FOR_BLOCK;
     if (++m.atBlockBarrier == m.threads)
     {
         m.atBlockBarrier = 0;
+        ++m.barriers;
         for (int i = 0; i < m.threads; ++i)
         {
             m.fibers[static_cast<size_t>(i)]->state = State::kREADY;
         }
-        return;
     }
-    m.current->state = State::kWAITS_FOR_BLOCK;
     suspend();
 }
 
-//! Whoever arrives last runs compute(arguments of the 32 lanes) while the others wait with their locals alive.
+//! Whoever arrives last runs compute(arguments of the 32 lanes) while the others wait with their locals alive, and then
+//! waits for its own turn.
 template <typename Argument, typename Compute>
 void collective(Argument& mine, Compute&& compute)
 {
     Machine& m = machine();
     int const warp = m.current->thread / kWARP;
     m.current->argument = &mine;
+    m.current->state = State::kWAITS_FOR_WARP;
     if (++m.atWarpBarrier[warp] == kWARP)
     {
         m.atWarpBarrier[warp] = 0;
@@ -281,9 +288,7 @@ void collective(Argument& mine, Compute&& compute)
             fiber.state = State::kREADY;
         }
         compute(lanes);
-        return;
     }
-    m.current->state = State::kWAITS_FOR_WARP;
     suspend();
 }
 

@@ -95,10 +95,6 @@ TF_DEVICE void syncBlock()
 {
     __syncthreads();
 }
-TF_DEVICE void syncWarp()
-{
-    __syncwarp();
-}
 TF_DEVICE char* sharedMemory()
 {
     extern __shared__ uint4 dynamicShared[];
@@ -202,11 +198,6 @@ TF_DEVICE int gridX()
 TF_DEVICE void syncBlock()
 {
     shim::blockBarrier();
-}
-TF_DEVICE void syncWarp()
-{
-    int nothing = 0;
-    shim::collective(nothing, [](int**) {});
 }
 TF_DEVICE char* sharedMemory()
 {
