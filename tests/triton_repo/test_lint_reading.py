@@ -73,9 +73,12 @@ def test_python_in_the_encoding_that_it_states_is_read(tmp_path):
     text = "# caf\u00e9\n".encode("latin-1") + source.read_bytes()
     source.write_bytes(b"# -*- coding: latin-1 -*-\n" + text)
     assert lint_repository(root).findings == ()
-    for first in (b"", b"# coding: no-such-thing\n"):
-        source.write_bytes(first + text)
-        assert found(lint_repository(root), "TF-TRI-106")
+    # a comment may hold any bytes, a string may not
+    source.write_bytes(text)
+    assert lint_repository(root).findings == ()
+    for fault in (b"# coding: no-such-thing\n" + text, text + "    name = 'caf\u00e9'\n".encode("latin-1")):
+        source.write_bytes(fault)
+        assert found(lint_repository(root), "TF-TRI-128")
 
 
 @pytest.mark.parametrize("number", ["089", "9" * 6000, "-" + "9" * 6000, "0x" + "f" * 6000, "0o17", "1_000"])

@@ -7,10 +7,8 @@ on with the rest.
 from __future__ import annotations
 
 import ast
-import io
 import json
 import re
-import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -136,32 +134,27 @@ class Model:
         return str(self.message.parameters[name].string_value)
 
     @cached_property
-    def code(self) -> str | None:
+    def source(self) -> bytes | None:
         """``model.py`` of the first version that has one and can be read."""
         name = self.message.default_model_filename or "model.py"
         for version in self.versions:
             if version.names is not None and name in version.names:
-                return self._source(version.folder / name)
+                try:
+                    return read_bytes(version.folder / name, self.root)
+                except Unreadable as error:
+                    self.problems.append(Problem(version.folder / name, error.reason, error.outside))
+                    return None
         return None
 
     @cached_property
-    def syntax(self) -> ast.Module | SyntaxError | None:
-        """``model.py`` as Python reads it, or why it does not; None when there is none."""
-        return parse_python(self.code) if self.code is not None else None
+    def code(self) -> str | None:
+        """``model.py`` as text, to look for names; what it means :attr:`syntax` says."""
+        return self.source.decode("utf-8", errors="replace") if self.source is not None else None
 
-    def _source(self, path: Path) -> str | None:
-        """A text of Python, in the encoding that its first lines state."""
-        try:
-            data = read_bytes(path, self.root)
-            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-            return data.decode(encoding)
-        except Unreadable as error:
-            self.problems.append(Problem(path, error.reason, error.outside))
-        except UnicodeDecodeError as error:
-            self.problems.append(Problem(path, not_utf8(error), outside=False))
-        except SyntaxError as error:  # an encoding that does not exist
-            self.problems.append(Problem(path, str(error), outside=False))
-        return None
+    @cached_property
+    def syntax(self) -> ast.Module | SyntaxError | None:
+        """``model.py`` as Python reads it, in the encoding that it states, or why it does not; None without one."""
+        return parse_python(self.source) if self.source is not None else None
 
     def configuration(self, path: Path) -> str | None:
         """``config.pbtxt`` with its byte order mark, if it has one; bytes that are no UTF-8 stay what they are.
@@ -343,7 +336,7 @@ def read_trtllm_engine(folder: Path) -> Engine | None:
 
 
 @lru_cache(maxsize=256)  # models of one repository share their code
-def parse_python(code: str) -> ast.Module | SyntaxError:
+def parse_python(code: bytes) -> ast.Module | SyntaxError:
     """A source as Python reads it, or why it does not."""
     try:
         return ast.parse(code)

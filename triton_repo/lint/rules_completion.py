@@ -27,8 +27,8 @@ _TENSORS = {
     "TF-TRI-158",
     "error",
     "auto_complete_config is refused",
-    why="The backend checks what the function returns and every dict that it adds, and what the configuration states "
-    "may not be changed.",
+    why="A server that completes configurations, as it does unless told otherwise, checks what the function returns "
+    "and every dict that it adds, and lets nothing change that the configuration states.",
     source=f"{TRITON_PYTHON}#auto_complete_config",
 )
 @each_model
