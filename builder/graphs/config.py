@@ -122,6 +122,14 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
             why="A graph is written by the module of its architecture family.",
             remedies=[f"Use a checkpoint of {', '.join(sorted(decoders()))}"],
         )
+    refused = row.refusal(raw)
+    if refused is not None:
+        raise _refuse(
+            f"config.json: {refused}",
+            asked=architecture,
+            why="A graph without it would answer long prompts wrongly.",
+            fix="Use a checkpoint without it",
+        )
     hidden, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
     kv_heads = _count(raw, "num_key_value_heads", heads)
     # Mistral's files of before head_dim existed and Llama's without it: both mean hidden / heads.

@@ -136,6 +136,9 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
     """
     row = require_architecture(config)
     architecture = row.architecture
+    refused = row.refusal(config)
+    if refused is not None:
+        raise _invalid("config.json", refused)
     layers = _positive(config, "num_hidden_layers")
     if layers > _MOST_LAYERS:
         raise _invalid("config.json", "no model has so many layers", num_hidden_layers=layers)

@@ -48,6 +48,7 @@ class Decoder(_Row):
     default_window: int | None = Field(None, description="The class's sliding_window where config.json has no key")
     head_dim: int | None = Field(None, description="The class's head_dim; null: hidden_size / num_attention_heads")
     max_positions: int = Field(description="The class's max_position_embeddings")
+    refused: dict[str, str] = Field(default_factory=dict, description="Keys whose meaning is not implemented: what")
     gguf: GgufForm | None = None
     trtllm: TrtllmForm = TrtllmForm()
     serves: str
@@ -57,6 +58,11 @@ class Decoder(_Row):
         """Whether the linears of ``part`` have biases."""
         rule: bool | str = getattr(self, f"{part}_bias")
         return bool(config.get(rule, False)) if isinstance(rule, str) else rule
+
+    def refusal(self, config: Mapping[str, Any]) -> str | None:
+        """Why a configuration cannot be computed, or None."""
+        found = next((key for key in self.refused if config.get(key)), None)
+        return None if found is None else f"{found} asks for {self.refused[found]}, which is not implemented"
 
     def layer_windows(self, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
         """The sliding window of each of ``layers`` layers, 0 where a layer sees everything.

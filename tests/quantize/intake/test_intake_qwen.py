@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.graphs.config import read_config
 from quantize.intake import CheckpointInfo, fetch_checkpoint, inspect_source
 from tests.support.refusals import refusal
 from tests.support.tiny import write_safetensors, write_tiny_llama
@@ -105,6 +106,21 @@ def test_windows_by_layer(tmp_path: Path, architecture: str) -> None:
 def test_windows_that_are_no_rule_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     edit(write_tiny_llama(tmp_path / "model", architecture=QWEN2), **changes)
     assert refusal(inspect_source, "model", tmp_path).code == "TF-SRC-021"
+
+
+def test_attention_in_chunks_is_refused(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", architecture=QWEN2)
+    edit(
+        model,
+        dual_chunk_attention_config={
+            "chunk_size": 262144,
+            "local_size": 8192,
+            "original_max_position_embeddings": 262144,
+        },
+    )
+    error = refusal(inspect_source, "model", tmp_path)
+    assert error.code == "TF-SRC-021" and "dual_chunk_attention_config" in error.message
+    assert refusal(read_config, model).code == "TF-GRF-002"
 
 
 def test_mistrals_window_is_the_classs_where_the_file_does_not_say(tmp_path: Path) -> None:
