@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,11 @@ class TestPreflight:
         facts = {"model": LLAMA_8B, "machine": BIG}
         assert "TF-K10-001" in codes(whole, **facts)
         assert "TF-K10-001" not in codes(merged(whole, parameters(max_attention_window_size="2048")), **facts)
+
+    def test_only_the_layers_that_have_the_window_are_bound_by_it(self) -> None:
+        asked = merged(ENGINE, LIMITS, PLAIN, build(kv_cache={"memory": "1MiB"}))
+        half = only("TF-K10-001", asked, model=replace(WINDOW, window_layers=16), machine=BIG)
+        assert half.numbers["least_bytes"] == (4128 + 32_768) // 2 * TOKEN
 
     def test_tokens_of_the_pool_are_those_of_the_widest_window(self) -> None:
         asked = merged(ENGINE, LIMITS, PLAIN)
