@@ -19,12 +19,24 @@ from typing import TYPE_CHECKING, Any
 from plugins.cuda import abi
 from plugins.host import abi as host_abi
 from plugins.host import calls
+from plugins.opening import Refusal, open_shared
 from trtforge.errors import EnvironmentLacks, ForgeError
 
 if TYPE_CHECKING:
     import torch
 
 LIBRARY_VARIABLE = "TRTFORGE_CUDA_LIBRARY"
+
+_UNLOADABLE = Refusal(
+    "TF-OPS-008",
+    "the CUDA op library cannot be loaded",
+    ("trtforge plugins build cuda on this machine", f"unset {LIBRARY_VARIABLE}"),
+)
+_OTHER_ABI = Refusal(
+    "TF-OPS-009",
+    "the CUDA op library has another ABI version",
+    ("trtforge plugins build cuda", f"unset {LIBRARY_VARIABLE}"),
+)
 
 
 def find_cuda_library() -> Path:
@@ -63,26 +75,7 @@ class CudaLibrary(calls.SpeculationOps):
         self.path = path
         self.checked = True
         self.multiprocessors = 0
-        try:
-            self.raw = ctypes.CDLL(str(path))
-            found = int(self.raw.trtforge_cuda_abi())
-        except (OSError, AttributeError) as error:
-            raise EnvironmentLacks(
-                "TF-OPS-008",
-                "the CUDA op library cannot be loaded",
-                asked=str(path),
-                why=str(error),
-                remedies=["trtforge plugins build on this machine", f"unset {LIBRARY_VARIABLE}"],
-            ) from error
-        if found != abi.ABI_VERSION:
-            raise EnvironmentLacks(
-                "TF-OPS-009",
-                "the CUDA op library has another ABI version",
-                asked=str(path),
-                numbers={"library": found, "package": abi.ABI_VERSION},
-                why="The shared library and the Python package come from different versions.",
-                remedies=["trtforge plugins build", f"unset {LIBRARY_VARIABLE}"],
-            )
+        self.raw = open_shared(path, "trtforge_cuda_abi", abi.ABI_VERSION, _UNLOADABLE, _OTHER_ABI)
         abi.bind(self.raw)
         self.on_gpu = self.info()["backend"] == "cuda"
         self.device = "cuda" if self.on_gpu else "cpu"

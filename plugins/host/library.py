@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plugins.host import abi, calls, checks
+from plugins.opening import Refusal, open_shared
 from trtforge.errors import EnvironmentLacks, ForgeError
 
 if TYPE_CHECKING:
@@ -31,6 +32,21 @@ if TYPE_CHECKING:
 LIBRARY_NAME = "libtrtforge_host.so"
 LIBRARY_VARIABLE = "TRTFORGE_HOST_LIBRARY"
 ISA_VARIABLE = "TRTFORGE_HOST_ISA"
+
+_UNLOADABLE = Refusal(
+    "TF-OPS-002",
+    "the host op library cannot be loaded",
+    (
+        "reinstall trtforge on this machine (pip install -e . --force-reinstall), or trtforge plugins build",
+        "apt-get install libgomp1 if libgomp.so.1 is what is missing",
+        f"unset {LIBRARY_VARIABLE} to use the installed library",
+    ),
+)
+_OTHER_ABI = Refusal(
+    "TF-OPS-003",
+    "the host op library has another ABI version",
+    ("reinstall trtforge so that both are rebuilt, or trtforge plugins build", f"unset {LIBRARY_VARIABLE}"),
+)
 
 _lock = threading.Lock()
 _loaded: HostLibrary | None = None
@@ -95,27 +111,7 @@ class HostLibrary(calls.SpeculationOps):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self.raw = ctypes.CDLL(str(path))
-            found = int(self.raw.trtforge_host_abi())
-        except (OSError, AttributeError) as error:
-            raise EnvironmentLacks(
-                "TF-OPS-002",
-                "the host op library cannot be loaded",
-                asked=str(path),
-                why=str(error),
-                remedies=["reinstall trtforge on this machine (pip install -e . --force-reinstall)",
-                          "apt-get install libgomp1 if libgomp.so.1 is what is missing"],
-            ) from error  # fmt: skip
-        if found != abi.ABI_VERSION:
-            raise EnvironmentLacks(
-                "TF-OPS-003",
-                "the host op library has another ABI version",
-                asked=str(path),
-                numbers={"library": found, "package": abi.ABI_VERSION},
-                why="The shared library and the Python package come from different versions.",
-                remedies=["reinstall trtforge so that both are rebuilt", f"unset {LIBRARY_VARIABLE}"],
-            )
+        self.raw = open_shared(path, "trtforge_host_abi", abi.ABI_VERSION, _UNLOADABLE, _OTHER_ABI)
         abi.bind(self.raw)
         self._attention = self.raw.trtforge_paged_attention
         if self.raw.trtforge_host_isa() is None:

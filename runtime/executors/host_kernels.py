@@ -11,12 +11,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from plugins.host import abi
+from plugins.host.library import LIBRARY_VARIABLE, find_library, load_library
 from runtime.executors.kernels import Columns, StepIndex, TorchKernels
 from runtime.executors.torch_attention import AttentionParams
 from trtforge.errors import EnvironmentLacks
@@ -29,47 +29,19 @@ _DTYPES = {
 }
 
 
-def library_path() -> Path | None:
-    """The host library: ``TRTFORGE_HOST_LIBRARY``, or the one that the plugins package finds."""
-    named = os.environ.get("TRTFORGE_HOST_LIBRARY")
-    if named:
-        return Path(named)
-    from plugins.host.library import find_library
-
-    try:
-        return Path(find_library())
-    except EnvironmentLacks:
-        return None
-
-
-def load_library(path: Path) -> ctypes.CDLL:
-    """Open the library and check its ABI.
+def open_library() -> ctypes.CDLL | None:
+    """The host library with bound functions; None where none was built and none is named.
 
     Raises:
-        EnvironmentLacks: TF-RUN-012 it cannot be loaded, or speaks another ABI.
+        EnvironmentLacks: TF-OPS-001 … 004 a library that is named or was built cannot be used.
     """
     try:
-        library = ctypes.CDLL(str(path))
-        found = int(library.trtforge_host_abi())
-    except (OSError, AttributeError) as error:
-        raise EnvironmentLacks(
-            "TF-RUN-012",
-            f"the host library {path} cannot be loaded: {error}",
-            asked=str(path),
-            why="attention and the fused kernels of the CPU executor live there",
-            remedies=["run `trtforge plugins build`", "unset TRTFORGE_HOST_LIBRARY to use the packaged library"],
-        ) from error
-    if found != abi.ABI_VERSION:
-        raise EnvironmentLacks(
-            "TF-RUN-012",
-            f"the host library {path} speaks ABI {found}; this runtime needs {abi.ABI_VERSION}",
-            asked=str(path),
-            numbers={"library": found, "needed": abi.ABI_VERSION},
-            why="arguments would be read at the wrong places",
-            remedies=["run `trtforge plugins build`", "install matching versions of trtforge and its library"],
-        )
-    abi.bind(library)
-    return library
+        path = find_library()
+    except EnvironmentLacks:
+        if os.environ.get(LIBRARY_VARIABLE):
+            raise
+        return None
+    return load_library(path).raw
 
 
 class HostKernels(TorchKernels):

@@ -12,7 +12,6 @@ count and are not, unless ``int4=False``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ class TorchExecutor:
 
     Raises:
         ForgeError: TF-RUN-001 … TF-RUN-011, TF-RUN-013 for an engine or arguments that cannot work.
-        EnvironmentLacks: TF-RUN-012 for a host library that is named but unusable.
+        EnvironmentLacks: TF-OPS-001 … 004 for a host library that is named but unusable.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class TorchExecutor:
         self._pools = self._allocate(graph)
         self.capability = capability or detect(device)
         self.activation_dtype = _activation_dtype(self.capability, self.info)
-        self._library = _open_library() if device == "cpu" and host_library else None
+        self._library = host_kernels.open_library() if device == "cpu" and host_library else None
         self._kernels = self._make_kernels()
         self._tree = "tree_mask" in graph.inputs
         self._interpreter: Interpreter | None = None
@@ -333,15 +332,6 @@ def _check_device(device: str) -> None:
         why="this torch build or machine has no such device",
         remedies=["use device cpu", "install a CUDA build of torch on a machine with an NVIDIA GPU"],
     )
-
-
-def _open_library() -> Any:
-    path = host_kernels.library_path()
-    if path is None:
-        return None
-    if not path.is_file() and not os.environ.get("TRTFORGE_HOST_LIBRARY"):
-        return None
-    return host_kernels.load_library(path)
 
 
 def _bad_pool(num_blocks: int, nbytes: int, why: str) -> ForgeError:

@@ -13,8 +13,10 @@ import onnx
 import pytest
 import torch
 
+from plugins.host import abi
 from runtime.executors import linears
 from runtime.executors.base import Executor, StepBatch, StepProfile
+from runtime.executors.host_kernels import open_library
 from runtime.executors.linears import (
     Capability,
     OnednnBf16,
@@ -167,9 +169,20 @@ def test_host_library_that_is_named_but_unusable(engine: Path, tmp_path: Path, m
     bad.write_bytes(b"no library")
     monkeypatch.setenv("TRTFORGE_HOST_LIBRARY", str(bad))
     error = refusal(TorchExecutor, engine)
-    assert error.code == "TF-RUN-012" and error.exit_code == 3
+    assert error.code == "TF-OPS-002" and error.exit_code == 3
     monkeypatch.setenv("TRTFORGE_HOST_LIBRARY", str(tmp_path / "missing.so"))
-    assert refusal(TorchExecutor, engine).code == "TF-RUN-012"
+    assert refusal(TorchExecutor, engine).code == "TF-OPS-001"
+
+
+def test_without_a_host_library_torch_computes(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import plugins.host
+
+    monkeypatch.delenv("TRTFORGE_HOST_LIBRARY", raising=False)
+    monkeypatch.setattr(plugins.host, "__path__", [str(tmp_path)])
+    assert open_library() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(abi, "ABI_VERSION", 999)
+    assert refusal(open_library).code == "TF-OPS-003"
 
 
 def broken_steps() -> dict[str, StepBatch]:
