@@ -44,6 +44,7 @@ CASES = [
     ("ensemble", "max_batch_size: 4", "max_batch_size: 64", "TF-TRI-173"),
     (POST, 'name: "postprocessing"', '\ufeffname: "postprocessing"', "TF-TRI-001"),
     (POST, "max_batch_size: 4", "max_batch_size: 04", None),
+    (POST, "dims: [ -1, -1 ]", "dims: [ - 1, -\t1 ]", None),
     ("ensemble", "model_version: -1", "", "TF-TRI-176"),
     ("ensemble", 'model_name: "postprocessing"', 'model_name: "postproc"', "TF-TRI-162"),
     ("ensemble", 'key: "QUERY"', 'key: "QUERRY"', "TF-TRI-164"),

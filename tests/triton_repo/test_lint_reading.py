@@ -88,7 +88,9 @@ def test_numbers_that_no_field_holds_are_findings(root, number):
     assert found(lint_repository(root), "TF-TRI-103")
 
 
-@pytest.mark.parametrize(("number", "value"), [("010", 8), ("0x10", 16), ("0", 0), ("00", 0), ("-0", 0)])
+@pytest.mark.parametrize(
+    ("number", "value"), [("010", 8), ("0x10", 16), ("0", 0), ("00", 0), ("-0", 0), ("- 0", 0), ("-  5", -5)]
+)
 def test_numbers_are_read_as_the_parser_reads_them(root, number, value):
     path = root / "simple/config.pbtxt"
     text = path.read_text().replace("max_batch_size: 8", f"max_batch_size: {number}")

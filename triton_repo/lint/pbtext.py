@@ -27,7 +27,7 @@ _TOKEN = re.compile(
       | (?P<hole> \$\{[^}\n]*\}? | \{\{[^}\n]*\}\} | \$[A-Za-z_]\w* | <[A-Za-z_][\w ./-]*>(?=[ \t\r]*[\n,\]}]) )
       | (?P<string> "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' )
       | (?P<word> [A-Za-z_]\w* )
-      | (?P<number> [-+]?[.\d][\w.]*(?:(?<=[eE])[-+]\d+)? | -[A-Za-z]\w* )
+      | (?P<number> (?:-[ \t]*|\+)?[.\d][\w.]*(?:(?<=[eE])[-+]\d+)? | -[A-Za-z]\w* )
       | (?P<mark> [{}\[\]<>:;,] )
       | (?P<other> . )
     """,
@@ -95,6 +95,8 @@ class Text:
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
         self.root = Node("", "message", "", 0, len(text), 0)
         self.broken: Broken | None = None
+        #: numbers with space behind their sign, which protobuf's C++ parser takes and its Python one does not
+        self._spaced: list[tuple[int, int]] = []
         # read as they are needed: reading ends at the first fault, however long the rest is
         self._tokens = _tokens(text)
         self._token = next(self._tokens)
@@ -133,14 +135,17 @@ class Text:
         return self.root
 
     def without(self, nodes: list[Node]) -> str:
-        """The text with the statements of ``nodes`` blanked; every other character keeps its place."""
+        """The text with ``nodes`` blanked and signs moved to their numbers; every other character keeps its place."""
+        whole = self.text
+        for start, end in self._spaced:
+            whole = whole[:start] + "".join(whole[start:end].split()).rjust(end - start) + whole[end:]
         pieces, last = [], 0
         for start, end in sorted({(node.start, node.end) for node in nodes}):
             if start < last:
                 continue
-            pieces += [self.text[last:start], re.sub(r"[^\n]", " ", self.text[start:end])]
+            pieces += [whole[last:start], re.sub(r"[^\n]", " ", whole[start:end])]
             last = end
-        return "".join([*pieces, self.text[last:]])
+        return "".join([*pieces, whole[last:]])
 
     # reading -----------------------------------------------------------------------------------
     def _peek(self) -> tuple[str, str, int, int]:
@@ -208,6 +213,9 @@ class Text:
                 more = self._next()
                 text, end = text[:-1] + more[1][1:], more[3]
             return Node(name, "string", text, start, end, value_start)
+        if kind == "number" and len(text.split()) > 1:
+            self._spaced.append((value_start, end))
+            text = "".join(text.split())
         if kind in ("word", "number"):
             return Node(name, "scalar", text, start, end, value_start)
         if kind == "hole":
