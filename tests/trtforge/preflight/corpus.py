@@ -26,6 +26,7 @@ from tests.trtforge.preflight.settings import (
 )
 
 _LLAMA = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/models/core/llama/README.md"
+_MIXTRAL = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/models/core/mixtral/README.md"
 _QWEN = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/models/core/qwen/README.md"
 _QUANTIZE = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/quantization/README.md"
 _BACKEND = "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/"
@@ -82,6 +83,8 @@ FP8_70B = public("meta-llama/Llama-3.1-70B-Instruct", prequantized="fp8", prequa
 FP8_8B = public("meta-llama/Llama-3.1-8B-Instruct", prequantized="fp8", prequantized_kv_cache="fp8")
 FP4_70B = public("meta-llama/Llama-3.1-70B-Instruct", prequantized="nvfp4", prequantized_kv_cache="fp8")
 SMOL = public("HuggingFaceTB/SmolLM2-135M-Instruct")
+MIXTRAL = public("mistralai/Mixtral-8x7B-Instruct-v0.1")
+MISTRAL = public("mistralai/Mistral-7B-Instruct-v0.3")
 B200 = build(architectures=["sm_100"])
 EAGLE_3 = speculation(method="eagle3", draft="draft", max_draft_len=3)
 BFLOAT = {"model": {"dtype": "bfloat16"}}
@@ -104,6 +107,31 @@ VALID: dict[str, Valid] = {
         _QUANTIZE,
         LLAMA_70B,
         merged(ENGINE, LIMITS, quant(format="int4_awq", group_size=64), build(parallel={"tp": 4})),
+    ),
+    "mixtral-pp2": Valid(_MIXTRAL, MIXTRAL, merged(ENGINE, LIMITS, build(parallel={"pp": 2}))),
+    "mixtral-tp2": Valid(_MIXTRAL, MIXTRAL, merged(ENGINE, LIMITS, build(parallel={"tp": 2}))),
+    "mixtral-tp4-ep2": Valid(_MIXTRAL, MIXTRAL, merged(ENGINE, LIMITS, build(parallel={"tp": 4, "ep": 2}))),
+    "mixtral-fp8-tp2": Valid(
+        _MIXTRAL,
+        MIXTRAL,
+        merged(
+            ENGINE,
+            LIMITS,
+            quant(format="fp8", kv_cache="fp8"),
+            build(parallel={"tp": 2}),
+            trtllm(workers=2, fp8_context_attention=True),
+        ),
+    ),
+    "mistral-7b": Valid(_LLAMA, MISTRAL, merged(ENGINE, LIMITS)),
+    "llama-3-8b-chunked": Valid(
+        _LLAMA + "#long-context-evaluation",
+        LLAMA_31,
+        merged(
+            ENGINE,
+            build(limits={"max_batch_size": 1, "max_num_tokens": 4096, "max_seq_len": 16_394, "max_input_len": 16_384}),
+            {"bench": {"concurrency": [1]}},
+            trtllm(gather_context_logits=True),
+        ),
     ),
     "qwen2-72b-tp8": Valid(_QWEN, QWEN_72B, merged(ENGINE, LIMITS, build(parallel={"tp": 8}))),
     "qwen2.5-7b-fp8": Valid(
