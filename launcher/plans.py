@@ -31,6 +31,8 @@ DEFAULT_PORT = 8000
 REPOSITORY = "repository"
 #: folder of the compiled engine in a bundle
 ENGINE = "engine/trtllm"
+#: and of the one that drafts for it
+DRAFT_ENGINE = "engine/draft/trtllm"
 #: seconds that running requests get when a server is stopped
 EXIT_TIMEOUT = 30
 _PLAIN = re.compile(r"[A-Za-z0-9._/:@+=,-]+")
@@ -66,6 +68,7 @@ class LaunchPlan:
         device_sets: devices of each instance, where they are named (``gpu_device_ids``).
         environment: variables of every process.
         engine: folder of the compiled engine that must be there, seen from the bundle; None: none is needed.
+        draft_engine: the same of the engine that drafts.
     """
 
     mode: Mode
@@ -76,6 +79,7 @@ class LaunchPlan:
     environment: dict[str, str]
     ranks: tuple[Rank, ...]
     engine: str | None
+    draft_engine: str | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -126,7 +130,17 @@ def plan(
     world = 1 if recipe.triton.layout == "native" else parallel.tp * parallel.pp
     sets = _device_sets(recipe.triton.parameters.get("gpu_device_ids", ""))
     _check_sets(sets, world)
+    drafts = recipe.triton.layout == "inflight_batcher_llm" and recipe.speculation.method == "draft_target"
     _check_nodes(mode, world, nodes)
+    if drafts and mode == "leader" and world > 1:
+        raise ForgeError(
+            "TF-LCH-049",
+            f"leader mode starts {world} servers for the target's ranks, and none of them has the engine that drafts",
+            asked=f"triton.launch: leader, speculation.method: draft_target, tp x pp: {world}",
+            numbers={"world_size": world, "engines": 2},
+            why="the processes of a leader launch are the ranks of one engine; two engines are the orchestrator's",
+            remedies=["triton.launch: orchestrator", "build.parallel: {tp: 1, pp: 1}"],
+        )
     a_node = len(sets) * world if sets else world // nodes
     _check_devices(devices, a_node, sets, world, mode)
     count = world if mode == "leader" else 1
@@ -161,6 +175,7 @@ def plan(
         environment=environment if mode == "orchestrator" else {},
         ranks=tuple(ranks),
         engine=ENGINE if recipe.triton.layout == "inflight_batcher_llm" else None,
+        draft_engine=DRAFT_ENGINE if drafts else None,
     )
 
 

@@ -25,7 +25,7 @@ fi
 job={job}
 """
 _ENGINE = """if [ ! -f {engine}/config.json ]; then
-  echo "no compiled engine in {engine}: first sh engine/container.sh, on the GPU machine" >&2
+  echo "no compiled engine in {engine}: first sh {scripts}/container.sh, on the GPU machine" >&2
   exit 3
 fi
 """
@@ -75,7 +75,8 @@ def write_scripts(plan: LaunchPlan, folder: Path, *, bundle: str = "..") -> list
     """
     check_name(bundle)
     folder.mkdir(parents=True, exist_ok=True)
-    needs = _ENGINE.format(engine=plan.engine) if plan.engine else ""
+    engines = [engine for engine in (plan.engine, plan.draft_engine) if engine]
+    needs = "".join(_ENGINE.format(engine=engine, scripts=engine.rpartition("/")[0]) for engine in engines)
     if plan.devices_a_node:
         needs += _DEVICES.format(needed=plan.devices_a_node, world=plan.world_size, nodes=plan.nodes)
     texts = {

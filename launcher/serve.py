@@ -113,8 +113,11 @@ def _require_loadable(bundle: Path, engine: Mapping[str, Any]) -> None:
             ],
         )
     if target == "trtllm-engine" and not engine.get("compiled", True):
-        if (place / "trtllm" / "config.json").is_file():
-            return  # the bundle's own script compiled it after the bundle was published
+        draft = engine.get("draft")
+        folders = [place, *([place / "draft"] if isinstance(draft, dict) else [])]
+        missing = [folder for folder in folders if not (folder / "trtllm" / "config.json").is_file()]
+        if not missing:
+            return  # the bundle's own scripts compiled it after the bundle was published
         raise EnvironmentLacks(
             "TF-LCH-033",
             "the bundle's engine is not compiled yet",
@@ -122,9 +125,10 @@ def _require_loadable(bundle: Path, engine: Mapping[str, Any]) -> None:
             numbers={"tensorrt_llm": engine.get("tensorrt_llm"), "container": engine.get("container")},
             why=f"When it was made: {engine.get('not_compiled') or 'no reason given'}.",
             remedies=[
-                f"on the machine that will serve it: sh {place / name}"
+                f"on the machine that will serve it: sh {folder / name}"
+                for folder in missing
                 for name in ("container.sh", "build.sh")
-                if (place / name).is_file()
+                if (folder / name).is_file()
             ],
         )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 import yaml
 
 from tests.builder.trtllm.deshard import deshard
+from tests.builder.trtllm.fake_trtllm import install
+from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_recipe import write_tiny_recipe
 from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.pipeline.explain import explain
@@ -84,3 +88,35 @@ def test_a_bundle_says_what_nobody_has_looked_at(folder: Path, target: str) -> N
         assert without == {k: v for k, v in engine["llm_args"].items() if k != "model"}
     again = explain(default_pipeline(store), loaded)
     assert {row.status for row in again} == {"cached"}
+
+
+def test_a_bundle_with_a_draft_model_has_two_engines(folder: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load((folder / "trtllm-engine.yaml").read_text())
+    recipe["name"] = "drafted"
+    recipe["build"] |= {"parallel": {}, "kv_cache": {"memory": "8MiB"}, "trtllm": {"kv_reuse": True}}
+    recipe["speculation"] = {"method": "draft_target", "draft": "draft", "max_draft_len": 4}
+    (folder / "drafted.yaml").write_text(yaml.safe_dump(recipe))
+    store = Store(folder / ".trtforge", durable=False)
+    write_tiny_llama(folder / "draft", layers=1, seed=7)  # the model's vocabulary, half its layers
+    result = default_pipeline(store).run(load_recipe(folder / "drafted.yaml"), output=tmp_path, capture_output=True)
+    bundle = result.bundle
+    assert bundle is not None
+    shown = (bundle / "report.md").read_text()
+    assert "sh BUNDLE/engine/container.sh" in shown and "sh BUNDLE/engine/draft/container.sh" in shown
+    drafts = (bundle / "repository" / "tensorrt_llm_draft" / "config.pbtxt").read_text()
+    assert '"engine/draft/trtllm"' in drafts and "max_tokens_in_paged_kv_cache" in drafts
+    bls = (bundle / "repository" / "tensorrt_llm_bls" / "config.pbtxt").read_text()
+    assert '"tensorrt_llm_draft"' in bls
+    assert verify_published(bundle, stamps=False).ok
+    environment = {**os.environ, **install(tmp_path / "machine")}
+    for name in ("build.sh", "draft/build.sh"):
+        subprocess.run(["sh", str(bundle / "engine" / name)], env=environment, capture_output=True, check=True)
+    later = verify_published(bundle, stamps=False)
+    assert later.ok, later.to_json()
+    assert sorted((item.code, item.path) for item in later.findings) == [
+        ("TF-BND-030", "engine/draft/trtllm"),
+        ("TF-BND-030", "engine/trtllm"),
+    ]
+    (bundle / "engine" / "draft" / "trtllm" / "rank0.engine").write_bytes(b"")
+    faults = [(item.code, item.path) for item in verify_published(bundle, stamps=False).findings]
+    assert ("TF-BND-035", "engine/draft/trtllm") in faults

@@ -247,3 +247,26 @@ def test_one_server_needs_neither(machine, tmp_path):
     assert [path.name for path in files] == ["plan.json", "server.sh"]
     done = machine(tmp_path / "launch" / "server.sh")
     assert done.stdout.splitlines()[0].endswith("/tritonserver")
+
+
+def drafted(**options):
+    document = recipe(**options).model_dump()
+    return Recipe.model_validate({**document, "speculation": {"method": "draft_target", "draft": "/d"}})
+
+
+def test_two_engines_must_be_there(tmp_path):
+    made = plan(drafted())
+    assert (made.engine, made.draft_engine) == ("engine/trtllm", "engine/draft/trtllm")
+    assert plan(recipe()).draft_engine is None
+    (tmp_path / "repository").mkdir()
+    (tmp_path / made.engine).mkdir(parents=True)
+    (tmp_path / made.engine / "config.json").touch()
+    write_scripts(made, tmp_path / "launch")
+    done = subprocess.run(["sh", tmp_path / "launch/server.sh"], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "no compiled engine in engine/draft/trtllm: first sh engine/draft/container.sh" in done.stderr
+
+
+def test_two_engines_of_several_ranks_are_the_orchestrator_s():
+    refused("TF-LCH-049", drafted(tp=2))
+    assert plan(drafted(tp=2, launch="orchestrator")).mode == "orchestrator"

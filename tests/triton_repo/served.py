@@ -37,8 +37,8 @@ def installation_with_stand_in(folder: Path) -> Installation:
         (folder / backend.name).symlink_to(backend)
     (folder / "tensorrtllm").mkdir()
     (folder / "tensorrtllm" / "model.py").write_bytes(STAND_IN.read_bytes())
-    words = STAND_IN.with_name("stand_in_engine_words.py")
-    (folder / "tensorrtllm" / words.name).write_bytes(words.read_bytes())
+    for name in ("stand_in_engine_words.py", "stand_in_language.py"):
+        (folder / "tensorrtllm" / name).write_bytes(STAND_IN.with_name(name).read_bytes())
     return dataclasses.replace(found, backend_directory=folder)
 
 

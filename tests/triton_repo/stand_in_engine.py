@@ -4,15 +4,22 @@ Served as the Python-based backend ``tensorrtllm``, so that an emitted configura
 echoes the prompt's tokens up to ``request_output_len``; stop words, bad words, the end token, a bias and beams do what
 the contract says of them; a request whose client has gone ends. ``cum_log_probs`` reports the seed and
 ``output_log_probs`` the temperature, so that a test sees what arrived.
+
+With an engine folder ``languages`` or ``drafts`` it is a language of its own instead: each next token follows from all
+before it (``stand_in_language``), it verifies ``draft_input_ids`` as the target does, and in ``drafts`` it guesses
+wrong now and then. Both note every request in the file that ``STAND_IN_LOG`` names.
 """
 
 import json
+import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from stand_in_engine_words import words_of
+from stand_in_language import next_token
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SLOW = 9.0  # a temperature that means: 20 ms a token
@@ -23,7 +30,8 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.decoupled = config["model_transaction_policy"]["decoupled"]
         self.names = [tensor["name"] for tensor in config["input"]]
-        assert config["parameters"]["gpt_model_path"]["string_value"]
+        self.folder = config["parameters"]["gpt_model_path"]["string_value"]
+        assert self.folder
 
     def execute(self, requests):
         if not self.decoupled:
@@ -46,6 +54,9 @@ class TritonPythonModel:
         bad = {word[0] for word in words_of(inputs.get("bad_words_list"), row) if len(word) == 1}
         bias = inputs.get("embedding_bias")
         made = []
+        if self.folder in ("languages", "drafts"):
+            yield from self.spoken(inputs, prompt, end, stops)
+            return
         for token in [prompt[i % length] for i in range(10**6)]:
             if bias is not None and bias.shape[-1]:
                 token = int(bias[row].argmax())
@@ -58,6 +69,35 @@ class TritonPythonModel:
             if any(made[-len(word) :] == word for word in stops):
                 return
 
+    def spoken(self, inputs, prompt, end, stops):
+        """Tokens of a language; drafts are verified: they end with the first one that is not the language's own."""
+        drafts = inputs["draft_input_ids"].reshape(-1).tolist() if "draft_input_ids" in inputs else []
+        most = int(inputs["request_output_len"].reshape(-1)[0])
+        least = int(inputs["min_tokens"].reshape(-1)[0]) if "min_tokens" in inputs else 0
+        if "draft_logits" in inputs:
+            assert inputs["draft_logits"].shape[1] == len(drafts)
+        if os.environ.get("STAND_IN_LOG"):
+            heat = float(inputs["temperature"].reshape(-1)[0]) if "temperature" in inputs else 1.0
+            seed = int(inputs["seed"].reshape(-1)[0]) if "seed" in inputs else -1
+            note = {"model": self.folder, "prompt": len(prompt), "drafts": len(drafts), "most": most, "seed": seed}
+            with Path(os.environ["STAND_IN_LOG"]).open("a") as log:
+                log.write(json.dumps({**note, "temperature": heat}) + "\n")
+        text, made = list(prompt), []
+        while len(made) < most:
+            slow = "temperature" in inputs and float(inputs["temperature"].reshape(-1)[0]) == SLOW
+            time.sleep(0.02 if slow else 0)
+            token = next_token(text, end, wrong=self.folder == "drafts", may_end=len(made) >= least)
+            if token == end:
+                return
+            text.append(token)
+            made.append(token)
+            yield token
+            if any(made[-len(word) :] == word for word in stops):
+                return
+            at = len(made) - 1
+            if drafts and (at >= len(drafts) or drafts[at] != token):
+                return  # the first token after the accepted drafts ends the step
+
     def response(self, inputs, row, ids, beams):
         seed = float(inputs["seed"].reshape(-1)[row]) if "seed" in inputs else 0.0
         heat = float(inputs["temperature"].reshape(-1)[row]) if "temperature" in inputs else 1.0
@@ -69,6 +109,8 @@ class TritonPythonModel:
             "cum_log_probs": np.array([[seed] * beams], np.float32),
             "output_log_probs": np.full((1, beams, len(ids)), heat, np.float32),
         }
+        if "return_generation_logits" in inputs and inputs["return_generation_logits"].any():
+            tensors["generation_logits"] = np.zeros((1, 1, len(ids), 512), np.float32)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors.items()])
 
     def whole(self, request, inputs):

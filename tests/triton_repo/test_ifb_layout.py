@@ -216,6 +216,7 @@ REFUSED = [
     ("TF-TRI-064", {"build": {"kv_cache": {"memory": "100KiB"}}}, {}),
     ("TF-TRI-064", {"speculation": {"method": "medusa"}}, {"speculation": "eagle"}),
     ("TF-TRI-064", {"speculation": {"method": "ngram"}}, {}),
+    ("TF-TRI-064", {"speculation": {"method": "draft_target"}}, {"speculation": "draft_tokens_external"}),
     ("TF-TRI-064", {"build": {"trtllm": {"lora": {"max_rank": 64}}}}, {"max_lora_rank": 8}),
     ("TF-TRI-064", {"build": {"trtllm": {"guided_decoding": "xgrammar"}}}, {}),
     ("TF-TRI-063", {}, {"logits_dtype": "int8"}),

@@ -60,12 +60,16 @@ def _engine(recipe: Recipe, engine_dir: Path, out: Path, tokenizer: Path) -> dic
             why="preprocessing, postprocessing and BLS load it from that folder",
             remedies=["copy tokenizer.json and tokenizer_config.json beside the engine", "--tokenizer DIR"],
         )
+    draft = engine_dir.resolve().parent / "draft" / engine_dir.resolve().name
+    drafts = recipe.speculation.method == "draft_target" and (draft / "config.json").is_file()
     return inflight_batcher_llm.emit(
         recipe,
         engine,
         out,
         engine_reference=str(engine_dir.resolve()),
         tokenizer_reference=_from_model(tokenizer, out, "preprocessing"),
+        draft=describe_engine(draft) if drafts else None,
+        draft_reference=str(draft),
     )
 
 

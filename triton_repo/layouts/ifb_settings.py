@@ -14,21 +14,28 @@ from trtforge.errors import ForgeError
 from trtforge.kv_window import PARAMETER, KvWindows, parse_windows
 from trtforge.recipe.schema import Recipe
 
-#: recipe's speculation method → the engine's mode and the decoding mode
+#: recipe's speculation method → the engine's mode and the decoding mode; drafts from outside have none of their own
 _SPECULATION = {
+    "draft_target": ("draft_tokens_external", ""),
     "medusa": ("medusa", "medusa"),
     "eagle": ("eagle", "eagle"),
     "lookahead": ("lookahead_decoding", "lookahead"),
 }
 
 
-def parameters(recipe: Recipe, engine: Mapping[str, Any], engine_reference: str) -> dict[str, str]:
+def parameters(
+    recipe: Recipe, engine: Mapping[str, Any], engine_reference: str, draft: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """The values that differ from the defaults; ``triton.parameters`` of the recipe win.
+
+    Args:
+        draft: the facts of the engine that drafts, for ``draft_target``.
 
     Raises:
         ForgeError: TF-TRI-064 naming everything that does not fit.
     """
-    faults = _faults(recipe, engine)
+    both = _shared_pool(engine, draft)
+    faults = [*_faults(recipe, both), *_draft_faults(recipe, engine, draft)]
     if faults:
         raise ForgeError(
             "TF-TRI-064",
@@ -45,7 +52,7 @@ def parameters(recipe: Recipe, engine: Mapping[str, Any], engine_reference: str)
         "enable_kv_cache_reuse": _flag(settings.kv_reuse),
         "enable_chunked_context": _flag(settings.chunked_context and engine.get("paged_context_attention", True)),
         "exclude_input_in_output": "true",
-        **_kv_cache(recipe, engine),
+        **_kv_cache(recipe, both),
         **_decoding(recipe, engine),
         **_devices(recipe, engine),
     }
@@ -58,6 +65,32 @@ def parameters(recipe: Recipe, engine: Mapping[str, Any], engine_reference: str)
         values["guided_decoding_backend"] = settings.guided_decoding
         values["xgrammar_tokenizer_info_path"] = f"{engine_reference}/{engine['xgrammar_tokenizer_info']}"
     return {**values, **recipe.triton.parameters}
+
+
+def draft_parameters(
+    recipe: Recipe, engine: Mapping[str, Any], draft: Mapping[str, Any], draft_reference: str
+) -> dict[str, str]:
+    """Of the model that drafts: one GPU, beside the target, and a KV pool of as many tokens as the target's."""
+    settings = recipe.build.trtllm
+    return {
+        "gpt_model_path": draft_reference,
+        "max_beam_width": "1",
+        "batch_scheduler_policy": settings.scheduler_policy,
+        "enable_kv_cache_reuse": _flag(settings.kv_reuse),
+        "enable_chunked_context": _flag(settings.chunked_context and draft.get("paged_context_attention", True)),
+        "exclude_input_in_output": "true",
+        "decoding_mode": "top_k_top_p",
+        **_kv_cache(recipe, _shared_pool(engine, draft)),
+        **({"gpu_device_ids": "0"} if recipe.triton.launch == "orchestrator" else {}),
+    }
+
+
+def _shared_pool(engine: Mapping[str, Any], draft: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The engine's facts with what a token takes in both: ``build.kv_cache.memory`` is for the two together."""
+    each = engine.get("kv_bytes_per_token")
+    if draft is None or not each:
+        return engine
+    return {**engine, "kv_bytes_per_token": int(each) + int(draft["kv_bytes_per_token"])}
 
 
 def _kv_cache(recipe: Recipe, engine: Mapping[str, Any]) -> dict[str, str]:
@@ -75,13 +108,13 @@ def _decoding(recipe: Recipe, engine: Mapping[str, Any]) -> dict[str, str]:
     wanted = recipe.speculation
     if wanted.method not in _SPECULATION:
         return {"decoding_mode": "beam_search" if engine["max_beam_width"] > 1 else "top_k_top_p"}
-    values = {"decoding_mode": _SPECULATION[wanted.method][1]}
+    values = {"decoding_mode": mode} if (mode := _SPECULATION[wanted.method][1]) else {}
     if wanted.method == "lookahead":
         sizes = wanted.lookahead
         values["lookahead_window_size"] = str(sizes.window)
         values["lookahead_ngram_size"] = str(sizes.ngram)
         values["lookahead_verification_set_size"] = str(sizes.verification)
-    elif wanted.choices is not None:
+    elif wanted.choices is not None and wanted.method in ("medusa", "eagle"):
         values[f"{wanted.method}_choices"] = ", ".join(
             "{" + ", ".join(str(rank) for rank in path) + "}" for path in wanted.choices
         )
@@ -186,9 +219,35 @@ def _speculation_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple
     asked = f"speculation.method: {method}"
     if method in _SPECULATION and built != _SPECULATION[method][0]:
         return [(asked, f"the engine was built for {built}", "build the engine with the recipe's speculation section")]
-    if method in ("ngram", "eagle3", "draft_target"):
+    if method in ("ngram", "eagle3"):
         return [(asked, "our models of this layout do not draft", "build.target: trtllm-llmapi, triton.layout: llmapi")]
     return []
+
+
+def _draft_faults(
+    recipe: Recipe, engine: Mapping[str, Any], draft: Mapping[str, Any] | None
+) -> list[tuple[str, str, str]]:
+    """What two engines must agree on, and the memory that they share."""
+    if recipe.speculation.method != "draft_target":
+        return []
+    asked, cache = "speculation.method: draft_target", recipe.build.kv_cache
+    if draft is None:
+        why = "there is no draft engine beside the target's (draft/trtllm)"
+        return [(asked, why, "compile it: sh ENGINE/draft/build.sh")]
+    faults = []
+    if draft["vocab_size"] != engine["vocab_size"]:
+        why = f"the draft has {draft['vocab_size']} tokens, the target {engine['vocab_size']}"
+        faults.append((asked, why, "a draft model of the target's vocabulary"))
+    if (draft["tp"], draft["pp"]) != (1, 1):
+        why = f"the draft engine has tp {draft['tp']}, pp {draft['pp']}, and runs on one GPU here"
+        faults.append((asked, why, "a draft engine of one rank"))
+    if not recipe.build.trtllm.kv_reuse:
+        why = "every round would compute the whole text anew: both engines find it again in their KV cache"
+        faults.append((asked, why, "build.trtllm.kv_reuse: true"))
+    if cache.memory is None and cache.free_fraction is None:
+        why = "the engine that is loaded first would take 90 % of the memory, and leave the other none"
+        faults.append((asked, why, "build.kv_cache: {memory: 8GiB} for both, or {free_fraction: 0.4}"))
+    return faults
 
 
 def _flag(value: bool) -> str:

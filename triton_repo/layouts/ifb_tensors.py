@@ -207,6 +207,8 @@ ENSEMBLE_OUTPUTS: tuple[TensorRow, ...] = (
 BLS_INPUTS: tuple[TensorRow, ...] = (
     *_SAMPLING,
     TensorRow("random_seed", "UINT64", (1,), True, "the older name of seed"),
+    TensorRow("num_draft_tokens", "INT32", (1,), True, "tokens that the draft model guesses a round; 0: none"),
+    TensorRow("use_draft_logits", "BOOL", (1,), True, "accept drafts by their logits instead of by equality"),
 )
 BLS_OUTPUTS: tuple[TensorRow, ...] = (
     *ENSEMBLE_OUTPUTS,

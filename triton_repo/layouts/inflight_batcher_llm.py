@@ -1,8 +1,9 @@
 """The ``inflight_batcher_llm`` layout: an engine of TensorRT-LLM ≤ 1.2.1 behind preprocessing, ensemble and BLS.
 
 Five models. ``tensorrt_llm`` is served by TensorRT-LLM's C++ backend; preprocessing, postprocessing and BLS are
-our own Python models (``ifb_code/``) and bring their modules along. The batch size, the decoupled flag and the
-types of the logits and of the weights are decided once, from the recipe and the engine, and written everywhere.
+our own Python models (``ifb_code/``) and bring their modules along. With ``speculation.method: draft_target`` a sixth,
+``tensorrt_llm_draft``, serves the engine that drafts, and BLS asks both in turn. The batch size, the decoupled flag
+and the types of the logits and of the weights are decided once, from the recipe and the engine, and written everywhere.
 
 Paths: ``engine_reference`` (``gpt_model_path``) is relative to the server's working directory, because
 the C++ backend opens it there; the launch scripts start the server in the bundle. ``tokenizer_reference`` is
@@ -34,6 +35,7 @@ from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
 LAYOUT = "inflight_batcher_llm"
+DRAFT_MODEL = "tensorrt_llm_draft"
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 #: most instances of BLS: each is a process with a tokenizer, and serves one request at a time
 MAX_BLS_INSTANCES = 32
@@ -50,6 +52,7 @@ _SHIPPED: Mapping[str, Mapping[str, str]] = {
     "tensorrt_llm_bls": {
         f"{_CODE}.bls_model": "model.py",
         f"{_CODE}.generation": "generation.py",
+        f"{_CODE}.drafting": "drafting.py",
         "runtime.sampling.words": "stop_texts.py",
         "triton_repo.layouts.ifb_tensors": "ensemble_tensors.py",
         "triton_repo.tensors": "tensors.py",
@@ -65,6 +68,8 @@ def emit(
     *,
     engine_reference: str = "engine",
     tokenizer_reference: str = "../../engine",
+    draft: Mapping[str, Any] | None = None,
+    draft_reference: str = "engine/draft",
 ) -> dict[str, Any]:
     """Write the repository as the folder ``out``, which must be new or empty; it appears whole or not at all.
 
@@ -73,6 +78,8 @@ def emit(
         engine: the engine's facts (:func:`~triton_repo.trtllm_engine.describe_engine`).
         engine_reference: folder of the engine, seen from the server's working directory.
         tokenizer_reference: folder of ``tokenizer.json``, seen from a model's folder.
+        draft: the facts of the engine that drafts, where the recipe has one.
+        draft_reference: its folder, seen as ``engine_reference`` is.
 
     Returns:
         Layout, models, the engine's limits, and the parameters of ``tensorrt_llm``.
@@ -82,7 +89,8 @@ def emit(
             (the description lacks facts), TF-TRI-064 (recipe and engine do not fit).
     """
     require_facts(engine)
-    parameters = checked(LAYOUT, "tensorrt_llm", ifb_settings.parameters(recipe, engine, engine_reference))
+    asked = ifb_settings.parameters(recipe, engine, engine_reference, draft)
+    parameters = checked(LAYOUT, "tensorrt_llm", asked)
     types = {"logits": _triton_type(engine, "logits_dtype"), "weights": _triton_type(engine, "dtype")}
     configs = {
         "preprocessing": _preprocessing(recipe, engine, tokenizer_reference, types),
@@ -91,6 +99,11 @@ def emit(
         "ensemble": _ensemble(engine, types, recipe.triton.decoupled),
         "tensorrt_llm_bls": _bls(recipe, engine, tokenizer_reference, types),
     }
+    if recipe.speculation.method == "draft_target" and draft is not None:
+        require_facts(draft)
+        own = ifb_settings.draft_parameters(recipe, engine, draft, draft_reference)
+        types = {"logits": _triton_type(draft, "logits_dtype"), "weights": _triton_type(draft, "dtype")}
+        configs[DRAFT_MODEL] = _engine_model(recipe, draft, checked(LAYOUT, "tensorrt_llm", own), types, DRAFT_MODEL)
     with writing(out) as folder:
         for name, config in configs.items():
             version = folder / name / "1"
@@ -105,7 +118,7 @@ def emit(
     return {
         "layout": LAYOUT,
         "model": "tensorrt_llm_bls",
-        "models": list(MODELS),
+        "models": list(configs),
         "limits": {name: engine[name] for name in limits},
         "decoupled": recipe.triton.decoupled,
         "parameters": parameters,
@@ -131,10 +144,14 @@ def code_files() -> list[Path]:
 
 
 def _engine_model(
-    recipe: Recipe, engine: Mapping[str, Any], parameters: Mapping[str, str], types: Mapping[str, str]
+    recipe: Recipe,
+    engine: Mapping[str, Any],
+    parameters: Mapping[str, str],
+    types: Mapping[str, str],
+    name: str = "tensorrt_llm",
 ) -> Any:
     size = engine["max_batch_size"]
-    config = new_config("tensorrt_llm", backend="tensorrtllm", max_batch_size=size, decoupled=recipe.triton.decoupled)
+    config = new_config(name, backend="tensorrtllm", max_batch_size=size, decoupled=recipe.triton.decoupled)
     add_queue(config, preferred=size, delay_us=recipe.triton.queue_delay_us)
     _add(config, tensors.ENGINE_INPUTS, tensors.ENGINE_OUTPUTS, types)
     add_cpu_instance(config, max(1, len(parameters["gpu_device_ids"].split(";"))))
@@ -172,6 +189,8 @@ def _bls(recipe: Recipe, engine: Mapping[str, Any], tokenizer: str, types: Mappi
         "accumulate_tokens": str(recipe.triton.accumulate_tokens).lower(),
         "max_beam_width": str(engine["max_beam_width"]),
     }
+    if recipe.speculation.method == "draft_target":
+        values |= {"tensorrt_llm_draft_model_name": DRAFT_MODEL, "num_draft_tokens": str(engine["max_draft_len"])}
     set_parameters(config, checked(LAYOUT, "tensorrt_llm_bls", values))
     return config
 

@@ -26,7 +26,8 @@ def verify_published(
     recorded = (report.manifest or {}).get("stamps") or {}
     if recorded.get("target") == "trtllm-engine":
         sealed = recorded.get("compiled", True)
-        report.findings.extend(_engine_findings(report.path / "engine", _SEALED if sealed else _BUILT_LATER))
+        for artifact in ("engine", "engine/draft"):
+            report.findings.extend(_engine_findings(report.path / artifact, _SEALED if sealed else _BUILT_LATER))
     return report
 
 
@@ -42,5 +43,5 @@ def _engine_findings(artifact: Path, remedy: str) -> list[VerifyFinding]:
         said = [(f.code, f.message) for f in check_engine(artifact, read_engine(artifact))]
     except ForgeError as error:
         said = [(error.code, error.message)]
-    place = f"{artifact.name}/{ENGINE_DIR}"
+    place = f"{'engine/' if artifact.parent.name == 'engine' else ''}{artifact.name}/{ENGINE_DIR}"
     return [VerifyFinding("TF-BND-035", "error", place, f"{code}: {message}", remedy) for code, message in said]

@@ -16,8 +16,9 @@ from trtforge.store.stamps import Machine, check_stamps
 __all__ = ["VerifyFinding", "VerifyReport", "verify_bundle", "verify_directory"]
 
 
-#: the folder that a bundle's build.sh fills on the GPU machine, after the bundle was sealed
-_BUILT_LATER = "engine/trtllm"
+#: the folders that a bundle's scripts fill on the GPU machine, after the bundle was sealed: the engine, and one that
+#: drafts for it
+_BUILT_LATER = ("engine/trtllm", "engine/draft/trtllm")
 #: what that script puts there, and the tokenizer's description that guided decoding reads
 _BUILT_FILES = re.compile(r"config\.json|rank(0|[1-9][0-9]*)\.engine|model\.cache|xgrammar_tokenizer_info\.json")
 
@@ -32,13 +33,15 @@ def _accept_engine_built_later(report: VerifyReport) -> None:
         return
     later = [f for f in report.findings if f.code == "TF-BND-006" and _is_built_later(report.path, f.path)]
     report.findings[:] = [finding for finding in report.findings if finding not in later]
-    files = [finding.path for finding in later if finding.path != _BUILT_LATER]
-    if files:
+    for folder in _BUILT_LATER:
+        files = [finding.path for finding in later if finding.path.rpartition("/")[0] == folder]
+        if not files:
+            continue
         report.findings.append(
             VerifyFinding(
                 "TF-BND-030",
                 "warning",
-                _BUILT_LATER,
+                folder,
                 f"{len(files)} files of an engine that was compiled after the bundle was published: no hash seals them",
                 "trtforge engine info BUNDLE compares the engine with what was asked",
             )
@@ -48,10 +51,10 @@ def _accept_engine_built_later(report: VerifyReport) -> None:
 def _is_built_later(root: Path, name: str) -> bool:
     """A regular file that the script writes, or its folder while that is still empty."""
     status = (root / name).lstat()
-    if name == _BUILT_LATER:
+    if name in _BUILT_LATER:
         return stat.S_ISDIR(status.st_mode)
     folder, _, file = name.rpartition("/")
-    return folder == _BUILT_LATER and stat.S_ISREG(status.st_mode) and _BUILT_FILES.fullmatch(file) is not None
+    return folder in _BUILT_LATER and stat.S_ISREG(status.st_mode) and _BUILT_FILES.fullmatch(file) is not None
 
 
 def verify_bundle(

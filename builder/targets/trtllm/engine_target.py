@@ -7,6 +7,7 @@ The artifact::
     trtllm/            config.json and rank<N>.engine, when compiled (here, or later by the scripts)
     build.sh, container.sh
     tokenizer.json …   what the repository's pre- and postprocessing read
+    draft/             the same again, of the engine that drafts (``speculation.method: draft_target``)
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from builder.targets.trtllm.common import (
     engine_stack,
     write_engine,
 )
+from builder.targets.trtllm.draft_engine import alone_on_one_gpu, check_pair
 from builder.targets.trtllm.eagle import EagleDrafter, refuse_engine
 from builder.targets.trtllm.flags import build_arguments, settings_of
 from builder.targets.trtllm.medusa import MedusaHeads
@@ -60,7 +62,7 @@ def build_engine(
         checkpoint: the quantized Hugging Face checkpoint.
         stack: a row of the stack table; default: the target's newest.
         timing_cache: kernel timings of earlier builds.
-        draft: directory of the Medusa heads or of EAGLE's drafter; a draft model is an engine of its own.
+        draft: directory of the Medusa heads, of EAGLE's drafter, or of the model that drafts from an engine of its own.
         scratch: a folder that survives a kill: ranks that were converted there are not converted again.
 
     Raises:
@@ -89,6 +91,7 @@ def build_engine(
     arguments = build_arguments(version, {**settings, "output_timing_cache": f"{{work}}/{script.OUTPUT_CACHE}"})
     source = Checkpoint.open(checkpoint)
     drafting = _drafting(source, draft, build, speculation, settings["max_draft_len"])
+    drafts_from = check_pair(source, draft, build) if speculation.method == "draft_target" else None
     place = out if scratch is None else scratch
     converted = convert_checkpoint(
         checkpoint,
@@ -135,6 +138,17 @@ def build_engine(
         "conversion": converted,
     }
     engine["kv_cache"] |= {"block_size": build.kv_cache.block_size}
+    if drafts_from is not None:
+        engine["draft"] = build_engine(
+            drafts_from.directory,
+            out / script.DRAFT_DIR,
+            name=f"{name}-draft",
+            build=alone_on_one_gpu(build, drafts_from),
+            stack=stack,
+            scratch=None if scratch is None else scratch / script.DRAFT_DIR,
+            progress=progress,
+        )
+        engine["scripts"] = [*scripts, *(f"{script.DRAFT_DIR}/{name}" for name in engine["draft"]["scripts"])]
     return write_engine(out, engine)
 
 
@@ -222,6 +236,11 @@ def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
     if has_engine(artifact / script.ENGINE_DIR):
         info["engine"] = read_trtllm_engine(artifact / script.ENGINE_DIR).to_json()
         info["findings"] = [finding.to_json() for finding in check_engine(artifact, engine)]
+    if isinstance(engine.get("draft"), dict):
+        info["draft"] = engine_info(artifact / script.DRAFT_DIR, engine["draft"])
+        info["findings"] += [
+            {**finding, "message": f"draft: {finding['message']}"} for finding in info["draft"]["findings"]
+        ]
     return info
 
 

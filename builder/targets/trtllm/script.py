@@ -15,6 +15,8 @@ BUILD_SCRIPT = "build.sh"
 CONTAINER_SCRIPT = "container.sh"
 CHECKPOINT_DIR = "checkpoint"
 ENGINE_DIR = "trtllm"
+#: the engine that drafts, with checkpoint and scripts of its own
+DRAFT_DIR = "draft"
 TIMING_CACHE = "timing.cache"
 #: kernel timings that a build leaves for the next one
 OUTPUT_CACHE = "model.cache"

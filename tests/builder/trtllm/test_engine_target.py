@@ -160,6 +160,50 @@ def test_an_engine_that_ignores_a_setting_is_refused(
     assert [item["code"] for item in caught.value.numbers["findings"]] == ["TF-BLD-063"]
 
 
+def drafted(checkpoint: Path, out: Path, draft: Path | None, **change: Any) -> dict[str, Any]:
+    spoken = Speculation(method="draft_target", draft="draft", max_draft_len=4)
+    return build(checkpoint, out, {"trtllm": {"kv_reuse": True}, **change}, speculation=spoken, draft=draft)
+
+
+def test_a_draft_model_is_an_engine_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
+    draft, out = tmp_path / "draft", tmp_path / "out"
+    make(draft, "none", layers=1)
+    engine = drafted(checkpoint, out, draft, parallel={"tp": 2})
+    own = read_engine(out / "draft")
+    assert engine["draft"] == own and own["parallel"]["world_size"] == 1 and own["limits"] == engine["limits"]
+    assert own["settings"]["speculative_decoding_mode"] is None and own["quant_format"] == "none"
+    words = engine["arguments"]
+    assert words[words.index("--speculative_decoding_mode") + 1] == "draft_tokens_external"
+    assert words[words.index("--max_draft_len") + 1] == "4"
+    assert {"build.sh", "container.sh", "draft/build.sh", "draft/container.sh"} == set(engine["scripts"])
+    assert len(load_ranks(out / "draft" / "checkpoint")[1]) == 1 and len(load_ranks(out / "checkpoint")[1]) == 2
+    environment = {**os.environ, **install(tmp_path / "machine")}
+    for name in ("build.sh", "draft/build.sh"):
+        subprocess.run(["sh", str(out / name)], env=environment, capture_output=True, check=True)
+    info = engine_info(out)
+    assert info["findings"] == [] and info["draft"]["engine"]["ranks"] == {"0": len("plan of rank 0")}
+    (out / "draft" / "trtllm" / "rank0.engine").unlink()
+    assert [item["message"] for item in engine_info(out)["findings"]] == ["draft: rank0.engine is missing"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"vocab": 512}, "512 tokens, the target 515"),
+        ({"max_positions": 512}, "512 positions, build.limits.max_seq_len is 768"),
+        (None, "read from a directory"),
+    ],
+)
+def test_a_draft_that_is_no_pair_is_refused(
+    checkpoint: Path, tmp_path: Path, options: dict[str, Any] | None, says: str
+) -> None:
+    if options is not None:
+        make(tmp_path / "draft", "none", layers=1, **options)
+    with pytest.raises(ForgeError, match=says) as caught:
+        drafted(checkpoint, tmp_path / "out", tmp_path / "draft" if options is not None else None)
+    assert caught.value.code == "TF-BLD-068" and not (tmp_path / "out" / "engine.json").exists()
+
+
 def test_why_not_here_names_what_is_missing(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is not the stack's 1.2.0" in str(why_not_here("1.2.0"))
     (installed / "bin" / "nvidia-smi").unlink()

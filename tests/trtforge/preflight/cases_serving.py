@@ -114,10 +114,7 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(ENGINE, speculation(method="eagle", draft="hf:a/b", heads=4, max_draft_len=63)), {}),
     ),
     "TF-K12-017": (
-        (
-            merged(ENGINE, trtllm(kv_reuse=True), speculation(method="draft_target", draft="hf:a/b", max_draft_len=4)),
-            {},
-        ),
+        (merged(ENGINE, triton(layout="llmapi"), speculation(method="lookahead")), {}),
         (merged(ENGINE, speculation(method="lookahead")), {}),
     ),
     "TF-K12-023": (

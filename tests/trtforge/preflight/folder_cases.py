@@ -20,6 +20,12 @@ SMALL_VOCABULARY = {"model": replace(SMOL, vocab=100)}
 ADAPTED = merged(ENGINE, trtllm(lora={"adapters": {"a": "adapter"}, "target_modules": ["attn_q", "attn_k", "attn_v"]}))
 DRAFTED = merged(API, speculation(method="draft_target", draft="draft", max_draft_len=4))
 EAGLE = merged(API, speculation(method="eagle3", draft="draft", max_draft_len=4))
+DRAFTED_ENGINE = merged(
+    ENGINE,
+    trtllm(kv_reuse=True),
+    build(limits={"max_seq_len": 2048}),
+    speculation(method="draft_target", draft="draft", max_draft_len=4),
+)
 EAGLE_1 = merged(ENGINE, speculation(method="eagle", draft="draft", max_draft_len=63))
 DRAFTER = {"num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 1}
 WHOLE_MODEL = {
@@ -131,6 +137,10 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
     "TF-K12-024": (
         (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 6)}), EAGLE_1, {}),
         (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 4)}), EAGLE_1, {}),
+    ),
+    "TF-K12-025": (
+        (draft(config={"max_position_embeddings": 1024}), DRAFTED_ENGINE, {}),
+        (draft(config={"max_position_embeddings": 2048}), DRAFTED_ENGINE, {}),
     ),
     "TF-K12-013": (
         (draft(), merged(MEDUSA, speculation(heads=4)), {}),

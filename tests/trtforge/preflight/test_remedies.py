@@ -97,8 +97,7 @@ def test_a_method_that_is_offered_instead_is_one_that_this_version_writes() -> N
 def test_no_way_out_of_a_layout_that_does_not_draft_meets_another_refusal_of_the_method() -> None:
     settings, facts = CASES["TF-K12-017"][0]
     (finding,) = [item for item in report(settings, **facts).findings if item.code == "TF-K12-017"]
-    assert "build.target: trtllm-llmapi with triton.layout: llmapi" in finding.remedies
-    assert "speculation.method: lookahead" in finding.remedies
+    assert finding.remedies[0] == "triton.layout: inflight_batcher_llm"
     for remedy in finding.remedies:
         after = report(applied(settings, change(remedy) or {}), **facts).findings
         assert not {"TF-K12-001", "TF-K12-017", "TF-K12-018", "TF-K23-001"} & {item.code for item in after}, remedy

@@ -9,9 +9,13 @@ memory of Triton 2.51's Python stub.
 A stop text or a client that has gone cancels the request in the engine where Triton can (``cancel`` of a response
 iterator, which 2.51 has not). Where it cannot, the engine runs on to its own end and the instance waits for it: a
 ``stop`` request beside an open response iterator corrupts the memory of 2.51's stub too.
+
+With a draft model a request runs in rounds of two short requests (``drafting``); what rounds cannot serve (rows, beams,
+log-probabilities, logits, guides) runs on the target alone.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # provided by Triton
 
 from runtime.tokenizer import EngineTokenizer
+from triton_repo.layouts.ifb_code.drafting import Rounds, drafts_wanted, words_of
 from triton_repo.layouts.ifb_code.generation import Answer, end_early, refusal
 from triton_repo.layouts.ifb_tensors import DIRECT, TO_ENGINE, TO_PREPROCESSING
 
@@ -28,6 +33,15 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 OWN = {"text_output", "finish_reason", "num_output_tokens"}
 #: goes with the last piece of a sequence too, beside the text
 REPEATED = {"batch_index", "sequence_index", "cum_log_probs"}
+#: what would cover one round only, or no drafts can be made for
+NOT_IN_ROUNDS = (
+    *("return_log_probs", "return_context_logits", "return_generation_logits"),
+    *("guided_decoding_guide_type", "prompt_embedding_table", "decoder_text_input"),
+)
+#: a client's tensors that every round sets for itself
+SET_BY_ROUND = {"seed", "min_tokens", "return_perf_metrics", "return_num_input_tokens", "return_num_output_tokens"}
+#: adapters are the target's
+TARGET_ONLY = {"lora_task_id", "lora_weights", "lora_config"}
 
 
 class Refused(Exception):
@@ -44,6 +58,11 @@ class TritonPythonModel:
         self._decoupled = bool(config["model_transaction_policy"]["decoupled"])
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._engine = parameters["tensorrt_llm_model_name"]
+        self._draft = parameters["tensorrt_llm_draft_model_name"]
+        self._drafts = int(parameters["num_draft_tokens"])
+        # A thread of the stub gives up its hold on an iterator some time after the last response. Were ours gone by
+        # then, it would free Python's objects without the interpreter's lock, which ended the process on 2.51.
+        self._recent: deque[Any] = deque(maxlen=16)
         self._accumulate = parameters["accumulate_tokens"] == "true"
         self._skip = parameters["skip_special_tokens"] == "true"
         self._max_beam_width = int(parameters["max_beam_width"])
@@ -79,6 +98,10 @@ class TritonPythonModel:
         )
         if fault is not None:
             raise Refused(fault)
+        drafts = self._drafts_of(job)
+        if drafts:
+            yield from self._in_rounds(job, sender, drafts)
+            return
         sequences = _Sequences(job, self._answer)
         responses = self._generate(job, self._prepare(job))
         ended = False
@@ -140,6 +163,105 @@ class TritonPythonModel:
             requested_output_names=[*outputs, *sorted(job.wanted - OWN - set(outputs))],
         )
         return request.exec(decoupled=True) if self._decoupled else [request.exec()]
+
+    def _drafts_of(self, job: "_Job") -> int:
+        obstacles = [name for name in NOT_IN_ROUNDS if name in job.tensors and job.tensors[name].as_numpy().any()]
+        counts = {"beam_width": int(job.value("beam_width", 1)), "sequences and rows": job.sequences}
+        obstacles += [f"{count} {name}" for name, count in counts.items() if count > 1]
+        asked = int(job.value("num_draft_tokens", 0)) if "num_draft_tokens" in job.tensors else None
+        try:
+            return drafts_wanted(asked, usual=self._drafts, model=self._draft, obstacles=obstacles)
+        except ValueError as error:
+            raise Refused(f"TF-TRI-089: {error}") from None
+
+    def _in_rounds(self, job: "_Job", sender: Any, drafts: int) -> Iterator[Any]:
+        """Drafts of one model, verified by the other, until the answer ends or nobody wants it any more."""
+        prepared = {name: np.array(tensor.as_numpy()) for name, tensor in self._prepare(job).items()}
+        prompt = prepared["INPUT_ID"][0][: int(prepared["REQUEST_INPUT_LEN"].reshape(-1)[0])].tolist()
+        end = int(prepared["OUT_END_ID"].reshape(-1)[0])
+        stops = words_of(prepared["STOP_WORDS_IDS"][0].tolist())
+        rounds = Rounds(drafts, job.max_tokens(0), end if end >= 0 else None, stops)
+        sequences = _Sequences(job, self._answer)
+        while not rounds.ended and not sender.is_cancelled():
+            tokens = [*prompt, *rounds.made]
+            guess, more = self._guess(job, prepared, tokens, len(rounds.made), rounds.room)
+            verified = self._ask(self._engine, job, prepared, tokens, len(rounds.made), len(guess) + 1, more)
+            new = rounds.add(guess, verified["output_ids"])
+            if job.stream and new:
+                yield sequences.response(_counted(new, rounds))
+                if sequences.all_stopped():
+                    break
+        if not job.stream or not rounds.made:
+            yield sequences.response(_counted([] if job.stream else rounds.made, rounds))
+        if job.stream:
+            yield from sequences.ends()
+
+    def _guess(self, job: "_Job", prepared: Any, tokens: list[int], made: int, count: int) -> tuple[list[int], Any]:
+        """Drafts, and the tensors with which the target verifies them."""
+        if not count:
+            return [], {}
+        logits = bool(job.value("use_draft_logits", False))
+        asked = {"return_generation_logits": np.ones((1, 1), dtype=np.bool_)} if logits else {}
+        answer = self._ask(self._draft, job, prepared, tokens, made, count, asked, logits=logits)
+        guess = answer["output_ids"]
+        if not guess:
+            return [], {}
+        more = {"draft_input_ids": np.array([guess], dtype=np.int32)}
+        if logits:
+            more["draft_logits"] = answer["generation_logits"].reshape(1, -1, answer["generation_logits"].shape[-1])
+            more["draft_logits"] = np.ascontiguousarray(more["draft_logits"][:, : len(guess)])
+        return guess, more
+
+    def _ask(
+        self,
+        model: str,
+        job: "_Job",
+        prepared: dict[str, np.ndarray],
+        tokens: list[int],
+        made: int,
+        count: int,
+        more: dict[str, np.ndarray],
+        *,
+        logits: bool = False,
+    ) -> dict[str, Any]:
+        """At most ``count`` tokens after ``tokens``, of which ``made`` are the answer's, from one engine."""
+        passed = {"BAD_WORDS_IDS", "STOP_WORDS_IDS", "EMBEDDING_BIAS", "OUT_END_ID", "OUT_PAD_ID"}
+        values = {TO_ENGINE[name]: prepared[name] for name in sorted(passed & prepared.keys())}
+        skipped = SET_BY_ROUND | (TARGET_ONLY if model == self._draft else set())
+        for name in sorted(job.passed & DIRECT.keys() - skipped):
+            values[DIRECT[name]] = job.tensors[name].as_numpy()
+        seed = int(job.value("seed", job.value("random_seed", 0)))
+        column = (1, 1)
+        values |= {
+            "input_ids": np.array([tokens], dtype=np.int32),
+            "input_lengths": np.full(column, len(tokens), dtype=np.int32),
+            "request_output_len": np.full(column, count, dtype=np.int32),
+            # a request begins its random numbers anew: rounds of one seed would draw the same ones
+            "seed": np.full(column, (seed + made) % 2**64, dtype=np.uint64),
+            "min_tokens": np.full(column, max(0, int(job.value("min_tokens", 0)) - made), dtype=np.int32),
+            "exclude_input_in_output": np.ones(column, dtype=np.bool_),
+            "streaming": np.zeros(column, dtype=np.bool_),
+            **more,
+        }
+        outputs = ["output_ids", "sequence_length", *(["generation_logits"] if logits else [])]
+        request = pb_utils.InferenceRequest(
+            model_name=model,
+            inputs=[pb_utils.Tensor(name, value) for name, value in values.items()],
+            requested_output_names=outputs,
+        )
+        found: dict[str, Any] = {}
+        fault = None
+        responses = request.exec(decoupled=True) if self._decoupled else [request.exec()]
+        self._recent.append((request, responses))
+        for response in responses:
+            if response.has_error():
+                fault = response.error().message()
+            else:
+                found |= {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}
+        if fault is not None or "output_ids" not in found:
+            raise Refused(fault or f"TF-TRI-079: {model} returned nothing")
+        length = int(found["sequence_length"].reshape(-1)[0])
+        return {**found, "output_ids": found["output_ids"].reshape(-1)[:length].tolist()}
 
 
 class _Job:
@@ -234,6 +356,20 @@ class _Sequences:
 
 def _named(name: str, tensor: Any) -> Any:
     return tensor if tensor.name() == name else pb_utils.Tensor(name, tensor.as_numpy())
+
+
+def _counted(tokens: list[int], rounds: Rounds) -> dict[str, Any]:
+    """New tokens as an engine's response has them, with the counts of all rounds so far."""
+    arrays = {
+        "output_ids": np.array([[tokens]], dtype=np.int32).reshape(1, 1, len(tokens)),
+        "sequence_length": np.array([[len(tokens)]], dtype=np.int32),
+        "batch_index": np.zeros((1, 1), dtype=np.int32),
+        "sequence_index": np.zeros((1, 1), dtype=np.int32),
+        "total_draft_tokens": np.array([[rounds.drafted]], dtype=np.int32),
+        "total_accepted_draft_tokens": np.array([[rounds.accepted]], dtype=np.int32),
+        "acceptance_rate": np.array([[rounds.accepted / max(1, rounds.drafted)]], dtype=np.float32),
+    }
+    return {name: pb_utils.Tensor(name, array) for name, array in arrays.items()}
 
 
 def _response(job: _Job, texts: list[Any], reasons: list[Any], counts: list[Any], passed: list[Any]) -> Any:

@@ -264,7 +264,7 @@ def _serving_of_trtllm(context: StageContext) -> Any:
     first = ["trtforge verify BUNDLE", f"trtforge stack check {engine['stack']}"]
     blocks = ["\n".join(first)]
     if engine["target"] == "trtllm-engine" and not engine["compiled"]:
-        container = [name for name in engine["scripts"] if name.startswith("container")]
+        container = [name for name in engine["scripts"] if name.rpartition("/")[2].startswith("container")]
         inside = "in the stack's container" if container else "where the stack is installed"
         compile_it = [f"# compile, once, on the GPU machine ({inside})"]
         compile_it += [f"sh BUNDLE/engine/{name}" for name in container or engine["scripts"]]

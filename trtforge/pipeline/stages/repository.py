@@ -55,10 +55,18 @@ class RepositoryStage(StageBase):
         module = _layout(recipe.triton.layout)
         if recipe.triton.layout == "inflight_batcher_llm":
             reference = f"engine/{engine['engine_dir']}"
-            summary = module.emit(with_window(recipe, engine), engine_facts(engine), out, engine_reference=reference)
+            draft = engine.get("draft")
+            summary = module.emit(
+                with_window(recipe, engine),
+                engine_facts(engine),
+                out,
+                engine_reference=reference,
+                draft=None if draft is None else engine_facts(draft),
+                draft_reference=f"engine/draft/{engine['engine_dir']}",
+            )
         else:
-            draft = "../../engine/draft" if recipe.speculation.draft else None
-            summary = module.emit(recipe, out, model_reference="../../engine/checkpoint", draft_reference=draft)
+            folder = "../../engine/draft" if recipe.speculation.draft else None
+            summary = module.emit(recipe, out, model_reference="../../engine/checkpoint", draft_reference=folder)
         require_valid(out)
         return StageResult(summary=summary)
 

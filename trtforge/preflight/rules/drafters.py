@@ -1,4 +1,4 @@
-"""K12: an EAGLE drafter against what it shares with the model in a TensorRT engine."""
+"""K12: drafters against TensorRT engines: what EAGLE's shares with the model, and how far a draft model reaches."""
 
 from __future__ import annotations
 
@@ -48,6 +48,27 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
                 {"drafter": found, "model": wanted},
                 ["a drafter that was trained for this model", "speculation.method: none"],
             )
+
+
+@rule(
+    "TF-K12-025",
+    "a draft model with fewer positions than a request",
+    why="The draft continues the whole text, prompt and answer; past its last position its rotary table ends.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
+    needs=("draft",),
+)
+def draft_is_long_enough(facts: Facts) -> Iterator[Violation]:
+    files, recipe = facts.draft_files, facts.recipe
+    if files is None or recipe.speculation.method != "draft_target" or recipe.build.target != "trtllm-engine":
+        return
+    positions, longest = files.config.get("max_position_embeddings"), recipe.build.limits.max_seq_len
+    if isinstance(positions, int) and positions < longest:
+        yield Violation(
+            f"the draft has {positions} positions, build.limits.max_seq_len is {longest}",
+            f"speculation.draft: {recipe.speculation.draft}",
+            {"positions": positions, "max_seq_len": longest},
+            [f"build.limits.max_seq_len: {positions}", "speculation.method: none"],
+        )
 
 
 def _is_eagle_3(files: SourceFiles) -> bool:

@@ -194,13 +194,17 @@ def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
 def shared_gpu_needs_bytes(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
     fraction, method = recipe.build.kv_cache.free_fraction, recipe.speculation.method
-    if recipe.build.target not in GPU_TARGETS or method != "draft_target" or fraction is None or fraction <= 0.5:
+    if recipe.build.target not in GPU_TARGETS or method != "draft_target":
+        return
+    if recipe.build.target == "trtllm-engine" and fraction is None and recipe.build.kv_cache.memory is None:
+        fraction = 0.9  # the server's own, for each
+    if fraction is None or fraction <= 0.5:
         return
     yield Violation(
         f"draft and target engine each take {fraction:.0%} of the free memory",
         f"build.kv_cache.free_fraction: {fraction:g}, speculation.method: {method}",
         {"free_fraction": fraction, "engines": 2, "together": 2 * fraction},
-        ["build.kv_cache.memory: bytes for each engine, for example 8GiB", "build.kv_cache.free_fraction: 0.45"],
+        ["build.kv_cache: {memory: 8GiB, free_fraction: null}", "build.kv_cache.free_fraction: 0.45"],
     )
 
 

@@ -352,10 +352,15 @@ def layout_drafts(facts: Facts) -> Iterator[Violation]:
         f"speculation.method: {method}, triton.layout: {layout}",
         {"methods_of_layout": usable, "layouts_of_method": hosts},
         [
+            *(f"triton.layout: {host}" for host in hosts if _served_by(facts, target, host)),
             *(f"build.target: {name} with triton.layout: {host}" for name, host in others),
             *(f"speculation.method: {name}" for name in usable),
         ],
     )
+
+
+def _served_by(facts: Facts, target: str, layout: str) -> bool:
+    return any(target in stack.targets and layout in stack.layouts for stack in facts.stacks.rows)
 
 
 @rule(
