@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Largest absolute difference of an attention output (magnitudes up to about 4) from the float32 reference.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 POOLS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
+#: head size and block size of the short steps, dealt out over types and pools: every pair on every instruction set
+SHAPES = ((64, 16), (64, 32), (128, 16), (128, 32))
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,16 @@ def _guarded(name: str, check: Callable[[], tuple[bool, str]]) -> Check:
     return Check(name, passed, detail)
 
 
-def _step(pool: str, requests: list[tuple[int, int]], activation: str = "float32") -> dict[str, Any]:
-    """Tensors of a ragged step: (context before, new tokens) pairs over shuffled blocks of 16."""
+def _step(
+    pool: str, requests: list[tuple[int, int]], activation: str = "float32", size: int = 64, slots: int = 16
+) -> dict[str, Any]:
+    """Tensors of a ragged step: (context before, new tokens) pairs over shuffled blocks of ``slots`` tokens."""
     import torch
 
     from plugins import reference
 
     generator = torch.Generator().manual_seed(7)
-    heads, kv, size, slots = 6, 2, 64, 16
+    heads, kv = 6, 2
     columns = max(-(-(before + fresh) // slots) for before, fresh in requests)
     count = columns * len(requests)
     values = torch.randn(count, 2, kv, slots, size, generator=generator)
@@ -106,10 +110,12 @@ def _attention(library: HostLibrary, pool: str) -> tuple[bool, str]:
 
     worst: dict[str, float] = {}
     stored = True
-    for activation in TOLERANCE:
-        step = _step(pool, [(530, 1), (0, 21), (40, 3)], activation)
-        ours, theirs = step["pool"].clone(), step["pool"].clone()
-        for options in ({}, {"sliding_window": 33, "soft_cap": 20.0}):
+    for index, activation in enumerate(TOLERANCE, start=POOLS.index(pool)):
+        shape = SHAPES[index % len(SHAPES)]
+        long = _step(pool, [(530, 1), (0, 21), (40, 3)], activation)
+        short = _step(pool, [(50, 1), (0, 37), (31, 9), (0, 3)], activation, *shape)
+        for step, options in ((long, {}), (long, {"sliding_window": 33, "soft_cap": 20.0}), (short, {})):
+            ours, theirs = step["pool"].clone(), step["pool"].clone()
             actual = _run(library.paged_attention, step, ours, **options).float()
             expected = _run(reference.paged_attention, step, theirs, **options).float()
             worst[activation] = max(worst.get(activation, 0.0), float((actual - expected).abs().max()))

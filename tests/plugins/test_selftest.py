@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from plugins import selftest, selftest_cuda
 from plugins.host.library import HostLibrary
-from plugins.selftest import POOLS, run_selftest
+from plugins.selftest import POOLS, Check, run_selftest
+from trtforge.cli.main import invoke
 
 
 def test_selftest_passes_and_covers_every_isa(host: HostLibrary) -> None:
@@ -22,3 +26,15 @@ def test_a_wrong_result_is_reported_not_raised(host: HostLibrary, monkeypatch: p
     failed = [check for check in run_selftest() if not check.passed]
     assert any("silu_mul" in check.detail for check in failed)
     assert any("ZeroDivisionError" in check.detail for check in failed)
+
+
+def test_the_command_runs_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One self test: what the command prints are its checks, and a failed one is its exit code."""
+    monkeypatch.setattr(selftest_cuda, "can_run", lambda: "TF-OPS-007: not here")
+    monkeypatch.setattr(
+        selftest, "run_selftest", lambda *, progress=None: [Check("a", True, "x"), Check("b", False, "y")]
+    )
+    assert invoke(["plugins", "test", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in document["checks"]] == ["a", "b"]
+    assert document["cuda_skipped"].startswith("TF-OPS-007")

@@ -75,12 +75,12 @@ def test(console: Console) -> None:
 
     The CUDA ops run on the GPU where there is one, and under the host shim elsewhere.
     """
+    from plugins.selftest import run_selftest
     from plugins.selftest_cuda import can_run, run_cuda_checks
-    from trtforge.cli.plugin_checks import run_checks
     from trtforge.errors import ExitCode
 
     with console.progress("plugins") as progress:
-        checks: list[Any] = [*run_checks(progress)]
+        checks = run_selftest(progress=progress)
         lacks = can_run()
         if lacks is None:
             checks += run_cuda_checks(progress=progress)
