@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,19 @@ def _settings(model: Model) -> tuple[Path, str, Mapping[str, Any]] | None:
     return found[0], found[1], document
 
 
+def each_document(
+    check: Callable[[Model, Path, str, Mapping[str, Any]], Iterable[Hit]],
+) -> Callable[[Repository], Iterable[Hit]]:
+    """A check of every ``model.yaml`` that is a mapping: its model, path, text and document."""
+
+    def checked(model: Model, repository: Repository) -> Iterable[Hit]:
+        found = _settings(model)
+        if found is not None:
+            yield from check(model, *found)
+
+    return each_model(functools.wraps(check)(checked))
+
+
 @rule(
     "TF-TRI-224",
     "error",
@@ -124,12 +138,8 @@ def yaml_placeholder(model: Model, repository: Repository) -> Iterator[Hit]:
     "cannot be changed from there.",
     source=TRTLLM_LLMAPI,
 )
-@each_model
-def triton_config(model: Model, repository: Repository) -> Iterator[Hit]:
-    found = _settings(model)
-    if found is None:
-        return
-    path, text, document = found
+@each_document
+def triton_config(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
     section = document.get("triton_config")
     if section is None:
         return
@@ -174,12 +184,8 @@ def triton_config(model: Model, repository: Repository) -> Iterator[Hit]:
     why="LLM() refuses arguments that it does not have.",
     source="https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html",
 )
-@each_model
-def yaml_keys(model: Model, repository: Repository) -> Iterator[Hit]:
-    found = _settings(model)
-    if found is None:
-        return
-    path, text, document = found
+@each_document
+def yaml_keys(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
     table = load_arguments()
     for key, line, first in keys_twice(text):
         message = f"{key} is set a second time (first in line {first}); the last one holds"
@@ -224,13 +230,11 @@ def yaml_keys(model: Model, repository: Repository) -> Iterator[Hit]:
     why="LLM() refuses a decoding_type that it does not have, and one that drafts with a model when none is named.",
     source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
 )
-@each_model
-def yaml_speculation(model: Model, repository: Repository) -> Iterator[Hit]:
-    found = _settings(model)
-    section = found[2].get("speculative_config") if found is not None else None
-    if found is None or not isinstance(section, dict):
+@each_document
+def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    section = document.get("speculative_config")
+    if not isinstance(section, dict):
         return
-    path, text, document = found
     table = load_arguments()
     start = _line(text, "speculative_config")
     kind = section.get("decoding_type")
@@ -267,21 +271,18 @@ def yaml_speculation(model: Model, repository: Repository) -> Iterator[Hit]:
     why="Each instance takes one set of GPUs, as many as tensor_parallel_size × pipeline_parallel_size.",
     source=TRTLLM_LLMAPI,
 )
-@each_model
-def llmapi_devices(model: Model, repository: Repository) -> Iterator[Hit]:
-    found = _settings(model)
-    if found is None:
-        return
-    sizes = [found[2].get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+@each_document
+def llmapi_devices(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    sizes = [document.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
     if all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
         yield from device_faults(model, sizes[0] * sizes[1])
     else:
         yield hit_file(
             model,
-            found[0],
+            path,
             f"tensor_parallel_size {sizes[0]!r}, pipeline_parallel_size {sizes[1]!r}",
             "whole numbers of at least 1",
-            _line(found[1], "tensor_parallel_size"),
+            _line(text, "tensor_parallel_size"),
         )
 
 
@@ -292,12 +293,8 @@ def llmapi_devices(model: Model, repository: Repository) -> Iterator[Hit]:
     why="LLM() checks its arguments and refuses to start.",
     source="https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html",
 )
-@each_model
-def yaml_values(model: Model, repository: Repository) -> Iterator[Hit]:
-    found = _settings(model)
-    if found is None:
-        return
-    path, text, document = found
+@each_document
+def yaml_values(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
     for row in load_parameters("llmapi").rows:
         if row.place != "yaml" or row.kind not in ("integer", "fraction", "boolean"):
             continue
