@@ -351,3 +351,40 @@ def test_a_folder_that_is_no_engine_is_refused(tmp_path, text):
 def test_code_files_are_the_sources_of_what_is_shipped():
     names = {path.name for path in layout.code_files()}
     assert {"bls_model.py", "preprocessing_model.py", "postprocessing_model.py", "detokenizer.py"} <= names
+
+
+DRAFTED = {
+    "speculation": {"method": "draft_target"},
+    "build": {"trtllm": {"kv_reuse": True}, "kv_cache": {"memory": "64MiB"}},
+}
+TARGET = {**ENGINE, "speculation": "draft_tokens_external", "max_draft_len": 5, "max_beam_width": 1}
+
+
+def drafted(tmp_path, draft, **sections):
+    layout.emit(recipe(**{**DRAFTED, **sections}), TARGET, tmp_path / "r", draft=draft, draft_reference="e/draft")
+    return parameters(read_config(tmp_path / "r" / layout.DRAFT_MODEL / "config.pbtxt"))
+
+
+def test_a_draft_engine_has_its_own_window_and_device(tmp_path):
+    triton = {"layout": layout.LAYOUT, "launch": "orchestrator"}
+    draft = {**TARGET, "speculation": "none", "max_attention_window_size": "64"}
+    values = drafted(tmp_path, draft, triton=triton)
+    assert (values["gpt_model_path"], values["max_attention_window_size"]) == ("e/draft", "64")
+    assert (values["gpu_device_ids"], values["enable_kv_cache_reuse"]) == ("0", "true")
+
+
+@pytest.mark.parametrize(
+    ("change", "sections", "says"),
+    [
+        ({"vocab_size": 7}, {}, "the draft has 7 tokens"),
+        ({"tp": 2}, {}, "runs on one GPU"),
+        ({"kv_bytes_per_token": None}, {}, "does not say how many bytes"),
+        ({}, {"build": {"kv_cache": {"memory": "64MiB"}}}, "compute the whole text anew"),
+        ({}, {"build": {"trtllm": {"kv_reuse": True}}}, "leave the other none"),
+    ],
+)
+def test_two_engines_that_do_not_go_together_are_refused(tmp_path, change, sections, says):
+    with pytest.raises(ForgeError) as caught:
+        drafted(tmp_path, {**TARGET, "speculation": "none", **change}, **sections)
+    assert caught.value.code == "TF-TRI-064" and says in str(caught.value.why)
+    assert not (tmp_path / "r").exists()

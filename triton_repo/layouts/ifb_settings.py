@@ -81,6 +81,7 @@ def draft_parameters(
         "exclude_input_in_output": "true",
         "decoding_mode": "top_k_top_p",
         **_kv_cache(recipe, _shared_pool(engine, draft)),
+        **({PARAMETER: str(draft[PARAMETER])} if draft.get(PARAMETER) else {}),
         **({"gpu_device_ids": "0"} if recipe.triton.launch == "orchestrator" else {}),
     }
 
@@ -90,7 +91,8 @@ def _shared_pool(engine: Mapping[str, Any], draft: Mapping[str, Any] | None) -> 
     each = engine.get("kv_bytes_per_token")
     if draft is None or not each:
         return engine
-    return {**engine, "kv_bytes_per_token": int(each) + int(draft["kv_bytes_per_token"])}
+    own = draft.get("kv_bytes_per_token")
+    return {**engine, "kv_bytes_per_token": int(each) + int(own) if own else None}
 
 
 def _kv_cache(recipe: Recipe, engine: Mapping[str, Any]) -> dict[str, str]:

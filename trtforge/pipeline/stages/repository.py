@@ -61,7 +61,7 @@ class RepositoryStage(StageBase):
                 engine_facts(engine),
                 out,
                 engine_reference=reference,
-                draft=None if draft is None else engine_facts(draft),
+                draft=None if draft is None else {**engine_facts(draft), PARAMETER: _window(draft)},
                 draft_reference=f"engine/draft/{engine['engine_dir']}",
             )
         else:
@@ -96,15 +96,21 @@ def with_window(recipe: Recipe, engine: Mapping[str, Any]) -> Recipe:
 
     One value where every layer slides, else one a layer.
     """
-    window, named = engine["sliding_window"], PARAMETER
-    if not window or window >= engine["limits"]["max_seq_len"] or named in recipe.triton.parameters:
+    value = _window(engine)
+    if value is None or PARAMETER in recipe.triton.parameters:
         return recipe
-    value = str(window)
+    triton = recipe.triton.model_copy(update={"parameters": {**recipe.triton.parameters, PARAMETER: value}})
+    return recipe.model_copy(update={"triton": triton})
+
+
+def _window(engine: Mapping[str, Any]) -> str | None:
+    window = engine["sliding_window"]
+    if not window or window >= engine["limits"]["max_seq_len"]:
+        return None
     if full := engine.get("full_attention_layers"):
         longest = engine["limits"]["max_seq_len"]
-        value = ",".join(str(longest if layer in full else window) for layer in range(engine["num_layers"]))
-    triton = recipe.triton.model_copy(update={"parameters": {**recipe.triton.parameters, named: value}})
-    return recipe.model_copy(update={"triton": triton})
+        return ",".join(str(longest if layer in full else window) for layer in range(engine["num_layers"]))
+    return str(window)
 
 
 def engine_facts(engine: Mapping[str, Any]) -> dict[str, Any]:
