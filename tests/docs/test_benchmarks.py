@@ -19,6 +19,7 @@ ELSEWHERE = {
     "aiconfigurator_times": "needs another package",
     "aiconfigurator_compare": "needs another package",
     "rtx_build": "reports figures, without a bar",
+    "rtx_graph": "reports figures, without a bar",
 }
 
 

@@ -37,8 +37,8 @@ SUFFIX = ".rtx"
 KIND = "RTX engine"
 LOADS_IN = "TensorRT for RTX {version}, on the architecture of the file; never in TensorRT or TensorRT-LLM"
 REPRODUCIBLE = (
-    "the same graph, limits, architecture and release give the same bytes: each engine is the first build of its "
-    "process, on a heap whose addresses do not depend on time"
+    "on one installation the same graph, limits, architecture and release give the same bytes: each engine is the "
+    "first build of its process, on a heap whose addresses do not depend on time"
 )
 _CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -1,0 +1,82 @@
+"""RTX engines of the real SmolLM2-135M, in the four formats: each built in two processes, the bytes compared.
+
+The checkpoint comes from the package registry (pip's own cache, then ours); it is quantized by the product. Calibration
+is short: how good the scales are plays no part here.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from builder.targets import build_engine
+from trtforge.errors import ForgeError
+from trtforge.pipeline.catalogue import default_pipeline
+from trtforge.recipe.load import LoadedRecipe, load_recipe
+from trtforge.store.store import Store
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx is not installed: pip install 'trtforge[rtx]'"
+    ),
+]
+RECIPE = Path(__file__).resolve().parents[2] / "configs" / "smollm2-135m-rtx-int4.yaml"
+SHORT = ["quantize.calibration.samples=2", "quantize.calibration.sequence_length=64"]
+#: format -> group size and architecture; what the recipe says otherwise (float16, 16 requests, 2,048 tokens) stays
+CASES = {
+    "none": (None, "sm_80"),
+    "int4_awq": (64, "sm_80"),
+    "fp8": (None, "sm_89"),
+    "nvfp4": (16, "sm_120"),
+}
+
+
+def recipe_of(fmt: str) -> LoadedRecipe:
+    group, architecture = CASES[fmt]
+    return load_recipe(
+        RECIPE,
+        [
+            f"quantize.format={fmt}",
+            f"quantize.group_size={'null' if group is None else group}",
+            f"build.architectures=[{architecture}]",
+            *SHORT,
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """One store for the four formats, so that the checkpoint is unpacked once."""
+    return Store(tmp_path_factory.mktemp("smollm2") / "store", durable=False)
+
+
+@pytest.mark.parametrize("fmt", CASES)
+def test_two_processes_give_the_same_engine(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
+) -> None:
+    loaded = recipe_of(fmt)
+    try:
+        result = default_pipeline(store).run(loaded, until="graph", only_needed=True, capture_output=True)
+    except ForgeError as error:
+        if error.code == "TF-SRC-019" and not os.environ.get("CI"):
+            pytest.skip(f"SmolLM2 is not cached here: {error.message}")
+        raise
+    graph = result.artifact("graph").path
+    engines = []
+    for place, environment in {
+        "a": {},
+        "b": {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0", "PYTHONMALLOC": "malloc"},
+    }.items():
+        with monkeypatch.context() as changed:
+            for name, value in environment.items():
+                changed.setenv(name, value)
+            engines.append(build_engine(graph, tmp_path / place, name=place, build=loaded.recipe.build))
+    (first,), (second,) = (engine["engines"] for engine in engines)
+    assert engines[0]["quant_format"] == fmt and engines[0]["quantized_linears"] == (0 if fmt == "none" else 210)
+    assert first["architecture"] == CASES[fmt][1] and first["bytes"] > 100e6
+    assert first["sha256"] == second["sha256"]
