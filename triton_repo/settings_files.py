@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from triton_repo.lint.llm_arguments import aliases_grow
+
 #: file names whose content is settings
 NAMES = ("model.yaml", "model.json")
 #: keys that name a folder relative to the model's own
@@ -43,7 +45,7 @@ class Setting:
 
 
 def read_settings(name: str, text: str) -> dict[str, Setting] | None:
-    """Dotted key → setting of the file ``name``; None where it is no mapping, does not parse or has aliases."""
+    """Dotted key → setting of the file ``name``; None where it is no mapping, does not parse or merges mappings."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -51,11 +53,8 @@ def read_settings(name: str, text: str) -> dict[str, Setting] | None:
     try:
         if name.endswith(".json"):
             json.loads(text)
-        # aliases could make a small file very large
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=loader)):
-            return None
         root = yaml.compose(text, Loader=loader)
-        if not isinstance(root, yaml.MappingNode):
+        if not isinstance(root, yaml.MappingNode) or aliases_grow(root) is not None:
             return None
         return dict(_flat(root, "", 1, construct))
     except (yaml.YAMLError, RecursionError, ValueError):
@@ -70,6 +69,8 @@ def _flat(node: Any, key: str, line: int, construct: Callable[[Any], Any]) -> It
         for name, value in node.value:
             if not isinstance(name, yaml.ScalarNode):
                 raise ValueError("a key that is no scalar")
+            if name.tag == "tag:yaml.org,2002:merge":
+                raise ValueError("what a merged mapping sets depends on the keys beside it")
             inner = f"{key}.{name.value}" if key else str(name.value)
             yield from _flat(value, inner, name.start_mark.line + 1, construct)
     elif isinstance(node, yaml.SequenceNode) and any(not isinstance(item, yaml.ScalarNode) for item in node.value):

@@ -88,6 +88,7 @@ def test_a_change_of_meaning_has_its_key_file_and_line(tmp_path: Path) -> None:
         ("a: .nan", "a: .nan", True),
         ("a: 1\na: 2", "a: 2", True),  # the last one holds
         ("a: yes", "a: true", True),
+        ("a: &x {c: 1}\nb: *x", "a: {c: 1}\nb: {c: 1}", True),
     ],
 )
 def test_values_are_compared_as_they_are_read(old: str, new: str, same: bool) -> None:
@@ -96,7 +97,9 @@ def test_values_are_compared_as_they_are_read(old: str, new: str, same: bool) ->
     assert (not list(changes(one, other))) is same
 
 
-@pytest.mark.parametrize("broken", ["a: [", "- a", "a: &x 1\nb: *x", "a: !!python/name:os.system ''", "? [a]\n: 1"])
+@pytest.mark.parametrize(
+    "broken", ["a: [", "- a", "a: &x {b: 1}\nc: {<<: *x}", "a: !!python/name:os.system ''", "? [a]\n: 1"]
+)
 def test_what_cannot_be_read_is_compared_as_a_file(tmp_path: Path, broken: str) -> None:
     found = compare(tmp_path, SETTINGS, broken)
     assert [(item.kind, item.field) for item in found.differences] == [("changed", "1/model.yaml")]
