@@ -59,6 +59,21 @@ def test_a_stop_word_of_tokens_ends_it_wherever_rounds_fall(prompt, at, most):
     assert rounds.made == (whole[: ends[0]] if ends else whole)
 
 
+def test_a_target_that_adds_no_token_of_its_own_has_ended():
+    for drafts, verified, ended in (
+        ([5, 6, 7], [5, 6], True),
+        ([5, 6, 7], [5, 6, 7], True),
+        ([5, 6, 7], [], True),
+        ([], [], True),
+        ([5, 6, 7], [5, 8], False),
+        ([5, 6, 7], [5, 6, 7, 8], False),
+        ([], [5], False),
+    ):
+        rounds = Rounds(3, 10, END, [])
+        assert rounds.add(drafts, verified) == verified
+        assert rounds.ended == ended, (drafts, verified)
+
+
 def test_words_of_a_flattened_list():
     assert words_of([[5, 6, 7, 0], [1, 3, -1, -1]]) == [[5], [6, 7]]
     assert words_of([[0], [-1]]) == [] == words_of([])
