@@ -19,7 +19,7 @@ _FOLDER = Path(__file__).parent / "tables"
 LAYOUTS = ("native", "inflight_batcher_llm", "llmapi")
 BEGIN = "<!-- parameters: written by `python -m triton_repo.parameters docs/triton.md` -->"
 END = "<!-- end of parameters -->"
-Kind = Literal["integer", "integers", "fraction", "boolean", "choice", "path", "devices", "choices", "text"]
+Kind = Literal["integer", "integers", "fraction", "share", "boolean", "choice", "path", "devices", "choices", "text"]
 
 _DEVICES = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*(;[0-9]{1,4}(,[0-9]{1,4})*)*")
 _CHOICES = re.compile(r"\{[0-9]+(, ?[0-9]+)*\}(, ?\{[0-9]+(, ?[0-9]+)*\})*")
@@ -37,6 +37,7 @@ class Parameter(_Row):
 
     Attributes:
         place: ``parameter`` (a ``string_value``), ``field`` (of config.pbtxt itself) or ``yaml`` (of model.yaml).
+        kind: a ``share`` is a fraction that must not be zero.
         default: what holds when the value is empty or missing; empty: nothing is set.
         models: models of the repository that have it.
         template: the name that NVIDIA's template tool uses, where it is another.
@@ -74,11 +75,13 @@ class Parameter(_Row):
                 return f"{value[:30]} is over {_INT_MAX}, the most that 64 bits hold"
             low = min(int(part) for part in parts)
             return f"{value} is under {self.minimum}" if self.minimum is not None and low < self.minimum else None
-        if self.kind == "fraction":
+        if self.kind in ("fraction", "share"):
             try:
                 share = float(value)
             except ValueError:
                 return f"{value!r} is no number"
+            if self.kind == "share" and share == 0:
+                return f"{value} leaves nothing"
             return None if 0 <= share <= 1 else f"{value} is not between 0 and 1"
         if self.kind == "boolean":
             return None if value in ("true", "false") else f"{value!r} is neither true nor false"
@@ -99,6 +102,7 @@ class Parameter(_Row):
             "integer": "a whole number",
             "integers": "whole numbers, comma between",
             "fraction": "0 to 1",
+            "share": "over 0, up to 1",
             "boolean": "true, false",
             "path": "a path",
             "devices": "numbers like 0,1 or 0,1;2,3",

@@ -296,7 +296,7 @@ def llmapi_devices(model: Model, path: Path, text: str, document: Mapping[str, A
 @each_document
 def yaml_values(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
     for row in load_parameters("llmapi").rows:
-        if row.place != "yaml" or row.kind not in ("integer", "fraction", "boolean"):
+        if row.place != "yaml" or row.kind not in ("integer", "fraction", "share", "boolean"):
             continue
         parts = row.name.split(" ")[0].split(".")
         value: Any = document

@@ -208,8 +208,6 @@ def _fault(row: Parameter, text: str, found: str) -> str | None:
     if row.kind == "boolean":
         allowed = _BOOLEANS if found == "tensorrt_llm" else _PYTHON_BOOLEANS
         return None if text.lower() in allowed else f"{text!r} is neither true nor false"
-    if row.kind == "fraction" and re.fullmatch(r"0*\.?0*", text) and row.name == "kv_cache_free_gpu_mem_fraction":
-        return f"{text} leaves no memory for the KV cache"
     if row.kind == "choices":
         return row.fault(re.sub(r"\s+", " ", text).replace(",{", ", {"))
     if row.kind in ("integer", "integers"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from trtforge import __version__
 from trtforge.cli import artifacts, bench, bundle, check, doctor, engine, plan, plugins, recipes, run, stages, triton
-from trtforge.errors import ExitCode
+from trtforge.errors import ExitCode, ForgeError
 
 app = typer.Typer(
     name="trtforge",
@@ -67,9 +68,14 @@ for _name, _group in (
 def invoke(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code. Usage errors are printed (as JSON with ``--json``) and give 2.
 
+    An empty argument is one of them: as a path it would mean the working directory, and is most often a shell's
+    variable that holds nothing.
+
     Raises:
         KeyboardInterrupt: Ctrl-C outside a command's body; inside it is the command's to say.
     """
+    if "" in arguments:
+        return _said(_empty(arguments), arguments)
     try:
         code = app(list(arguments), prog_name="trtforge", standalone_mode=False)
     except typer.Exit as done:
@@ -86,9 +92,26 @@ def invoke(arguments: Sequence[str]) -> int:
     return int(code or 0)
 
 
-def _usage(error: Any, arguments: Sequence[str]) -> int:
+def _empty(arguments: Sequence[str]) -> ForgeError:
+    place = list(arguments).index("")
+    before = f" after {arguments[place - 1]}" if place else ""
+    return ForgeError(
+        "TF-CLI-016",
+        f"argument {place + 1}{before} is empty",
+        asked=shlex.join(["trtforge", *arguments]),
+        why="No command takes an empty argument; a shell's variable that is not set becomes one.",
+        remedies=["set the variable, or leave the argument out"],
+    )
+
+
+def _said(refusal: ForgeError, arguments: Sequence[str]) -> int:
     from trtforge.console import Console
-    from trtforge.errors import ForgeError
+
+    Console("json" if "--json" in arguments else "human").error(refusal)
+    return int(refusal.exit_code)
+
+
+def _usage(error: Any, arguments: Sequence[str]) -> int:
 
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "trtforge"
@@ -101,5 +124,4 @@ def _usage(error: Any, arguments: Sequence[str]) -> int:
         asked=f"trtforge {' '.join(arguments)}",
         remedies=[f"{path} --help"],
     )
-    Console("json" if "--json" in arguments else "human").error(refusal)
-    return int(refusal.exit_code)
+    return _said(refusal, arguments)

@@ -97,6 +97,17 @@ class TestParser:
         assert "TF-CLI-001" in result.err
         assert result.out == ""
 
+    @pytest.mark.parametrize(
+        "arguments", [("triton", "lint", ""), ("verify", ""), ("run", "r.yaml", "-o", ""), ("check", "", "--json")]
+    )
+    def test_an_empty_argument_is_not_the_working_directory(self, cli: Any, arguments: tuple[str, ...]) -> None:
+        result = cli(*arguments)
+        assert result.code == 2
+        assert "TF-CLI-016" in result.out + result.err
+        assert f"argument {arguments.index('') + 1} after {arguments[arguments.index('') - 1]} is empty" in (
+            result.out + result.err
+        )
+
     def test_usage_errors_as_json(self, cli: Any) -> None:
         result = cli("chek", "--json")
         assert result.code == 2

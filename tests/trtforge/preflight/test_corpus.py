@@ -57,6 +57,7 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("triton-llama-7b", triton(queue_delay_us=99999999999999999999999), {}, "TF-K9-016"),
     ("triton-llama-7b", parameters(max_tokens_in_paged_kv_cache="64"), {}, "TF-K10-010"),
     ("triton-llama-7b", parameters(max_attention_window_size="0"), {}, "TF-K1-003"),
+    ("triton-llama-7b", parameters(kv_cache_free_gpu_mem_fraction="0"), {}, "TF-K1-003"),
     ("triton-llama-7b", parameters(cross_kv_cache_fraction="0.5"), {}, "TF-K13-007"),
     ("triton-llama-7b", parameters(decoding_mode="medusa"), {}, "TF-K12-020"),
     ("lookahead-vicuna", parameters(decoding_mode="top_k_top_p"), {}, "TF-K12-020"),
