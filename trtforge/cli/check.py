@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,7 @@ def check(
     """Check a recipe against the model's headers, the tables and this machine; exit 1 on an error."""
     from quantize.intake import not_here
     from trtforge.errors import ExitCode, ForgeError
-    from trtforge.preflight.places import annotate, refusal_annotation
+    from trtforge.preflight.places import annotate, refusal_annotation, unapplied
     from trtforge.recipe.load import load_recipe
     from trtforge.store.store import default_root
 
@@ -49,15 +50,17 @@ def check(
         if form != "table":
             forms.show(console, list(forms.refusals(error, recipe)), form)
         raise
+    absent = not_here(loaded.recipe.model.source, loaded.directory) if model and shape is None and not refused else None
     if form != "table":
         found = annotate(loaded, report)
         if refused is not None:
             found.insert(0, refusal_annotation(loaded, refused))
+        else:
+            found += unapplied(loaded, report, recipe, absent)
         forms.show(console, found, form)
         if refused is not None:
             raise common.Failed(refused.exit_code)
     else:
-        absent = not_here(loaded.recipe.model.source, loaded.directory) if model and shape is None else None
         console.result({"recipe": str(recipe), "name": loaded.recipe.name, "model_absent": absent, **report.to_json()})
         show(console, report, recipe)
         if absent:
@@ -82,15 +85,18 @@ def show(console: Console, report: Report, recipe: Path) -> None:
             elif finding.blocks and not finding.waivable:
                 console.print("  this rule cannot be waived: what it refuses cannot work")
         console.print()
-    for reason in sorted(set(report.skipped.values())):
-        codes = [code for code, text in report.skipped.items() if text == reason]
-        console.print(f"{len(codes)} rules skipped, {reason}: {', '.join(codes)}")
-    blocking = sum(finding.blocks for finding in report.findings)
-    verdict = "refused" if blocking else "ready, but not to be built on this machine" if report.lacks else "ready"
-    console.value(
-        f"{recipe}: {verdict} ({report.rules - len(report.skipped)} rules, {blocking} errors, "
-        f"{len(report.findings) - blocking} others)"
-    )
+    for reason, codes in report.unapplied.items():
+        console.print(f"{_counted(len(codes), 'rule')} skipped, {reason}: {', '.join(codes)}")
+    found = Counter(_word(finding) for finding in report.findings)
+    verdict = "refused" if report.blocked else "ready, but not to be built on this machine" if report.lacks else "ready"
+    counts = [_counted(report.rules - len(report.skipped), "rule")]
+    counts += [_counted(found[severity], severity) for severity in ("error", "warning")]
+    counts += [f"{found['waived']} waived"] if found["waived"] else []
+    console.value(f"{recipe}: {verdict} ({', '.join(counts)})")
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def _word(finding: Finding) -> str:

@@ -53,8 +53,8 @@ not downloaded yet) is named as skipped, never passed in silence.
 |---|---|
 | (none) | a table, then each finding with its reason and ways out |
 | `--json` | one document: `passed`, `builds_here`, `findings`, `skipped` |
-| `--format sarif` | SARIF 2.1.0 for code scanning, with the recipe's file and line |
-| `--format github` | workflow commands that GitHub shows beside the line |
+| `--format sarif` | SARIF 2.1.0 for code scanning, by file and line; skipped rules are a note (`TF-CLI-017`) |
+| `--format github` | workflow commands that GitHub shows beside the line; skipped rules are a notice |
 | `--no-model` | the same without the model's headers |
 
 `check` exits with 0 when nothing blocks, with 1 when an error does, with 2 when recipe or model cannot be read at all;

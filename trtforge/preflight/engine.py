@@ -202,6 +202,14 @@ class Report:
         """What keeps this machine from building, unless it was waived."""
         return tuple(finding for finding in self.findings if finding.stops_build)
 
+    @property
+    def unapplied(self) -> dict[str, list[str]]:
+        """The skipped rules' codes by the reason."""
+        return {
+            reason: [code for code, text in self.skipped.items() if text == reason]
+            for reason in sorted(set(self.skipped.values()))
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON-able object."""
         return {

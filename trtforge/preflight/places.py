@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from trtforge.annotations import Annotation
 from trtforge.errors import ForgeError
@@ -64,6 +65,28 @@ def _annotation(loaded: LoadedRecipe, finding: Finding) -> Annotation:
         why=finding.why,
         waived=finding.waived,
     )
+
+
+def unapplied(loaded: LoadedRecipe, report: Report, recipe: Path, absent: str | None) -> list[Annotation]:
+    """A note for each reason for which rules could not be applied, at ``model.source``.
+
+    Without one a check that knew nothing of the model would read as a clean one. ``absent`` says why the model is
+    not here, when that is the cause.
+    """
+    file, line = place_of(loaded, "model.source")
+    return [
+        Annotation(
+            "TF-CLI-017",
+            "note",
+            f"{len(codes)} of {report.rules} rules were not applied, {reason}: {', '.join(codes)}",
+            file,
+            line,
+            help=f"trtforge run {recipe} --until intake, then the check again" if absent else "",
+            title="rules of preflight that could not be applied",
+            why=absent or "What these rules ask about was not known.",
+        )
+        for reason, codes in report.unapplied.items()
+    ]
 
 
 def refusal_annotation(loaded: LoadedRecipe, error: ForgeError) -> Annotation:

@@ -329,6 +329,24 @@ class TestForms:
         (found,) = result.document["runs"][0]["results"]
         assert result.code == 2 and found["ruleId"].startswith("TF-RCP-")
 
+    def test_rules_that_nothing_was_known_for_are_notes(
+        self, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        (tmp_path / "r.yaml").write_text("name: tiny\nmodel:\n  source: hf:somebody/something\n")
+        skipped = cli("check", "r.yaml", "--json").document["skipped"]
+        result = cli("check", "r.yaml", "--format", "sarif")
+        notes = [item for item in result.document["runs"][0]["results"] if item["ruleId"] == "TF-CLI-017"]
+        said = " ".join(item["message"]["text"] for item in notes)
+        assert result.code == 0 and len(skipped) > 40 and all(code in said for code in skipped)
+        assert {item["level"] for item in notes} == {"note"} and "trtforge run r.yaml --until intake" in said
+        assert {item["locations"][0]["physicalLocation"]["region"]["startLine"] for item in notes} == {3}
+        rows = cli("check", "r.yaml", "--format", "github").out.splitlines()
+        assert len([row for row in rows if row.startswith("::notice file=r.yaml,line=3")]) == len(notes)
+        write_tiny_llama(tmp_path / "model")
+        whole = cli("check", "r.yaml", "--set", "model.source=model", "--format", "sarif")
+        assert "TF-CLI-017" not in {item["ruleId"] for item in whole.document["runs"][0]["results"]}
+
 
 class TestTables:
     def test_schema(self, cli: Any) -> None:
