@@ -74,6 +74,21 @@ Status queryDevice(int32_t ordinal, Device& device) noexcept
         });
 }
 
+int32_t mostMultiprocessors(int32_t computeCapability) noexcept
+{
+    // Whole dies, as NVIDIA's architecture papers give them; products have some switched off.
+    switch (computeCapability)
+    {
+    case 80: return 128; // GA100
+    case 86: return 84;  // GA102
+    case 89: return 144; // AD102
+    case 90: return 144; // GH100
+    case 100: return 160; // B200: two dies
+    case 120: return 192; // GB202
+    default: return 0;
+    }
+}
+
 Status describeStatus(char const* op, int32_t const words[kSTATUS_WORDS]) noexcept
 {
     return answered(

@@ -1,5 +1,6 @@
 #include "device.hpp"
 
+#include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -48,7 +49,18 @@ cuda::Device const& currentDevice()
     {
         throw std::runtime_error(status.message);
     }
+    // Never more than workspaces are sized for.
+    int32_t const most = cuda::mostMultiprocessors(device.computeCapability);
+    device.multiprocessors = most > 0 ? std::min(device.multiprocessors, most) : device.multiprocessors;
     return known.emplace(ordinal, device).first->second;
+}
+
+cuda::Device largestOfArchitecture()
+{
+    cuda::Device device = currentDevice();
+    device.multiprocessors
+        = std::max(device.multiprocessors, cuda::mostMultiprocessors(device.computeCapability));
+    return device;
 }
 
 #ifdef TRTFORGE_HOST_SHIM

@@ -15,6 +15,14 @@ namespace trtforge::trt
 //! \throws std::runtime_error when there is none.
 cuda::Device const& currentDevice();
 
+//! \brief The current device with as many multiprocessors as any GPU of its architecture has.
+//!
+//! A plan keeps the workspace of the GPU that built it, and may run on a larger one (H100 PCIe to H200, or from a MIG
+//! slice): workspaces are sized for this device.
+//!
+//! \throws std::runtime_error when there is none.
+cuda::Device largestOfArchitecture();
+
 //! \brief Copies \p bytes on the stream unless both pointers are one; throws std::runtime_error when it fails.
 void copyUnlessAliased(void* target, void const* source, size_t bytes, cuda::Stream stream);
 

@@ -45,6 +45,13 @@ public:
             throw std::invalid_argument("PagedAttention version 1: num_heads " + std::to_string(mHeads)
                 + " is no multiple of num_kv_heads " + std::to_string(mKvHeads));
         }
+        // What no block size and no type would make right is refused here, not by the first step of a built engine.
+        cuda::Status const status = cuda::checkAttentionFields(
+            launcherFields(DataType::kHALF, DataType::kHALF, 16));
+        if (!status.ok())
+        {
+            throw std::invalid_argument("PagedAttention version 1: " + status.message);
+        }
     }
 
 protected:
@@ -168,8 +175,9 @@ protected:
             largest.push_back(inputs[i].max);
         }
         return kSTATUS_BYTES
-            + cuda::attentionWorkspaceBound(launcherFields(inputs[kQUERY].desc.type, inputs[kPOOL].desc.type, largest),
-                shape(largest), currentDevice());
+            + cuda::attentionWorkspaceBound(launcherFields(inputs[kQUERY].desc.type, inputs[kPOOL].desc.type,
+                                               largest[kPOOL].d[3]),
+                shape(largest), largestOfArchitecture());
     }
 
     cuda::Status run(nvinfer1::PluginTensorDesc const* inputDesc, void const* const* inputs, void* const* outputs,
@@ -188,7 +196,7 @@ protected:
         {
             return {};
         }
-        cuda::AttentionFields const fields = launcherFields(inputDesc[kQUERY].type, poolType, dims);
+        cuda::AttentionFields const fields = launcherFields(inputDesc[kQUERY].type, poolType, dims[kPOOL].d[3]);
         cuda::Device const& device = currentDevice();
         cuda::AttentionTensors given = tensors(inputs, outputs, sizes);
         if (kCHECKED)
@@ -217,13 +225,13 @@ private:
         return treeMask() + mTree;
     }
 
-    cuda::AttentionFields launcherFields(DataType activation, DataType pool, std::vector<Dims> const& dims) const
+    cuda::AttentionFields launcherFields(DataType activation, DataType pool, int64_t blockSize) const
     {
         cuda::AttentionFields fields;
         fields.numHeads = mHeads;
         fields.numKvHeads = mKvHeads;
         fields.headSize = mHeadSize;
-        fields.blockSize = static_cast<int32_t>(dims[kPOOL].d[3]);
+        fields.blockSize = static_cast<int32_t>(blockSize);
         fields.activationDtype = launcherType(activation);
         fields.poolDtype = launcherType(pool);
         fields.slidingWindow = mFields.integer("sliding_window");

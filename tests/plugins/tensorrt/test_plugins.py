@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from plugins import reference
 from plugins.cuda.build import build_shim_library
 from plugins.cuda.library import CudaLibrary
+from plugins.host import calls
 from plugins.trees import TreeShape, new_state, static_tree
 from tests.plugins.batches import TOLERANCE, Batch, bits, make_batch, random_tree
 from tests.plugins.tensorrt import harness as h
@@ -69,6 +70,7 @@ REFUSED = [
     ("PagedAttention", fields(**ATTENTION | {"head_size": 66}), "a multiple of 8"),
     ("PagedAttention", fields(**ATTENTION | {"head_size": 264}), "'head_size' is 264"),
     ("PagedAttention", fields(**ATTENTION | {"num_kv_heads": 3}), "num_heads 8 is no multiple of num_kv_heads 3"),
+    ("PagedAttention", fields(num_heads=129, num_kv_heads=1, head_size=64), "at most 128 may share one"),
     ("PagedAttention", fields(**ATTENTION, has_scales=2), "'has_scales' is 2; it must be from 0 to 1"),
     ("PagedAttention", fields(**ATTENTION, sliding_window=-1), "'sliding_window' is -1"),
     (
@@ -270,6 +272,22 @@ def test_workspace_covers_every_smaller_shape(harness: Harness) -> None:
     for tokens, requests, table in ((1, 1, 128), (16, 16, 128), (256, 1, 128), (200, 7, 3), (2, 2, 1)):
         exact = attention_shapes(tokens, requests, 4096, table)
         assert plugin.workspace(types, exact, exact) <= bound
+
+
+@pytest.mark.parametrize(("tokens", "requests", "table"), [(1, 1, 128), (16, 16, 128), (200, 7, 128), (256, 1, 64)])
+def test_workspace_of_a_smaller_gpu_is_enough_on_the_largest_one(
+    harness: Harness, kernels: CudaLibrary, monkeypatch: pytest.MonkeyPatch, tokens: int, requests: int, table: int
+) -> None:
+    """A plan keeps the workspace of the GPU that built it (here of 4 multiprocessors); an A100 of 108 runs it too."""
+    shapes = attention_shapes(tokens, requests, 4096, table)
+    planned = harness.plugin("PagedAttention", **ATTENTION).workspace([h.BF16] * 4 + [h.INT32] * 3, shapes, shapes)
+    args = calls.attention_struct(
+        num_tokens=tokens, num_requests=requests, max_blocks=table, block_size=32, activation_dtype=1, pool_dtype=1,
+        **ATTENTION,
+    )  # fmt: skip
+    for multiprocessors in (4, 56, 108, 128):
+        monkeypatch.setattr(kernels, "multiprocessors", multiprocessors)
+        assert kernels.attention_workspace(args) <= planned
 
 
 # --- Enqueue, by the CUDA kernels on the CPU ----------------------------------------------------------------

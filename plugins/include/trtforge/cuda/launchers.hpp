@@ -62,6 +62,12 @@ struct Device
 
 Status queryDevice(int32_t ordinal, Device& device) noexcept;
 
+//! The most multiprocessors that a GPU of a compute capability has; 0 for one that has no kernels here.
+//!
+//! For what is sized on one GPU and used on another of the same architecture: a workspace sized for a smaller GPU
+//! (or a slice of one) would be too short for the splits of a larger one.
+int32_t mostMultiprocessors(int32_t computeCapability) noexcept;
+
 //! Words of a device status tensor (int32): code, then up to five numbers of the message.
 constexpr int32_t kSTATUS_WORDS = 8;
 
