@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtforge.errors import EnvironmentLacks
+from trtforge.shared_object import open_library
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,11 @@ def open_shared(path: Path, version_function: str, expected: int, unloadable: Re
         expected: the version of this package.
 
     Raises:
-        EnvironmentLacks: ``unloadable`` the file is no library or lacks the function; ``other`` another version.
+        EnvironmentLacks: ``unloadable`` the file is no library, was cut short or lacks the function; ``other`` another
+            version.
     """
     try:
-        library = ctypes.CDLL(str(path))
+        library = open_library(path)
         found = int(getattr(library, version_function)())
     except (OSError, AttributeError) as error:
         raise EnvironmentLacks(

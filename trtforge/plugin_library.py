@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.shared_object import open_library
 from trtforge.store.hashing import hash_file
 
 LIBRARY = "libtrtforge_tensorrt.so"
@@ -96,7 +97,7 @@ def plugin_library(path: Path | None = None) -> PluginLibrary:
             remedies=[BUILD, f"set {VARIABLE} to the file"],
         )
     try:
-        handle = ctypes.CDLL(str(found.resolve()))
+        handle = open_library(found.resolve())
         return PluginLibrary(
             path=found.resolve(),
             version=_text(handle, "trtforge_plugin_version"),
@@ -126,7 +127,7 @@ def said_by_plugins(messages: Iterable[str]) -> tuple[str, str] | None:
 
 def device_capability(library: PluginLibrary) -> str | None:
     """``sm_90`` of the CUDA device that this process would use; None without one."""
-    answer = int(ctypes.CDLL(str(library.path)).trtforge_plugin_device_capability())
+    answer = int(open_library(library.path).trtforge_plugin_device_capability())
     return f"sm_{answer}" if answer > 0 else None
 
 

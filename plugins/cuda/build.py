@@ -1,38 +1,35 @@
 """Builds the CUDA op library with CMake, once per source hash, architectures and compiler; reads ptxas' report.
 
-A build lies in the cache (``TRTFORGE_PLUGIN_CACHE``, else ``$XDG_CACHE_HOME/trtforge/plugins``) under its key:
-``libtrtforge_cuda.so``, ``libtrtforge_cuda.a`` (for the TensorRT plugin library), ``build.log`` with the compiler's
-whole output, and ``report.json`` with registers, spills and shared memory of every kernel and architecture. The folder
-appears only when everything is there.
+A build lies in the plugin cache (:mod:`plugins.building`) under its key: ``libtrtforge_cuda.so``,
+``libtrtforge_cuda.a`` (for the TensorRT plugin library), ``build.log`` with the compiler's whole output, and
+``report.json`` with registers, spills and shared memory of every kernel and architecture.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
+from plugins.building import REPORT, answer_of, build_once, cache_folder, call, is_whole
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.progress import Progress, SilentProgress
 
 #: Every family whose instructions differ: A100, A10, L4/L40S, H100/H200, B200, RTX 50.
 ARCHITECTURES = ("80", "86", "89", "90a", "100a", "120a")
-CACHE_VARIABLE = "TRTFORGE_PLUGIN_CACHE"
 SHARED = "libtrtforge_cuda.so"
 STATIC = "libtrtforge_cuda.a"
+#: files of a build beside its report
+FILES = (SHARED, STATIC, "build.log")
 OLDEST_NVCC = (12, 8)
 DEFAULT_ROOT = "/usr/local/cuda"
 #: Headers that the kernels share with the host library.
@@ -94,19 +91,12 @@ def source_hash(plugins: Path | None = None) -> str:
     return digest.hexdigest()
 
 
-def cache_folder() -> Path:
-    """Where builds are kept."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtforge" / "plugins"
-
-
 def built_library(plugins: Path | None = None) -> Path | None:
     """The newest cached GPU library of these sources; None when there is none."""
     if not has_sources(plugins):
         return None
-    builds = cache_folder().glob(f"cuda-{source_hash(plugins)[:16]}-*/report.json")
+    reports = cache_folder().glob(f"cuda-{source_hash(plugins)[:16]}-*/{REPORT}")
+    builds = (path for path in reports if is_whole(path.parent, FILES))
     newest = max(builds, key=lambda path: path.stat().st_mtime, default=None)
     return None if newest is None else newest.parent / SHARED
 
@@ -115,21 +105,36 @@ def find_nvcc() -> tuple[str, tuple[int, int]]:
     """Path and version of nvcc.
 
     Raises:
-        EnvironmentLacks: TF-ENV-003 when there is none, or one that does not know all architectures.
+        EnvironmentLacks: TF-ENV-003 when there is none, one that does not run, or one that does not know all
+            architectures.
     """
-    path = os.environ.get("CUDACXX") or shutil.which("nvcc")
+    named = os.environ.get("CUDACXX")
+    path = shutil.which(named or "nvcc")
     for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), DEFAULT_ROOT):
-        if not path and root and (Path(root) / "bin" / "nvcc").is_file():
-            path = str(Path(root) / "bin" / "nvcc")
+        if path is None and not named and root:
+            path = shutil.which("nvcc", path=str(Path(root) / "bin"))
     remedies = [
         "install the CUDA toolkit 13 (package cuda-nvcc-13-0) and put its bin on PATH",
         "build in a container that has it, such as nvcr.io/nvidia/tensorrt, and set TRTFORGE_CUDA_LIBRARY",
     ]
-    if not path or not Path(path).is_file():
-        raise EnvironmentLacks("TF-ENV-003", "nvcc was not found", asked=path or "nvcc", remedies=remedies)
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"release (\d+)\.(\d+)", done.stdout)
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if path is None:
+        raise EnvironmentLacks(
+            "TF-ENV-003",
+            "nvcc was not found",
+            asked=f"CUDACXX={named}" if named else "nvcc",
+            why="CUDACXX names no program that may be started." if named else "",
+            remedies=remedies,
+        )
+    found = re.search(r"release (\d+)\.(\d+)", answer_of([path, "--version"]))
+    if found is None:
+        raise EnvironmentLacks(
+            "TF-ENV-003",
+            "this nvcc does not say its version",
+            asked=path,
+            why=f"{path} --version did not start, failed, or named no release.",
+            remedies=remedies,
+        )
+    version = (int(found[1]), int(found[2]))
     if version < OLDEST_NVCC:
         raise EnvironmentLacks(
             "TF-ENV-003",
@@ -171,7 +176,8 @@ def build_cuda_library(
     """The GPU library of these architectures, from the cache or compiled now.
 
     Raises:
-        EnvironmentLacks: TF-ENV-001 … 003 without a C++ compiler, cmake or nvcc.
+        EnvironmentLacks: TF-ENV-001 … 003 without a C++ compiler, cmake or nvcc, TF-ENV-011 the cache cannot be
+            written.
         ForgeError: TF-CLI-008 no source tree, TF-CLI-009 the build failed, TF-CLI-030 unknown architectures.
     """
     chosen = check_architectures(architectures)
@@ -201,67 +207,82 @@ def _build(kind: str, key: str, options: list[str], plugins: Path, jobs: int, pr
         )
     digest = source_hash(plugins)
     folder = cache_folder() / f"{kind}-{digest[:16]}-{key}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if (folder / "report.json").is_file():
-            return Build(folder, 0.0, read_report(folder))
-        begin = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{kind}-") as scratch:
-            log = _compile(plugins, Path(scratch), [*options, f"-DTRTFORGE_SOURCE_HASH={digest}"], jobs, progress)
-            kernels = parse_ptxas(log)
-            seconds = time.monotonic() - begin
-            ready = Path(scratch) / "ready"
-            ready.mkdir()
-            for name in (SHARED, STATIC):
-                shutil.move(Path(scratch) / "build" / name, ready / name)
-            (ready / "build.log").write_text(log)
-            report = {"key": folder.name, "seconds": round(seconds, 1), "kernels": report_of(kernels)}
-            (ready / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-            shutil.rmtree(folder, ignore_errors=True)
-            ready.rename(folder)
-        return Build(folder, seconds, kernels)
+
+    def make(scratch: Path, ready: Path) -> dict[str, Any]:
+        log = _compile(plugins, scratch, [*options, f"-DTRTFORGE_SOURCE_HASH={digest}"], jobs, progress)
+        for name in (SHARED, STATIC):
+            shutil.move(scratch / "build" / name, ready / name)
+        (ready / "build.log").write_text(log, encoding="utf-8")
+        return {"kernels": report_of(parse_ptxas(log))}
+
+    seconds = build_once(folder, FILES, make)
+    return Build(folder, seconds, read_report(folder))
 
 
 def _compile(plugins: Path, scratch: Path, options: list[str], jobs: int, progress: Progress) -> str:
+    cmake = find_cmake()
+    build = scratch / "build"
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    progress.start("configuring", 2)
+    log = run_build_step([cmake, "-S", str(plugins / "cuda"), "-B", str(build), *generator, *options])
+    progress.advance()
+    progress.start("compiling", 2)
+    log += run_build_step([cmake, "--build", str(build), "-j", str(jobs), "-v"])
+    progress.advance()
+    return log
+
+
+def find_cmake() -> str:
+    """Path of cmake.
+
+    Raises:
+        EnvironmentLacks: TF-ENV-002 when there is none.
+    """
     cmake = shutil.which("cmake") or _beside_python("cmake")
     if cmake is None:
         raise EnvironmentLacks(
             "TF-ENV-002", "cmake was not found", asked="cmake", remedies=["apt-get install cmake", "pip install cmake"]
         )
-    build = scratch / "build"
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    progress.start("configuring", 2)
-    log = _call([cmake, "-S", str(plugins / "cuda"), "-B", str(build), *generator, *options])
-    progress.advance()
-    progress.start("compiling", 2)
-    log += _call([cmake, "--build", str(build), "-j", str(jobs), "-v"])
-    progress.advance()
-    return log
+    return cmake
 
 
-def _call(command: list[str]) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        faults = [line for line in done.stdout.splitlines() if re.search(r"error|warning", line)]
-        tail = "\n".join((faults or done.stdout.strip().splitlines())[-15:])
+def run_build_step(command: list[str]) -> str:
+    """The output of a compiler's driver.
+
+    Raises:
+        ForgeError: TF-CLI-009 it failed.
+    """
+    code, output = call(command)
+    if code:
+        faults = [line for line in output.splitlines() if re.search(r"error|warning", line, re.I)]
         raise ForgeError(
             "TF-CLI-009",
             "the native build failed",
             asked=" ".join(command),
-            numbers={"status": done.returncode},
-            why=tail,
+            numbers={"status": code},
+            why="\n".join((faults or output.strip().splitlines())[-15:]),
             remedies=["read the compiler's message above", "g++ 12 and nvcc 12.8 or newer are needed"],
         )
-    return done.stdout
+    return output
 
 
-@functools.cache
 def _host_compiler() -> str:
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if not compiler:
-        raise EnvironmentLacks("TF-ENV-001", "no C++ compiler was found", asked="g++", remedies=["apt-get install g++"])
-    done = subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True, check=False)
-    return f"gcc{done.stdout.strip() or 'unknown'}"
+    """The C++ compiler as part of a key; CXX may carry a launcher and options, as for CMake."""
+    named = os.environ.get("CXX")
+    try:
+        words = shlex.split(named or "") or [shutil.which("c++") or "g++"]
+    except ValueError:  # an open quote
+        words = [named or ""]
+    version = answer_of([*words, "-dumpfullversion"]) if shutil.which(words[0]) else ""
+    if not version:
+        raise EnvironmentLacks(
+            "TF-ENV-001",
+            "no C++ compiler was found",
+            asked=f"CXX={named}" if named else "g++",
+            why=f"{' '.join(words)} -dumpfullversion gives no version." if named else "",
+            remedies=["apt-get install g++", *(["unset CXX"] if named else [])],
+        )
+    return f"gcc{version.splitlines()[0]}"
 
 
 def _beside_python(name: str) -> str | None:
@@ -271,11 +292,11 @@ def _beside_python(name: str) -> str | None:
 
 def read_report(folder: Path) -> tuple[KernelUse, ...]:
     """The kernels of a build in its folder; none beside a library that was built elsewhere."""
-    path = folder / "report.json"
-    if not path.is_file():
+    try:
+        document = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        return tuple(KernelUse(**use) for use in document["kernels"])
+    except (OSError, ValueError, KeyError, TypeError):
         return ()
-    document: dict[str, Any] = json.loads(path.read_text())
-    return tuple(KernelUse(**use) for use in document["kernels"])
 
 
 def report_of(kernels: Sequence[KernelUse]) -> list[dict[str, Any]]:

@@ -7,30 +7,27 @@ point at TensorRT's own include folder, tests at a pinned copy.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from filelock import FileLock
-
+from plugins.building import REPORT, build_once, cache_folder
 from plugins.cuda.build import (
     ARCHITECTURES,
     build_cuda_library,
     build_shim_library,
-    cache_folder,
+    find_cmake,
     find_nvcc,
+    run_build_step,
     source_tree,
 )
 from trtforge import __version__
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.errors import EnvironmentLacks
 from trtforge.plugin_library import LIBRARY
 from trtforge.progress import Progress, SilentProgress
 
@@ -116,7 +113,8 @@ def build_plugin_library(
         checked: look at every index on the device (slow; no CUDA graphs).
 
     Raises:
-        EnvironmentLacks: ``TF-ENV-001`` … ``003`` compilers and cmake, ``TF-ENV-010`` TensorRT's headers.
+        EnvironmentLacks: ``TF-ENV-001`` … ``003`` compilers and cmake, ``TF-ENV-010`` TensorRT's headers,
+            ``TF-ENV-011`` the cache.
         ForgeError: ``TF-CLI-008``, ``009``, ``030`` as the CUDA op library's build.
     """
     folder, version = find_headers(headers)
@@ -150,47 +148,25 @@ def _build(
 ) -> Build:
     key = f"{name}-{layer_hash()[:16]}-trt{version}{'-checked' if checked else ''}"
     folder = cache_folder() / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if (folder / "report.json").is_file():
-            (folder / "report.json").touch()  # the newest is the one that loaders take
-            return Build(folder / LIBRARY, before)
-        begin = time.monotonic()
-        cmake = shutil.which("cmake") or str(Path(sys.executable).parent / "cmake")
+
+    def make(scratch: Path, ready: Path) -> dict[str, Any]:
+        cmake, place = find_cmake(), scratch / "build"
         settings = [
             f"-DTRTFORGE_TENSORRT_INCLUDE={headers}",
             f"-DTRTFORGE_LAUNCHERS={launchers}",
             f"-DTRTFORGE_VERSION={__version__}",
             f"-DTRTFORGE_CHECKED={'ON' if checked else 'OFF'}",
         ]
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tensorrt-") as scratch:
-            place, ready = Path(scratch) / "build", Path(scratch) / "ready"
-            progress.start("compiling the TensorRT layer", 2)
-            log = _call([cmake, "-S", str(source_tree() / "tensorrt"), "-B", str(place), *options, *settings])
-            progress.advance()
-            log += _call([cmake, "--build", str(place), "-j", str(jobs)])
-            progress.advance()
-            seconds = time.monotonic() - begin
-            ready.mkdir()
-            shutil.move(place / LIBRARY, ready / LIBRARY)
-            (ready / "build.log").write_text(log, encoding="utf-8")
-            report = {"key": key, "seconds": round(seconds, 1), "tensorrt_headers": version, "checked": checked}
-            (ready / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-            shutil.rmtree(folder, ignore_errors=True)
-            ready.rename(folder)
+        progress.start("compiling the TensorRT layer", 2)
+        log = run_build_step([cmake, "-S", str(source_tree() / "tensorrt"), "-B", str(place), *options, *settings])
+        progress.advance()
+        log += run_build_step([cmake, "--build", str(place), "-j", str(jobs)])
+        progress.advance()
+        shutil.move(place / LIBRARY, ready / LIBRARY)
+        (ready / "build.log").write_text(log, encoding="utf-8")
+        return {"tensorrt_headers": version, "checked": checked}
+
+    seconds = build_once(folder, (LIBRARY, "build.log"), make)
+    with contextlib.suppress(OSError):  # a cache that is only read has the order that it has
+        (folder / REPORT).touch()  # the newest is the one that loaders take
     return Build(folder / LIBRARY, before + seconds)
-
-
-def _call(command: list[str]) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        faults = [line for line in done.stdout.splitlines() if re.search(r"error|warning", line, re.I)]
-        raise ForgeError(
-            "TF-CLI-009",
-            "the native build failed",
-            asked=" ".join(command),
-            numbers={"status": done.returncode},
-            why="\n".join((faults or done.stdout.strip().splitlines())[-15:]),
-            remedies=["read the compiler's message above", "g++ 12 or newer is needed"],
-        )
-    return done.stdout

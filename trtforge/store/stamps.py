@@ -10,7 +10,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from packaging.version import Version
 
 from trtforge.errors import ForgeError
 from trtforge.plugin_library import find_plugin_library, plugin_library
+from trtforge.shared_object import open_library
 from trtforge.stack.check import check_piece
 from trtforge.stack.probe import Loaded, probe
 from trtforge.store.hashing import hash_file
@@ -77,7 +77,7 @@ def _host_abi() -> int | None:
     if path is None:
         return None
     try:
-        return int(ctypes.CDLL(str(path)).trtforge_host_abi())
+        return int(open_library(path).trtforge_host_abi())
     except (OSError, AttributeError):
         return None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from plugins.cuda.build import cache_folder
+from plugins.building import cache_folder
 from plugins.tensorrt.build import build_shim_plugin_library
 from tests.plugins.tensorrt.harness import Harness
 

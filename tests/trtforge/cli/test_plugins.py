@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from plugins import building
 from plugins.cuda import build, library
 from trtforge.cli.main import invoke
 
@@ -18,8 +19,8 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in ("CUDACXX", "CUDA_HOME", "CUDA_PATH", library.LIBRARY_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(build, "DEFAULT_ROOT", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(build.shutil, "which", lambda name: None if name == "nvcc" else f"/usr/bin/{name}")
-    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(build.shutil, "which", lambda name, path=None: None if name == "nvcc" else f"/usr/bin/{name}")
+    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path
 
 
