@@ -21,6 +21,8 @@ PORTS = (8000, 8001, 8002)
 DEFAULT_TARGET = "torch"
 #: what no container brings
 _OUTSIDE = ("NVIDIA driver", "memory", "disk", "shared memory")
+#: targets whose build leaves scripts for the machine that compiles
+_PREPARED = ("trtllm-engine",)
 State = Literal["ready", "builds", "lacks"]
 
 __all__ = ["Diagnosis", "Item", "Verdict", "examine"]
@@ -59,6 +61,8 @@ class Verdict:
         """The verdict in words."""
         if not self.implemented:
             return "not in this version of trtforge"
+        if self.state == "lacks" and self.target in _PREPARED:
+            return "can prepare but not compile"
         return {"ready": "ready", "builds": "can build but not run", "lacks": "cannot build"}[self.state]
 
     def to_json(self) -> dict[str, Any]:

@@ -287,7 +287,10 @@ def _require_weights(path: Path) -> list[str]:
         "TF-SRC-028",
         f"{path} holds a configuration and no weights",
         asked=str(path),
-        remedies=["download model.safetensors (or all shards and the index) into it"],
+        remedies=[
+            "download model.safetensors (or all shards and the index) into it",
+            "trtforge plan RECIPE --gpu NAME, which takes a configuration alone",
+        ],
     )
 
 

@@ -84,6 +84,12 @@ def test_the_three_verdicts(builds: tuple[str, ...], runs: tuple[str, ...], word
     assert verdict.to_json()["install"] == (["install piece"] if words != "ready" else [])
 
 
+def test_a_target_whose_build_is_finished_elsewhere_says_so() -> None:
+    pieces = [Item("TensorRT-LLM", "missing", "", (target := "trtllm-engine",), (target,), "install it")]
+    assert doctor.verdict(target, pieces, TABLE).words == "can prepare but not compile"
+    assert doctor.verdict(target, [], TABLE).words == "ready"
+
+
 def test_a_target_that_this_version_lacks_is_never_ready() -> None:
     verdict = doctor.verdict("t", [], TABLE)
     assert not verdict.ready

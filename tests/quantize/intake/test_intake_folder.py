@@ -330,7 +330,9 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     assert "merge" in both_refuse(empty, tmp_path).remedies[0]
     edit_free = write_tiny_llama(tmp_path / "weightless")
     (edit_free / "model.safetensors").unlink()
-    assert both_refuse(edit_free, tmp_path).code == "TF-SRC-028"
+    refused = both_refuse(edit_free, tmp_path)
+    assert refused.code == "TF-SRC-028"
+    assert any("trtforge plan" in remedy for remedy in refused.remedies)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])

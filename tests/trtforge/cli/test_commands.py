@@ -281,6 +281,13 @@ class TestInit:
         assert check.code == 0
         assert check.document["findings"] == []
 
+    @pytest.mark.parametrize("target", ["trtllm-engine", "trtllm-llmapi"])
+    def test_another_target_is_one_change(self, cli: Any, tmp_path: Path, target: str) -> None:
+        write_tiny_llama(tmp_path / "model")
+        assert cli("init", "model", "-o", "a.yaml", "--quiet").code == 0
+        check = cli("check", "a.yaml", "--set", f"build.target={target}", "--json")
+        assert "TF-K13-001" not in {finding["code"] for finding in check.document["findings"]}
+
     def test_it_does_not_overwrite(self, cli: Any, tmp_path: Path) -> None:
         write_tiny_llama(tmp_path / "model")
         assert cli("init", "model", "-o", "a.yaml", "--quiet").out == "a.yaml\n"

@@ -257,6 +257,21 @@ def test_a_removed_backend_names_its_replacement() -> None:
     assert "stack: trtllm-1.2.1" in finding.remedies
 
 
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"format": "fp8"}, {"sm_89", "sm_120", "sm_121"}),
+        ({"format": "nvfp4"}, {"sm_120", "sm_121"}),
+        ({"format": "none"}, {"sm_80", "sm_86", "sm_89", "sm_120", "sm_121"}),  # bfloat16: Turing has none
+    ],
+)
+def test_an_rtx_engine_for_no_architecture_is_offered_those_that_have_its_kernels(
+    settings: dict[str, Any], names: set[str]
+) -> None:
+    finding = only("TF-K3-022", merged(build(target="tensorrt-rtx"), quant(kv_cache="none", **settings)))
+    assert set(finding.remedies) == {f"build.architectures: [{name}]" for name in names}
+
+
 def test_device_ids_are_counted_for_the_ranks() -> None:
     asked = merged(ENGINE, build(parallel={"tp": 2}), {"triton": {"parameters": {"gpu_device_ids": "0,1;1,2"}}})
     finding = only("TF-K16-004", asked, model=LLAMA_8B, machine=BIG)

@@ -69,7 +69,10 @@ def rtx_float32_on_turing(facts: Facts) -> Iterator[Violation]:
 )
 def rtx_architectures(facts: Facts) -> Iterator[Violation]:
     if _is_rtx(facts) and not facts.recipe.build.architectures:
-        hosts = [row.name for row in facts.architectures.rows if TARGET in row.targets]
+        dtype, weights = facts.recipe.model.dtype, facts.recipe.quantize.format
+        rows = [row for row in facts.architectures.rows if TARGET in row.targets]
+        fitting = [row for row in rows if row.dtypes.get(dtype) == "yes" and row.support(weights, TARGET) == "yes"]
+        hosts = [row.name for row in fitting or rows]
         here = [name for name in facts.target_architectures if name in hosts]
         yield Violation(
             "build.architectures is empty",
