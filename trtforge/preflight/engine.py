@@ -242,6 +242,7 @@ _MODULES = (
     "trees",
     "drafters",
     "combinations",
+    "classes",
     "streaming",
     "served",
     "tokenizer",

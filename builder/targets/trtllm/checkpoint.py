@@ -139,14 +139,14 @@ def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
     of ``trtforge/tables/decoders.yaml`` name for other classes.
 
     Raises:
-        ForgeError: ``TF-BLD-035`` exclusions that differ between the stages of a pipeline; ``TF-BLD-068`` a bias that
+        ForgeError: ``TF-BLD-035`` exclusions that differ between the stages of a pipeline; ``TF-BLD-070`` a bias that
             TensorRT-LLM's class has no place for.
     """
     config = source.config
     form = decoders()[config.architecture].trtllm
     if config.o_bias and not form.o_bias:
         raise ForgeError(
-            "TF-BLD-068",
+            "TF-BLD-070",
             f"TensorRT-LLM's {config.architecture} has no bias on the output projection of its attention",
             asked="config.json: attention_bias",
             why="The bias would be left out, and every answer would be another one.",

@@ -65,4 +65,4 @@ def test_a_bias_on_the_output_is_refused(tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps({**config, "attention_bias": True}))
     with pytest.raises(ForgeError) as caught:
         convert_checkpoint(source, tmp_path / "out")
-    assert caught.value.code == "TF-BLD-068"
+    assert caught.value.code == "TF-BLD-070"

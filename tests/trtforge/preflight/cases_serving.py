@@ -10,6 +10,7 @@ from tests.trtforge.preflight.settings import (
     ENGINE,
     LLAMA_8B,
     LLAMA_70B,
+    QWEN_7B,
     TREE,
     WINDOW,
     Case,
@@ -21,6 +22,9 @@ from tests.trtforge.preflight.settings import (
     triton,
     trtllm,
 )
+
+#: a Qwen2 whose windows are switched on (published ones have them off)
+SLIDING_QWEN = replace(QWEN_7B, architecture="Qwen2ForCausalLM", sliding_window=4096)
 
 CASES: dict[str, tuple[Case, Case]] = {
     "TF-K12-001": ((speculation(method="ngram"), {}), (speculation(method="none"), {})),
@@ -142,6 +146,10 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TF-K13-007": (
         (merged(ENGINE, parameters(cross_kv_cache_fraction="0.5")), {}),
         (merged(ENGINE, parameters(cross_kv_cache_fraction="")), {}),
+    ),
+    "TF-K13-008": (
+        (merged(API, build(limits={"max_seq_len": 8192})), {"model": SLIDING_QWEN}),
+        (merged(API, build(limits={"max_seq_len": 4096, "max_num_tokens": 4096})), {"model": SLIDING_QWEN}),
     ),
     "TF-K14-001": (
         (merged(ENGINE, triton(accumulate_tokens=False)), {}),

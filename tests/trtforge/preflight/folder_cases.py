@@ -171,6 +171,18 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
         (nothing, merged(ENGINE, trtllm(timing_cache="model.cache")), {}),
         (timing_cache, merged(ENGINE, trtllm(timing_cache="model.cache")), {}),
     ),
+    "TF-K13-009": (
+        (
+            model(config={"architectures": ["Qwen3ForCausalLM"], "attention_bias": True}),
+            merged(ENGINE, MODEL),
+            {},
+        ),
+        (
+            model(config={"architectures": ["LlamaForCausalLM"], "attention_bias": True}),
+            merged(ENGINE, MODEL),
+            {},
+        ),
+    ),
     "TF-K18-006": (
         (model(config={"layer_types": ["full_attention", "sliding_attention"]}), MODEL, {}),
         (model(config={"layer_types": ["full_attention", "full_attention"]}), MODEL, {}),

@@ -1,0 +1,56 @@
+"""K13: parts of a model that the target's own class of the same name does not compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.tables.decoders import decoders
+
+
+@rule(
+    "TF-K13-008",
+    "a sliding window that the target's class does not read",
+    why="Every layer would look back over all of the sequence, which the model was not trained for.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_qwen3.py",
+    needs=("model",),
+    waivable=False,
+)
+def window_is_read(facts: Facts) -> Iterator[Violation]:
+    model, build = facts.require_model(), facts.recipe.build
+    row, window = decoders().get(model.architecture), model.sliding_window
+    if build.target != "trtllm-llmapi" or row is None or row.trtllm.window:
+        return
+    longest = build.limits.max_seq_len
+    if window and window < longest:
+        yield Violation(
+            f"TensorRT-LLM's PyTorch {model.architecture} does not read the sliding window of {window} tokens",
+            f"build.target: {build.target}, build.limits.max_seq_len: {longest}",
+            {"sliding_window": window, "max_seq_len": longest},
+            [f"build.limits.max_seq_len: {window}", "build.target: torch", "build.target: trtllm-engine"],
+        )
+
+
+@rule(
+    "TF-K13-009",
+    "a bias that the target's class has no place for",
+    why="TensorRT-LLM's class builds the output projection of its attention without one: it would be left out, and "
+    "every answer would be another one.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/qwen/model.py",
+    needs=("files",),
+    waivable=False,
+)
+def output_bias_has_a_place(facts: Facts) -> Iterator[Violation]:
+    if facts.files is None or facts.recipe.build.target != "trtllm-engine":
+        return
+    config = facts.files.config
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else ""
+    row = decoders().get(name)
+    if row is not None and row.bias("o", config) and not row.trtllm.o_bias:
+        yield Violation(
+            f"TensorRT-LLM's {name} has no bias on the output projection of its attention",
+            f"config.json: {row.o_bias}: true",
+            {"architecture": name},
+            ["build.target: torch", "build.target: tensorrt"],
+        )
