@@ -32,13 +32,46 @@ CHECKPOINT_TARGETS = {
 TARGETS = {**GRAPH_TARGETS, **CHECKPOINT_TARGETS}
 
 
-#: parts of an engine's record by target, beside those that all have
+#: parts that every engine's record has, with their kinds; ``*`` stands for every entry of a list
+_PARTS: dict[str, type] = {"name": str, "quant_format": str, "limits": dict, "kv_cache": dict, "kv_cache.format": str}
+_POOL: dict[str, type] = {f"kv_cache.{name}": int for name in ("num_blocks", "block_size", "bytes_per_block")}
+_TRTLLM: dict[str, type] = {
+    **{f"parallel.{name}": int for name in ("tp", "pp", "ep")},
+    "kv_cache.block_size": int,
+    "compiled": bool,
+    "tensorrt_llm": str,
+    "stack": str,
+    "container": object,
+}
+#: the parts that a target adds
 _PARTS_OF: dict[str, dict[str, type]] = {
-    "torch": {"kernel_choices": list, "linears": list},
-    "tensorrt": {"tensorrt": dict},
-    "tensorrt-rtx": {"engines": list, "profiles": list},
-    "trtllm-engine": {"parallel": dict, "settings": dict, "compiled": bool, "tensorrt_llm": str, "stack": str},
-    "trtllm-llmapi": {"parallel": dict, "serve": list, "compiled": bool, "tensorrt_llm": str, "stack": str},
+    "torch": {
+        **_POOL,
+        "kernel_choices": list,
+        "linears": list,
+        **{f"linears.*.{name}": str for name in ("name", "stored")},
+        "linears.*.shape.*": int,
+        "linears.*.group_size": object,
+    },
+    "tensorrt": {
+        **_POOL,
+        **{f"tensorrt.{name}": str for name in ("version", "gpu_architecture", "plugins.abi", "plugins.version")},
+        "tensorrt.decode_buckets": list,
+        "tensorrt.options": dict,
+        "tensorrt.plan_bytes": int,
+    },
+    "tensorrt-rtx": {
+        "dtype": str,
+        "loads_in": str,
+        "kv_cache.bytes_per_request": int,
+        "engines": list,
+        **{f"engines.*.{name}": str for name in ("architecture", "file", "sha256")},
+        "engines.*.bytes": int,
+        "profiles": list,
+        **{f"profiles.*.{name}": object for name in ("name", "batch", "row")},
+    },
+    "trtllm-engine": {**_TRTLLM, "settings": dict},
+    "trtllm-llmapi": {**_TRTLLM, "serve": list},
 }
 
 
@@ -126,16 +159,29 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
 
 
 def _require_parts(engine: dict[str, Any], engine_dir: Path) -> None:
-    kinds = {"limits": dict, "kv_cache": dict, "name": str, "quant_format": str, **_PARTS_OF[engine["target"]]}
-    faults = [name for name, kind in kinds.items() if not isinstance(engine.get(name), kind)]
+    kinds = {**_PARTS, **_PARTS_OF[engine["target"]]}
+    faults = [path for path, kind in kinds.items() if not _has(engine, path.split("."), kind)]
     if faults:
-        raise ForgeError(
-            "TF-BLD-020",
-            f"The record of the engine lacks {', '.join(faults)}",
-            asked=str(Path(engine_dir) / "engine.json"),
-            why="It was changed or cut short; every engine that this version writes has these parts.",
-            remedies=["trtforge verify BUNDLE names what was changed", "Build the engine again"],
-        )
+        raise _changed(engine_dir, f"lacks {', '.join(faults)}, or has them of another kind")
+
+
+def _changed(engine_dir: Path, how: str) -> ForgeError:
+    return ForgeError(
+        "TF-BLD-020",
+        f"The record of the engine {how}",
+        asked=str(Path(engine_dir) / "engine.json"),
+        why="It was changed or cut short; no engine that this version writes is like that.",
+        remedies=["trtforge verify BUNDLE names what was changed", "Build the engine again"],
+    )
+
+
+def _has(value: Any, path: list[str], kind: type) -> bool:
+    """Whether everything at a path is there and of a kind; a truth value is no number."""
+    if not path:
+        return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if path[0] == "*":
+        return isinstance(value, list) and all(_has(entry, path[1:], kind) for entry in value)
+    return isinstance(value, dict) and path[0] in value and _has(value[path[0]], path[1:], kind)
 
 
 def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, Any]:
@@ -159,7 +205,15 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
         described: dict[str, Any] = _module(engine["target"], TARGETS).engine_info(Path(engine_dir), engine)
         return described
     capability = capability or cpu_capability()
-    rows = tuple(Choice.from_json(row) for row in engine["kernel_choices"])
+    try:
+        rows = tuple(Choice.from_json(row) for row in engine["kernel_choices"])
+        return _torch_info(engine, capability, rows)
+    except (TypeError, KeyError, LookupError) as error:
+        raise _changed(engine_dir, f"has kernel_choices or linears that cannot be read: {error}") from error
+
+
+def _torch_info(engine: dict[str, Any], capability: str, rows: tuple[Choice, ...]) -> dict[str, Any]:
+    """The torch engine's record with what this processor executes."""
     linears: list[dict[str, Any]] = []
     groups: dict[tuple[str, str, str, bool], tuple[int, int]] = {}
     for linear in engine["linears"]:

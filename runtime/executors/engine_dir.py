@@ -102,8 +102,8 @@ def _check_versions(raw: dict[str, Any], directory: Path) -> None:
 
 
 def _positive(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"{name} is {value!r}, not a positive integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+        raise ValueError(f"{name} is {value!r}, not an integer from 1 to {2**31 - 1}")
     return value
 
 
@@ -121,6 +121,8 @@ def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
     if raw["dtype"] not in DTYPES:
         raise ValueError(f"dtype {raw['dtype']!r} is none of {', '.join(DTYPES)}")
     eos = raw.get("eos_token_ids") or []
+    if not isinstance(eos, list) or not all(isinstance(token, int) for token in eos):
+        raise ValueError(f"eos_token_ids is {eos!r}, not a list of token ids")
     return EngineInfo(
         directory=directory,
         name=str(raw.get("name", directory.name)),
@@ -136,7 +138,7 @@ def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
         block_size=_positive(cache["block_size"], "kv_cache.block_size"),
         num_blocks=_positive(cache["num_blocks"], "kv_cache.num_blocks"),
         kv_format=kv_format,
-        eos_token_ids=tuple(int(t) for t in eos),
+        eos_token_ids=tuple(eos),
         bos_token_id=raw.get("bos_token_id"),
         raw=raw,
     )

@@ -7,7 +7,6 @@ assertion, or not at all.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,15 @@ from packaging.version import Version
 from runtime.executors.base import ExecutorLimits
 from runtime.executors.engine_dir import ENGINE_FILE, ENGINE_VERSION, OPS_VERSION, EngineInfo, parse_engine
 from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.json_file import read_json_file
 from trtforge.plugin_library import PluginLibrary
 
 TARGET = "tensorrt"
 NETWORK_FILE = "network.onnx"
+#: types of a network's inputs, as ONNX names them
+INPUT_TYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "INT32", "INT64", "BOOL")
+#: letters of their dimensions, as the graph names them
+INPUT_SIZES = ("T", "B", "B_plus_1", "M", "L", "W", "N")
 _REBUILD = "build the engine again on this machine: trtforge run RECIPE --force build"
 
 
@@ -79,7 +83,7 @@ def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
     """
     path = directory / ENGINE_FILE
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json_file(path)
         version, target, ops = raw["version"], raw["target"], raw["ops_version"]
         if (version, target) != (ENGINE_VERSION, TARGET):
             raise ForgeError(
@@ -100,23 +104,23 @@ def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
                 remedies=[_REBUILD, "install the version of trtforge that built it"],
             )
         stamp, sizes = raw["tensorrt"], raw["tensorrt"]["sizes"]
+        _check_stamp(stamp)
         plan = directory / Path(str(stamp["plan"])).name
-        buckets = tuple(int(size) for size in stamp["decode_buckets"])
+        buckets = tuple(_count(size, "a decode bucket") for size in stamp["decode_buckets"])
         engine = TensorrtEngine(
             info=parse_engine(raw, directory),
             plan=plan,
             inputs=tuple(stamp["inputs"]),
             outputs=tuple(str(name) for name in stamp["outputs"]),
-            table=int(sizes["table"]),
-            padding_blocks=int(sizes["padding_blocks"]),
-            rows=int(sizes["rows"]),
+            table=_count(sizes["table"], "sizes.table"),
+            padding_blocks=_count(sizes["padding_blocks"], "sizes.padding_blocks"),
+            rows=_count(sizes["rows"], "sizes.rows"),
             decode_buckets=buckets,
             stripped=bool(stamp["options"]["strip_weights"]),
             streamed=bool(stamp["options"]["weight_streaming"]),
             stamp=stamp,
         )
-        if not buckets or list(buckets) != sorted(set(buckets)) or buckets[-1] < engine.limits.max_batch_size:
-            raise ValueError(f"decode_buckets {list(buckets)} do not reach max_batch_size")
+        _check_sizes(engine)
         if not plan.is_file():
             raise ValueError(f"{plan.name} is missing")
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -128,6 +132,57 @@ def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
             remedies=["build the engine again", "run `trtforge verify` on the bundle"],
         ) from error
     return engine
+
+
+def _check_stamp(stamp: dict[str, Any]) -> None:
+    """Raise for what :func:`check_loadable` or the executor would stumble over."""
+    Version(stamp["version"])
+    texts = {"gpu_architecture": stamp["gpu_architecture"], "plugins.abi": stamp["plugins"]["abi"]}
+    names = []
+    for value in stamp["inputs"]:
+        name, shape = value["name"], value["shape"]
+        names.append(name)
+        texts[f"the name of input {name}"] = name
+        if value["type"] not in INPUT_TYPES:
+            raise ValueError(f"input {name} has type {value['type']!r}")
+        known = [size in INPUT_SIZES if isinstance(size, str) else _is_count(size) for size in shape]
+        if not isinstance(shape, list) or not shape or not all(known):
+            raise ValueError(f"input {name} has shape {shape!r}")
+    wrong = [what for what, text in texts.items() if not isinstance(text, str)]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} must be text")
+    if len(set(names)) < len(names):
+        raise ValueError("an input is named twice")
+
+
+def _check_sizes(engine: TensorrtEngine) -> None:
+    """Raise for sizes with which a step of the limits, or its padding, would leave a buffer or a pool."""
+    info, limits = engine.info, engine.limits
+    needed = {
+        "table": (engine.table, -(-limits.max_seq_len // info.block_size)),
+        "padding_blocks": (engine.padding_blocks, -(-limits.max_batch_size // info.block_size)),
+        "rows": (engine.rows, min(limits.max_batch_size, limits.max_num_tokens)),
+    }
+    short = [f"sizes.{name} is {has}, {wants} are needed" for name, (has, wants) in needed.items() if has < wants]
+    buckets, largest = list(engine.decode_buckets), limits.max_batch_size
+    if not buckets or buckets != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] != largest:
+        short.append(f"decode_buckets {buckets} do not rise to max_batch_size {largest}")
+    for value in engine.pools:
+        if len(value["shape"]) != 5 or value["shape"][3] != info.block_size:
+            short.append(f"{value['name']} has shape {value['shape']}, with blocks of {info.block_size}")
+    if short:
+        raise ValueError("; ".join(short))
+
+
+def _count(value: Any, what: str) -> int:
+    if not _is_count(value):
+        raise ValueError(f"{what} is {value!r}")
+    return int(value)
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a value is a dimension that a tensor may have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
 def check_loadable(engine: TensorrtEngine, *, tensorrt: str, architecture: str, plugins: PluginLibrary) -> None:

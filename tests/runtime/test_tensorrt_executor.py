@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -291,6 +293,57 @@ def test_directories_that_are_no_engine(make: Make, tmp_path: Path, key: str, va
     with pytest.raises(ForgeError) as caught:
         read_tensorrt_engine(tmp_path)
     assert caught.value.code == code
+
+
+GONE = object()
+ODD: tuple[Any, ...] = (GONE, None, [], {}, "", "x", -1, 0, 10**30, math.inf, math.nan, True, [None], {"a": 1}, 3.5, "\ud800", "a\0b")  # fmt: skip  # noqa: E501
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place of a JSON document; of lists the first and the last."""
+    yield at
+    entries = value.items() if isinstance(value, dict) else {0: value[0], len(value) - 1: value[-1]}.items() if (
+        isinstance(value, list) and value) else ()  # fmt: skip
+    for key, below in entries:
+        yield from places(below, (*at, key))
+
+
+def changed(document: Any, at: tuple[Any, ...], value: Any) -> Any:
+    """A copy with another value at a place."""
+    if not at:
+        return None if value is GONE else value
+    document = copy.deepcopy(document)
+    holder = document
+    for key in at[:-1]:
+        holder = holder[key]
+    if value is GONE:
+        del holder[at[-1]]
+    else:
+        holder[at[-1]] = value
+    return document
+
+
+def test_any_damage_of_engine_json_is_refused_or_harmless(make: Make, tmp_path: Path) -> None:
+    """Whatever stands at any place: a coded refusal, or an executor that loads as if it stood there from the first."""
+    case = make()
+    whole = json.loads((case.tensorrt / "engine.json").read_text())
+    known = read_tensorrt_engine(case.tensorrt)
+    (tmp_path / "engine.plan").write_bytes(b"plan")
+    refused = 0
+    spared = ("sha256", "memory_plan", "linears")
+    for at in places({key: value for key, value in whole.items() if key not in spared}):
+        for value in ODD:
+            text = json.dumps(changed(whole, at, value))
+            (tmp_path / "engine.json").write_text(text, encoding="utf-8", errors="surrogatepass")
+            try:
+                engine = read_tensorrt_engine(tmp_path)
+                check_loadable(engine, tensorrt=VERSION, architecture="sm_90", plugins=PLUGINS)
+                if at[:2] in (("tensorrt", "inputs"), ("tensorrt", "sizes"), ("tensorrt", "decode_buckets")):
+                    simulation = Simulation(VERSION, case.graph, list(known.inputs), list(known.outputs))
+                    TensorrtExecutor(engine, simulation.trt, HostDevice(), PLUGINS)
+            except ForgeError:
+                refused += 1
+    assert refused > 700
 
 
 def test_a_plan_that_is_missing_or_elsewhere(make: Make, tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""``trtforge engine info`` over an engine.json that was changed by hand: told or coded, never a fault of ours."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtforge.cli.main import invoke
+
+GONE = object()
+ODD: tuple[Any, ...] = (
+    GONE,
+    None,
+    [],
+    {},
+    "",
+    "x",
+    -1,
+    0,
+    10**30,
+    math.inf,
+    math.nan,
+    True,
+    [None],
+    {"a": 1},
+    "\ud800",
+)
+COMMON = {
+    "version": 1, "name": "tiny", "quant_format": "none", "dtype": "float16",
+    "limits": {"max_batch_size": 4, "max_seq_len": 64},
+}  # fmt: skip
+RECORDS: dict[str, dict[str, Any]] = {
+    "tensorrt": {
+        **COMMON, "target": "tensorrt",
+        "kv_cache": {"num_blocks": 8, "block_size": 16, "bytes_per_block": 4096, "format": "float16"},
+        "tensorrt": {
+            "version": "11.4.0.106", "gpu_architecture": "sm_90", "plugins": {"abi": "0123", "version": "1"},
+            "decode_buckets": [1, 2, 4], "options": {"refit": True, "workspace": None}, "plan_bytes": 100,
+        },
+    },
+    "tensorrt-rtx": {
+        **COMMON, "target": "tensorrt-rtx", "loads_in": "TensorRT for RTX",
+        "kv_cache": {"bytes_per_request": 4096, "format": "float16", "layout": "linear"},
+        "profiles": [{"name": "decode", "batch": [1, 4, 4], "row": [1, 1, 1]}],
+        "engines": [{"architecture": "sm_80", "file": "sm_80.rtx", "bytes": 3, "sha256": "0"}],
+    },
+    "torch": {
+        **COMMON, "target": "torch",
+        "kv_cache": {"num_blocks": 8, "block_size": 16, "bytes_per_block": 4096, "format": "float16"},
+        "linears": [{"name": "a", "shape": [64, 64], "stored": "none", "group_size": None}],
+        "kernel_choices": [
+            {"stored": "none", "capability": ["any"], "kernel": "k", "native": True, "executed": "float32"}
+        ],
+    },
+}  # fmt: skip
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place below the document itself."""
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*at, key)
+        yield from places(below, (*at, key))
+
+
+def changed(document: Any, at: tuple[Any, ...], value: Any) -> Any:
+    document = copy.deepcopy(document)
+    holder = document
+    for key in at[:-1]:
+        holder = holder[key]
+    if value is GONE:
+        del holder[at[-1]]
+    else:
+        holder[at[-1]] = value
+    return document
+
+
+@pytest.mark.parametrize("target", RECORDS)
+def test_no_damage_is_a_fault_of_ours(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record, refused = RECORDS[target], 0
+    for at in places(record):
+        for value in ODD:
+            text = json.dumps(changed(record, at, value))
+            (tmp_path / "engine.json").write_text(text, encoding="utf-8")
+            code = invoke(("engine", "info", str(tmp_path)))
+            said = capsys.readouterr()
+            assert code in (0, 1, 2) and "TF-INTERNAL" not in said.err, (at, value, said.err)
+            refused += code == 2 and "TF-BLD-020" in said.err
+    assert refused > 100
