@@ -45,6 +45,7 @@ def test_it_warns_and_does_not_refuse_the_recipe() -> None:
     error = refusal(found, "x")
     assert isinstance(error, EnvironmentLacks) and error.exit_code == ExitCode.ENVIRONMENT
     assert error.code == "TF-K2-007" and "--until evaluate" in " ".join(error.remedies)
+    assert any(remedy.startswith("run in nvcr.io/") for remedy in error.remedies), "the container that has it"
 
 
 def test_a_waiver_lets_it_go() -> None:

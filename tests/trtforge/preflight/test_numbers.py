@@ -45,6 +45,12 @@ def with_prefixes(paths: list[list[int]]) -> list[list[int]]:
 
 
 class TestGroups:
+    @pytest.mark.parametrize("target", ["torch", "tensorrt-rtx"])
+    def test_a_sequence_of_one_token_is_refused_as_the_build_refuses_it(self, target: str) -> None:
+        one = only("TF-K9-002", build(target=target, limits={"max_seq_len": 1}))
+        assert one.numbers == {"max_seq_len": 1, "least": 2}
+        assert "TF-K9-002" not in codes(build(target=target, limits={"max_seq_len": 2}))
+
     def test_qwen_72b_awq_over_four_ranks(self) -> None:
         """29,568 / 4 = 7,392 is a multiple neither of 128 nor of 64."""
         asked = merged(quant(format="int4_awq"), build(target="tensorrt", parallel={"tp": 4}))
@@ -149,6 +155,8 @@ class TestMemory:
         assert least == 2048 * 2 * 30 * 3 * 64 * 2
         assert "TF-K10-001" not in codes(build(kv_cache={"memory": f"{least}B"}))
         assert "TF-K10-001" in codes(build(kv_cache={"memory": f"{least - 1}B"}))
+        rtx = build(target="tensorrt-rtx", architectures=["sm_89"], kv_cache={"memory": "1MiB"})
+        assert not {"TF-K10-001", "TF-K10-004"} & set(codes(rtx)), "an RTX engine has no pool"
 
     def test_an_fp8_cache_holds_twice_as_much(self) -> None:
         plain = only("TF-K10-001", build(kv_cache={"memory": "10MiB"})).numbers["pool_tokens"]

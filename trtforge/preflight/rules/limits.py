@@ -40,7 +40,14 @@ def sequence_in_context(facts: Facts) -> Iterator[Violation]:
 )
 def input_below_sequence(facts: Facts) -> Iterator[Violation]:
     limits = facts.recipe.build.limits
-    if limits.max_input_len is not None and limits.max_input_len >= limits.max_seq_len:
+    if limits.max_input_len is None and limits.max_seq_len < 2:
+        yield Violation(
+            "max_seq_len 1 holds no prompt and its answer",
+            f"build.limits.max_seq_len: {limits.max_seq_len}",
+            {"max_seq_len": limits.max_seq_len, "least": 2},
+            ["build.limits.max_seq_len: 2 or more"],
+        )
+    elif limits.max_input_len is not None and limits.max_input_len >= limits.max_seq_len:
         yield Violation(
             f"max_input_len {limits.max_input_len} is not below max_seq_len {limits.max_seq_len}",
             f"build.limits.max_input_len: {limits.max_input_len}",

@@ -16,6 +16,8 @@ PROCESS_BYTES = 700 * 2**20
 GPU_RESERVE_BYTES = 2 * 2**30
 #: targets whose weights lie on GPUs
 GPU_TARGETS = ("tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi")
+#: targets whose engines have no pool: the application owns a linear cache of max_seq_len for every request
+POOLLESS_TARGETS = ("tensorrt-rtx",)
 
 
 def kv_dtype(facts: Facts) -> str:
@@ -81,7 +83,7 @@ def weight_bytes(facts: Facts, *, stored: bool) -> int:
 )
 def pool_holds_one(facts: Facts) -> Iterator[Violation]:
     memory, limits = facts.recipe.build.kv_cache.memory, facts.recipe.build.limits
-    if memory is None:
+    if memory is None or facts.recipe.build.target in POOLLESS_TARGETS:
         return
     token, least = token_bytes(facts), request_bytes(facts)
     if memory < least:
@@ -165,7 +167,7 @@ def engine_fits_now(facts: Facts) -> Iterator[Violation]:
 )
 def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
-    if build.kv_cache.memory is None:
+    if build.kv_cache.memory is None or build.target in POOLLESS_TARGETS:
         return
     token = token_bytes(facts)
     tokens = build.kv_cache.memory // (token * build.kv_cache.block_size) * build.kv_cache.block_size

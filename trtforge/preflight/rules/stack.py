@@ -297,19 +297,31 @@ def machine_builds(facts: Facts) -> Iterator[Violation]:
     lacks, target = facts.require_machine().lacks, facts.recipe.build.target
     if not lacks:
         return
-    row = stack_of(facts)
-    container = [f"run in {row.container}"] if row is not None and row.container else []
     yield Violation(
         f"target {target} cannot be built here: " + "; ".join(f"{item.name}: {item.detail}" for item in lacks),
         f"build.target: {target}",
         {item.name: item.detail for item in lacks},
         [
             *dict.fromkeys(item.remedy for item in lacks if item.remedy),
-            *container,
+            *(f"run in {image}" for image in _containers(facts)),
             "trtforge run RECIPE --until evaluate (everything before the build)",
             "trtforge doctor says what this machine builds and runs",
         ],
     )
+
+
+def _containers(facts: Facts) -> list[str]:
+    """Images that bring what the target's build needs: the stack's; for tensorrt without a stack any whose TensorRT it
+    takes."""
+    row, target = stack_of(facts), facts.recipe.build.target
+    if row is not None and row.container:
+        return [row.container]
+    if target != "tensorrt" or facts.recipe.stack:
+        return []
+    from builder.targets.tensorrt.versions import is_supported
+
+    images = [item.container for item in facts.stacks.rows if is_supported(item.version_of("TensorRT") or "")]
+    return list(dict.fromkeys(image for image in images if image))
 
 
 def _release(text: str) -> tuple[int, ...]:
