@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from trtforge.errors import EnvironmentLacks
 
@@ -27,14 +28,19 @@ def compile_heap(folder: Path) -> Path:
         raise EnvironmentLacks("TF-ENV-001", "no C++ compiler was found", asked=named, remedies=["apt-get install g++"])
     library = folder / LIBRARY
     command = [compiler, "-x", "c", *_FLAGS, "-o", str(library), str(SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode == 0:
-        return library
+    numbers: dict[str, Any] = {}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode == 0:
+            return library
+        numbers = {"exit_code": done.returncode, "last_lines": done.stderr.strip().splitlines()[-3:]}
+    except OSError as error:  # a file that may be executed and is no program
+        numbers = {"exit_code": None, "last_lines": [str(error)]}
     raise EnvironmentLacks(
         "TF-BLD-089",
         f"{named} does not compile the heap that RTX engines are built under",
         asked=f"build.target: tensorrt-rtx, {SOURCE.name}",
-        numbers={"exit_code": done.returncode, "last_lines": done.stderr.strip().splitlines()[-3:]},
+        numbers=numbers,
         why="What TensorRT for RTX writes follows from the addresses of its objects; under the C library's heap two "
         "builds of one graph may differ.",
         remedies=["apt-get install g++", "point the environment variable CXX at a g++"],

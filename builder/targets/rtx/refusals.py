@@ -17,7 +17,9 @@ _NOISE = re.compile(r"CUDA driver version is insufficient|^\s*$")
 _DATATYPES = re.compile(
     r"Cannot compile for target\(s\) (?P<targets>[\w, ]+), because .*?datatypes: (?P<types>[\w, ]+)"
 )
-_MEMORY = re.compile(r"out of memory|bad_alloc|[Ii]nsufficient memory|memory allocation", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"out of memory|bad_alloc|insufficient memory|memory allocation|cannot allocate memory|MemoryError", re.IGNORECASE
+)
 _NODE = re.compile(r"node.{0,40}?name: (?P<node>\S+) and operator: (?P<op>\w+)|Invalid Node - (?P<invalid>\S+)")
 _SHOWN = 6
 
@@ -74,15 +76,7 @@ def refusal(step: str, messages: Sequence[str], *, architecture: str, asked: str
             ],
         )
     if _MEMORY.search(whole):
-        return ForgeError(
-            "TF-BLD-083",
-            "The compiler ran out of memory",
-            asked=asked,
-            numbers=numbers,
-            why="It holds the model's weights several times while it builds.",
-            remedies=["build on a machine with more memory", "lower build.limits"],
-            exit_code=ExitCode.ENVIRONMENT,
-        )
+        return _out_of_memory(asked, numbers)
     if step == "parse":
         at = _NODE.search(whole)
         node = (at["node"] or at["invalid"]) if at else None
@@ -104,8 +98,23 @@ def refusal(step: str, messages: Sequence[str], *, architecture: str, asked: str
     )
 
 
+def _out_of_memory(asked: str, numbers: dict[str, Any]) -> ForgeError:
+    return ForgeError(
+        "TF-BLD-083",
+        "The compiler ran out of memory",
+        asked=asked,
+        numbers=numbers,
+        why="It holds the model's weights several times while it builds.",
+        remedies=["build on a machine with more memory", "lower build.limits"],
+        exit_code=ExitCode.ENVIRONMENT,
+    )
+
+
 def died(code: int, log_tail: Sequence[str], *, architecture: str, asked: str) -> ForgeError:
     """The error for a worker that ended without an answer; ``code`` is negative for a signal."""
+    said = [line for line in log_tail if not line.startswith("[INFO]")]  # the compiler's figures speak of memory too
+    if _MEMORY.search(" ".join(said)):
+        return _out_of_memory(asked, {"architecture": architecture, "exit_code": code, "messages": said})
     how = f"signal {-code}" if code < 0 else f"code {code}"
     return ForgeError(
         "TF-BLD-086",

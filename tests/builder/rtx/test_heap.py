@@ -156,6 +156,16 @@ def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.numbers == {"exit_code": 4, "last_lines": ["no such option"]}
 
 
+def test_a_compiler_that_is_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("garbage")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(ForgeError, match="TF-BLD-089") as caught:
+        compile_heap(tmp_path)
+    assert "Exec format error" in caught.value.numbers["last_lines"][0]
+
+
 def test_a_worker_without_the_heap_builds_nothing(tmp_path: Path) -> None:
     request = Request(tmp_path / "m", tmp_path / "m", tmp_path / "e.rtx", "sm_89", ())
     with pytest.raises(ForgeError) as caught:

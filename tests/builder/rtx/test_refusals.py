@@ -61,6 +61,15 @@ WORKERS = {
         "TF-BLD-086",
     ),
     "exit": ("raise SystemExit(7)", "TF-BLD-086"),
+    "libc without memory": (
+        "import os; os.write(2, b'cannot allocate memory for thread-local data: ABORT\\n'); os._exit(127)",
+        "TF-BLD-083",
+    ),
+    "Python without memory": ("raise MemoryError", "TF-BLD-083"),
+    "figures of memory": (
+        "import os; os.write(2, b'[INFO] memory allocation took 1 ms\\n'); os._exit(3)",
+        "TF-BLD-086",
+    ),
     "noise": ("print('not json'); print('[1]'); print('{}'); raise SystemExit(1)", "TF-BLD-086"),
     "lies": ("import json; print(json.dumps({'event': 'done', 'bytes': 1})); raise SystemExit(1)", "TF-BLD-086"),
     "fails": (
