@@ -411,9 +411,14 @@ def _plain(document: Any) -> Any:
     return _plain(_json_default(document))
 
 
+#: characters that a column of a plain table is padded to at most
+_WIDEST = 120
+
+
 def _plain_table(title: str, columns: Sequence[str], cells: list[list[str]]) -> str:
     grid = [list(columns), *cells]
-    widths = [max(len(row[index]) for row in grid) for index in range(len(columns))]
+    # a longer cell is written whole and breaks its own row's order, not the width of every other row
+    widths = [max(min(len(row[index]), _WIDEST) for row in grid) for index in range(len(columns))]
     right = [
         bool(cells) and all(_is_number(row[index]) for row in cells if row[index]) for index in range(len(columns))
     ]

@@ -35,6 +35,10 @@ def show_run(console: Console, name: str, result: RunResult) -> None:
         console.value(str(artifacts[list(artifacts)[-1]].path) if artifacts else "nothing ran")
         return
     place = str(result.link or result.bundle)
+    unseen = (
+        [gate for reason in bundle.summary.get("not_run", {}).values() for gate in reason["gates"]] if bundle else []
+    )
+    console.print(f"verdict INCOMPLETE: no verdict on {', '.join(unseen)}" if unseen else "verdict PASSED")
     console.print(f"bundle  {place}")
     if result.moved_from is not None:
         console.print(f"        moved from {_described(result.moved_from)} to {_described(result.bundle)}")
@@ -96,13 +100,21 @@ def bundle_rows(summary: Mapping[str, Any]) -> list[list[str]]:
         rows.append(["server checks", f"{smoke['passed']} of {smoke['of']} passed"])
     rows.append(["limits", ", ".join(f"{key} {value}" for key, value in summary["limits"].items())])
     if "compiled" in summary:
-        rows.append(["compiled", "yes" if summary["compiled"] else "NO: see engine/engine.json"])
+        rows.append(["compiled", _compiled(summary)])
     for stage, reason in summary.get("not_run", {}).items():
         gates = f"; no verdict on {', '.join(reason['gates'])}" if reason["gates"] else ""
         rows.append([f"not run: {stage}", f"{reason['reason']}{gates}"])
     if summary.get("emulated"):
         rows.append(["emulated, for want of the GPU's matrix units", ", ".join(map(str, summary["emulated"]))])
     return rows
+
+
+def _compiled(summary: Mapping[str, Any]) -> str:
+    if summary["compiled"]:
+        return "yes"
+    if summary["target"] == "trtllm-llmapi":
+        return "nothing to compile: TensorRT-LLM loads the checkpoint when it starts"
+    return "NO: compile it on the GPU machine, as the report says; engine/engine.json says why not here"
 
 
 def _interval(figures: Mapping[str, float], style: str) -> str:

@@ -120,7 +120,12 @@ def _precisions(facts: Facts, price: float | None, utilization: float) -> list[d
             draft_weights=facts.draft_weights,
             reserved=facts.reserved,
         )
-        found: dict[str, Any] = {"weights": name, "plan": same, "fits": False}
+        found: dict[str, Any] = {
+            "weights": name,
+            "plan": same,
+            "weight_only": stated.get(name) == "weight-only",
+            "fits": False,
+        }
         if all(plan.fits and plan.pool.blocks > 0 for plan in memory):
             running = capacity(facts.model, memory, facts.workload, facts.serving).running
             if running:
@@ -148,18 +153,24 @@ def _cost_table(variants: list[Costs]) -> Table:
 def _precision_table(rows: list[dict[str, Any]], unit: str) -> Table:
     cells = [
         (
-            row["weights"] + (" (the plan)" if row["plan"] else ""),
+            _said(row),
             row["running"],
             f"{row['output_tokens_per_second'][1]:,.0f}",
             money(row["output_per_million"], unit),
             money(row["blended_per_million"], unit),
         )
         if row["fits"]
-        else (row["weights"] + (" (the plan)" if row["plan"] else ""), "does not fit", "", "", "")
+        else (_said(row), "does not fit", "", "", "")
         for row in rows
     ]
     columns = ("weights", "requests a replica", "output tokens/s", "million output", "million of both")
     return Table("Precisions in the same split (quality is the gates' matter)", columns, tuple(cells))
+
+
+def _said(row: dict[str, Any]) -> str:
+    """A format's name with what is special about it here."""
+    special = [word for word, is_so in (("the plan", row["plan"]), ("weights only", row["weight_only"])) if is_so]
+    return row["weights"] + (f" ({', '.join(special)})" if special else "")
 
 
 def _sensitivity_table(rows: list[Sensitivity], unit: str) -> Table:

@@ -23,7 +23,10 @@ def section(facts: Facts) -> Section:
     decode = step_communication(
         facts.model, facts.parallel, facts.gpu, facts.serving.max_batch_size, network=facts.network
     )
-    headline = f"{facts.parallel}, {facts.replicas} replicas on {facts.count} GPUs: {facts.chosen}"
+    headline = (
+        f"{facts.parallel}, {facts.replicas} replica{'s' if facts.replicas > 1 else ''} on "
+        f"{facts.count} GPU{'s' if facts.count > 1 else ''}: {facts.chosen}"
+    )
     notes = [f"{goal}: {text['parallel']} ({text['why']})" for goal, text in advice.items() if text]
     if facts.parallel.gpus > 1:
         notes.append(

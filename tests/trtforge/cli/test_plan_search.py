@@ -82,6 +82,7 @@ def test_ranges_and_sums_of_the_document(run: Run, tmp_path: Path) -> None:
     assert sections["cost"]["typical"]["unit"] == "$" and sections["cost"]["typical"]["deployment_hour"] == 14.0
     fitting = [row for row in sections["cost"]["precisions"] if row["fits"]]
     assert {row["weights"] for row in fitting} >= {"fp8", "bfloat16"}
+    assert [row["weights"] for row in sections["cost"]["precisions"] if row["weight_only"]] == ["nvfp4"]
     assert len(sections["cost"]["sensitivity"]) >= 8
     assert {row["method"] for row in sections["speculation"]["methods"]} >= {"ngram", "eagle3"}
     assert "search" not in sections
@@ -93,6 +94,7 @@ def test_the_report_for_people(run: Run, tmp_path: Path) -> None:
     for text in (
         "to the first token on an idle replica",
         "Where a step's time goes",
+        "nvfp4 (weights only)",
         "pays at batches of",
         "GPU-hours",
     ):

@@ -174,6 +174,13 @@ class TestPlain:
             "none",
         ]
 
+    def test_one_long_cell_is_whole_and_widens_no_other_row(self) -> None:
+        console, out, _ = make()
+        console.table("", ["old", "new"], [["x" * 2000, "y"], ["a", "b"]])
+        lines = out.getvalue().splitlines()
+        assert f"{'x' * 2000}  y" in lines
+        assert max(len(line) for line in lines if "x" not in line) < 200
+
     def test_markup_in_text_is_not_interpreted(self) -> None:
         console, out, _ = make(terminal=True)
         console.table("[bold]t[/bold]", ["[red]a"], [["[/nothing] [lm_head]"]])
