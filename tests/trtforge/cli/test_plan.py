@@ -134,7 +134,7 @@ def test_the_recipes_split_binds(run: Run, tmp_path: Path) -> None:
         (["--gpu", "h200", "--trace", "absent.txt"], "TF-PLN-005"),
         (["--gpu", "h200", "--trace", "r.yaml"], "TF-PLN-006"),
         (["--gpu", "h200", "--measured", "much"], "TF-CLI-013"),
-        (["--gpu", "h200", "--measured", ""], "TF-CLI-013"),
+        (["--gpu", "h200", "--measured", ""], "TF-CLI-016"),
         (["--gpu", "h200", "--measured", "0"], "TF-CLI-013"),
         (["--gpu", "h200", "--overwrite"], "TF-CLI-012"),
         (["--gpu", "h200", "--isl", "200000"], "TF-PLN-014"),
