@@ -107,11 +107,17 @@ def call(command: Sequence[str]) -> tuple[int, str]:
     try:
         output, _ = process.communicate()
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
         raise
     return process.returncode, output
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask first: ninja gives each compiler a group of its own and ends them when it is asked to end."""
+    for number, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(seconds)
 
 
 def answer_of(command: Sequence[str]) -> str:
