@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from triton_repo.diff import infer_versions
@@ -88,8 +89,36 @@ def upgrade_repository(
         else:
             _copy(repository, target, result)
             _edit_all(repository, models, target, result, history.between(old, to))
+    _say_lost_paths(models.preprocessing[:1] if llmapi else models.all, out, result, checkpoint)
     result.findings = lint_repository(out).findings
     return result
+
+
+def _say_lost_paths(models: Sequence[Model], out: Path, result: Upgrade, checkpoint: str | None) -> None:
+    """Name relative paths that led somewhere from the old place and lead nowhere from the new one.
+
+    They are carried over as they are, since a repository may still be moved to where it belongs. The LLM API's
+    model has one, ``model``, which was the tokenizer's.
+    """
+    llmapi = result.layout == "llmapi"
+    for model in models:
+        for key in ("tokenizer_dir",) if llmapi else ("tokenizer_dir", "gpt_model_path"):
+            stated = model.parameter(key)
+            if stated is None or Path(stated).is_absolute() or (llmapi and checkpoint is not None):
+                continue
+            led = model.here(stated)
+            name = "tensorrt_llm" if llmapi else model.name
+            if led is None or any((start / stated).exists() for start in (out / name, out.parent)):
+                continue
+            result.left.append(
+                Step(
+                    name,
+                    "left",
+                    f"{'model' if llmapi else key}: {stated}",
+                    f"led to {os.path.normpath(led)} and leads nowhere from {out}: write the full path, or put the new "
+                    "repository beside the old one",
+                )
+            )
 
 
 def _readable(repository: Repository) -> None:

@@ -127,6 +127,26 @@ def test_to_the_llm_api_with_an_engine_that_can_be_read(tmp_path):
     assert values(tmp_path / "new")["gpu_device_ids"] == "0,1"
 
 
+@pytest.mark.parametrize(("to", "lost"), [("1.2.1", "tokenizer_dir: ../../engine"), ("1.3", "model: ../../engine")])
+def test_relative_paths_that_lead_nowhere_from_the_new_place_are_named(tmp_path, to, lost):
+    bundle = tmp_path / "bundle"
+    (bundle / "engine").mkdir(parents=True)
+    chain(bundle / "old", values={"worker_path": "x"})
+    for name in ("preprocessing", "postprocessing"):
+        path = bundle / "old" / name / "config.pbtxt"
+        stated = next(line for line in path.read_text().splitlines() if "gpt/gpt2" in line)
+        path.write_text(
+            path.read_text().replace(
+                stated.strip(), stated.strip().replace("/app/tensorrt_llm/examples/gpt/gpt2", "../../engine")
+            )
+        )
+    away = upgrade_repository(bundle / "old", tmp_path / "elsewhere" / "deep" / "new", to=to)
+    named = [step for step in away.left if step.what == lost and "leads nowhere" in step.meaning]
+    assert named and str(bundle / "engine") in named[0].meaning
+    beside = upgrade_repository(bundle / "old", bundle / "new", to=to)
+    assert not [step for step in beside.left if "leads nowhere" in step.meaning]
+
+
 def refused(*arguments: object, **options: object) -> str:
     with pytest.raises(ForgeError) as caught:
         upgrade_repository(*arguments, **options)  # type: ignore[arg-type]
