@@ -7,7 +7,6 @@ server that dies by itself ends the command with an error; nothing is restarted 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -22,6 +21,7 @@ from launcher.local import TritonServer
 from triton_repo.configs import read_config
 from triton_repo.validate import require_valid
 from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.json_file import read_json_file
 
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
@@ -88,7 +88,7 @@ def find_repository(bundle: Path) -> tuple[Path, str]:
 def _engine(bundle: Path) -> Mapping[str, Any] | None:
     """engine.json of a bundle; None when there is none that can be read."""
     try:
-        found = json.loads((bundle / "engine" / "engine.json").read_text(encoding="utf-8"))
+        found = read_json_file(bundle / "engine" / "engine.json")
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -98,7 +98,8 @@ def _require_loadable(bundle: Path, engine: Mapping[str, Any]) -> None:
     """Refuse engines that no server loads, and one that is still to be compiled."""
     target, place = engine.get("target"), bundle / "engine"
     if target == "tensorrt-rtx":
-        architectures = ", ".join(map(str, engine.get("architectures", ())))
+        named = engine.get("architectures")
+        architectures = ", ".join(map(str, named)) if isinstance(named, list) and named else "its architecture"
         files = sorted(path.name for path in place.glob("*.rtx"))
         raise ForgeError(
             "TF-LCH-032",

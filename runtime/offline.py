@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -18,6 +17,7 @@ from runtime.request import GenerationResult, Request, RequestOutput
 from runtime.sampling.params import SamplingParams
 from runtime.tokenizer import EngineTokenizer
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 
 ParamSet = SamplingParams | Mapping[str, Any]
 Params = ParamSet | Sequence[ParamSet] | None
@@ -28,7 +28,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 def _load_executor(directory: Path, threads: int | None, device: str, num_blocks: int | None) -> Executor:
     """The executor of the engine's target; each refuses what it cannot read."""
     try:
-        target = json.loads((directory / "engine.json").read_text(encoding="utf-8"))["target"]
+        target = read_json_file(directory / "engine.json")["target"]
     except (OSError, ValueError, KeyError, TypeError):
         target = None  # the torch executor's reader says what is wrong with the directory
     if target == "tensorrt":

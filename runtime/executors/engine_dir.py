@@ -7,7 +7,6 @@ will be read is checked against the files when the graph is loaded.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from plugins.host.abi import ABI_VERSION
 from runtime.executors.base import ExecutorLimits
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 
 ENGINE_FILE = "engine.json"
 GRAPH_FILE = "model.onnx"
@@ -51,7 +51,7 @@ def read_engine(directory: Path) -> EngineInfo:
     """
     path = directory / ENGINE_FILE
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json_file(path)
         if not isinstance(raw, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError) as error:

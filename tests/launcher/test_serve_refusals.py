@@ -59,3 +59,12 @@ def test_what_is_no_engine_is_no_bundle(tmp_path: Path, engine: Any) -> None:
 
 def test_half_an_rtx_description_is_no_crash(tmp_path: Path) -> None:
     assert refused(bundle(tmp_path / "b", {"target": "tensorrt-rtx"})).code == "TF-LCH-032"
+    for number, odd in enumerate((None, 5, True, [], {"a": 1}, "sm_80")):
+        engine = {"target": "tensorrt-rtx", "architectures": odd}
+        assert refused(bundle(tmp_path / f"b{number}", engine)).code == "TF-LCH-032"
+
+
+def test_a_record_nested_beyond_reading_is_no_bundle(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "b", {})
+    (path / "engine" / "engine.json").write_text("[" * 100_000)
+    assert refused(path).code == "TF-LCH-030"
