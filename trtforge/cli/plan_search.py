@@ -64,6 +64,7 @@ def searched(
     from builder.planner.sections import search as section
     from quantize.formats import load_formats
     from trtforge.recipe.starter import write_new
+    from trtforge.tables.features import feature_table
 
     facts, table = made.facts, load_formats()
     formats = {
@@ -72,8 +73,10 @@ def searched(
         if row.weight is not None
     }
     kv_formats = [row.name for row in table.kv_modes if row.supported and row.dtype is not None]
+    row = feature_table().method(loaded.recipe.build.target, "ngram")
+    ngram = row is not None and row.support == "yes"
     check = _Check(loaded, facts, known, output)
-    result = section.search(facts, known.groups, formats=formats, kv_formats=kv_formats, accept=check)
+    result = section.search(facts, known.groups, formats=formats, kv_formats=kv_formats, ngram=ngram, accept=check)
     best = result.choice.best
     verdict = describe(best)
     if output is not None:

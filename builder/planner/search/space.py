@@ -60,6 +60,7 @@ def default_space(
     formats: Mapping[str, Sequence[int]] | None = None,
     kv_formats: Sequence[str] = ("fp8",),
     speculating: Speculating = NONE,
+    ngram: bool = True,
 ) -> Space:
     """Formats with a kernel on the GPU, every split of at most ``count`` GPUs, and the recipe's own values.
 
@@ -68,7 +69,8 @@ def default_space(
         formats: weight formats that the chain can make, each with its block lengths, preferred first (None:
             every one of the planner's table).
         kv_formats: KV formats that the engine can read, beside the unquantized one.
-        speculating: the recipe's method; drafts of several lengths are tried. n-gram needs nothing and always is.
+        speculating: the recipe's method; drafts of several lengths are tried.
+        ngram: n-gram, which needs nothing, is tried too: the target must have it.
     """
     row = architecture_table().row(gpu.arch)
     known = {name: (size,) if (size := WEIGHT_FORMATS[name].block) > 0 else () for name in WEIGHT_FORMATS}
@@ -98,16 +100,17 @@ def default_space(
     return Space(
         precisions=tuple(replace(precision, weights=w, kv=k, group_size=None) for w in weights for k in kv),
         parallels=plans,
-        speculating=_speculating(speculating),
+        speculating=_speculating(speculating, ngram),
         step_tokens=tokens,
         groups={name: tuple(sizes) for name, sizes in offered.items() if sizes},
     )
 
 
-def _speculating(given: Speculating) -> tuple[Speculating, ...]:
-    """No speculation, n-gram, and the recipe's method; an assumed acceptance counts with its low end."""
+def _speculating(given: Speculating, ngram: bool) -> tuple[Speculating, ...]:
+    """No speculation, n-gram where asked, and the recipe's method; an assumed acceptance counts with its low end."""
     tried = [NONE]
-    methods = {"ngram": assumed("ngram")} | ({given.method: given} if given.method != "none" else {})
+    methods = {"ngram": assumed("ngram")} if ngram else {}
+    methods |= {given.method: given} if given.method != "none" else {}
     for method in methods.values():
         if method.choices:
             tried.append(method)

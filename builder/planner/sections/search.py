@@ -39,13 +39,15 @@ def search(
     *,
     formats: Mapping[str, Sequence[int]] | None = None,
     kv_formats: Sequence[str] = ("fp8",),
+    ngram: bool = True,
     accept: Callable[[Point], Sequence[str]] | None = None,
 ) -> Searched:
     """Search around a plan: the recipe's service levels and the load's rate decide, the goal ranks.
 
     Args:
         groups: the model's tensors as they are stored, before any precision.
-        formats, kv_formats: what the chain can make; see :func:`builder.planner.search.space.default_space`.
+        formats, kv_formats, ngram: what the chain can make and the target has; see
+            :func:`builder.planner.search.space.default_space`.
         accept: what stands against a point's recipe.
 
     Raises:
@@ -63,6 +65,7 @@ def search(
         formats=formats,
         kv_formats=kv_formats,
         speculating=speculating_of(facts),
+        ngram=ngram,
     )
     found = evaluate(
         facts.model,

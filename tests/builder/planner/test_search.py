@@ -169,6 +169,8 @@ def test_the_default_space_follows_the_tables() -> None:
     assert {s.method for s in space.speculating} == {"none", "ngram"}
     # an assumed acceptance counts with its low end, a measured one as it is
     assert all(s.acceptance == (0.2, 0.2) for s in space.speculating if s.method == "ngram")
+    without = default_space(llama_70b(), Precision(), gpu("h200"), 8, SERVING, formats=FORMATS, ngram=False)
+    assert {s.method for s in without.speculating} == {"none"}
     spoken = default_space(
         llama_70b(), Precision(), gpu("h200"), 8, SERVING, formats=FORMATS, speculating=assumed("eagle3", 3, 0.8)
     )

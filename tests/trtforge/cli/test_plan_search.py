@@ -256,6 +256,16 @@ def test_a_search_counts_with_the_headroom_of_the_fleet(run: Run, tmp_path: Path
     assert code == 0 and best["requests_per_second"][1] >= 4.8
 
 
+@pytest.mark.parametrize(("target", "tried"), [("trtllm-llmapi", True), ("trtllm-engine", False)])
+def test_drafts_that_the_target_does_not_have_are_not_searched(
+    run: Run, tmp_path: Path, target: str, tried: bool
+) -> None:
+    arguments = _large(tmp_path, "2", build={"target": target}, triton={})
+    code, out, _ = run(*arguments, "--search", "--goal", "latency", "--json")
+    front = json.loads(out)["sections"]["search"]["front"]
+    assert code == 0 and ("ngram" in {point["speculation"] for point in front}) == tried
+
+
 def test_both_choices_stay_inside_the_node(run: Run, tmp_path: Path) -> None:
     arguments = _large(tmp_path)
     arguments[arguments.index("h200")] = "h100-pcie"
