@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-#: first version that is supported, and the first that is not
-OLDEST, NEXT = Version("10.14"), Version("12")
 #: ONNX operators of our graphs that the parser lacks before a version
 _PARSER_GAINED = {
     "RMSNormalization": Version("10.15"),
@@ -24,22 +22,9 @@ _PARSER_GAINED = {
 }
 
 
-def is_supported(version: str) -> bool:
-    """Whether a TensorRT version ("10.16.1.11") is one that this target is written for."""
-    try:
-        return OLDEST <= Version(version) < NEXT
-    except InvalidVersion:
-        return False
-
-
 def release(version: str) -> str:
     """The version of the libraries: pip's "10.14.1.48.post1" is another packaging of 10.14.1.48."""
     return Version(version).base_version
-
-
-def supported_range() -> str:
-    """The supported versions, for messages."""
-    return f"{OLDEST} to {NEXT.major - 1}.x"
 
 
 def missing_operators(version: str) -> frozenset[str]:

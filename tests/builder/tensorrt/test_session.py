@@ -19,6 +19,7 @@ from builder.targets.tensorrt.target import make_spec
 from tests.builder.tensorrt.conftest import network_answers
 from tests.support.tensorrt_bindings import VERSIONS, Bindings, HostMemory
 from trtforge.recipe.schema import Build, Limits, TensorRt
+from trtforge.tensorrt_versions import is_supported
 
 LIMITS = Limits(max_batch_size=8, max_num_tokens=64, max_seq_len=256)
 Graphs = Callable[..., Path]
@@ -219,8 +220,8 @@ def test_what_11_removed_is_an_error_here(version: str) -> None:
 
 
 def test_supported_versions() -> None:
-    assert all(versions.is_supported(version) for version in VERSIONS)
-    assert not any(versions.is_supported(version) for version in ("10.13.3.9", "12.0", "8.6.1", "none"))
+    assert all(is_supported(version) for version in VERSIONS)
+    assert not any(is_supported(version) for version in ("10.13.3.9", "12.0", "8.6.1", "none"))
     assert versions.missing_operators("10.14.1.48") == {"RMSNormalization", "RotaryEmbedding", "Swish"}
     assert versions.missing_operators("10.16.1.11") == {"Swish"}
     assert not versions.missing_operators("11.4.0.106")

@@ -8,6 +8,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.recipe.keys import nearest
 from trtforge.tables import StackRow
+from trtforge.tensorrt_versions import is_supported
 
 #: which layout serves which target's artifact
 LAYOUT_TARGETS = {
@@ -318,8 +319,6 @@ def _containers(facts: Facts) -> list[str]:
         return [row.container]
     if target != "tensorrt" or facts.recipe.stack:
         return []
-    from builder.targets.tensorrt.versions import is_supported
-
     images = [item.container for item in facts.stacks.rows if is_supported(item.version_of("TensorRT") or "")]
     return list(dict.fromkeys(image for image in images if image))
 
