@@ -89,9 +89,9 @@ def header_version(folder: Path) -> str | None:
     return ".".join(parts)
 
 
-def layer_hash() -> str:
-    """SHA-256 over the sources of this layer."""
-    folder = source_tree() / "tensorrt"
+def layer_hash(plugins: Path) -> str:
+    """SHA-256 over the sources of this layer in a folder ``plugins``."""
+    folder = plugins / "tensorrt"
     digest = hashlib.sha256()
     for path in sorted({path for pattern in _SOURCES for path in folder.glob(pattern)}):
         digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -103,6 +103,7 @@ def build_plugin_library(
     architectures: Sequence[str] = ARCHITECTURES,
     *,
     checked: bool = False,
+    plugins: Path | None = None,
     jobs: int = 2,
     progress: Progress | None = None,
 ) -> Build:
@@ -111,6 +112,7 @@ def build_plugin_library(
     Args:
         headers: TensorRT's include folder; default: where its packages put it.
         checked: look at every index on the device (slow; no CUDA graphs).
+        plugins: the folder with the sources; default: this source tree's.
 
     Raises:
         EnvironmentLacks: ``TF-ENV-001`` … ``003`` compilers and cmake, ``TF-ENV-010`` TensorRT's headers,
@@ -119,11 +121,12 @@ def build_plugin_library(
     """
     folder, version = find_headers(headers)
     progress = progress or SilentProgress()
-    cuda = build_cuda_library(architectures, jobs=jobs, progress=progress)
+    tree = plugins or source_tree()
+    cuda = build_cuda_library(architectures, plugins=tree, jobs=jobs, progress=progress)
     root = Path(find_nvcc()[0]).resolve().parents[1]
     options = [f"-DTRTFORGE_CUDA_INCLUDE={root / 'include'}"]
     name = f"tensorrt-{cuda.folder.name.removeprefix('cuda-')}"
-    return _build(name, options, folder, version, cuda.static_library, cuda.seconds, checked, jobs, progress)
+    return _build(tree, name, options, folder, version, cuda.static_library, cuda.seconds, checked, jobs, progress)
 
 
 def build_shim_plugin_library(headers: Path, *, checked: bool = False, jobs: int = 2) -> Build:
@@ -132,10 +135,14 @@ def build_shim_plugin_library(headers: Path, *, checked: bool = False, jobs: int
     shim = build_shim_library(jobs=jobs)
     options = ["-DTRTFORGE_HOST_SHIM=ON"]
     name = f"shimmed-tensorrt-{shim.folder.name.removeprefix('shim-')}"
-    return _build(name, options, folder, version, shim.static_library, shim.seconds, checked, jobs, SilentProgress())
+    tree = source_tree()
+    return _build(
+        tree, name, options, folder, version, shim.static_library, shim.seconds, checked, jobs, SilentProgress()
+    )
 
 
 def _build(
+    plugins: Path,
     name: str,
     options: list[str],
     headers: Path,
@@ -146,7 +153,7 @@ def _build(
     jobs: int,
     progress: Progress,
 ) -> Build:
-    key = f"{name}-{layer_hash()[:16]}-trt{version}{'-checked' if checked else ''}"
+    key = f"{name}-{layer_hash(plugins)[:16]}-trt{version}{'-checked' if checked else ''}"
     folder = cache_folder() / key
 
     def make(scratch: Path, ready: Path) -> dict[str, Any]:
@@ -158,7 +165,7 @@ def _build(
             f"-DTRTFORGE_CHECKED={'ON' if checked else 'OFF'}",
         ]
         progress.start("compiling the TensorRT layer", 2)
-        log = run_build_step([cmake, "-S", str(source_tree() / "tensorrt"), "-B", str(place), *options, *settings])
+        log = run_build_step([cmake, "-S", str(plugins / "tensorrt"), "-B", str(place), *options, *settings])
         progress.advance()
         log += run_build_step([cmake, "--build", str(place), "-j", str(jobs)])
         progress.advance()

@@ -143,7 +143,7 @@ def build(
     CUDA and TensorRT builds are kept by the hash of their sources, architectures and compilers.
     """
     if library is Library.TENSORRT or tensorrt_include is not None:
-        _build_tensorrt(console, tensorrt_include, arch, jobs)
+        _build_tensorrt(console, source, tensorrt_include, arch, jobs)
     elif library is Library.CUDA:
         _build_cuda(console, source, arch, jobs)
     else:
@@ -181,10 +181,11 @@ def _build_cuda(console: Console, source: Path | None, arch: str | None, jobs: i
     console.value(str(made.library))
 
 
-def _build_tensorrt(console: Console, include: Path | None, arch: str | None, jobs: int) -> None:
+def _build_tensorrt(console: Console, source: Path | None, include: Path | None, arch: str | None, jobs: int) -> None:
     from plugins.tensorrt.build import build_plugin_library
 
+    plugins = None if source is None else source / "plugins"
     with console.progress("plugins") as progress:
-        made = build_plugin_library(include, _architectures(arch), jobs=jobs, progress=progress)
+        made = build_plugin_library(include, _architectures(arch), plugins=plugins, jobs=jobs, progress=progress)
     console.result({"library": str(made.library), "seconds": round(made.seconds, 1)})
     console.value(str(made.library))

@@ -48,6 +48,24 @@ def test_build_for_an_unknown_architecture_ends_with_2(bare: Path, run: Any) -> 
     assert "TF-CLI-030" in json.dumps(document)
 
 
+def test_every_library_is_built_from_the_sources_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    """The remedy for a wheel, which has no sources, works for the TensorRT plugins too."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'release 13.0, V13.0.88'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDACXX", str(nvcc))
+    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path / "cache"))
+    (tmp_path / "NvInferRuntime.h").touch()
+    numbers = {"MAJOR": 10, "MINOR": 14, "PATCH": 1}
+    (tmp_path / "NvInferVersion.h").write_text("".join(f"#define NV_TENSORRT_{k} {v}\n" for k, v in numbers.items()))
+    for arguments in (("cuda",), ("tensorrt", "--tensorrt-include", str(tmp_path))):
+        code, document = run("build", *arguments, "--source", str(tmp_path / "checkout"))
+        assert code == 2 and document["error"]["code"] == "TF-CLI-008"
+        assert document["error"]["asked"] == str(tmp_path / "checkout" / "plugins")
+
+
 def test_info_says_what_is_not_built(bare: Path, run: Any) -> None:
     code, document = run("info")
     assert code == 0
