@@ -1,6 +1,7 @@
 """Fixtures that several packages' tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ from tests.support.tiny import write_tiny_llama
 settings.register_profile("developer", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
+
+# A shell starts background jobs with Ctrl-C ignored, and their children inherit that: tests that interrupt a process
+# would wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
