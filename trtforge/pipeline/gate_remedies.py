@@ -6,7 +6,11 @@ from collections.abc import Iterable
 
 _QUANTIZE_LESS = "quantize less: another quantize.format, more names in quantize.exclude, more calibration samples"
 _KERNELS = "look at the kernels: trtforge engine info"
-_AGREEMENT = (_KERNELS, "lower evals.engine_parity.gate.min_top1_agreement when the figures are acceptable")
+_AGREEMENT = (
+    "raise evals.engine_parity.prompts where the figure would pass and only its interval is too wide",
+    _KERNELS,
+    "lower evals.engine_parity.gate.min_top1_agreement when the figures are acceptable",
+)
 _DIVERGENCE = (_KERNELS, "evals.engine_parity.gate: null measures without a verdict")
 _LATENCY = (
     "relax bench.slo, or lower build.limits.max_batch_size for shorter steps",
@@ -17,6 +21,7 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     "audit": ("the gate's detail names the tensors; quantize them less, or exclude them",),
     "perplexity_increase": (
         _QUANTIZE_LESS,
+        "raise evals.perplexity.tokens where the figure would pass and only its interval is too wide",
         "raise evals.perplexity.gate.max_increase when the figures are acceptable",
     ),
     "generation_sanity": (

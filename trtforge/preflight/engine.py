@@ -26,7 +26,7 @@ from trtforge.tables import ArchitectureTable, StackTable
 from trtforge.tables.features import FeatureTable, KernelTable
 
 Severity = Literal["error", "warning"]
-Need = Literal["model", "format", "machine", "files", "draft", "adapters", "parameters"]
+Need = Literal["model", "format", "machine", "files", "draft", "adapters", "parameters", "build.architectures"]
 
 
 @dataclass(frozen=True)
@@ -300,6 +300,7 @@ def run_rules(facts: Facts) -> Report:
         "draft": facts.recipe.speculation.draft is None or (facts.draft is not None and not facts.draft.absent),
         "adapters": _adapters_known(facts),
         "parameters": not facts.recipe.triton.parameters or facts.parameters is not None,
+        "build.architectures": facts.recipe.build.target == "torch" or bool(facts.target_architectures),
     }
     findings: list[Finding] = []
     skipped: dict[str, str] = {}

@@ -81,12 +81,18 @@ def unapplied(loaded: LoadedRecipe, report: Report, recipe: Path, absent: str | 
             f"{len(codes)} of {report.rules} rules were not applied, {reason}: {', '.join(codes)}",
             file,
             line,
-            help=f"trtforge run {recipe} --until intake, then the check again" if absent else "",
+            help=_remedy(reason, recipe, absent),
             title="rules of preflight that could not be applied",
             why=absent or "What these rules ask about was not known.",
         )
         for reason, codes in report.unapplied.items()
     ]
+
+
+def _remedy(reason: str, recipe: Path, absent: str | None) -> str:
+    if "build.architectures" in reason:
+        return "build.architectures names the GPUs that the engine is for"
+    return f"trtforge run {recipe} --until intake, then the check again" if absent else ""
 
 
 def refusal_annotation(loaded: LoadedRecipe, error: ForgeError) -> Annotation:

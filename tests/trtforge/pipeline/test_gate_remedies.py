@@ -25,6 +25,11 @@ def test_a_gate_speaks_of_its_own_key_only() -> None:
         assert not [other for other in set(keys.values()) - {key} if other in text]
 
 
+def test_a_gate_on_a_bound_says_how_to_narrow_it() -> None:
+    assert any("evals.engine_parity.prompts" in way for way in gate_remedies(["graph_top1_agreement"]))
+    assert any("evals.perplexity.tokens" in way for way in gate_remedies(["perplexity_increase"]))
+
+
 def test_names_with_a_level_or_a_check_are_known_and_nothing_is_said_twice() -> None:
     assert gate_remedies(["ttft_p99@1"]) == gate_remedies(["itl_p99@4", "ttft_p99@1"])
     assert gate_remedies(["smoke: http", "smoke: grpc"]) == list(REMEDIES["smoke"])

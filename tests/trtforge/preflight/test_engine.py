@@ -64,9 +64,20 @@ def test_rules_without_their_facts_are_named_not_passed() -> None:
     assert "TF-K4-001" in report.skipped
     assert "TF-K11-002" in report.skipped
     assert report.rules == len(all_rules())
-    #: a recipe that names no draft, no adapters and no parameters leaves nothing unknown about them
-    unasked = {"draft", "adapters", "parameters"}
+    #: a recipe that names no draft, no adapters and no parameters leaves nothing unknown about them; torch asks no GPU
+    unasked = {"draft", "adapters", "parameters", "build.architectures"}
     assert set(report.skipped) == {code for code, rule in all_rules().items() if set(rule.needs) - unasked}
+
+
+def test_kernels_of_gpus_that_nobody_named_are_unknown() -> None:
+    settings: dict[str, dict[str, Any]] = {"build": {"target": "trtllm-engine"}, "quantize": {"format": "nvfp4"}}
+    unnamed = check_report(loaded(**settings), machine=False)
+    assert {"TF-K3-002", "TF-K3-003"} <= {
+        code for code, reason in unnamed.skipped.items() if "build.architectures" in reason
+    }
+    settings["build"]["architectures"] = ["sm_90"]
+    named = check_report(loaded(**settings), machine=False)
+    assert not [reason for reason in named.skipped.values() if "build.architectures" in reason]
 
 
 def test_a_draft_that_nobody_looked_into_is_named_as_unknown() -> None:

@@ -50,7 +50,7 @@ def unknown_format(facts: Facts) -> Iterator[Violation]:
     "no kernel for the format on the architecture",
     why="Without a kernel the engine either fails to build or silently runs another precision.",
     source=_MATRIX,
-    needs=("format",),
+    needs=("format", "build.architectures"),
 )
 def format_on_architecture(facts: Facts) -> Iterator[Violation]:
     name, target = weight_format(facts), facts.recipe.build.target
@@ -79,6 +79,7 @@ def format_on_architecture(facts: Facts) -> Iterator[Violation]:
     "no kernel for the KV-cache format on the architecture",
     why="The attention kernel of that architecture cannot read this cache.",
     source="https://github.com/NVIDIA/TensorRT-LLM/issues/222",
+    needs=("build.architectures",),
 )
 def kv_on_architecture(facts: Facts) -> Iterator[Violation]:
     mode = kv_format(facts)
@@ -181,6 +182,7 @@ def architectures_without_effect(facts: Facts) -> Iterator[Violation]:
     "a target that does not build for the architecture",
     why="The compiler has no code for it: the build fails, or the engine never loads.",
     source="https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
+    needs=("build.architectures",),
 )
 def target_on_architecture(facts: Facts) -> Iterator[Violation]:
     target = facts.recipe.build.target
@@ -247,6 +249,7 @@ def one_architecture(facts: Facts) -> Iterator[Violation]:
     "FP8 context attention without a kernel",
     why="The fused attention over FP8 keys exists on some architectures only; elsewhere the build stops or falls back.",
     source="https://github.com/NVIDIA/TensorRT-LLM/issues/1864",
+    needs=("build.architectures",),
 )
 def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
     if not facts.recipe.build.trtllm.fp8_context_attention or facts.recipe.build.target != "trtllm-engine":
@@ -268,6 +271,7 @@ def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
     "a dtype that the architecture does not compute in",
     why="Without matrix units for the type the engine fails to build or crawls.",
     source="https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
+    needs=("build.architectures",),
 )
 def dtype_on_architecture(facts: Facts) -> Iterator[Violation]:
     dtype = facts.recipe.model.dtype

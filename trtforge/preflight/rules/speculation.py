@@ -418,6 +418,7 @@ def draft_is_directory(facts: Facts) -> Iterator[Violation]:
     "release note since says that they are there.",
     source="https://github.com/NVIDIA/TensorRT-LLM/issues/6158",
     severity="warning",
+    needs=("build.architectures",),
 )
 def drafts_have_kernels(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
