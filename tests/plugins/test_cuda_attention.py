@@ -215,14 +215,12 @@ def test_empty_steps(kernels: CudaLibrary) -> None:
     tokens=st.integers(0, 3000),
     requests=st.integers(0, 200),
     blocks=st.integers(0, 300),
-    promise=st.sampled_from([0, 1, 4]),
     multiprocessors=st.sampled_from([1, 16, 132]),
     group=st.sampled_from([1, 4, 16]),
     data=st.data(),
 )
 def test_bound_holds_for_every_smaller_shape(
-    shim: CudaLibrary, tokens: int, requests: int, blocks: int, promise: int, multiprocessors: int, group: int,
-    data: st.DataObject,
+    shim: CudaLibrary, tokens: int, requests: int, blocks: int, multiprocessors: int, group: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     shim.multiprocessors = multiprocessors
     fields = {"block_size": 64, "num_heads": 2 * group, "num_kv_heads": 2, "head_size": 128, "activation_dtype": 1,

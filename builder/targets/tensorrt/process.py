@@ -157,7 +157,8 @@ def _refused(answer: dict[str, Any], spec: Spec) -> ForgeError:
 
 
 def _died(code: int, log: Path) -> ForgeError:
-    killed = signal.Signals(-code).name if code < 0 else f"code {code}"
+    names = {int(member): member.name for member in signal.Signals}  # real-time signals between the ends have none
+    killed = names.get(-code, f"signal {-code}") if code < 0 else f"code {code}"
     tail = _tail(log)
     return ForgeError(
         "TF-BLD-109",

@@ -115,6 +115,7 @@ def test_a_build_without_the_alias_when_tensorrt_refuses_it(gpu_machine: Any, gr
         ("plugin refuses", "TF-OPS-203", "field 'x' is unknown"),
         ("builder fails", "TF-BLD-108", "no implementation"),
         ("killed", "TF-BLD-109", "SIGKILL"),
+        ("killed by a signal without a name", "TF-BLD-109", "signal 35"),
     ],
 )
 def test_builds_that_fail(gpu_machine: Any, graphs: Graphs, tmp_path: Path, mode: str, code: str, words: str) -> None:

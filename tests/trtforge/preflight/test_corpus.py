@@ -114,6 +114,7 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("llama-7b-fp16", build(limits={"max_num_tokens": 16}), {}, "TF-K9-003"),
     ("serve-ngram", trtllm(timing_cache="cache.bin"), {}, "TF-K9-010"),
     ("rtx-fp8", trtllm(kv_reuse=True), {}, "TF-K9-010"),
+    ("rtx-fp8", build(tensorrt={"optimization_level": 5}), {}, "TF-K9-010"),
     ("serve-eagle3", triton(preprocessing_instances=8), {}, "TF-K9-010"),
     ("lookahead-vicuna", speculation(choices=[[0]]), {}, "TF-K9-010"),
     (

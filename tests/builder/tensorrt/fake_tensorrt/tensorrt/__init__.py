@@ -42,6 +42,8 @@ def _build(this: Any, network: Any, config: Any) -> HostMemory | None:
     aliased = _bindings.named("IBuilderConfig.set_preview_feature")[-1][1]
     if _asked["mode"] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if _asked["mode"] == "killed by a signal without a name":
+        os.kill(os.getpid(), signal.SIGRTMIN + 1)
     if _asked["mode"] == "hangs":
         signal.pause()
     if _asked["mode"] == "builder fails" or (_asked["mode"] == "alias refused" and aliased):
