@@ -9,7 +9,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any, Final
 
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = 3
 
 FLOAT32: Final = 0
 BFLOAT16: Final = 1
@@ -144,6 +144,7 @@ PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "trtforge_host_isa": (),
     "trtforge_host_select_isa": (c_char_p,),
     "trtforge_host_set_threads": (c_int,),
+    "trtforge_host_leave_with_parent": (c_int, c_int),
     "trtforge_paged_attention": (POINTER(PagedAttentionArgs),),
     "trtforge_copy_blocks": (c_void_p, c_int64, c_int32, c_void_p, c_int64),
     "trtforge_eagle_tree_build": (POINTER(EagleTreeArgs),),

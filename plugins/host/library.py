@@ -157,6 +157,13 @@ class HostLibrary(calls.SpeculationOps):
         """Threads a call may use; 0 follows OpenMP and so ``torch.set_num_threads``."""
         self.check(self.raw.trtforge_host_set_threads(threads), "set_threads")
 
+    def leave_with_parent(self, parent: int, milliseconds: int = 500) -> None:
+        """End this process when ``parent`` is no longer its parent; for a thread of its own, and it does not return.
+
+        It waits without the GIL: a process whose threads all wait for a dead parent, GIL and all, is ended too.
+        """
+        self.check(self.raw.trtforge_host_leave_with_parent(parent, milliseconds), "leave_with_parent")
+
     def run_op(self, name: str, args: ctypes.Structure) -> None:
         """Call ``trtforge_<name>`` with its argument struct."""
         self.check(getattr(self.raw, f"trtforge_{name}")(args), name)

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <unistd.h>
 
 #ifndef TRTFORGE_SOURCE_HASH
 #define TRTFORGE_SOURCE_HASH "unknown"
@@ -224,6 +225,21 @@ extern "C" int trtforge_host_set_threads(int threads)
             trtforge::require(threads >= 0 && threads <= 1024, TRTFORGE_BAD_VALUE,
                 "threads must be 0 (follow OpenMP) to 1024, got %d", threads);
             trtforge::gThreads.store(threads);
+        });
+}
+
+extern "C" int trtforge_host_leave_with_parent(int parent, int milliseconds)
+{
+    return trtforge::guarded(
+        [&]
+        {
+            trtforge::require(parent > 0 && milliseconds > 0 && milliseconds < 1000, TRTFORGE_BAD_VALUE,
+                "a process and 1 to 999 milliseconds are needed, got %d and %d", parent, milliseconds);
+            while (getppid() == parent)
+            {
+                usleep(static_cast<useconds_t>(milliseconds) * 1000);
+            }
+            _exit(1);
         });
 }
 

@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from plugins.host import abi, library
@@ -28,6 +30,42 @@ def test_info_names_everything(host: HostLibrary) -> None:
     assert len(info["source_hash"]) == 64
     assert info["compiler"].startswith("g++ ")
     assert Path(info["path"]).is_file()
+
+
+ORPHAN = """
+import ctypes, os, threading, time
+import plugins.host
+library = plugins.host.load()
+threading.Thread(target=library.leave_with_parent, args=(os.getppid(), 50), daemon=True).start()
+time.sleep(0.5)  # the thread has begun to wait
+print(os.getpid(), flush=True)
+ctypes.PyDLL(None).sleep(300)  # PyDLL keeps the GIL
+"""
+
+
+def test_a_process_leaves_with_its_parent_though_its_gil_is_held(tmp_path: Path) -> None:
+    parent = "import subprocess, sys; print(subprocess.Popen([sys.executable, sys.argv[1]], stdout=1).pid, flush=True)"
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    process = subprocess.Popen([sys.executable, "-c", f"{parent}; input()", str(script)], cwd=ROOT, text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    orphan = psutil.Process(int(process.stdout.readline()))
+    assert int(process.stdout.readline()) == orphan.pid
+    time.sleep(0.3)
+    assert orphan.is_running(), "while its parent lives it stays"
+    process.kill()
+    process.wait()
+    gone, _ = psutil.wait_procs([orphan], timeout=20)
+    process.stdin.close()
+    process.stdout.close()
+    assert gone
+
+
+@pytest.mark.parametrize("arguments", [(0, 500), (-1, 500), (4, 0), (4, 1000)])
+def test_leaving_with_no_parent_is_refused(host: HostLibrary, arguments: tuple[int, int]) -> None:
+    with pytest.raises(ForgeError, match="a process and 1 to 999 milliseconds"):
+        host.leave_with_parent(*arguments)
 
 
 def fields_in(header: str, struct_name: str) -> list[tuple[str, object]]:

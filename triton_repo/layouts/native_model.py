@@ -9,12 +9,12 @@ copies the engine's figures to Triton's metrics page.
 import json
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils  # provided by Triton
 
+import plugins.host
 from runtime.request import RequestOutput
 from runtime.serving import AsyncEngine
 from runtime.triton_channel import Channel
@@ -22,15 +22,6 @@ from runtime.triton_frontend import request_from_tensors, tensors_from_output
 from trtforge.errors import ForgeError
 
 POLL_SECONDS = 0.05
-PARENT_SECONDS = 0.5
-
-
-def _server_lives() -> bool:
-    """Whether this process's parent is still the server (and not whoever inherits orphans)."""
-    try:
-        return Path(f"/proc/{os.getppid()}/comm").read_text().startswith("triton")
-    except OSError:
-        return False
 
 
 def _leave_with_the_server() -> None:
@@ -38,11 +29,17 @@ def _leave_with_the_server() -> None:
 
     A server that is killed does not tell the process that runs this file, which would keep the engine in
     memory for ever. A signal at the parent's death would not do: it follows the thread that started the
-    process, and that thread may end while the server goes on.
+    process, and that thread may end while the server goes on. Nor would a loop in Python: some calls into
+    Triton wait for the server's answer with the GIL held, and a server that died meanwhile never answers.
     """
-    while _server_lives():
-        time.sleep(PARENT_SECONDS)
-    os._exit(1)
+    server = os.getppid()
+    try:
+        lives = Path(f"/proc/{server}/comm").read_text().startswith("triton")
+    except OSError:
+        lives = False
+    if not lives:
+        os._exit(1)  # it died before, and another process has taken this one over
+    plugins.host.load().leave_with_parent(server)
 
 
 threading.Thread(target=_leave_with_the_server, name="server-watcher", daemon=True).start()

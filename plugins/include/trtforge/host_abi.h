@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define TRTFORGE_HOST_ABI 2
+#define TRTFORGE_HOST_ABI 3
 
 #if defined(TRTFORGE_BUILDING)
 #define TRTFORGE_API __attribute__((visibility("default")))
@@ -182,6 +182,10 @@ TRTFORGE_API char const* trtforge_host_isa(void);
 TRTFORGE_API int trtforge_host_select_isa(char const* name);
 //! Threads per call: 0 follows OpenMP (and therefore torch.set_num_threads).
 TRTFORGE_API int trtforge_host_set_threads(int threads);
+//! Ends the process at once (exit status 1) when its parent is no longer the process `parent`; returns only to refuse.
+//! Called by a thread of its own. It asks every `milliseconds` and needs nothing that the process may have locked, such
+//! as the interpreter.
+TRTFORGE_API int trtforge_host_leave_with_parent(int parent, int milliseconds);
 
 // --- attention ----------------------------------------------------------------------------------------------
 
