@@ -35,9 +35,7 @@ def show_run(console: Console, name: str, result: RunResult) -> None:
         console.value(str(artifacts[list(artifacts)[-1]].path) if artifacts else "nothing ran")
         return
     place = str(result.link or result.bundle)
-    unseen = (
-        [gate for reason in bundle.summary.get("not_run", {}).values() for gate in reason["gates"]] if bundle else []
-    )
+    unseen = result.unseen_gates
     console.print(f"verdict INCOMPLETE: no verdict on {', '.join(unseen)}" if unseen else "verdict PASSED")
     console.print(f"bundle  {place}")
     if result.moved_from is not None:

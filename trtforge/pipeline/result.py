@@ -57,10 +57,26 @@ class RunResult:
                 return outcome.artifact
         raise KeyError(stage)
 
+    @property
+    def unseen_gates(self) -> list[str]:
+        """Gates of the bundle that had no verdict, because a stage did not run for its target."""
+        made = next((item.artifact for item in self.outcomes if item.stage == "bundle" and item.artifact), None)
+        absent = made.summary.get("not_run", {}) if made is not None else {}
+        return [gate for reason in absent.values() for gate in reason["gates"]]
+
+    @property
+    def verdict(self) -> Literal["passed", "incomplete"] | None:
+        """Of a run to its bundle; None when it ended before (a missed gate is an error, and no result)."""
+        if self.bundle is None:
+            return None
+        return "incomplete" if self.unseen_gates else "passed"
+
     def to_json(self) -> dict[str, Any]:
         """The result as a JSON-able object."""
         return {
             "recipe": self.recipe,
+            "verdict": self.verdict,
+            "gates_without_verdict": self.unseen_gates,
             "seconds": round(self.seconds, 3),
             "log": str(self.log) if self.log else None,
             "bundle": str(self.bundle) if self.bundle else None,

@@ -11,6 +11,7 @@ import pytest
 
 from trtforge.cli.summary import bundle_rows, show_run
 from trtforge.console import Console
+from trtforge.pipeline.result import RunResult, StageOutcome
 
 _INTERVAL = {"value": 11.0, "low": 10.0, "high": 12.0}
 _SUMMARY: dict[str, Any] = {
@@ -53,15 +54,18 @@ def test_a_run_whose_gates_had_no_verdict_does_not_end_as_passed(
     tmp_path: Path, more: dict[str, Any], words: str
 ) -> None:
     bundle = SimpleNamespace(summary=_SUMMARY | more, manifest={"files": [], "gates": []}, path=tmp_path)
-    done = SimpleNamespace(
+    done = RunResult(
         recipe="r",
         seconds=1.0,
         bundle=tmp_path,
-        link=None,
-        moved_from=None,
-        log="a.log",
-        outcomes=[SimpleNamespace(stage="bundle", status="ran", seconds=1.0, artifact=bundle)],
+        log=tmp_path / "a.log",
+        outcomes=[StageOutcome("bundle", "ran", 1.0, bundle)],  # type: ignore[arg-type]
     )
     out = io.StringIO()
-    show_run(Console("human", out=out, err=io.StringIO()), "r", done)  # type: ignore[arg-type]
+    show_run(Console("human", out=out, err=io.StringIO()), "r", done)
     assert words in out.getvalue().splitlines()
+    assert words.upper().startswith(f"VERDICT {done.verdict}".upper())
+
+
+def test_a_run_that_stops_before_its_bundle_has_no_verdict() -> None:
+    assert RunResult("r").verdict is None and RunResult("r").to_json()["gates_without_verdict"] == []
