@@ -158,9 +158,9 @@ def test_the_written_recipe_passes_the_check(run: Run, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     section = json.loads(out)["sections"]["search"]
     best = section["recommended"]
-    # the torch target has one rank and no speculation here: better points were passed over for that
+    # the torch target has one rank here, and no speculation: better points were passed over, n-gram was not tried
     assert (best["tp"], best["pp"], best["speculation"]) == (1, 1, "none")
-    assert section["considered"] > 4000 and section["meeting"] > 0
+    assert section["considered"] > 900 and section["meeting"] > 0
     written = yaml.safe_load(out_file.read_text(encoding="utf-8"))
     assert written["build"]["limits"]["max_batch_size"] == best["batch"]
     assert written["quantize"]["format"] == ("none" if best["weights"] == "bfloat16" else best["weights"])

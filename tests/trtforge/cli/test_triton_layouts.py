@@ -115,7 +115,7 @@ def test_explain_one_all_and_a_misspelt_one(call, capsys):
     code, document = call("triton", "explain", "kv_cache_free_gpu_mem_fraction")
     assert code == 0
     row = document["parameters"][0]
-    assert (row["default"], row["values"], row["recipe"]) == ("0.9", "0 to 1", "build.kv_cache.free_fraction")
+    assert (row["default"], row["values"], row["recipe"]) == ("0.9", "over 0, up to 1", "build.kv_cache.free_fraction")
     code, document = call("triton", "explain")
     assert len(document["parameters"]) > 90
     code, document = call("triton", "explain", "max_beam_widht")
