@@ -30,6 +30,7 @@ from builder.targets.trtllm.medusa import DTYPES, LLAMAS, converted, narrow
 from builder.targets.trtllm.ranks import Rank, kv_heads_of
 from builder.targets.trtllm.source import BITS, Array, Checkpoint
 from builder.targets.trtllm.tensors import Tensor
+from trtforge.drafters import is_eagle_3
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation
 from trtforge.safetensors_header import TensorInfo, read_headers
@@ -37,7 +38,6 @@ from trtforge.safetensors_header import TensorInfo, read_headers
 ARCHITECTURE = "EagleForCausalLM"
 #: nodes, depth and most inner nodes of a level of mc_sim_7b_63, which the server drafts when it is given no tree
 DEFAULT_NODES, DEFAULT_DEPTH, DEFAULT_INNER = 63, 4, 10
-_EAGLE_3 = re.compile(r"(d2t|t2d|midlayer\..*)")
 #: buffers that older exports hold beside the weights
 _BUFFER = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 Span = tuple[int, int]
@@ -401,9 +401,7 @@ def _tree(speculation: Speculation, max_draft_len: int) -> tuple[int, int]:
 
 
 def _refuse_eagle_3(directory: Path, headers: Mapping[str, TensorInfo]) -> None:
-    fc = headers.get("fc.weight")
-    wide = fc is not None and len(fc.shape) == 2 and fc.shape[1] == 3 * fc.shape[0]
-    if wide or any(_EAGLE_3.fullmatch(name) for name in headers):
+    if is_eagle_3(headers):
         raise _refuse(
             "The drafter is an EAGLE-3 one",
             directory,

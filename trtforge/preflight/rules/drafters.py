@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.drafters import is_eagle_3
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.sources import SourceFiles
-
-#: tensors of EAGLE-3 alone: vocabulary maps and its only layer
-_EAGLE_3 = ("d2t", "t2d", "midlayer.")
 
 
 @rule(
@@ -25,7 +22,7 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
     if files is None or recipe.speculation.method != "eagle" or recipe.build.target != "trtllm-engine":
         return
     asked = f"speculation.draft: {recipe.speculation.draft}"
-    if _is_eagle_3(files):
+    if is_eagle_3(files.tensors):
         yield Violation(
             "the drafter is an EAGLE-3 one",
             asked,
@@ -69,9 +66,3 @@ def draft_is_long_enough(facts: Facts) -> Iterator[Violation]:
             {"positions": positions, "max_seq_len": longest},
             [f"build.limits.max_seq_len: {positions}", "speculation.method: none"],
         )
-
-
-def _is_eagle_3(files: SourceFiles) -> bool:
-    fc = files.tensors.get("fc.weight")
-    wide = fc is not None and len(fc.shape) == 2 and fc.shape[1] == 3 * fc.shape[0]
-    return wide or any(name.startswith(_EAGLE_3) for name in files.tensors)
