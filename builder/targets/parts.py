@@ -86,8 +86,8 @@ def check_limits(graph: GraphInfo, build: Build, *, target: str) -> Limits:
     return limits.model_copy(update={"max_input_len": longest_input})
 
 
-def graph_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str, Any]:
-    """What engine.json says of the graph, the limits and the KV pool, for every target that serves the paged graph."""
+def model_facts(graph: GraphInfo) -> dict[str, Any]:
+    """What engine.json says of the model, for every target that starts from a graph."""
     return {
         "architecture": graph.architecture,
         "dtype": graph.dtype,
@@ -95,6 +95,13 @@ def graph_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str,
         "group_size": graph.group_size,
         "vocab_size": graph.vocab_size,
         "max_position_embeddings": graph.max_position_embeddings,
+    }
+
+
+def graph_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str, Any]:
+    """What engine.json says of the graph, the limits and the KV pool, for every target that serves the paged graph."""
+    return {
+        **model_facts(graph),
         "limits": limits.model_dump(),
         "kv_cache": {
             "format": graph.kv_cache["format"],

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.graphs.info import GRAPH_FILE, GraphInfo
-from builder.targets.parts import check_limits, special_tokens
+from builder.targets.parts import check_limits, model_facts, special_tokens
 from builder.targets.rtx import refusals
 from builder.targets.rtx.compiler import Request, compile_engine
 from builder.targets.rtx.heap import compile_heap
@@ -142,12 +142,7 @@ def _describe(
     kind = graph.kv_cache["format"]
     per_token = 2 * graph.num_layers * graph.num_kv_heads * graph.head_size * _CACHE_BYTES[kind]
     return {
-        "architecture": graph.architecture,
-        "dtype": graph.dtype,
-        "quant_format": graph.quant_format,
-        "group_size": graph.group_size,
-        "vocab_size": graph.vocab_size,
-        "max_position_embeddings": graph.max_position_embeddings,
+        **model_facts(graph),
         "sliding_window": graph.sliding_window,
         "full_attention_layers": list(graph.full_attention_layers),
         "limits": limits.model_dump(),
