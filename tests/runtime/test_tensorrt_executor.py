@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from runtime.request import Request
 from runtime.sampling.params import SamplingParams
 from tests.runtime.executor_support import make_batch
 from tests.runtime.simulated_tensorrt import SCRATCH, HostDevice, Simulation
+from tests.support.damage import ODD, changed
 from tests.support.tensorrt_bindings import VERSIONS
 from tests.support.tiny import write_tiny_llama
 from trtforge.errors import ForgeError
@@ -295,10 +294,6 @@ def test_directories_that_are_no_engine(make: Make, tmp_path: Path, key: str, va
     assert caught.value.code == code
 
 
-GONE = object()
-ODD: tuple[Any, ...] = (GONE, None, [], {}, "", "x", -1, 0, 10**30, math.inf, math.nan, True, [None], {"a": 1}, 3.5, "\ud800", "a\0b")  # fmt: skip  # noqa: E501
-
-
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place of a JSON document; of lists the first and the last."""
     yield at
@@ -306,21 +301,6 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         isinstance(value, list) and value) else ()  # fmt: skip
     for key, below in entries:
         yield from places(below, (*at, key))
-
-
-def changed(document: Any, at: tuple[Any, ...], value: Any) -> Any:
-    """A copy with another value at a place."""
-    if not at:
-        return None if value is GONE else value
-    document = copy.deepcopy(document)
-    holder = document
-    for key in at[:-1]:
-        holder = holder[key]
-    if value is GONE:
-        del holder[at[-1]]
-    else:
-        holder[at[-1]] = value
-    return document
 
 
 def test_any_damage_of_engine_json_is_refused_or_harmless(make: Make, tmp_path: Path) -> None:

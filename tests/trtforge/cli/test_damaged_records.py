@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.damage import ODD, changed
 from trtforge.cli.main import invoke
 
-GONE = object()
-ODD: tuple[Any, ...] = (
-    GONE,
-    None,
-    [],
-    {},
-    "",
-    "x",
-    -1,
-    0,
-    10**30,
-    math.inf,
-    math.nan,
-    True,
-    [None],
-    {"a": 1},
-    "\ud800",
-)
 COMMON = {
     "version": 1, "name": "tiny", "quant_format": "none", "dtype": "float16",
     "limits": {"max_batch_size": 4, "max_seq_len": 64},
@@ -66,18 +47,6 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*at, key)
         yield from places(below, (*at, key))
-
-
-def changed(document: Any, at: tuple[Any, ...], value: Any) -> Any:
-    document = copy.deepcopy(document)
-    holder = document
-    for key in at[:-1]:
-        holder = holder[key]
-    if value is GONE:
-        del holder[at[-1]]
-    else:
-        holder[at[-1]] = value
-    return document
 
 
 @pytest.mark.parametrize("target", RECORDS)
