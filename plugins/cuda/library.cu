@@ -76,8 +76,8 @@ Status queryDevice(int32_t ordinal, Device& device) noexcept
 
 int32_t mostMultiprocessors(int32_t computeCapability) noexcept
 {
-    // Whole dies; products have some multiprocessors switched off. B200's is taken as two dies of 80 and not confirmed: a
-    // number that is too small costs splits only, since the running GPU's count is held to it.
+    // Whole dies; products have some multiprocessors switched off. B200's is taken as two dies of 80 and not confirmed:
+    // a number that is too small costs splits only, since the running GPU's count is held to it.
     switch (computeCapability)
     {
     case 80: return 128; // GA100
