@@ -9,16 +9,14 @@ from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Build, Parallel
 
 
-def alone_on_one_gpu(build: Build, draft: Checkpoint) -> Build:
+def alone_on_one_gpu(build: Build) -> Build:
     """The target's build for the engine that drafts: no ranks, beams, adapters or kernel timings of the target's."""
-    # paged context attention over an FP8 cache is FP8 attention: trtllm-build would turn it on by itself
-    fp8 = draft.kv_algorithm == "FP8" and draft.algorithm in ("FP8", "NVFP4")
     own = build.trtllm.model_copy(
         update={
             "max_beam_width": 1,
             "lora": None,
             "guided_decoding": "none",
-            "fp8_context_attention": fp8,
+            "fp8_context_attention": False,  # settled by what the draft is
             "gather_context_logits": False,
             "gather_generation_logits": False,
             "workers": 1,

@@ -13,11 +13,13 @@ The artifact::
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from builder.files import copy_file
 from builder.targets.trtllm import script
+from builder.targets.trtllm.changes import settled
 from builder.targets.trtllm.checkpoint import CONFIG_FILE, LOGITS_DTYPE, Drafting, convert_checkpoint
 from builder.targets.trtllm.common import (
     ENGINE_FILE,
@@ -87,9 +89,12 @@ def build_engine(
     if timing_cache is not None:
         copy_file(timing_cache, out / script.TIMING_CACHE)
         cache = f"{{here}}/{script.TIMING_CACHE}"
-    settings = settings_of(build, speculation, cache)
-    arguments = build_arguments(version, {**settings, "output_timing_cache": f"{{work}}/{script.OUTPUT_CACHE}"})
     source = Checkpoint.open(checkpoint)
+    quantization = {"quant_algo": source.algorithm, "kv_cache_quant_algo": source.kv_algorithm}
+    settings, changed = settled(
+        settings_of(build, speculation, cache), {"quantization": quantization}, build.architectures
+    )
+    arguments = build_arguments(version, {**settings, "output_timing_cache": f"{{work}}/{script.OUTPUT_CACHE}"})
     drafting = _drafting(source, draft, build, speculation, settings["max_draft_len"])
     drafts_from = check_pair(source, draft, build) if speculation.method == "draft_target" else None
     place = out if scratch is None else scratch
@@ -105,9 +110,11 @@ def build_engine(
         shutil.move(place / script.CHECKPOINT_DIR, out / script.CHECKPOINT_DIR)
     copy_tokenizer(checkpoint, out)
     scripts = script.write_scripts(out, version, arguments, row.container)
+    for change in changed:
+        progress.note(f"trtllm-build sets {change.setting} to {change.becomes} by itself: {change.why}")
     reason = why_not_here(version)
     if reason is None:
-        _compile(out, version, settings, arguments, parallel.tp * parallel.pp, progress)
+        _compile(out, version, settings, arguments, build, progress)
     else:
         progress.note(f"not compiled: {reason}; run {' or '.join(scripts)}")
     engine = {
@@ -130,7 +137,9 @@ def build_engine(
         "tensorrt_llm": version,
         "container": row.container,
         "scripts": scripts,
+        "architectures": list(build.architectures),
         "settings": settings,
+        "changed_by_builder": [asdict(change) for change in changed],
         "arguments": arguments,
         "trtllm": build.trtllm.model_dump(mode="json", exclude={"timing_cache"}),
         "kv_memory": build.kv_cache.model_dump(mode="json"),
@@ -143,7 +152,7 @@ def build_engine(
             drafts_from.directory,
             out / script.DRAFT_DIR,
             name=f"{name}-draft",
-            build=alone_on_one_gpu(build, drafts_from),
+            build=alone_on_one_gpu(build),
             stack=stack,
             scratch=None if scratch is None else scratch / script.DRAFT_DIR,
             progress=progress,
@@ -173,7 +182,7 @@ def _layers_beside(drafting: Drafting | None) -> int:
 
 
 def _compile(
-    out: Path, version: str, settings: dict[str, Any], arguments: list[str], ranks: int, progress: Progress
+    out: Path, version: str, settings: dict[str, Any], arguments: list[str], build: Build, progress: Progress
 ) -> None:
     engine_dir = out / script.ENGINE_DIR
     places = {"{here}/": f"{out}/", "{work}/": f"{engine_dir}/"}
@@ -191,11 +200,12 @@ def _compile(
         str(engine_dir),
         *words,
     ]
+    ranks = build.parallel.tp * build.parallel.pp
     run_build(command, engine_dir, out / LOG_FILE, ranks=ranks, progress=progress)
     timings = engine_dir / script.OUTPUT_CACHE
     if timings.is_file():
         timings.replace(out / script.OUTPUT_CACHE)
-    findings = check_engine(out, {"tensorrt_llm": version, "settings": settings})
+    findings = check_engine(out, {"tensorrt_llm": version, "settings": settings, "architectures": build.architectures})
     if findings:
         raise ForgeError(
             "TF-BLD-052",
@@ -226,7 +236,12 @@ def check_engine(artifact: Path, engine: dict[str, Any]) -> list[Finding]:
             why="The engine is held against the checkpoint's config.json.",
             remedies=["trtforge verify BUNDLE", "trtforge run RECIPE --force build"],
         ) from error
-    expected = {"version": engine["tensorrt_llm"], "settings": engine["settings"], "checkpoint": checkpoint}
+    expected = {
+        "version": engine["tensorrt_llm"],
+        "settings": engine["settings"],
+        "checkpoint": checkpoint,
+        "architectures": engine.get("architectures", ()),  # artifacts before 2026-12 do not say it
+    }
     return compare_engine(read_trtllm_engine(artifact / script.ENGINE_DIR), expected)
 
 

@@ -2,11 +2,11 @@
 
 Policy: flags are rows of ``flags.yaml`` keyed by version; a version without rows is refused, never guessed. A
 setting that changes the engine is always said, also where it is the default: defaults moved between versions.
+What the builder changes of them by itself is in :mod:`builder.targets.trtllm.changes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +15,9 @@ import yaml
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
+from builder.targets.trtllm.changes import Settings
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Build, Lookahead, Speculation
-
-Settings = dict[str, Any]
 
 
 class _Row(BaseModel):
@@ -182,26 +181,6 @@ def _speculation(speculation: Speculation) -> tuple[str | None, int | None]:
             remedies=["speculation.max_draft_len: 4", "speculation.choices: the tree, one path a node"],
         )
     return modes[speculation.method], length
-
-
-def recorded(settings: Settings, checkpoint: Mapping[str, Any]) -> Settings:
-    """What config.json of an engine says of the settings: trtllm-build makes room for drafts and records the sum.
-
-    Args:
-        checkpoint: config.json of what the engine is built from; EAGLE's levels count too.
-
-    Source: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/builder.py (``build``)
-    """
-    mode, drafts = settings.get("speculative_decoding_mode"), settings.get("max_draft_len") or 0
-    if mode is None:
-        return settings
-    levels = int(checkpoint.get("num_eagle_layers", 0)) if mode == "eagle" else 0
-    found = dict(settings)
-    if found.get("max_seq_len") is not None:
-        found["max_seq_len"] += drafts + levels
-    if found.get("max_num_tokens") is not None and found.get("max_batch_size") is not None:
-        found["max_num_tokens"] = max(found["max_num_tokens"], found["max_batch_size"] * (drafts + 1))
-    return found
 
 
 def build_arguments(version: str, settings: Settings) -> list[str]:

@@ -16,7 +16,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from builder.targets.trtllm.flags import Settings, flag_table, recorded
+from builder.targets.trtllm.changes import Settings, recorded
+from builder.targets.trtllm.flags import flag_table
 from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
 
@@ -152,8 +153,9 @@ def compare_engine(engine: TrtllmEngine, expected: Mapping[str, Any]) -> list[Fi
     """What differs between an engine and what was asked.
 
     Args:
-        expected: ``version``, ``settings`` (see :func:`builder.targets.trtllm.flags.settings_of`) and
-            ``checkpoint`` (config.json of the checkpoint that it was built from); a missing part is not compared.
+        expected: ``version``, ``settings`` (see :func:`builder.targets.trtllm.flags.settings_of`), ``checkpoint``
+            (config.json of the checkpoint that it was built from) and ``architectures`` (of the GPU that was to
+            build it); a missing part is not compared.
 
     Returns:
         ``TF-BLD-061`` plans missing, empty or too many; ``TF-BLD-062`` another version; ``TF-BLD-063`` another
@@ -166,7 +168,9 @@ def compare_engine(engine: TrtllmEngine, expected: Mapping[str, Any]) -> list[Fi
         message = f"built by TensorRT-LLM {engine.version}, not by {wanted}: it loads under {engine.version} only"
         findings.append(Finding("TF-BLD-062", message, wanted, engine.version))
     checkpoint = expected.get("checkpoint") or {}
-    findings += _setting_findings(engine, expected.get("settings") or {}, checkpoint)
+    settings = expected.get("settings") or {}
+    written = recorded(settings, checkpoint, expected.get("architectures") or ())
+    findings += _setting_findings(engine, settings, written)
     findings += _model_findings(engine, checkpoint)
     return findings
 
@@ -233,8 +237,8 @@ def _same_version(left: str, right: str) -> bool:
         return left == right
 
 
-def _setting_findings(engine: TrtllmEngine, settings: Settings, checkpoint: Mapping[str, Any]) -> list[Finding]:
-    findings, written = [], recorded(settings, checkpoint)
+def _setting_findings(engine: TrtllmEngine, settings: Settings, written: Settings) -> list[Finding]:
+    findings = []
     numbers: dict[str | None, Any] = {row.mode: row.number for row in flag_table().speculation}
     for flag in flag_table().flags:
         if flag.config is None or settings.get(flag.setting) is None:
@@ -251,9 +255,10 @@ def _setting_findings(engine: TrtllmEngine, settings: Settings, checkpoint: Mapp
         if not same:
             shown = None if found is _ABSENT else found
             named = flag.key or flag.setting
-            drafts = "" if asked == settings[flag.setting] else f" ({settings[flag.setting]} and room for drafts)"
+            wished = settings[flag.setting]
+            builder = "" if asked == wished else f" ({wished}, and what trtllm-build makes of it)"
             has = "no record of it" if shown is None else shown
-            message = f"{named}: asked for {asked}{drafts}, the engine has {has}"
+            message = f"{named}: asked for {asked}{builder}, the engine has {has}"
             findings.append(Finding("TF-BLD-063", message, asked, shown))
     return findings
 

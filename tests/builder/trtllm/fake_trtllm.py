@@ -58,6 +58,17 @@ build = {{
         "lora_plugin": args.lora_plugin,
     }},
 }}
+# tensorrt_llm/builder.py: "Logics to control paged_context_fmha and fp8_context_fmha", and check_max_num_tokens
+plugins, quantization = build["plugin_config"], checkpoint["quantization"]
+fp8_pool = quantization["kv_cache_quant_algo"] == "FP8"
+if quantization["quant_algo"] not in ("FP8", "W4A8_AWQ", "NVFP4") or int(os.environ.get("FAKE_SM", "90")) < 89:
+    plugins["use_fp8_context_fmha"] = False
+    if fp8_pool:
+        plugins["use_paged_context_fmha"] = False
+elif plugins["use_paged_context_fmha"]:
+    plugins["use_fp8_context_fmha"] = fp8_pool
+build["max_num_tokens"] = min(build["max_num_tokens"], build["max_batch_size"] * build["max_seq_len"])
+build["max_num_tokens"] = max(build["max_num_tokens"], plugins["tokens_per_block"])
 if args.speculative_decoding_mode is not None:  # tensorrt_llm/builder.py makes room for drafts
     build["max_draft_len"] = build["max_draft_len"] or checkpoint.get("max_draft_len", 0)
     build["max_seq_len"] += build["max_draft_len"]
@@ -130,7 +141,7 @@ def write_engine(directory: Path, change: dict[str, Any] | None = None, ranks: i
             "gather_generation_logits": False,
             "max_draft_len": 0,
             "speculative_decoding_mode": 1,
-            "plugin_config": {"tokens_per_block": 32, "use_paged_context_fmha": True, "use_fp8_context_fmha": False},
+            "plugin_config": {"tokens_per_block": 32, "use_paged_context_fmha": True, "use_fp8_context_fmha": True},
         },
     }
     for path, value in (change or {}).items():

@@ -26,10 +26,10 @@ FORMATS = ("none", "fp8", "int4_awq", "nvfp4")
 SHAPE = {"width": 128, "heads": 8, "kv_heads": 4, "ffn": 256, "vocab": 515, "layers": 3}
 
 
-def make(directory: Path, fmt: str, **options: object) -> Quantizer:
-    """A tiny checkpoint in ``fmt`` with an FP8 KV cache where the format is quantized; NVFP4 with shared scales."""
+def make(directory: Path, fmt: str, *, kv: bool = True, **options: object) -> Quantizer:
+    """A tiny checkpoint in ``fmt``, with an FP8 KV cache where that and ``kv`` say so; NVFP4 with shared scales."""
     write_tiny_llama(directory, **{**SHAPE, **options})  # type: ignore[arg-type]
-    quantizer = Quantizer(directory, fmt, kv_fp8=fmt != "none")
+    quantizer = Quantizer(directory, fmt, kv_fp8=kv and fmt != "none")
     if fmt == "nvfp4":
         share_global_scales(directory, quantizer)
     return quantizer

@@ -49,7 +49,7 @@ def test_an_engine_as_asked_has_no_findings(tmp_path: Path) -> None:
         ({"build_config.kv_cache_type": "CONTINUOUS"}, "TF-BLD-063"),
         ({"build_config.plugin_config.tokens_per_block": 64}, "TF-BLD-063"),
         ({"build_config.plugin_config.use_paged_context_fmha": False}, "TF-BLD-063"),
-        ({"build_config.plugin_config.use_fp8_context_fmha": True}, "TF-BLD-063"),
+        ({"build_config.plugin_config.use_fp8_context_fmha": False}, "TF-BLD-063"),
         ({"build_config.max_num_tokens": None}, "TF-BLD-063"),
         ({"pretrained_config.dtype": "float16"}, "TF-BLD-064"),
         ({"pretrained_config.quantization.kv_cache_quant_algo": None}, "TF-BLD-064"),
