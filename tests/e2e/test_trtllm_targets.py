@@ -61,11 +61,13 @@ def test_a_bundle_says_what_nobody_has_looked_at(folder: Path, target: str) -> N
     scripts = {"trtllm-engine": ["mpirun.sh", "slurm.sh"], "trtllm-llmapi": ["server.sh"]}[target]
     assert sorted(path.name for path in (bundle / "launch").iterdir()) == sorted([*scripts, "plan.json"])
     assert all(f"launch/{name}" in shown for name in scripts)
-    assert "tritonserver --model-repository=repository" in shown
-    assert ("mpirun … 2 servers" in shown) == (target == "trtllm-engine")
-    asked = {"trtllm-engine": "tensorrt_llm_bls/generate", "trtllm-llmapi": "tensorrt_llm/generate"}[target]
-    assert asked in shown
-    # the container of the LLM API's stack has no Triton: there trtllm-serve is started instead
+    # the stack of the LLM API has no container with Triton: its report starts TensorRT-LLM's own server
+    triton = target == "trtllm-engine"
+    assert ("tritonserver --model-repository=repository" in shown) == triton
+    assert ("mpirun … 2 servers" in shown) == triton
+    assert ({True: "tensorrt_llm_bls/generate", False: "/v1/completions -H 'Content-Type"}[triton]) in shown
+    commands = [line for line in shown.splitlines() if line.startswith(("docker run", "sh ", "cd "))]
+    assert triton or " trtllm-serve checkpoint " in commands[0]
     container = [line for line in shown.splitlines() if line.startswith("docker run")]
     started = {"trtllm-engine": "sh /bundle/launch/mpirun.sh", "trtllm-llmapi": " trtllm-serve checkpoint "}[target]
     assert len(container) == 1 and started in container[0]

@@ -35,6 +35,14 @@ def weight_format(facts: Facts) -> str:
     return stored if asked == "none" and stored else asked
 
 
+def fp8_context_attention(facts: Facts) -> bool:
+    """Whether the engine of ``trtllm-engine`` computes context attention in FP8: asked for, or by the builder's doing
+    (paged context attention over an FP8 KV cache has no other kernels)."""
+    own = facts.recipe.build.trtllm
+    implied = own.paged_context_attention and used(facts, "fp8-weights") and used(facts, "fp8-kv")
+    return own.fp8_context_attention or implied
+
+
 def _flag(name: str) -> Feature:
     key = f"build.trtllm.{name}"
     return (
@@ -69,6 +77,15 @@ FEATURES: dict[str, Feature] = {
     "chunked-context": _flag("chunked_context"),
     "paged-context": _flag("paged_context_attention"),
     "fp8-context": _flag("fp8_context_attention"),
+    "fp8-context-refused": (
+        lambda facts: (
+            not facts.recipe.build.trtllm.fp8_context_attention
+            and facts.is_written(("build", "trtllm", "fp8_context_attention"))
+        ),
+        lambda facts: "build.trtllm.fp8_context_attention: false",
+        "build.trtllm.fp8_context_attention: true",
+        "build.trtllm.fp8_context_attention: false",
+    ),
     "gather-context-logits": _flag("gather_context_logits"),
     "gather-generation-logits": _flag("gather_generation_logits"),
     "chunked-context-asked": (

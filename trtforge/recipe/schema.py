@@ -229,7 +229,9 @@ class TrtLlm(Section):
     """What only TensorRT-LLM has: settings of trtllm-build and of its runtime."""
 
     paged_context_attention: bool = Field(True, description="Context attention reads the paged KV cache")
-    fp8_context_attention: bool = Field(False, description="Context attention in FP8; needs an FP8 KV cache")
+    fp8_context_attention: bool = Field(
+        False, description="Context attention in FP8; over a paged FP8 KV cache trtllm-build has no other"
+    )
     kv_reuse: bool = Field(False, description="Share KV blocks of equal prefixes; needs paged context attention")
     chunked_context: bool = Field(True, description="Cut long prompts in chunks; needs paged context attention")
     host_kv_memory: Size | None = Field(None, description="Host memory for KV blocks that left the GPU")

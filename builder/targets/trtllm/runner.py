@@ -33,22 +33,30 @@ def why_not_here(version: str) -> str | None:
         return f"TensorRT-LLM {version} is not installed on the machine that ran this"
     if not gpu_architectures():
         return "the machine that ran this has no GPU, and an engine is compiled on the one that serves it"
-    found = installed_version()
+    try:
+        found = _installed_version()
+    except ImportError as error:
+        return f"TensorRT-LLM is installed and cannot be imported: {error}"
     if found != version:
-        return f"TensorRT-LLM {found or 'that is installed cannot be imported'} is not the stack's {version}"
+        return f"TensorRT-LLM {found} is not the stack's {version}"
     return None
 
 
-def installed_version() -> str | None:
-    """``tensorrt_llm.__version__`` of this Python's package; None when importing it fails."""
+def _installed_version() -> str:
+    """``tensorrt_llm.__version__`` of this Python's package.
+
+    Raises:
+        ImportError: importing it fails, with the line that says why.
+    """
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _VERSION_CODE], capture_output=True, text=True, timeout=300, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
+        done = subprocess.run([sys.executable, "-c", _VERSION_CODE], capture_output=True, text=True, timeout=300)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ImportError(str(error)) from error
     lines = done.stdout.strip().splitlines()
-    return lines[-1].strip() if lines else None
+    if done.returncode or not lines:
+        said = done.stderr.strip().splitlines()
+        raise ImportError(said[-1] if said else f"Python ended with code {done.returncode}")
+    return lines[-1].strip()
 
 
 def run_build(command: list[str], out: Path, log: Path, *, ranks: int, progress: Progress) -> None:

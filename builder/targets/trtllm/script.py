@@ -3,7 +3,8 @@
 Policy: both scripts do what :mod:`builder.targets.trtllm.runner` does in place, with the same words. They refuse
 another version of TensorRT-LLM, since its engine would not load in the stack that serves it; a build that stops
 half-way leaves nothing that looks like an engine, because config.json is moved last. The container has no
-network, no capabilities and the caller's user; the checkpoint is mounted read-only.
+network, no capabilities and the caller's user; the checkpoint is mounted read-only. That user has no entry in the
+image's passwd, and Python's ``getpass.getuser`` (torch asks it for cache folders) then wants ``USER``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ DRAFT_DIR = "draft"
 TIMING_CACHE = "timing.cache"
 #: kernel timings that a build leaves for the next one
 OUTPUT_CACHE = "model.cache"
+#: of a failed import, what is shown: the exception and where it was raised
+_ERROR_LINES = 12
 
 _BUILD = """\
 #!/bin/sh
@@ -28,7 +31,12 @@ _BUILD = """\
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 out=${{1:-$here/{engine_dir}}}
-if ! found=$(python3 -c 'import tensorrt_llm; print(tensorrt_llm.__version__)' 2>/dev/null | tail -n 1); then found=; fi
+if ! said=$(python3 -c 'import tensorrt_llm; print("\\nversion=" + tensorrt_llm.__version__)' 2>&1); then
+  printf '%s\\n' "$said" | tail -n {error_lines} >&2
+  echo "build.sh: needs TensorRT-LLM {version}, and importing it failed as above" >&2
+  exit 3
+fi
+found=$(printf '%s\\n' "$said" | sed -n 's/^version=//p' | tail -n 1)
 if [ "$found" != {version} ]; then
   echo "build.sh: needs TensorRT-LLM {version}, found ${{found:-none}}: another version's engine would not load" >&2
   exit 3
@@ -62,7 +70,7 @@ out=$(CDPATH= cd -- "$out" && pwd)
 exec docker run --rm --network none --gpus all --ipc host \\
   --ulimit memlock=-1 --ulimit stack=67108864 \\
   --cap-drop ALL --security-opt no-new-privileges \\
-  --user "$(id -u):$(id -g)" --env HOME=/tmp --workdir /tmp \\
+  --user "$(id -u):$(id -g)" --env USER=trtforge --env HOME=/tmp --workdir /tmp \\
   --mount "type=bind,src=$here,dst=/engine,readonly" \\
   --mount "type=bind,src=$out,dst=/out" \\
   {image} \\
@@ -82,6 +90,7 @@ def build_script(version: str, arguments: list[str]) -> str:
             words.append(shlex.quote(word))
     return _BUILD.format(
         version=version,
+        error_lines=_ERROR_LINES,
         engine_dir=ENGINE_DIR,
         checkpoint_dir=CHECKPOINT_DIR,
         output_cache=OUTPUT_CACHE,

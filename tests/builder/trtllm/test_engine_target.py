@@ -98,8 +98,20 @@ def test_build_sh_refuses_another_version_and_leaves_no_half_engine(
 def test_build_sh_without_tensorrt_llm_says_so(checkpoint: Path, tmp_path: Path) -> None:
     build(checkpoint, tmp_path / "out")
     done = subprocess.run(["sh", str(tmp_path / "out" / "build.sh")], capture_output=True, text=True, check=False)
-    assert done.returncode == 3 and "found none" in done.stderr
+    assert done.returncode == 3 and "No module named 'tensorrt_llm'" in done.stderr
     assert not (tmp_path / "out" / "trtllm").exists()
+
+
+def test_a_package_that_does_not_import_is_told_by_its_error(checkpoint: Path, tmp_path: Path, installed: Path) -> None:
+    """By build.sh, and by a build in place, which then writes scripts."""
+    package = installed / "packages" / "tensorrt_llm" / "__init__.py"
+    package.write_text("print('[TensorRT-LLM] loading', end='')\nraise ImportError('libnvinfer.so.10: not found')\n")
+    reason = str(why_not_here("1.2.1"))
+    assert "libnvinfer.so.10: not found" in reason and "cannot be imported" in reason
+    assert build(checkpoint, tmp_path / "out")["not_compiled"] == reason
+    done = subprocess.run(["sh", str(tmp_path / "out" / "build.sh")], capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "libnvinfer.so.10: not found" in done.stderr
+    assert "needs TensorRT-LLM 1.2.1, and importing it failed" in done.stderr
 
 
 def test_container_sh_has_no_network_and_mounts_the_checkpoint_read_only(checkpoint: Path, tmp_path: Path) -> None:
@@ -114,6 +126,7 @@ def test_container_sh_has_no_network_and_mounts_the_checkpoint_read_only(checkpo
     assert words[words.index("--network") + 1] == "none"
     assert words[words.index("--cap-drop") + 1] == "ALL"
     assert words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
+    assert {"USER=trtforge", "HOME=/tmp"} <= set(words)  # a user without an entry in the image's passwd
     mounts = [words[place + 1] for place, word in enumerate(words) if word == "--mount"]
     assert mounts == [
         f"type=bind,src={tmp_path / 'out'},dst=/engine,readonly",

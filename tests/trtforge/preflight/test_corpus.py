@@ -164,6 +164,7 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("qwen2.5-7b-fp8", quant(kv_cache="none"), {}, "TF-K13-003"),
     ("llama-7b-awq-128", quant(kv_cache="fp8"), {}, "TF-K13-004"),
     ("qwen2.5-7b-fp8", quant(kv_cache="int8"), {}, "TF-K13-004"),
+    ("qwen2.5-7b-fp8", trtllm(fp8_context_attention=False), {}, "TF-K13-004"),
     ("serve-llama-3.1-8b-fp8-tp2", merged(build(parallel={"pp": 2}), trtllm(chunked_context=True)), {}, "TF-K13-005"),
     ("triton-llama-7b-streaming", triton(accumulate_tokens=False), {}, "TF-K14-001"),
     ("triton-llama-7b", {"bench": {"slo": {"ttft_p99": "2s"}}}, {}, "TF-K14-002"),

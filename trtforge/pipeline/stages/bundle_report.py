@@ -251,16 +251,11 @@ def _use_of_rtx(build: Artifact) -> Any:
 
 
 def _serving_of_trtllm(context: StageContext) -> Any:
-    """Compile it where that is to be done yet, then the scripts of ``launch`` and what each of them starts."""
-    import shlex
-
+    """Compile it where that is to be done yet, then each server that the stack has."""
     from evals.report import Section
-    from launcher.plans import plan
-    from launcher.scripts import script_names
     from trtforge.tables import stack_table
 
     engine = context.inputs["build"].summary
-    made = plan(context.recipe)
     first = ["trtforge verify BUNDLE", f"trtforge stack check {engine['stack']}"]
     blocks = ["\n".join(first)]
     if engine["target"] == "trtllm-engine" and not engine["compiled"]:
@@ -271,29 +266,59 @@ def _serving_of_trtllm(context: StageContext) -> Any:
         if container:
             compile_it.append("# the same when you are inside that container already: sh BUNDLE/engine/build.sh")
         blocks.append("\n".join([*compile_it, "trtforge engine info BUNDLE"]))
-    for name in script_names(made):
+    row = stack_table().row(engine["stack"])
+    has_triton = row is not None and row.triton is not None
+    text = "BUNDLE is the folder of this report. Everything is started in it; scripts count the GPUs before they start."
+    if engine["target"] == "trtllm-llmapi":
+        blocks += _without_triton(engine)
+    if has_triton:
+        blocks += _with_triton(context, engine["container"])
+    else:
+        text += (
+            f" No container of {engine['stack']} has Triton beside TensorRT-LLM {engine['tensorrt_llm']}; "
+            "launch/server.sh starts it on repository/ where an installation has both."
+        )
+    return Section("Serve it", text, preformatted=tuple(blocks))
+
+
+#: a bundle's folder as a container sees it
+_DOCKER = "docker run --rm --gpus all --ipc host --network host --mount type=bind,src=BUNDLE,dst=/bundle,readonly"
+
+
+def _without_triton(engine: Mapping[str, Any]) -> list[str]:
+    """``trtllm-serve``, where it is installed and in the stack's container, and a question to it."""
+    import shlex
+
+    serve = shlex.join(engine["serve"])
+    blocks = []
+    if engine["container"]:
+        where = f"{_DOCKER} --workdir /bundle/engine {engine['container']}"
+        blocks.append(f"# serve with TensorRT-LLM's own server, in the stack's container\n{where} {serve}")
+    blocks.append(f"# the same where TensorRT-LLM {engine['tensorrt_llm']} is installed\ncd BUNDLE/engine && {serve}")
+    served_as = engine["serve"][1].rpartition("/")[2]  # the folder's name
+    body = f'{{"model": "{served_as}", "prompt": "The capital of France is", "max_tokens": 32}}'
+    ask = f"curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+    return [*blocks, f"# ask it\n{ask}"]
+
+
+def _with_triton(context: StageContext, container: str | None) -> list[str]:
+    """The scripts of ``launch``, what each of them starts, and a question to the model that clients ask."""
+    from launcher.plans import plan
+    from launcher.scripts import script_names
+
+    made, blocks = plan(context.recipe), []
+    names = script_names(made)
+    for name in names:
         how = "cd BUNDLE && sbatch launch/slurm.sh" if name == "slurm.sh" else f"sh BUNDLE/launch/{name}"
         runs = " ".join(made.ranks[0].command)
         if name != "server.sh":
             starter = "srun" if name == "slurm.sh" else "mpirun"
             runs = f"{starter} … {len(made.ranks)} server{'s' if len(made.ranks) > 1 else ''}, the first: {runs}"
         blocks.append(f"# serve with Triton: {runs}\n{how}")
-    row = stack_table().row(engine["stack"])
-    has_triton = row is not None and row.triton is not None
-    docker = "docker run --rm --gpus all --ipc host --network host --mount type=bind,src=BUNDLE,dst=/bundle,readonly"
-    if engine["container"] and has_triton:
-        script = next(name for name in script_names(made) if name != "slurm.sh")
-        blocks.append(f"# the same in the stack's container\n{docker} {engine['container']} sh /bundle/launch/{script}")
-    blocks.append(f"# ask Triton\n{_curl(context)}")
-    if engine["target"] == "trtllm-llmapi":
-        serve = shlex.join(engine["serve"])
-        blocks.append(f"# serve without Triton\ncd BUNDLE/engine && {serve}")
-        if engine["container"]:
-            where = f"{docker} --workdir /bundle/engine {engine['container']}"
-            less = "" if has_triton else ", which has no Triton"
-            blocks.append(f"# the same in the stack's container{less}\n{where} {serve}")
-    text = "BUNDLE is the folder of this report. Everything is started in it; scripts count the GPUs before they start."
-    return Section("Serve it", text, preformatted=tuple(blocks))
+    if container:
+        script = next(name for name in names if name != "slurm.sh")
+        blocks.append(f"# the same in the stack's container\n{_DOCKER} {container} sh /bundle/launch/{script}")
+    return [*blocks, f"# ask Triton\n{_curl(context)}"]
 
 
 def _curl(context: StageContext) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import kv_format, weight_format
+from trtforge.preflight.features import fp8_context_attention, kv_format, used, weight_format, written
 from trtforge.recipe.keys import nearest
 from trtforge.tables import Architecture
 
@@ -252,17 +252,23 @@ def one_architecture(facts: Facts) -> Iterator[Violation]:
     needs=("build.architectures",),
 )
 def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
-    if not facts.recipe.build.trtllm.fp8_context_attention or facts.recipe.build.target != "trtllm-engine":
+    if facts.recipe.build.target != "trtllm-engine" or not fp8_context_attention(facts):
         return
+    asked = "build.trtllm.fp8_context_attention: true"
+    if not facts.recipe.build.trtllm.fp8_context_attention:
+        asked = f"build.trtllm.paged_context_attention: true over {written(facts, 'fp8-kv')}"
     for row in _rows(facts):
         if row.context_fp8 in ("no", "disputed"):
             hosts = [item.name for item in facts.architectures.rows if item.context_fp8 == "yes"]
             stated = "said to work and reported not to" if row.context_fp8 == "disputed" else "missing"
             yield Violation(
                 f"FP8 context attention on {row.name} ({row.title}) is {stated}",
-                f"build.trtllm.fp8_context_attention: true, build.architectures: {row.name}",
+                f"{asked}, build.architectures: {row.name}",
                 {"support": row.context_fp8, "works_on": hosts},
-                ["build.trtllm.fp8_context_attention: false", f"build.architectures: {hosts}"],
+                [
+                    "quantize.kv_cache: none" if used(facts, "fp8-kv") else "build.trtllm.fp8_context_attention: false",
+                    f"build.architectures: {hosts}",
+                ],
             )
 
 
