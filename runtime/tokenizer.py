@@ -9,6 +9,7 @@ costs milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.detokenizer import Detokenizer, DetokenizerFactory
 from runtime.token_bound import TokenBound
-from trtforge.chat_template import render_chat
+from trtforge.chat_template import render_chat, start_rendering
 from trtforge.errors import ForgeError
 
 if TYPE_CHECKING:
@@ -100,13 +101,19 @@ class EngineTokenizer:
         """Text of ``token_ids``."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
+    def prepare_chats(self) -> None:
+        """Start what renders chats, so that the first one does not wait for it; where that fails, chats say so."""
+        if self.chat_template is not None:
+            with contextlib.suppress(ForgeError):
+                start_rendering()
+
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """Text of a chat by the model's template.
 
         Raises:
-            ForgeError: ``TF-RUN-091`` when the model has no template; ``TF-RUN-092``/``093`` see
+            ForgeError: ``TF-RUN-091`` when the model has no template; ``TF-RUN-092`` … ``095`` see
                 :func:`~trtforge.chat_template.render_chat`.
         """
         if self.chat_template is None:

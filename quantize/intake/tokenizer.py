@@ -67,12 +67,9 @@ def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: list[int]) -> None
 
 def check_template(template: str) -> None:
     """``TF-SRC-033`` when a chat template does not compile; without jinja2 here, serving finds out."""
-    from trtforge.chat_template import syntax_error
+    from trtforge.chat_template import can_render, syntax_error
 
-    try:
-        problem = syntax_error(template)
-    except ImportError:
-        return
+    problem = syntax_error(template) if can_render() else None
     if problem is not None:
         raise ForgeError(
             "TF-SRC-033",

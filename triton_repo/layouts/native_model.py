@@ -1,7 +1,8 @@
 """Triton Python-backend model of the ``native`` layout; copied into the repository as ``1/model.py``.
 
 Decoupled: ``execute`` hands each request to the runtime's stepping thread and returns at once, so
-requests join and leave the batch token by token. A watcher thread asks Triton every
+requests join and leave the batch token by token. A chat waits for its template in a thread of its own, and nothing
+else waits for it. A watcher thread asks Triton every
 ``POLL_SECONDS`` which clients have gone and cancels their requests, which frees their blocks; it also
 copies the engine's figures to Triton's metrics page.
 """
@@ -9,16 +10,20 @@ copies the engine's figures to Triton's metrics page.
 import json
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils  # provided by Triton
 
 import plugins.host
-from runtime.request import RequestOutput
+from runtime.request import Request, RequestOutput
 from runtime.serving import AsyncEngine
 from runtime.triton_channel import Channel
 from runtime.triton_frontend import request_from_tensors, tensors_from_output
+from trtforge.chat_workers import MOST
 from trtforge.errors import ForgeError
 
 POLL_SECONDS = 0.05
@@ -45,6 +50,16 @@ def _leave_with_the_server() -> None:
 threading.Thread(target=_leave_with_the_server, name="server-watcher", daemon=True).start()
 
 
+def _answering(client: Channel, work: Callable[[], None]) -> None:
+    """Do ``work``; whatever goes wrong, the client gets an answer."""
+    try:
+        work()
+    except ForgeError as error:
+        client.fail(error.to_json())
+    except Exception as error:
+        client.fail({"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"})
+
+
 class TritonPythonModel:
     """The engine behind one Triton model."""
 
@@ -60,6 +75,10 @@ class TritonPythonModel:
         self._check_limits(parameters)
         self._live: set[Channel] = set()
         self._lock = threading.Lock()
+        self._chats = ThreadPoolExecutor(MOST, "chats")
+        tokenizer = self._engine.core.tokenizer
+        if tokenizer is not None:
+            tokenizer.prepare_chats()
         self._closing = threading.Event()
         self._gauges = _Gauges(args["model_name"], args["model_version"])
         self._gauges.update(self._engine.stats())
@@ -80,12 +99,7 @@ class TritonPythonModel:
         """Submit every request; answers go through each request's own response sender."""
         for request in requests:
             client = Channel(request.get_response_sender(), pb_utils)
-            try:
-                self._submit(request, client)
-            except ForgeError as error:
-                client.fail(error.to_json())
-            except Exception as error:  # whatever it is, the client must get an answer
-                client.fail({"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"})
+            _answering(client, partial(self._submit, request, client))
 
     def _submit(self, request: Any, client: Channel) -> None:
         tensors = {}
@@ -115,7 +129,14 @@ class TritonPythonModel:
             else:
                 client.send(response)  # raises when the client is gone: the engine then cancels the request
 
-        client.key = self._engine.submit(parsed, deliver)
+        start = partial(self._start, parsed, deliver, client)
+        if parsed.messages is None:
+            start()
+        else:
+            self._chats.submit(_answering, client, start)
+
+    def _start(self, request: Request, deliver: Callable[[RequestOutput], None], client: Channel) -> None:
+        client.key = self._engine.submit(request, deliver)
         with self._lock:
             self._live.add(client)
 
@@ -136,6 +157,7 @@ class TritonPythonModel:
         """Stop the stepping thread once Triton has drained."""
         self._closing.set()
         self._watcher.join(timeout=5)
+        self._chats.shutdown()
         self._engine.shutdown()
         self._gauges.close()
 

@@ -19,6 +19,8 @@ TOKENIZER_MODULES: Mapping[str, str] = {
     "runtime.detokenizer": "detokenizer.py",
     "runtime.token_bound": "token_bound.py",
     "trtforge.chat_template": "chat_template.py",
+    "trtforge.chat_workers": "chat_workers.py",
+    "trtforge.chat_process": "chat_process.py",  # run as a file, which is found beside chat_workers.py
     "trtforge.errors": "errors.py",
 }
 

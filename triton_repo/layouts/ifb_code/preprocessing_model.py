@@ -28,6 +28,7 @@ class TritonPythonModel:
         self._vocab = int(parameters["vocab_size"])
         folder = (Path(args["model_repository"]) / parameters["tokenizer_dir"]).resolve()
         self._tokenizer = EngineTokenizer.load(folder)
+        self._tokenizer.prepare_chats()
         self._ends = end_ids(folder, self._tokenizer)
         pad = self._tokenizer.special_tokens.get("pad_token")
         pad_id = None if pad is None else self._tokenizer.backend.token_to_id(pad)
