@@ -30,6 +30,13 @@ def init(
         ),
     ] = None,
     quantization: Annotated[str, typer.Option("--format", help="Quantization format to start from.")] = "fp8",
+    target: Annotated[str, typer.Option("--target", help="Engine target; `trtforge stack list` names them.")] = "torch",
+    architecture: Annotated[
+        str | None,
+        typer.Option(
+            "--arch", metavar="sm_NN", help="GPU that will serve it; default: this machine's.", show_default=False
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     store: StoreOption = None,
 ) -> None:
@@ -37,9 +44,12 @@ def init(
     from quantize.formats import format_row
     from trtforge.preflight import probe
     from trtforge.recipe.starter import recipe_name, source_in_recipe, starter_text, write_new
+    from trtforge.recipe.starter_target import starter_target
     from trtforge.store.store import default_root
 
     row = format_row(quantization)
+    machine = probe(default_root(store))
+    built = starter_target(target, architecture, row.name, tuple(gpu.architecture for gpu in machine.gpus))
     with console.progress("init") as progress:
         info = inspected(source, Path.cwd(), progress)
     name = recipe_name(source, quantization)
@@ -49,7 +59,8 @@ def init(
         source_in_recipe(source, path.parent),
         info,
         row,
-        probe(default_root(store)),
+        machine,
+        built,
         sha256=pinned_hash(source, info.sha256),
     )
     write_new(path, text, overwrite=overwrite)

@@ -237,6 +237,7 @@ _MODULES = (
     "limits",
     "ranges",
     "memory",
+    "pools",
     "host",
     "speculation",
     "trees",

@@ -15,6 +15,7 @@ from trtforge.errors import ForgeError
 from trtforge.paths import resolved_path, user_path
 from trtforge.preflight.machine import Machine
 from trtforge.preflight.model import DTYPE_BYTES, FormatFacts, ModelShape, kv_bytes_per_token, quantized_linears
+from trtforge.recipe.starter_target import StarterTarget
 from trtforge.recipe.units import format_size
 from trtforge.store.files import write_text_atomic
 
@@ -72,7 +73,14 @@ def fitting_sections(model: ModelShape) -> dict[str, Any]:
 
 
 def starter_text(
-    name: str, source: str, model: ModelShape, row: FormatFacts, machine: Machine, *, sha256: str | None = None
+    name: str,
+    source: str,
+    model: ModelShape,
+    row: FormatFacts,
+    machine: Machine,
+    target: StarterTarget,
+    *,
+    sha256: str | None = None,
 ) -> str:
     """The recipe as YAML text."""
     exclude = ("lm_head",)
@@ -81,8 +89,9 @@ def starter_text(
     context = model.max_positions
     sequence = min(_SERVED, context)
     calibration = min(512, context)
-    token = kv_bytes_per_token(model, "float8_e4m3fn" if quantizes else "bfloat16")
-    pool = pool_bytes(token, sequence, machine, model.parameters * DTYPE_BYTES["bfloat16"])
+    gpu = target.architecture
+    dtype = "float16" if gpu is not None and gpu.dtypes.get("bfloat16") == "no" else "bfloat16"
+    kv_cache = target.kv_cache(row.name)
     kind = "tied to lm_head" if model.tied else "separate from lm_head"
     lines = [
         f"# {model.architecture}: {model.parameters / 1e6:.1f} M parameters, {model.layers} layers, "
@@ -94,7 +103,7 @@ def starter_text(
         "model:",
         f"  source: {_quoted(source)}",
         *([f"  sha256: {sha256}  # of the fetched file; a changed file is refused"] if sha256 else []),
-        "  dtype: bfloat16  # of everything that is not quantized",
+        f"  dtype: {dtype}  # of everything that is not quantized",
         "",
         "quantize:",
         f"  format: {row.name}  # `trtforge formats` lists the others",
@@ -104,7 +113,12 @@ def starter_text(
         lines.append(f"  group_size: {group}  # divides the input widths {', '.join(map(str, widths))}")
     if quantizes:
         lines += [
-            "  kv_cache: fp8  # calibrated scales; halves the cache",
+            f"  kv_cache: {kv_cache}"
+            + (
+                "  # calibrated scales; halves the cache"
+                if kv_cache != "none"
+                else f"  # as {target.name} takes it here"
+            ),
             "  exclude: [lm_head]"
             + ("  # it is the embedding" if model.tied else "  # the logits are sensitive to it"),
             f"  calibration: {{corpus: 'builtin:python-topics', samples: 16, sequence_length: {calibration}}}",
@@ -122,13 +136,12 @@ def starter_text(
         "  engine_parity: {prompts: 16, gate: {min_top1_agreement: 99%}}",
         "",
         "build:",
-        "  target: torch  # runs on any machine; the Triton layout follows the target",
+        *_target_lines(target),
         "  limits:",
         f"    max_batch_size: {_BATCH}  # requests in one step",
         f"    max_num_tokens: {max(_BATCH, min(2048, sequence))}  # tokens in one step, prefill and decode together",
         f"    max_seq_len: {sequence}  # prompt and answer of one request; the model's context is {context}",
-        f"  kv_cache: {{block_size: {_BLOCK}, memory: {pool // 2**20}MiB}}  "
-        f"# {token} bytes a token: {pool // token} tokens",
+        *_pool_lines(model, target, machine, sequence, "float8_e4m3fn" if kv_cache != "none" else dtype),
         "",
         "bench:",
         "  concurrency: [1, 4, 16]",
@@ -137,6 +150,29 @@ def starter_text(
         "  slo: {ttft_p99: 2s, itl_p99: 200ms}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _target_lines(target: StarterTarget) -> list[str]:
+    if target.architecture is None:
+        return [f"  target: {target.name}  # runs on any machine; the Triton layout follows the target"]
+    gpu = target.architecture
+    return [
+        f"  target: {target.name}  # the Triton layout follows the target",
+        f"  architectures: [{gpu.name}]  # {gpu.title}",
+    ]
+
+
+def _pool_lines(model: ModelShape, target: StarterTarget, machine: Machine, sequence: int, dtype: str) -> list[str]:
+    """The KV pool: a share of the GPU's free memory, or a size of this machine's."""
+    token = kv_bytes_per_token(model, dtype)
+    if not target.has_pool:
+        return [f"  # no KV pool: the caller owns the caches, {token} bytes a token of each request"]
+    if target.architecture is not None:
+        share = "free_fraction: 90%}  # of the GPU's memory that weights and workspace leave"
+        return [f"  kv_cache: {{block_size: {_BLOCK}, {share}; {token} bytes a token"]
+    pool = pool_bytes(token, sequence, machine, model.parameters * DTYPE_BYTES["bfloat16"])
+    size = f"memory: {pool // 2**20}MiB}}  # {token} bytes a token: {pool // token} tokens"
+    return [f"  kv_cache: {{block_size: {_BLOCK}, {size}"]
 
 
 def pool_bytes(token: int, sequence: int, machine: Machine, weights: int) -> int:

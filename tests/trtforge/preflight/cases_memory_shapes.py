@@ -86,6 +86,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (quant(format="fp8"), {"model": replace(SMOL, prequantized="fp8")}),
         (quant(format="none"), {"model": replace(SMOL, prequantized="fp8")}),
     ),
+    "TF-K10-011": (
+        (merged(ENGINE, build(architectures=["sm_90"], kv_cache={"memory": "96MiB"})), {"machine": None}),
+        (merged(ENGINE, build(architectures=["sm_90"], kv_cache={"memory": "8GiB"})), {"machine": None}),
+    ),
     "TF-K3-007": ((build(architectures=["sm_89"]), {}), (GPU, {})),
     "TF-K3-008": ((build(target="tensorrt-rtx", architectures=["sm_90"]), {}), (RTX, {})),
     "TF-K3-009": ((ENGINE, {"machine": replace(BIG, gpus=(L4,))}), (ENGINE, {"machine": replace(BIG, gpus=(H100,))})),

@@ -1,0 +1,73 @@
+"""Starter recipes for every target and GPU: what is written passes preflight, what cannot work is refused at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.preflight import FORMATS, SMALL, report
+from tests.support.public_models import public
+from trtforge.errors import ForgeError
+from trtforge.recipe.starter import starter_text
+from trtforge.recipe.starter_target import starter_target
+from trtforge.tables import load_table
+
+MODEL = public("meta-llama/Llama-3.1-8B-Instruct")
+ROWS = load_table("architectures").rows
+WEIGHTS = ("none", "fp8", "int4_awq", "nvfp4")
+PAIRS = [(target, row.name) for row in ROWS for target in row.targets if target != "torch"]
+
+
+def started(target: str, architecture: str | None, weights: str) -> str:
+    built = starter_target(target, architecture, weights)
+    return starter_text("x", "pypi:x==1#x.gguf", MODEL, FORMATS[weights], SMALL, built)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(("target", "architecture"), [("torch", None), *PAIRS])
+def test_what_is_written_passes_preflight(target: str, architecture: str | None, weights: str) -> None:
+    try:
+        text = started(target, architecture, weights)
+    except ForgeError as refused:
+        row = next(row for row in ROWS if row.name == architecture)
+        assert refused.code == "TF-CLI-052" and row.support(weights, target) not in ("yes", "disputed")
+        return
+    settings = yaml.safe_load(text)
+    assert settings["build"]["target"] == target
+    pool = settings["build"].get("kv_cache", {})
+    assert ("memory" in pool) == (target == "torch"), "a pool of this machine's memory is for this machine"
+    found = report(settings, model=MODEL, machine=None).findings
+    assert [f"{item.code} {item.message}" for item in found if item.severity == "error"] == []
+
+
+def test_the_format_s_name_stays_what_was_asked() -> None:
+    assert yaml.safe_load(started("trtllm-engine", "sm_90", "fp8"))["quantize"]["kv_cache"] == "fp8"
+    assert yaml.safe_load(started("trtllm-engine", "sm_89", "fp8"))["quantize"]["kv_cache"] == "none"
+    assert yaml.safe_load(started("trtllm-llmapi", "sm_90", "int4_awq"))["quantize"]["kv_cache"] == "none"
+    assert yaml.safe_load(started("tensorrt-rtx", "sm_75", "none"))["model"]["dtype"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("target", "architecture", "weights", "code", "remedy"),
+    [
+        ("trtllm-engin", None, "fp8", "TF-CLI-050", "--target trtllm-engine"),
+        ("trtllm-engine", None, "fp8", "TF-CLI-051", "--arch sm_90 (Hopper (H100, H200))"),
+        ("trtllm-engine", "sm_75", "fp8", "TF-CLI-051", "--arch sm_90 (Hopper (H100, H200))"),
+        ("trtllm-engine", "sm90", "fp8", "TF-CLI-051", "--arch sm_90 (Hopper (H100, H200))"),
+        ("torch", "sm_90", "fp8", "TF-CLI-051", "--target tensorrt"),
+        ("trtllm-engine", "sm_80", "fp8", "TF-CLI-052", "--format int4_awq"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    target: str, architecture: str | None, weights: str, code: str, remedy: str
+) -> None:
+    with pytest.raises(ForgeError) as caught:
+        starter_target(target, architecture, weights)
+    assert caught.value.code == code and remedy in caught.value.remedies
+
+
+def test_the_machine_s_gpu_is_taken_where_none_is_named(tmp_path: Path) -> None:
+    built = starter_target("trtllm-engine", None, "fp8", here=("sm_75", "sm_90"))
+    assert built.architecture is not None and built.architecture.name == "sm_90"
