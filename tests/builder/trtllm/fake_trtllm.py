@@ -153,6 +153,10 @@ def write_engine(directory: Path, change: dict[str, Any] | None = None, ranks: i
             del section[last]
         else:
             section[last] = value
+    if "pretrained_config" in (change or {}):  # of another model: FP8 context attention as the builder has it there
+        quantization = config["pretrained_config"].get("quantization") or {}
+        fp8 = quantization.get("quant_algo") == quantization.get("kv_cache_quant_algo") == "FP8"
+        config["build_config"]["plugin_config"]["use_fp8_context_fmha"] = fp8
     (directory / "config.json").write_text(json.dumps(config))
     for rank in range(ranks):
         (directory / f"rank{rank}.engine").write_bytes(b"plan")
