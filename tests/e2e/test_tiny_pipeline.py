@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -64,6 +65,19 @@ def test_a_fresh_store_ends_with_the_same_hashes(recipe: Path, first: dict[str, 
 def test_a_forced_stage_makes_the_same_content_and_nothing_after_it_runs(recipe: Path, first: dict[str, Any]) -> None:
     forced = run(recipe, recipe.parent / ".trtforge", "--until", "repository", "--force", "graph")
     assert column(forced, "status") == {**dict.fromkeys(OFFLINE, "cached"), "graph": "ran"}
+
+
+def test_a_flipped_bit_of_the_graphs_weights_reaches_no_later_stage(recipe: Path, first: dict[str, Any]) -> None:
+    weights = Path(column(first, "path")["graph"]) / "model.safetensors"
+    status, data = weights.stat(), bytearray(weights.read_bytes())
+    data[-1000] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    healed = run(recipe, recipe.parent / ".trtforge", "--until", "repository", "--force", "build")
+    gone = {"graph", "build", "parity", "repository"}
+    assert {name for name, status in column(healed, "status").items() if status == "ran"} == gone
+    assert {item["stage"] for item in healed["quarantined"]} == gone
+    assert column(healed, "content_hash") == column(first, "content_hash")
 
 
 def test_the_whole_run_publishes_a_bundle_that_verifies(recipe: Path, first: dict[str, Any], tmp_path: Path) -> None:

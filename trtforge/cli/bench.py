@@ -61,6 +61,9 @@ def bench(
             "--output", "-o", metavar="DIR", help="Write report.json, .md and .html there.", show_default=False
         ),
     ] = None,
+    verified: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Check a bundle's hashes and stamps first.")
+    ] = True,
     overrides: SetOption = None,
     store: StoreOption = None,
 ) -> None:
@@ -76,7 +79,7 @@ def bench(
     if target is not None and target.endswith((".yaml", ".yml")):
         _bench_recipe(console, target, options, overrides or [], store)
         return
-    _bench_bundle(console, target, url, model, options, overrides or [], in_process, server, output)
+    _bench_bundle(console, target, url, model, options, overrides or [], in_process, server, output, verified)
 
 
 def parse_levels(text: str) -> list[int]:
@@ -133,10 +136,12 @@ def _bench_bundle(
     in_process: bool,
     server: bool,
     output: Path | None,
+    verified: bool,
 ) -> None:
     from evals.report import write_report
     from evals.speed.prompts import load_prompts
     from evals.speed.sweep import slo_gates
+    from trtforge.cli.bundle import require_sound
     from trtforge.cli.measuring import LiveServer, bench_report, measure_in_process, measure_server
     from trtforge.cli.summary import show_gates, show_sweeps
     from trtforge.errors import ExitCode, ForgeError
@@ -150,6 +155,8 @@ def _bench_bundle(
             why="Either a bundle or recipe is given, or a running server by its address and model.",
             remedies=["trtforge bench BUNDLE", "trtforge bench --url localhost:8001 --model NAME"],
         )
+    if verified and bundle is not None and (bundle / "repository").is_dir():
+        require_sound(console, bundle)  # an engine directory alone has no manifest
     asked, name = settings(bundle, options, overrides)
     # a file: spec on the command line is relative to where the command is given
     prompts = load_prompts(asked.prompts, Path.cwd() if options.get("bench.prompts") else bundle or Path.cwd())

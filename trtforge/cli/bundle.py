@@ -32,7 +32,7 @@ def verify(
             "TF-BND-001",
             f"there is no directory {bundle}",
             asked=str(bundle),
-            why="a link whose bundle was removed" if bundle.is_symlink() else None,
+            why="a link whose bundle was removed, or taken out of use for damage" if bundle.is_symlink() else None,
             remedies=["trtforge run RECIPE prints the bundle's path", "trtforge artifacts list"],
         )
     with console.progress("verify") as progress:
@@ -108,17 +108,11 @@ def serve(
 
 
 def require_sound(console: Console, bundle: Path) -> None:
-    """Refuse a damaged bundle, or one that this machine cannot serve, by its first fault.
-
-    A bundle without a manifest is served with a warning.
-    """
+    """Refuse a damaged or unfinished bundle, or one that this machine cannot serve, by its first fault."""
     from trtforge.errors import EnvironmentLacks, ForgeError
     from trtforge.pipeline.published import verify_published
     from trtforge.store.stamps import unservable
 
-    if not (bundle / "manifest.json").is_file():
-        console.warning(f"{bundle} has no manifest.json; it is served unchecked")
-        return
     with console.progress("verify") as progress:
         report = verify_published(bundle, progress=progress)
     faults = [item for item in report.findings if item.severity == "error"]

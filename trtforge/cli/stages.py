@@ -12,7 +12,9 @@ from trtforge.cli.common import SetOption, StoreOption
 
 if TYPE_CHECKING:
     from trtforge.console import Console
+    from trtforge.pipeline.stage import Artifact
     from trtforge.recipe.load import LoadedRecipe
+    from trtforge.store.store import Store
 
 InputArgument = Annotated[
     str,
@@ -162,14 +164,25 @@ def _stage(
     loaded = recipe_for(source, options, overrides)
     if output is not None:
         require_empty(output)
-    result = run_loaded(
-        console, loaded, common.open_store(store), until=stage, force=[stage] if force else [], only_needed=True
-    )
+    opened = common.open_store(store)
+    result = run_loaded(console, loaded, opened, until=stage, force=[stage] if force else [], only_needed=True)
     if output is not None:
-        from trtforge.store.files import copy_tree
-
-        copy_tree(result.artifact(stage).path, output)
+        copy_out(console, opened, result.artifact(stage), output)
         console.value(str(output))
+
+
+def copy_out(console: Console, store: Store, artifact: Artifact, output: Path) -> None:
+    """Copy an artifact with its manifest; one that turns out damaged is taken out of use, and its copy removed."""
+    from trtforge.store.export import DamagedArtifact, copy_published
+    from trtforge.store.files import remove_tree
+    from trtforge.store.quarantine import quarantine_of
+
+    try:
+        copy_published(artifact, output)
+    except DamagedArtifact as error:
+        remove_tree(output)
+        quarantine_of(store, error, say=console.warning)
+        raise
 
 
 def require_empty(output: Path) -> None:

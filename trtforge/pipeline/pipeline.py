@@ -3,6 +3,8 @@
 Policy:
 - a stage runs only when no artifact has its key; a run that finds another run at the same work waits
   and uses its result;
+- a stage that runs uses no input whose bytes it has not held against their hashes; a damaged one is taken out of
+  use with everything that was made of it, and the run goes back to make it anew;
 - a failed gate keeps its artifact (marked ``gates_passed: false``) and stops the run: nothing after it is
   built or published, and running again reports the same failure from the cache;
 - an interrupted or failed stage leaves only its scratch folder; SIGTERM is treated as SIGINT;
@@ -23,6 +25,7 @@ from typing import Protocol
 
 from trtforge.errors import EnvironmentLacks, ForgeError, GateFailed
 from trtforge.pipeline.gate_remedies import gate_remedies
+from trtforge.pipeline.inputs import SoundInputs
 from trtforge.pipeline.keys import describe_changes, ingredients_of, key_of
 from trtforge.pipeline.links import link_bundle, linked_bundle
 from trtforge.pipeline.observer import Observer, SilentObserver
@@ -35,6 +38,7 @@ from trtforge.store.export import DamagedArtifact
 from trtforge.store.files import free_bytes, tree_bytes
 from trtforge.store.links import remember_link
 from trtforge.store.manifest import gates_from_json
+from trtforge.store.quarantine import quarantine, quarantine_of
 from trtforge.store.runs import ActiveRun, RunRecord, StageRecord, active_run, load_record, save_record
 from trtforge.store.steps import step
 from trtforge.store.store import KEY_DIGITS, Damage, Store, is_disk_full
@@ -124,7 +128,7 @@ class Pipeline:
             observer: receives events and supplies progress.
             output: folder of the bundle's link; default ``bundles`` below the working directory.
             only_needed: with ``until``, leave out stages that it does not depend on.
-            full_check: hash every file of a cached artifact before it is used.
+            full_check: hash every file of a cached artifact when it is looked up, not only before a stage runs on it.
             capture_output: send what libraries print to the run's log.
 
         Raises:
@@ -143,9 +147,10 @@ class Pipeline:
                 active_run(self.store) as active,
             ):
                 result.log = log.path
-                run = _Run(self.store, loaded, log, active, observer or SilentObserver(), capture_output, full_check)
+                watching = observer or SilentObserver()
+                run = _Run(self.store, loaded, log, active, watching, capture_output, full_check, result)
                 try:
-                    run.go(stages, set(force), result)
+                    run.go(stages, set(force))
                     last = result.outcomes[-1].artifact if result.outcomes else None
                     if last is not None and last.stage == BUNDLE_STAGE:
                         result.bundle = last.path
@@ -180,6 +185,7 @@ class _Run:
         observer: Observer,
         capture_output: bool,
         full_check: bool,
+        result: RunResult,
     ) -> None:
         self.store = store
         self.loaded = loaded
@@ -188,21 +194,33 @@ class _Run:
         self.observer = observer
         self.capture_output = capture_output
         self.full_check = full_check
+        self.result = result
+        self.sound = SoundInputs(store)
+        #: inputs that were damaged and made anew in this run
+        self.made_anew: set[tuple[str, str]] = set()
         self.previous = load_record(store, loaded.recipe.name)
         self.record = RunRecord(loaded.recipe.name, str(loaded.path or ""), log=str(log.path))
         # what this run does not reach keeps its last record: a run --until a stage must not unprotect the rest
         if self.previous is not None:
             self.record.stages.update(self.previous.stages)
 
-    def go(self, stages: Sequence[Stage], force: set[str], result: RunResult) -> None:
+    def go(self, stages: Sequence[Stage], force: set[str]) -> None:
         artifacts: dict[str, Artifact] = {}
         status = "failed"
         for leftover in self.store.sweep():
             self.log.line(f"removed the leftover of a killed run: {leftover.name}")
+        position = 0
         try:
-            for position, stage in enumerate(stages, 1):
-                self.observer.stage_started(stage.name, position, len(stages))
-                artifacts[stage.name] = self._stage(stage, artifacts, stage.name in force, result)
+            while position < len(stages):
+                stage = stages[position]
+                self.observer.stage_started(stage.name, position + 1, len(stages))
+                try:
+                    artifacts[stage.name] = self._stage(stage, artifacts, stage.name in force)
+                except DamagedArtifact as damaged:
+                    position = self._go_back(damaged, [item.name for item in stages], artifacts)
+                else:
+                    force.discard(stage.name)  # going back does not make it run a second time
+                    position += 1
             status = "done"
         except GateFailed:
             status = "gate failed"
@@ -219,7 +237,7 @@ class _Run:
         self.log.line(text)
         self.observer.message(text)
 
-    def _stage(self, stage: Stage, artifacts: dict[str, Artifact], forced: bool, result: RunResult) -> Artifact:
+    def _stage(self, stage: Stage, artifacts: dict[str, Artifact], forced: bool) -> Artifact:
         started = time.monotonic()
         artifact: Artifact | None = None
         status: Status = "failed"
@@ -236,8 +254,7 @@ class _Run:
                 with self.store.lock(
                     stage.name, key, lambda who: self._message(f"{stage.name}: waiting for {who}, at the same work")
                 ):
-                    if not forced:
-                        artifact = self._usable(stage, key, inputs, repair=True)
+                    artifact = self._usable(stage, key, inputs, repair=True, forced=forced)
                     if artifact is None:
                         status = "failed"
                         artifact = self._execute(stage, key, ingredients, inputs)
@@ -246,13 +263,15 @@ class _Run:
             self.log.line(f"{stage.name}: {status}, {artifact.path}")
             _check_gates(artifact)
         except BaseException:
-            result.outcomes.append(StageOutcome(stage.name, "failed", time.monotonic() - started, artifact, reasons))
-            self.observer.stage_finished(result.outcomes[-1])
+            self._finished(StageOutcome(stage.name, "failed", time.monotonic() - started, artifact, reasons))
             raise
         shown = () if status == "cached" else reasons
-        result.outcomes.append(StageOutcome(stage.name, status, time.monotonic() - started, artifact, shown))
-        self.observer.stage_finished(result.outcomes[-1])
+        self._finished(StageOutcome(stage.name, status, time.monotonic() - started, artifact, shown))
         return artifact
+
+    def _finished(self, outcome: StageOutcome) -> None:
+        self.result.outcomes.append(outcome)
+        self.observer.stage_finished(outcome)
 
     def _reasons(self, stage: Stage, ingredients: dict[str, object], key: str, forced: bool) -> tuple[str, ...]:
         if forced:
@@ -265,34 +284,47 @@ class _Run:
             return ("an input was measured anew" if stale else "its artifact is gone or unusable",)
         return tuple(describe_changes(before.ingredients, ingredients))
 
-    def _usable(self, stage: Stage, key: str, inputs: dict[str, Artifact], *, repair: bool) -> Artifact | None:
-        """The cached artifact when it may be used; with ``repair`` a damaged one is taken out of the way."""
-        found = self.store.find(stage.name, key, full=self.full_check)
+    def _usable(
+        self, stage: Stage, key: str, inputs: dict[str, Artifact], *, repair: bool, forced: bool = False
+    ) -> Artifact | None:
+        """The cached artifact when it may be used; with ``repair`` a damaged one is taken out of the way.
+
+        A forced stage uses none, but what was made of a damaged one must go with it.
+        """
+        found = self.store.find(stage.name, key, full=self.full_check or forced)
         if isinstance(found, Damage):
             if repair:
-                target = self.store.quarantine(found)
-                self._message(
-                    f"{stage.name}: the cached artifact {key[:KEY_DIGITS]} is damaged ({found.reason}); "
-                    f"moved to {target} and built again"
-                )
+                self.result.quarantined.extend(quarantine(self.store, found, say=self._message, locked=True))
             return None
-        if found is None or not carries_current_measurements(stage, found, inputs):
+        if forced or found is None or not carries_current_measurements(stage, found, inputs):
             return None
+        if self.full_check:
+            self.sound.know(found)
         return found if self.active.use(found) else None
 
-    def _take_out(self, error: DamagedArtifact) -> None:
-        """Quarantine an input that turned out damaged, so that the next run builds it again."""
-        artifact = error.artifact
-        with self.store.lock(artifact.stage, artifact.key):
-            if artifact.path.is_dir():
-                target = self.store.quarantine(Damage(artifact.path, f"{error.file} {error.reason}"))
-                self._message(f"{artifact.stage}: the damaged artifact was moved to {target}")
+    def _go_back(self, error: DamagedArtifact, names: list[str], artifacts: dict[str, Artifact]) -> int:
+        """Take a damaged input and all that was made of it out of use; the position to go on from.
+
+        An input that is damaged again after it was made anew ends the run: then the machine is at fault.
+        """
+        damaged = error.artifact
+        taken = quarantine_of(self.store, error, say=self._message)
+        self.result.quarantined.extend(taken)
+        if (damaged.stage, damaged.key) in self.made_anew:
+            raise error
+        self.made_anew.add((damaged.stage, damaged.key))
+        gone = {(item.stage, item.key) for item in taken} | {(damaged.stage, damaged.key[:KEY_DIGITS])}
+        used = {name: (artifact.stage, artifact.key[:KEY_DIGITS]) for name, artifact in artifacts.items()}
+        position = min(names.index(name) for name, identity in used.items() if identity in gone)
+        del self.result.outcomes[position:]
+        return position
 
     def _execute(self, stage: Stage, key: str, ingredients: dict[str, object], inputs: dict[str, Artifact]) -> Artifact:
         self._check_space(stage, inputs)
+        progress = LoggedProgress(self.observer.progress(stage.name), self.log, stage.name)
+        self.sound.require(inputs.values(), progress)
         started = time.monotonic()
         out = self.store.begin(stage.name, key)
-        progress = LoggedProgress(self.observer.progress(stage.name), self.log, stage.name)
         section = ingredients["section"]
         assert isinstance(section, dict)
         context = StageContext(
@@ -323,11 +355,13 @@ class _Run:
         except BaseException as error:
             written = tree_bytes(out)
             self.store.abandon(out)
-            if isinstance(error, DamagedArtifact):
-                self._take_out(error)
-            if not isinstance(error, ForgeError) and isinstance(error, Exception) and is_disk_full(error):
-                raise self.store.disk_full(stage.name, key, written, error) from error
+            if not isinstance(error, ForgeError) and isinstance(error, Exception):
+                if is_disk_full(error):
+                    raise self.store.disk_full(stage.name, key, written, error) from error
+                if gone := [artifact for artifact in inputs.values() if not artifact.path.is_dir()]:
+                    raise _taken_away(stage, gone[0]) from error
             raise
+        self.sound.know(artifact)
         self.active.use(artifact)
         return artifact
 
@@ -355,6 +389,17 @@ def carries_current_measurements(stage: Stage, artifact: Artifact, inputs: dict[
         return True
     recorded = artifact.manifest["inputs"]
     return all(recorded[name]["measured_hash"] == inputs[name].manifest["measured_hash"] for name in inputs)
+
+
+def _taken_away(stage: Stage, gone: Artifact) -> ForgeError:
+    return ForgeError(
+        "TF-STO-014",
+        f"stage {stage.name} lost its input {gone.stage} while it ran",
+        asked=str(gone.path),
+        numbers={"stage": gone.stage, "key": gone.key[:KEY_DIGITS]},
+        why="Another run found that artifact damaged and took it out of use, or somebody removed it.",
+        remedies=["run the recipe again: what is missing is made anew"],
+    )
 
 
 def _verdict(gate: GateResult) -> str:

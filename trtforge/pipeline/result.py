@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtforge.pipeline.stage import Artifact
+from trtforge.store.quarantine import TakenOut
 
 Status = Literal["cached", "ran", "failed"]
 
@@ -49,6 +50,8 @@ class RunResult:
     link: Path | None = None
     #: the bundle that the link led to before, when it was another one
     moved_from: Path | None = None
+    #: damaged artifacts and what was made of them, as this run took them out of use
+    quarantined: list[TakenOut] = field(default_factory=list)
 
     def artifact(self, stage: str) -> Artifact:
         """The artifact of a stage of this run; ``KeyError`` when the run did not get there."""
@@ -82,5 +85,6 @@ class RunResult:
             "bundle": str(self.bundle) if self.bundle else None,
             "link": str(self.link) if self.link else None,
             "moved_from": str(self.moved_from) if self.moved_from else None,
+            "quarantined": [item.to_json() for item in self.quarantined],
             "stages": [outcome.to_json() for outcome in self.outcomes],
         }

@@ -6,15 +6,22 @@ no NaN), so that equal data has equal keys in every process and Python version.
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import json
 import math
+import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 #: bytes read at once: large enough for full disk speed, small enough for a lively progress bar
 CHUNK = 4 << 20
+#: files that are hashed at once; hashlib lets go of the interpreter, and one reader seldom fills a disk's bandwidth
+THREADS = min(4, os.cpu_count() or 1)
+#: below so many bytes starting threads takes longer than they save
+_WORTH_THREADS = 32 << 20
 
 
 def _plain(value: Any) -> Any:
@@ -65,3 +72,44 @@ def hash_file(path: Path, advance: Callable[[float], None] | None = None) -> str
             if advance is not None:
                 advance(float(count))
     return digest.hexdigest()
+
+
+def hash_files(files: Mapping[str, Path], advance: Callable[[float], None] | None = None) -> dict[str, str | OSError]:
+    """SHA-256 of several files by the mapping's names, :data:`THREADS` at a time; an ``OSError`` for one that fails.
+
+    ``advance`` receives the bytes of every chunk, from one thread at a time.
+    """
+    sizes = {name: _size(path) for name, path in files.items()}
+    stop, turn = threading.Event(), threading.Lock()
+
+    def report(count: float) -> None:
+        if stop.is_set():
+            raise InterruptedError
+        if advance is not None:
+            with turn:
+                advance(count)
+
+    def one(name: str) -> str | OSError:
+        try:
+            return hash_file(files[name], report)
+        except OSError as error:
+            return error
+
+    # the largest first, so that the last to end is a small one
+    order = sorted(files, key=lambda name: sizes[name], reverse=True)
+    if THREADS == 1 or len(order) < 2 or sum(sizes.values()) < _WORTH_THREADS:
+        return {name: one(name) for name in order}
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        try:
+            return dict(zip(order, pool.map(one, order), strict=True))
+        except BaseException:
+            stop.set()  # Ctrl-C need not wait for the end of a file of many gigabytes
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from trtforge.progress import Progress, SilentProgress
 from trtforge.store.files import walk_files
-from trtforge.store.hashing import hash_file
+from trtforge.store.hashing import hash_files
 from trtforge.store.manifest import COMPLETE, MANIFEST, RESERVED, link_stays_inside, read_sealed
 
 
@@ -64,7 +64,8 @@ class VerifyReport:
         }
 
 
-_COPY_AGAIN = "copy the directory again from where it was published, or rebuild it with `trtforge run`"
+_COPY_AGAIN = "copy the directory again from where it was published, or rebuild it: trtforge run RECIPE --full-check"
+_CHECK_DISK = f"check permissions and the disk (dmesg, smartctl); then {_COPY_AGAIN}"
 
 
 def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyReport:
@@ -105,6 +106,7 @@ def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyR
     bar = progress or SilentProgress()
     bar.start(f"verifying {root.name}", float(report.bytes))
     present = dict(walk_files(root))
+    sound: dict[str, Path] = {}
     for name, entry in sorted(listed.items()):
         status = present.get(name)
         if status is None:
@@ -117,9 +119,13 @@ def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyR
         if status.st_size != entry["size"]:
             error("TF-BND-004", name, f"the file has {status.st_size} bytes, the manifest says {entry['size']}")
             continue
-        digest = hash_file(root / name, bar.advance)
-        if digest != entry["sha256"]:
-            error("TF-BND-005", name, f"the content changed: SHA-256 {digest[:16]}…, published {entry['sha256'][:16]}…")
+        sound[name] = root / name
+    for name, digest in sorted(hash_files(sound, bar.advance).items()):
+        published = listed[name]["sha256"]
+        if isinstance(digest, OSError):
+            error("TF-BND-008", name, f"the file cannot be read ({digest.strerror or digest})", _CHECK_DISK)
+        elif digest != published:
+            error("TF-BND-005", name, f"the content changed: SHA-256 {digest[:16]}…, published {published[:16]}…")
     for name, target in sorted(links.items()):
         status = present.get(name)
         if status is None:

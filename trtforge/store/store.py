@@ -31,10 +31,10 @@ from typing import Any
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.paths import user_path
 from trtforge.pipeline.stage import Artifact, StageResult
+from trtforge.progress import Progress
 from trtforge.store import locks
 from trtforge.store.files import free_bytes, fsync_path, read_json, remove_tree, tree_bytes, write_json_atomic
 from trtforge.store.hashing import json_safe
-from trtforge.store.integrity import verify_directory
 from trtforge.store.machine import machine_stamps
 from trtforge.store.manifest import (
     SCHEMA_VERSION,
@@ -187,11 +187,16 @@ class Store:
             return loaded
         if loaded.stage != stage or loaded.key != key:
             return Damage(path, f"the directory holds {loaded.stage} {loaded.key[:KEY_DIGITS]}, not what its name says")
-        if full:
-            report = verify_directory(path)
-            if not report.ok:
-                return Damage(path, f"{report.findings[0].path}: {report.findings[0].message}")
-        return loaded
+        return self.check_bytes(loaded) if full else loaded
+
+    def check_bytes(self, artifact: Artifact, progress: Progress | None = None) -> Artifact | Damage:
+        """``artifact`` when every byte of its directory is what was published, or what is wrong."""
+        from trtforge.store.verify import verify_content
+
+        faults = [
+            item for item in verify_content(artifact.path, progress=progress).findings if item.severity == "error"
+        ]
+        return Damage(artifact.path, f"{faults[0].path}: {faults[0].message}") if faults else artifact
 
     def artifacts(self) -> list[Artifact | Damage]:
         """Every directory under ``artifacts``, oldest first by stage."""
@@ -289,7 +294,8 @@ class Store:
             **content,
         }
         final = self.artifact_path(stage, key)
-        existing = self.find(stage, key)
+        # by every byte: what is silently damaged must not outlive the run that made it anew
+        existing = self.find(stage, key, full=True)
         if isinstance(existing, Artifact) and _same(existing.manifest, manifest):
             self.abandon(temporary)
             self._drop_scratch(stage, key)

@@ -13,7 +13,7 @@ from trtforge.progress import Progress
 from trtforge.store.integrity import VerifyFinding, VerifyReport, verify_directory
 from trtforge.store.stamps import Machine, check_stamps
 
-__all__ = ["VerifyFinding", "VerifyReport", "verify_bundle", "verify_directory"]
+__all__ = ["VerifyFinding", "VerifyReport", "verify_bundle", "verify_content", "verify_directory"]
 
 
 #: the folders that a bundle's scripts fill on the GPU machine, after the bundle was sealed: the engine, and one that
@@ -57,6 +57,13 @@ def _is_built_later(root: Path, name: str) -> bool:
     return folder in _BUILT_LATER and stat.S_ISREG(status.st_mode) and _BUILT_FILES.fullmatch(file) is not None
 
 
+def verify_content(path: Path, *, progress: Progress | None = None) -> VerifyReport:
+    """Every byte of a published directory; an engine that the bundle's own script compiled there is no fault."""
+    report = verify_directory(path, progress=progress)
+    _accept_engine_built_later(report)
+    return report
+
+
 def verify_bundle(
     path: Path, *, progress: Progress | None = None, machine: Machine | None = None, stamps: bool = True
 ) -> VerifyReport:
@@ -68,8 +75,7 @@ def verify_bundle(
         machine: hold the stamps against this one instead of the machine at hand.
         stamps: False leaves the stamps out (to check a copy on a machine that will not serve it).
     """
-    report = verify_directory(path, progress=progress)
-    _accept_engine_built_later(report)
+    report = verify_content(path, progress=progress)
     if report.ok and report.manifest is not None:
         if stamps:
             report.findings.extend(check_stamps(report.path, report.manifest, machine))

@@ -63,21 +63,37 @@ def test_a_file_written_after_publishing_is_found_by_the_cheap_check(pipeline: P
     assert verify_directory(result.bundle).ok
 
 
-def test_silent_damage_is_found_by_the_copy_and_built_again_by_the_next_run(pipeline: Pipeline) -> None:
+def test_silent_damage_is_found_by_the_copy_and_built_again_by_the_run(pipeline: Pipeline, tmp_path: Path) -> None:
     before = pipeline.run(recipe()).bundle
     assert before is not None
     intact = (before / "all/data/part1.bin").read_bytes()
     artifact = quantized(pipeline)
     flip(artifact.path / "data/part1.bin", keep_time=True)
     assert isinstance(pipeline.store.load(artifact.path), Artifact), "the cheap check cannot see it"
-    error = refusal(pipeline.run, recipe(), force=["bundle"])
+    error = refusal(copy_artifact, artifact, tmp_path / "copy")
     assert error.code == "TF-STO-012"
     assert "data/part1.bin" in error.message
-    assert not artifact.path.exists(), "quarantined"
     result = pipeline.run(recipe(), force=["bundle"])
     assert {o.stage: o.status for o in result.outcomes} == {"intake": "cached", "quantize": "ran", "bundle": "ran"}
     assert result.bundle is not None
     assert (result.bundle / "all/data/part1.bin").read_bytes() == intact
+
+
+def test_only_links_and_files_that_the_manifest_lists_are_copied(pipeline: Pipeline, tmp_path: Path) -> None:
+    pipeline.run(recipe())
+    artifact = quantized(pipeline)
+    (artifact.path / "foreign").symlink_to("data")
+    with pytest.raises(DamagedArtifact, match="foreign is a symbolic link"):
+        copy_artifact(artifact, tmp_path / "copy")
+    (artifact.path / "foreign").unlink()
+    os.mkfifo(artifact.path / "pipe")
+    with pytest.raises(DamagedArtifact, match="pipe is no regular file"):
+        copy_artifact(artifact, tmp_path / "copy2")
+    (artifact.path / "pipe").unlink()
+    (artifact.path / "data/part0.bin").unlink()
+    os.mkfifo(artifact.path / "data/part0.bin")
+    with pytest.raises(DamagedArtifact, match="no regular file"):
+        copy_artifact_file(artifact, "data/part0.bin", tmp_path / "one")
 
 
 def test_missing_and_foreign_files_are_not_copied_in_silence(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""Holds a stage's inputs against their hashes before the stage runs: what is made of damage would carry it unseen.
+
+Cost: every file of an input is read and hashed once a run, at most; what this run published or hashed already is
+looked at by size and time of change only. A run whose stages are all cached hashes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from trtforge.pipeline.stage import Artifact
+from trtforge.progress import Progress
+from trtforge.store.export import DamagedArtifact
+from trtforge.store.store import Damage, Store
+
+
+class SoundInputs:
+    """Remembers which artifacts this run has hashed; one instance a run."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._hashed: set[tuple[Path, str]] = set()
+
+    def know(self, artifact: Artifact) -> None:
+        """This run hashed every file of ``artifact`` (as it published it, or as it looked it up)."""
+        self._hashed.add(_identity(artifact))
+
+    def require(self, inputs: Iterable[Artifact], progress: Progress) -> None:
+        """Refuse to use an input whose bytes are not what was published.
+
+        Raises:
+            DamagedArtifact: TF-STO-012 with the first file that differs.
+        """
+        for artifact in inputs:
+            known = _identity(artifact) in self._hashed
+            found = self._store.load(artifact.path) if known else self._store.check_bytes(artifact, progress)
+            if isinstance(found, Damage):
+                raise DamagedArtifact(artifact, found.reason)
+            self.know(artifact)
+
+
+def _identity(artifact: Artifact) -> tuple[Path, str]:
+    return artifact.path, str(artifact.manifest["manifest_sha256"])
