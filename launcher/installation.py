@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from trtforge.errors import EnvironmentLacks
+from trtforge.stack.probe import server_on_path
 
 #: server version inside each wheel release that is known to work
 WHEEL_SERVERS = {"0.7.0": "2.51.0"}
@@ -31,7 +32,7 @@ class Installation:
 
     Attributes:
         kind: ``path`` or ``wheel``.
-        version: server version when known.
+        version: the server's version or its container's month, when known.
         binary: the executable.
         backend_directory: value of ``--backend-directory`` (None: the server's default).
         cache_directory: value of ``--cache-directory``.
@@ -54,7 +55,7 @@ def find_installation() -> Installation:
     """
     on_path = shutil.which("tritonserver")
     if on_path is not None:
-        return Installation(kind="path", version=None, binary=Path(on_path), environment=_python_first())
+        return Installation(kind="path", version=server_on_path()[0], binary=Path(on_path), environment=_python_first())
     return _from_wheel()
 
 

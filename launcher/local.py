@@ -1,7 +1,8 @@
 """A Triton server as a local process: start, wait until ready, drain, stop.
 
 Policy: binds to loopback unless told otherwise; a start that fails leaves no process, no shared memory
-and an error that carries the server's own reason; stopping drains first (Triton answers the requests in
+and an error that carries the server's own reason; a server whose model's process died is ended with it
+(:mod:`launcher.stubs`); stopping drains first (Triton answers the requests in
 flight, up to ``exit_timeout``), then terminates the whole process group, then removes the shared-memory
 regions that carry this server's prefix.
 """
@@ -12,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import re
+import resource
 import secrets
 import signal
 import subprocess
@@ -19,6 +21,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -26,7 +30,9 @@ import psutil
 
 from launcher.installation import Installation, find_installation
 from launcher.ports import pick_free, require_free
+from launcher.stubs import StubWatch
 from trtforge.errors import ForgeError
+from trtforge.server_launch import UMASK, body_limit, closing, stack_limit
 
 _PR_SET_PDEATHSIG = 1
 _SHM_PREFIX = "trtforge_"
@@ -38,10 +44,19 @@ _PORT_TAKEN = re.compile(r"already in use|failed to bind", re.IGNORECASE)
 _PORT_ATTEMPTS = 5
 
 
-def _die_with_parent() -> None:
-    """In the child, before exec: be told to stop when the parent dies, even by SIGKILL."""
+def _before_exec(stack: tuple[int, int]) -> None:
+    """In the child: be told to stop when the parent dies, even by SIGKILL; threads with a large stack."""
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_STACK, stack)
+
+
+def _stack() -> tuple[int, int]:
+    """The stack's soft and hard limits for a server that is started now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return stack_limit(soft, hard, space, infinite=resource.RLIM_INFINITY), hard
 
 
 def remove_abandoned_shared_memory(folder: Path = Path("/dev/shm")) -> None:
@@ -89,6 +104,11 @@ class TritonServer:
         self.installation = installation or find_installation()
         self.extra_arguments = extra_arguments
         self.process: subprocess.Popen[bytes] | None = None
+        #: nobody needs the closed APIs, so nobody is told the key: it is in no log, no file and no answer
+        self._key = secrets.token_hex(24)
+        self._watch: StubWatch | None = None
+        #: why the server was ended by its watch; empty while it was not
+        self.fallen = ""
 
     def _pick_ports(self) -> None:
         """A port of its own for each one that was left open (0)."""
@@ -123,6 +143,8 @@ class TritonServer:
             "--disable-auto-complete-config",
             "--exit-on-error=true",
             "--strict-readiness=true",
+            *closing(self._key),
+            *body_limit(install.version),
         ]
         if install.backend_directory is not None:
             arguments.append(f"--backend-directory={install.backend_directory}")
@@ -143,7 +165,8 @@ class TritonServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                umask=UMASK,
+                preexec_fn=partial(_before_exec, _stack()),
             )
 
     def wait_ready(self, timeout: float = 120.0, give_up: threading.Event | None = None) -> float:
@@ -177,7 +200,10 @@ class TritonServer:
                     why=reason,
                     remedies=[f"read {self.log_path}", "trtforge triton lint REPOSITORY"],
                 )
+            self._close_regions()
             if self.is_ready():
+                self._close_regions()
+                self._watch_models()
                 return time.monotonic() - begin
             time.sleep(0.1)
         reason = self.log_reason()
@@ -189,6 +215,19 @@ class TritonServer:
             why=reason,
             remedies=[f"read {self.log_path}", "a longer --ready-timeout"],
         )
+
+    def _watch_models(self) -> None:
+        """End the server with its models' processes, unless clients may unload models."""
+        controlled = any(argument.startswith("--model-control-mode") for argument in self.extra_arguments)
+        if self._watch is None and self.process is not None and not controlled:
+            self._watch = StubWatch(self.process.pid, self._end_with)
+
+    def _end_with(self, models: list[str]) -> None:
+        process = self.process
+        if process is None or process.poll() is not None:
+            return
+        self.fallen = f"the process of {', '.join(models)} died, and Triton would not have noticed"
+        self._kill_group(process.pid)
 
     def is_ready(self) -> bool:
         """Whether all models are ready and this server, not another one, listens on all of its ports."""
@@ -214,7 +253,11 @@ class TritonServer:
         return not wanted
 
     def log_reason(self, lines: int = 6) -> str:
-        """The server's last error lines, for an error's ``why``."""
+        """Why its watch ended the server, and the server's last error lines, for an error's ``why``."""
+        told = self._logged(lines)
+        return f"{self.fallen}: {told}" if self.fallen else told
+
+    def _logged(self, lines: int) -> str:
         try:
             text = self.log_path.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -228,6 +271,7 @@ class TritonServer:
         process = self.process
         if process is None:
             return None
+        self._end_watch()
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
@@ -242,18 +286,34 @@ class TritonServer:
     def kill(self) -> None:
         """End the server without draining (what a crash looks like)."""
         if self.process is not None:
+            self._end_watch()
             self._kill_group(self.process.pid)
             self.process.wait()
             self._remove_shared_memory()
             self.process = None
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
 
     @staticmethod
     def _kill_group(group: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
 
+    def _regions(self) -> Iterator[Path]:
+        """The server's shared memory: a region a Python model, made while it loads."""
+        return Path("/dev/shm").glob(f"{self._shm_prefix}*")
+
+    def _close_regions(self) -> None:
+        """Prompts and answers pass through the regions, and Triton makes them readable by all, whatever its umask."""
+        for region in self._regions():
+            with contextlib.suppress(OSError):
+                region.chmod(0o600)
+
     def _remove_shared_memory(self) -> None:
-        for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
+        for region in self._regions():
             with contextlib.suppress(OSError):
                 region.unlink()
 

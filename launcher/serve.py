@@ -2,7 +2,8 @@
 
 A bundle holds ``engine/`` and ``repository/``; the server reads it where it lies. SIGTERM and SIGINT
 drain: no new requests, those in flight are answered (up to the exit timeout), then everything ends. A
-server that dies by itself ends the command with an error; nothing is restarted behind the user's back.
+server that dies by itself, or one of whose models does, ends the command with an error; nothing is restarted behind the
+user's back.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.json_file import read_json_file
 
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+#: curl says "form" by itself, and a form is what older servers copy onto their stack
+JSON_HEADER = "-H 'Content-Type: application/json'"
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,12 @@ class Endpoints:
     def curl(self, prompt: str = "What is the capital of France?", max_tokens: int = 32) -> str:
         """A curl command that asks one question through the chat template."""
         body = f'{{"text_input": "{prompt}", "max_tokens": {max_tokens}, "chat": true}}'
-        return f"curl -s http://{self.http}/v2/models/{self.model}/generate -d '{body}'"
+        return f"curl -s {JSON_HEADER} http://{self.http}/v2/models/{self.model}/generate -d '{body}'"
 
     def curl_stream(self, prompt: str = "What is the capital of France?", max_tokens: int = 32) -> str:
         """The same as a stream of server-sent events."""
         body = f'{{"text_input": "{prompt}", "max_tokens": {max_tokens}, "chat": true, "stream": true}}'
-        return f"curl -sN http://{self.http}/v2/models/{self.model}/generate_stream -d '{body}'"
+        return f"curl -sN {JSON_HEADER} http://{self.http}/v2/models/{self.model}/generate_stream -d '{body}'"
 
     def tritonclient(self) -> str:
         """A command that streams an answer over gRPC through tritonclient."""
@@ -179,7 +182,7 @@ def serve(
                 code = server.process.returncode
                 raise ForgeError(
                     "TF-LCH-031",
-                    "the Triton server died while serving",
+                    "the Triton server, or a model of it, died while serving",
                     numbers={"exit": code},
                     why=server.log_reason(),
                     remedies=["start it again", f"read {server.log_path}"],

@@ -131,15 +131,21 @@ def _http_agrees(target: SmokeTarget) -> str:
     return f"{len(prompts)} answers, each one piece long: no stream of several events was seen"
 
 
+def _post(url: str, body: bytes) -> Any:
+    """The open answer to a JSON request; without the header it would be taken for a form."""
+    asked = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+    return urllib.request.urlopen(asked, timeout=ANSWER_SECONDS)
+
+
 def _http_answer(target: SmokeTarget, prompt: str) -> int:
     """One prompt, whole and streamed; returns how many events the stream had."""
     expected = target.expected[prompt]
     url = f"http://{target.http_url}/v2/models/{target.model}"
     body = json.dumps({"text_input": prompt, "max_tokens": target.max_tokens}).encode()
-    with urllib.request.urlopen(f"{url}/generate", data=body, timeout=ANSWER_SECONDS) as answer:
+    with _post(f"{url}/generate", body) as answer:
         whole = json.loads(answer.read())["text_output"]
     body = json.dumps({"text_input": prompt, "max_tokens": target.max_tokens, "stream": True}).encode()
-    with urllib.request.urlopen(f"{url}/generate_stream", data=body, timeout=ANSWER_SECONDS) as answer:
+    with _post(f"{url}/generate_stream", body) as answer:
         events = [line[len("data:") :] for line in answer.read().decode().splitlines() if line.startswith("data:")]
     streamed = "".join(json.loads(event)["text_output"] for event in events)
     _expect(whole == expected, f"generate returned {whole!r}, expected {expected!r}")

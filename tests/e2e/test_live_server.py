@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 
+import psutil
 import pytest
 
 from evals.speed import perf_analyzer
@@ -17,6 +18,7 @@ from launcher.client import StreamClient
 from launcher.local import TritonServer
 from launcher.ports import pick_free
 from launcher.smoke import SmokeTarget, run_smoke
+from launcher.stubs import stubs_of
 from triton_repo.layouts.native import emit
 from trtforge.errors import ForgeError
 
@@ -260,6 +262,87 @@ def test_serve_drains_on_sigterm(serve_command, expected, tmp_path):
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
     assert [a.output_tokens for a in answers] == [400], "the request in flight was not answered"
+
+
+def _long_stream(grpc_port: int, told: list[str]) -> threading.Thread:
+    """A client in the middle of a long answer; what ends it is put into ``told``."""
+    begun = threading.Event()
+
+    def client() -> None:
+        try:
+            with StreamClient(f"127.0.0.1:{grpc_port}", "tiny") as stream:
+                stream.send({"text_input": PROMPTS[0], "max_tokens": 900, "min_tokens": 900, "stream": True})
+                for _ in stream.receive(60):
+                    begun.set()
+            told.append("answered")
+        except ForgeError as error:
+            told.append(f"{error.code}: {error.why}")
+        begun.set()
+
+    thread = threading.Thread(target=client, daemon=True)
+    thread.start()
+    assert begun.wait(30)
+    return thread
+
+
+def test_serve_ends_with_its_models_process(serve_command, tmp_path):
+    command, (http_port, grpc_port, _) = serve_command
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        _wait_ready(http_port, process)
+        time.sleep(1)  # serve itself must have seen that it is ready
+        server = next(child for child in psutil.Process(process.pid).children() if "tritonserver" in child.name())
+        told: list[str] = []
+        thread = _long_stream(grpc_port, told)
+        next(iter(stubs_of(server.pid))).kill()
+        _, errors = process.communicate(timeout=30)
+        thread.join(timeout=10)
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == 2
+    assert "TF-LCH-031" in errors
+    assert "the process of tiny died" in errors
+    assert told, "a request in flight hung"
+    assert told != ["answered"]
+    assert not server.is_running()
+
+
+def test_an_engine_that_is_dead_ends_its_server_after_telling_its_clients(bundle, tmp_path):
+    shutil.copytree(bundle, tmp_path / "bundle", symlinks=True)
+    model = tmp_path / "bundle" / "repository" / "tiny" / "1" / "model.py"
+    model.write_text(
+        model.read_text()
+        + """
+from runtime.engine import EngineCore
+
+step = EngineCore.step
+
+def dying(self):
+    if len(self.live_ids()) > 1:
+        raise MemoryError("the second request was too much")
+    return step(self)
+
+EngineCore.step = dying
+"""
+    )
+    server = TritonServer(tmp_path / "bundle" / "repository", log_path=tmp_path / "server.log")
+    with server:
+        first: list[str] = []
+        thread = _long_stream(server.grpc_port, first)
+        with StreamClient(server.grpc_url, "tiny") as stream:
+            second = stream.ask({"text_input": PROMPTS[0], "max_tokens": 900, "min_tokens": 900}, timeout=30)
+        thread.join(timeout=30)
+        for _ in range(200):
+            if server.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        assert server.process.poll() is not None, "the server of a dead engine went on"
+        assert "the process of tiny died" in server.log_reason()
+    assert "TF-RUN" in (second.error or "")
+    assert len(first) == 1
+    assert first[0].startswith("TF-LCH-011")
+    assert "TF-RUN" in first[0]
 
 
 def test_serve_refuses_a_port_that_is_taken_and_a_folder_that_is_no_bundle(server, bundle, tmp_path):

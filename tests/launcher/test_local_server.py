@@ -14,31 +14,15 @@ import pytest
 from launcher.installation import find_installation
 from launcher.local import TritonServer
 from launcher.ports import pick_free
+from tests.support.served_models import ECHO, write_model
 from trtforge.errors import ForgeError
 
 pytestmark = pytest.mark.slow
 
-ECHO = """
-import triton_python_backend_utils as pb_utils
-class TritonPythonModel:
-    def execute(self, requests):
-        arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in arrays]
-"""
-CONFIG = """
-name: "echo" backend: "python" max_batch_size: 0
-input { name: "IN" data_type: TYPE_FP32 dims: 2 }
-output { name: "OUT" data_type: TYPE_FP32 dims: 2 }
-instance_group { count: 1 kind: KIND_CPU }
-"""
-
 
 @pytest.fixture
 def repository(tmp_path):
-    version = tmp_path / "repository" / "echo" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(ECHO)
-    (version.parent / "config.pbtxt").write_text(CONFIG)
+    write_model(tmp_path / "repository", "echo", ECHO)
     return tmp_path / "repository"
 
 

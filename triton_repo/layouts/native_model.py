@@ -4,12 +4,13 @@ Decoupled: ``execute`` hands each request to the runtime's stepping thread and r
 requests join and leave the batch token by token. A chat waits for its template in a thread of its own, and nothing
 else waits for it. A watcher thread asks Triton every
 ``POLL_SECONDS`` which clients have gone and cancels their requests, which frees their blocks; it also
-copies the engine's figures to Triton's metrics page.
+copies the engine's figures to Triton's metrics page, and ends this process when its engine is dead.
 """
 
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +28,8 @@ from trtforge.chat_workers import MOST
 from trtforge.errors import ForgeError
 
 POLL_SECONDS = 0.05
+#: for the clients of an engine that died
+FAREWELL_SECONDS = 5.0
 
 
 def _leave_with_the_server() -> None:
@@ -143,15 +146,31 @@ class TritonPythonModel:
     def _watch_clients(self) -> None:
         while not self._closing.wait(POLL_SECONDS):
             try:
+                # asked first: an engine that is dead now has taken in all its clients before
+                alive = self._engine.alive
                 with self._lock:
                     self._live = {client for client in self._live if not client.ended}
                     live = list(self._live)
+                if not alive:
+                    self._leave_with_the_engine(live)
                 for client in live:
                     if client.gone():
                         self._engine.cancel(client.key)
                 self._gauges.update(self._engine.stats())
             except Exception as error:  # one bad answer of Triton must not end all cancellation
                 pb_utils.Logger.log_warn(f"client watcher: {type(error).__name__}: {error}")
+
+    def _leave_with_the_engine(self, live: list[Channel]) -> None:
+        """End this process: its engine is dead, and Triton would go on sending it requests.
+
+        The engine tells its clients why; they get a moment to hear it.
+        """
+        end = time.monotonic() + FAREWELL_SECONDS
+        while time.monotonic() < end and not all(client.ended for client in live):
+            time.sleep(POLL_SECONDS)
+        if not self._closing.is_set():
+            pb_utils.Logger.log_error(f"the engine is dead, so its process ends: {self._engine.death}")
+            os._exit(1)
 
     def finalize(self) -> None:
         """Stop the stepping thread once Triton has drained."""

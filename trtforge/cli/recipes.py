@@ -201,13 +201,12 @@ def triton_server() -> tuple[str | None, str]:
     """Version and place of the Triton server that ``trtforge serve`` would start; (None, reason) without one."""
     from launcher.installation import find_installation
     from trtforge.errors import ForgeError
-    from trtforge.stack.probe import server_on_path
 
     try:
         found = find_installation()
     except ForgeError as error:
         return None, error.message
-    return (found.version, str(found.binary)) if found.kind == "wheel" else server_on_path()
+    return found.version, str(found.binary)
 
 
 def list_stacks(console: Console, name: str | None) -> None:

@@ -323,6 +323,8 @@ def _with_triton(context: StageContext, container: str | None) -> list[str]:
 
 def _curl(context: StageContext) -> str:
     """One question to the model that clients ask, by the names of the layout's inputs."""
+    from launcher.serve import JSON_HEADER
+
     triton = context.recipe.triton
     model, tokens, stream = {
         "inflight_batcher_llm": ("tensorrt_llm_bls", "max_tokens", "stream"),
@@ -332,7 +334,7 @@ def _curl(context: StageContext) -> str:
     verb = "generate"
     if triton.decoupled:
         verb, body = "generate_stream", f'{body}, "{stream}": true'
-    return f"curl -sN http://127.0.0.1:8000/v2/models/{model}/{verb} -d '{{{body}}}'"
+    return f"curl -sN {JSON_HEADER} http://127.0.0.1:8000/v2/models/{model}/{verb} -d '{{{body}}}'"
 
 
 def _serving(context: StageContext) -> Any:
