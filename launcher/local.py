@@ -107,7 +107,7 @@ class TritonServer:
         #: nobody needs the closed APIs, so nobody is told the key: it is in no log, no file and no answer
         self._key = secrets.token_hex(24)
         self._watch: StubWatch | None = None
-        #: why the server was ended by its watch; empty while it was not
+        #: which model's process died before the server did; empty while none has
         self.fallen = ""
 
     def _pick_ports(self) -> None:
@@ -220,14 +220,16 @@ class TritonServer:
         """End the server with its models' processes, unless clients may unload models."""
         controlled = any(argument.startswith("--model-control-mode") for argument in self.extra_arguments)
         if self._watch is None and self.process is not None and not controlled:
-            self._watch = StubWatch(self.process.pid, self._end_with)
+            process = self.process
+            self._watch = StubWatch(process.pid, self._note_fallen, partial(self._kill_living, process))
 
-    def _end_with(self, models: list[str]) -> None:
-        process = self.process
-        if process is None or process.poll() is not None:
-            return
-        self.fallen = f"the process of {', '.join(models)} died, and Triton would not have noticed"
-        self._kill_group(process.pid)
+    def _note_fallen(self, models: list[str]) -> None:
+        if self.process is not None and self.process.poll() is None:  # else the models died with the server
+            self.fallen = f"the process of {', '.join(models)} died"
+
+    def _kill_living(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            self._kill_group(process.pid)
 
     def is_ready(self) -> bool:
         """Whether all models are ready and this server, not another one, listens on all of its ports."""
@@ -253,7 +255,7 @@ class TritonServer:
         return not wanted
 
     def log_reason(self, lines: int = 6) -> str:
-        """Why its watch ended the server, and the server's last error lines, for an error's ``why``."""
+        """Which model died first, if one did, and the server's last error lines, for an error's ``why``."""
         told = self._logged(lines)
         return f"{self.fallen}: {told}" if self.fallen else told
 

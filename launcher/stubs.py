@@ -20,7 +20,10 @@ GRACE = 1.0
 
 
 def stubs_of(server: int) -> dict[psutil.Process, str]:
-    """The stubs below a server's process, dead ones that nobody collected among them, with their models' names."""
+    """The stubs below a server's process, dead ones that nobody collected among them, with their models' names.
+
+    A process that a model forked for itself keeps the stub's name and is none.
+    """
     found: dict[psutil.Process, str] = {}
     try:
         below = psutil.Process(server).children(recursive=True)
@@ -34,7 +37,15 @@ def stubs_of(server: int) -> dict[psutil.Process, str]:
             found[process] = _model(())
         except psutil.Error:
             continue
-    return found
+    numbers = {process.pid for process in found}
+    return {process: model for process, model in found.items() if _parent(process) not in numbers}
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return None
 
 
 def _model(command: Sequence[str]) -> str:
@@ -51,16 +62,18 @@ def lives(process: psutil.Process) -> bool:
 
 
 class StubWatch:
-    """A thread that says once which models' processes died, a moment after they did.
+    """A thread that says once which models' processes died.
 
     Args:
         server: process id of a server that is ready.
-        on_death: called on the watch's own thread with the models' names.
+        on_death: called on the watch's own thread with the models' names as soon as they died.
+        after: called on that thread :data:`GRACE` seconds later.
     """
 
-    def __init__(self, server: int, on_death: Callable[[list[str]], None]) -> None:
+    def __init__(self, server: int, on_death: Callable[[list[str]], None], after: Callable[[], None]) -> None:
         self._stubs = stubs_of(server)
         self._on_death = on_death
+        self._after = after
         self._stop = threading.Event()
         threading.Thread(target=self._run, name="stub-watch", daemon=True).start()
 
@@ -72,6 +85,8 @@ class StubWatch:
         while not self._stop.wait(PERIOD):
             if not all(lives(process) for process in self._stubs):
                 break
-        if self._stop.wait(GRACE):
+        else:
             return
         self._on_death(sorted({model for process, model in self._stubs.items() if not lives(process)}))
+        if not self._stop.wait(GRACE):
+            self._after()

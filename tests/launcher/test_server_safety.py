@@ -224,8 +224,9 @@ def test_a_stub_that_is_a_zombie_or_another_process_is_not_taken_for_alive():
     assert lives(psutil.Process())
 
 
-def test_stopping_a_server_is_no_death(tmp_path):
+def test_stopping_a_server_is_no_death_and_neither_is_the_end_of_a_models_own_child(tmp_path):
     server = TritonServer(repository_in(tmp_path), log_path=tmp_path / "server.log")
     with server:
+        time.sleep(4)
         assert infer(server) == 200
     assert server.fallen == ""

@@ -9,11 +9,15 @@ class TritonPythonModel:
         arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in arrays]
 """
-#: decoupled, and no request is ever answered
+#: decoupled, and no request is ever answered; has a child of its own, which comes and goes
 HELD = """
+import os, time
 class TritonPythonModel:
     def initialize(self, args):
         self.senders = []
+        if os.fork() == 0:
+            time.sleep(2)
+            os._exit(1)
     def execute(self, requests):
         self.senders += [request.get_response_sender() for request in requests]
 """
