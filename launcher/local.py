@@ -32,7 +32,7 @@ from launcher.installation import Installation, find_installation
 from launcher.ports import pick_free, require_free
 from launcher.stubs import StubWatch
 from trtforge.errors import ForgeError
-from trtforge.server_launch import UMASK, body_limit, closing, stack_limit
+from trtforge.server_launch import KEY, UMASK, body_limit, closing, stack_limit
 
 _PR_SET_PDEATHSIG = 1
 _SHM_PREFIX = "trtforge_"
@@ -104,7 +104,7 @@ class TritonServer:
         self.installation = installation or find_installation()
         self.extra_arguments = extra_arguments
         self.process: subprocess.Popen[bytes] | None = None
-        #: nobody needs the closed APIs, so nobody is told the key: it is in no log, no file and no answer
+        # in no log, no file and no answer: who holds this object may use the closed APIs, and nobody else
         self._key = secrets.token_hex(24)
         self._watch: StubWatch | None = None
         #: which model's process died before the server did; empty while none has
@@ -125,6 +125,11 @@ class TritonServer:
     def grpc_url(self) -> str:
         """``host:port`` of the gRPC endpoint."""
         return f"{self.host}:{self.grpc_port}"
+
+    @property
+    def admin_headers(self) -> dict[str, str]:
+        """Header of an HTTP request to the APIs that are closed to clients; gRPC wants it with a prefix."""
+        return {KEY: self._key}
 
     def command(self) -> list[str]:
         """The server's command line."""

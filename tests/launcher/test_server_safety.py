@@ -128,6 +128,11 @@ def test_the_key_is_of_this_start_and_is_told_to_nobody(server, tmp_path):
     assert all(api in word for word in closed for api in CLOSED_APIS)
 
 
+def test_who_started_the_server_may_use_what_is_closed(server):
+    assert ask(server, "/v2/repository/index", b"{}", **server.admin_headers) == 200
+    assert ask(server, "/v2/systemsharedmemory/status", **server.admin_headers) == 200
+
+
 def test_other_users_cannot_open_the_servers_shared_memory(server):
     regions = list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
     assert regions

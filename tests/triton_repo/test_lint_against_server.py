@@ -62,7 +62,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[tuple[Path, str]]:
+def served(tmp_path_factory) -> Iterator[tuple[Path, TritonServer]]:
     root = tmp_path_factory.mktemp("served") / "repository"
     # no tokenizer and no engine: the models load and answer nothing
     chain(root, backend="python", tokenizer="/tokenizer")
@@ -71,12 +71,13 @@ def served(tmp_path_factory) -> Iterator[tuple[Path, str]]:
     with server:
         server.wait_ready(120)
         for model in (PRE, ENGINE, POST):
-            assert load(server.http_url, model) == (200, "")
-        yield root, server.http_url
+            assert load(server, model) == (200, "")
+        yield root, server
 
 
-def load(url: str, model: str) -> tuple[int, str]:
-    request = urllib.request.Request(f"http://{url}/v2/repository/models/{model}/load", data=b"{}", method="POST")
+def load(server: TritonServer, model: str) -> tuple[int, str]:
+    url = f"http://{server.http_url}/v2/repository/models/{model}/load"
+    request = urllib.request.Request(url, data=b"{}", headers=server.admin_headers, method="POST")
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             return response.status, response.read().decode()
@@ -88,17 +89,17 @@ def load(url: str, model: str) -> tuple[int, str]:
     ("model", "old", "new", "code"), CASES, ids=[f"{c[3] or 'valid'}-{i}" for i, c in enumerate(CASES)]
 )
 def test_lint_and_server_agree(served, model, old, new, code):
-    root, url = served
+    root, server = served
     path = root / model / "config.pbtxt"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
     try:
-        status, reason = load(url, model)
+        status, reason = load(server, model)
         errors = {finding.code for finding in lint_repository(root).findings if finding.severity == "error"}
     finally:
         path.write_text(text)
         if model != "ensemble":
-            assert load(url, model)[0] == 200
+            assert load(server, model)[0] == 200
     assert (status != 200) == bool(errors), f"server: {status} {reason}; lint: {sorted(errors)}"
     assert code is None or code in errors
