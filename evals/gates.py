@@ -26,7 +26,9 @@ def at_most(name: str, interval: Interval, limit: float, unit: str = "") -> Gate
             f"[{interval.low:.4g}, {interval.high:.4g}]{unit}; upper bound {interval.high:.4g}{unit} "
             f"{sign} limit {limit:.4g}{unit}"
         )
-    return GateResult(name=name, passed=passed, measured=interval.high, limit=limit, detail=detail)
+    return GateResult(
+        name=name, passed=passed, measured=interval.value, limit=limit, detail=detail, bound=interval.high
+    )
 
 
 def at_least(name: str, measured: float, limit: float, detail: str = "") -> GateResult:
@@ -41,8 +43,7 @@ def gate_to_json(gate: GateResult) -> dict[str, Any]:
     return {
         "name": gate.name,
         "passed": gate.passed,
-        "measured": gate.measured,
-        "limit": gate.limit,
+        **gate.figures(),
         "detail": gate.detail,
     }
 
@@ -54,7 +55,7 @@ def require(gates: Sequence[GateResult], remedies: Sequence[str] = ()) -> None:
         raise GateFailed(
             "TF-EVL-010",
             f"{len(missed)} gate{'s' if len(missed) > 1 else ''} missed: {', '.join(gate.name for gate in missed)}",
-            numbers={gate.name: {"measured": gate.measured, "limit": gate.limit} for gate in missed},
+            numbers={gate.name: gate.figures() for gate in missed},
             why="; ".join(gate.detail for gate in missed),
             remedies=list(remedies),
         )

@@ -2,8 +2,8 @@
 
 Policy: in human mode results go to stdout, progress and errors to stderr. Colour and live bars appear only
 on a terminal (not with ``NO_COLOR`` or ``TERM=dumb``); elsewhere progress is plain lines, a few a
-minute. With ``--json`` stdout carries exactly one JSON document and stderr nothing but a traceback asked for
-with ``--debug``. Quiet mode prints errors and the one line that scripts need. Every text passes the
+minute. With ``--json`` stdout carries exactly one JSON document, errors too, and stderr progress and, with
+``--debug``, tracebacks. Quiet mode prints errors and the one line that scripts need. Every text passes the
 redaction, and control characters of files and arguments are shown, not obeyed. rich is imported when something is
 drawn, not before. A reader of stdout that goes away (``| head``) is no error: the command goes on in silence and its
 exit code is its own. Output that is lost otherwise is one.
@@ -139,8 +139,8 @@ class Console:
 
     # progress ----------------------------------------------------------------------------------
     def progress(self, stage: str = "") -> StageProgress:
-        """Progress of one stage: a live bar on a terminal, plain lines elsewhere, silent in json and quiet."""
-        if self.mode != "human":
+        """Progress of one stage, on stderr: a live bar on a terminal, plain lines elsewhere, silent in quiet mode."""
+        if self.mode == "quiet":
             return StageProgress(self, stage)
         return LiveProgress(self, stage) if is_live(self.err) else PlainProgress(self, stage)
 
@@ -249,12 +249,12 @@ class StageProgress:
 
     def note(self, text: str) -> None:
         """A line that the pipeline keeps in the run's log; the terminal shows it with --debug only."""
-        if self._console.debug and self._console.mode == "human":
+        if self._console.debug and self._console.mode != "quiet":
             self._line(f"[{self.stage}] {text}")
 
     def say(self, text: str) -> None:
         """A sentence that the user should see while the stage goes on."""
-        if self._console.mode == "human":
+        if self._console.mode != "quiet":
             self._line(f"[{self.stage}] {text}")
 
     def close(self, outcome: str = "done") -> None:
@@ -294,7 +294,7 @@ class PlainProgress(StageProgress):
             return
         self._last_line = now
         share = (
-            f" {round(self.done, 1):g}/{self.total:g} ({min(self.done / self.total, 1):.0%})"
+            f" {_amount(self.done)}/{_amount(self.total)} ({min(self.done / self.total, 1):.0%})"
             if self.total and self.done
             else ""
         )
@@ -347,7 +347,8 @@ class LiveProgress(StageProgress):
         self._bar.stop()
         from rich.text import Text
 
-        mark, style = {"done": ("✓", "green"), "cached": ("=", "cyan")}.get(outcome.split(" ")[0], ("✗", "red"))
+        marks = {"done": ("✓", "green"), "cached": ("=", "cyan"), "left": ("-", "yellow")}
+        mark, style = marks.get(outcome.split(" ")[0], ("✗", "red"))
         line = Text.assemble(
             (f"{mark} ", style), (f"{self.stage:<10} ", "bold"), outcome, (f"  {_clock(self.elapsed)}", "dim")
         )
@@ -439,6 +440,11 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return text in ("-", "–")
     return True
+
+
+def _amount(value: float) -> str:
+    """A count or a number of bytes, in full and with separators."""
+    return f"{round(value, 1):,.12g}" if value < 1000 else f"{round(value):,}"
 
 
 def _clock(seconds: float) -> str:

@@ -7,7 +7,7 @@ time. Rates divide by the span from the first request sent to the last response 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy as np
 from trtforge.recipe.schema import Slo
 
 PERCENTILES = (50, 95, 99)
+#: figures that tables show, where they are known
+LATENCY_COLUMNS = ("p50", "p95", "p99", "max")
 
 
 @dataclass
@@ -40,7 +42,7 @@ class RequestTiming:
 class LevelResult:
     """Figures of one concurrency level.
 
-    ``ttft`` and ``itl`` map ``p50`` … to seconds; ``goodput`` is requests/s that met the SLO, and
+    ``ttft`` and ``itl`` are :func:`percentiles` in seconds; ``goodput`` is requests/s that met the SLO, and
     ``good_share`` their share (both None without an SLO).
     """
 
@@ -63,11 +65,23 @@ class LevelResult:
 
 
 def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """p50, p95 and p99 by linear interpolation; empty when there is nothing."""
-    if len(values) == 0:
+    """``p50``, ``p95`` and ``p99`` by linear interpolation, ``max`` and ``samples``; empty when there is nothing.
+
+    A percentile is left out where the values are too few to have one above it: p95 needs 20 values, p99 100.
+    """
+    count = len(values)
+    if count == 0:
         return {}
-    figures = np.percentile(np.asarray(values, dtype=np.float64), PERCENTILES)
-    return {f"p{p}": float(v) for p, v in zip(PERCENTILES, figures, strict=True)}
+    known = [p for p in PERCENTILES if count * (100 - p) >= 100 or p == PERCENTILES[0]]
+    array = np.asarray(values, dtype=np.float64)
+    figures = np.percentile(array, known)
+    found = {f"p{p}": float(v) for p, v in zip(known, figures, strict=True)}
+    return {**found, "max": float(array.max()), "samples": float(count)}
+
+
+def tail(figures: Mapping[str, float]) -> float | None:
+    """p99, or the largest value where there are too few for it; None where there is none."""
+    return figures.get("p99", figures.get("max"))
 
 
 def meets(timing: RequestTiming, slo: Slo) -> bool:

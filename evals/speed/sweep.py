@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evals.gates import at_most
 from evals.report import Plot, Series, Table
-from evals.speed.latency import LevelResult
+from evals.speed.latency import LATENCY_COLUMNS, LevelResult, tail
 from evals.statistics import Interval
 from trtforge.knee import knee_index
 from trtforge.pipeline.stage import GateResult
@@ -26,7 +26,7 @@ class Sweep:
     def knee(self) -> LevelResult | None:
         """The level at the bend of the throughput–latency curve, if it bends."""
         index = knee_index(
-            [level.itl.get("p99", 0.0) for level in self.levels], [level.tokens_per_second for level in self.levels]
+            [tail(level.itl) or 0.0 for level in self.levels], [level.tokens_per_second for level in self.levels]
         )
         return None if index is None else self.levels[index]
 
@@ -49,8 +49,7 @@ def sweep_table(sweep: Sweep) -> Table:
         "concurrency",
         "tokens/s",
         "requests/s",
-        *(f"TTFT {p} (ms)" for p in ("p50", "p95", "p99")),
-        *(f"ITL {p} (ms)" for p in ("p50", "p95", "p99")),
+        *(f"{kind} {name} (ms)" for kind in ("TTFT", "ITL") for name in LATENCY_COLUMNS),
         "errors",
         "goodput (req/s)",
     )
@@ -59,8 +58,7 @@ def sweep_table(sweep: Sweep) -> Table:
             str(level.concurrency),
             f"{level.tokens_per_second:.1f}",
             f"{level.requests_per_second:.2f}",
-            *(_ms(level.ttft, p) for p in ("p50", "p95", "p99")),
-            *(_ms(level.itl, p) for p in ("p50", "p95", "p99")),
+            *(_ms(figures, name) for figures in (level.ttft, level.itl) for name in LATENCY_COLUMNS),
             str(level.errors),
             "–" if level.goodput is None else f"{level.goodput:.2f}",
         )
@@ -74,7 +72,7 @@ def sweep_plot(sweeps: Sequence[Sweep]) -> Plot:
     series = []
     marks = []
     for sweep in sweeps:
-        latency = tuple(level.itl.get("p99", 0.0) * 1e3 for level in sweep.levels)
+        latency = tuple((tail(level.itl) or 0.0) * 1e3 for level in sweep.levels)
         series.append(
             Series(
                 sweep.target,
@@ -85,7 +83,7 @@ def sweep_plot(sweeps: Sequence[Sweep]) -> Plot:
         )
         knee = sweep.knee
         if knee is not None:
-            marks.append((knee.itl["p99"] * 1e3, f"knee ({sweep.target}): {knee.concurrency}"))
+            marks.append(((tail(knee.itl) or 0.0) * 1e3, f"knee ({sweep.target}): {knee.concurrency}"))
     return Plot(
         "Throughput against latency (labels: concurrency)",
         "inter-token latency p99 (ms)",
@@ -111,6 +109,11 @@ def slo_gates(sweep: Sweep, slo: Slo | None) -> list[GateResult]:
         ("itl_p99", lowest.itl, slo.itl_p99),
     ):
         if limit is not None:
-            value = figures.get("p99", float("inf"))
-            gates.append(at_most(f"{name}@{lowest.concurrency}", Interval(value, value, value), limit, " s"))
+            found = tail(figures)
+            value = float("inf") if found is None else found
+            gate = at_most(f"{name}@{lowest.concurrency}", Interval(value, value, value), limit, " s")
+            if found is not None and "p99" not in figures:
+                few = f"; the largest of {figures['samples']:.0f} values, which are too few for a p99"
+                gate = replace(gate, detail=gate.detail + few)
+            gates.append(gate)
     return gates

@@ -9,7 +9,9 @@ from trtforge.recipe.schema import Generation
 
 def test_gate_compares_the_worse_bound():
     interval = Interval(value=0.04, low=0.02, high=0.06)
-    assert not gates.at_most("perplexity_increase", interval, 0.05).passed
+    missed = gates.at_most("perplexity_increase", interval, 0.05)
+    assert not missed.passed
+    assert missed.figures() == {"measured": interval.value, "bound": interval.high, "limit": 0.05}
     assert gates.at_most("perplexity_increase", interval, 0.06).passed
 
 

@@ -1,7 +1,6 @@
 import threading
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +26,8 @@ def test_figures_of_two_known_requests():
     assert level.tokens_per_second == pytest.approx(12.0)
     assert level.ttft["p50"] == pytest.approx(0.2)
     assert level.itl["p50"] == pytest.approx(0.1)
-    assert level.itl["p99"] == pytest.approx(np.percentile([0.1, 0.2, 0.1, 0.1], 99))
+    assert level.itl["max"] == pytest.approx(0.2) and level.itl["samples"] == 4
+    assert "p95" not in level.itl and "p99" not in level.itl  # of four values
 
 
 def test_failed_requests_are_errors_and_miss_the_slo():
@@ -41,7 +41,18 @@ def test_failed_requests_are_errors_and_miss_the_slo():
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=200))
 def test_percentiles_are_ordered(values):
     figures = percentiles(values)
-    assert min(values) <= figures["p50"] <= figures["p95"] <= figures["p99"] <= max(values) + 1e-9
+    known = [figures[name] for name in ("p50", "p95", "p99", "max") if name in figures]
+    assert known == sorted(known) and min(values) <= known[0] and figures["max"] == max(values)
+    assert ("p95" in figures) == (len(values) >= 20) and ("p99" in figures) == (len(values) >= 100)
+
+
+def test_a_gate_on_a_p99_of_too_few_values_says_what_it_stood_on():
+    few = Sweep("server", (summarize(1, [_timing(0.0, 0.1, 0.2), _timing(0.0, 0.3, 0.4)]),))
+    gate = {gate.name: gate for gate in slo_gates(few, Slo.model_validate({"ttft_p99": "200ms"}))}["ttft_p99@1"]
+    assert not gate.passed and "the largest of 2 values, which are too few for a p99" in gate.detail
+    many = Sweep("server", (summarize(1, [_timing(0.0, 0.1) for _ in range(100)]),))
+    gate = {gate.name: gate for gate in slo_gates(many, Slo.model_validate({"ttft_p99": "200ms"}))}["ttft_p99@1"]
+    assert gate.passed and "too few" not in gate.detail
 
 
 def test_knee_of_a_saturating_curve_and_of_a_line():

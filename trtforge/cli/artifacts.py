@@ -129,13 +129,14 @@ def gc(
 
 
 def parse_age(text: str) -> float:
-    """Seconds of ``12h``, ``7d`` or ``30min``; raises TF-CLI-003."""
+    """Seconds of ``12h``, ``7d``, ``30m`` or ``30min``; raises TF-CLI-003."""
     from trtforge.errors import ForgeError
     from trtforge.recipe.units import parse_seconds
 
-    days = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*d\s*", text)
-    if days:
-        return float(days.group(1)) * 86400
+    # as command lines have ages; a recipe's times have no days, and no m that could be milli
+    given = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([wdm])\s*", text)
+    if given:
+        return float(given.group(1)) * {"w": 604_800, "d": 86_400, "m": 60}[given.group(2)]
     try:
         return parse_seconds(text)
     except ValueError as error:

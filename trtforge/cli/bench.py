@@ -166,7 +166,7 @@ def _bench_bundle(
             sweeps.append(measure_in_process(engine_of(bundle), asked, prompts, progress))
         if server or url is not None:
             live = LiveServer(url, model) if url is not None and model is not None else None
-            log = Path(f"bench-{name}-triton.log") if output is None else output / "tritonserver.log"
+            log = common.server_log(f"bench-{name}-triton") if output is None else output / "tritonserver.log"
             sweeps.append(measure_server(bundle, live, asked, prompts, progress, log))
     gates = [gate for sweep in sweeps[-1:] for gate in slo_gates(sweep, asked.slo)]
     report = bench_report(name, sweeps, gates)

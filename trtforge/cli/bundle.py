@@ -59,7 +59,10 @@ def serve(
     http_port: Annotated[int, typer.Option(help="HTTP port; 0 picks a free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 picks a free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="Metrics port; 0 picks a free one.")] = 8002,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's log.", show_default=False)] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The server's log; default: among the store's logs.", show_default=False),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is ready.")] = 300.0,
     drain: Annotated[int, typer.Option(help="Seconds that running requests get to finish when it is stopped.")] = 30,
     verified: Annotated[
@@ -96,7 +99,7 @@ def serve(
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
-            log_path=log,
+            log_path=log or common.server_log(f"serve-{bundle.name or 'bundle'}"),
             ready_timeout=timeout,
             exit_timeout=drain,
             on_ready=ready,

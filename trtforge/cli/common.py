@@ -111,6 +111,14 @@ def _say(console: Console, error: BaseException, log: str | None) -> None:
         console.error(lost)
 
 
+def server_log(name: str) -> Path:
+    """Where the output of a server goes that is started for ``name``: beside the logs of runs."""
+    from trtforge.pipeline.runlog import log_file
+    from trtforge.store.store import default_root
+
+    return log_file(default_root(None) / "logs", name)
+
+
 def open_store(option: Path | None, *, read_only: bool = False) -> Store:
     """The artifact store that ``--store``, ``TRTFORGE_HOME`` or the working directory says.
 

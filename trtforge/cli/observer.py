@@ -29,7 +29,9 @@ class ConsoleObserver:
             return
         progress = self._current or self._console.progress(outcome.stage)
         self._current = None
-        progress.close({"cached": "cached", "ran": "done"}.get(outcome.status, outcome.status))
+        progress.close(
+            {"ran": "done", "left out": "left out, as the target has it"}.get(outcome.status, outcome.status)
+        )
 
     def progress(self, stage: str) -> Progress:
         """The bar of a stage that runs."""

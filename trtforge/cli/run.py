@@ -181,7 +181,7 @@ def explain(
     )
     if refused:
         console.warning(f"a run would be refused: {', '.join(refused)}; `trtforge check {recipe}` says why")
-    waiting = [row.stage for row in rows if row.status != "cached"]
+    waiting = [row.stage for row in rows if row.status not in ("cached", "left out")]
     console.value(f"would run: {', '.join(waiting)}" if waiting else "everything is cached")
 
 

@@ -122,21 +122,21 @@ def _interval(figures: Mapping[str, float], style: str) -> str:
 
 def show_sweeps(console: Console, sweeps: Sequence[Mapping[str, Any]]) -> None:
     """Throughput and latency, a table a target, and where the curve bends."""
-    percentiles = ("p50", "p95", "p99")
+    from evals.speed.latency import LATENCY_COLUMNS
+
     for sweep in sweeps:
         rows = [
             [
                 level["concurrency"],
                 f"{level['tokens_per_second']:.1f}",
-                *(_ms(level["ttft"], name) for name in percentiles),
-                *(_ms(level["itl"], name) for name in percentiles),
+                *(_ms(level[kind], name) for kind in ("ttft", "itl") for name in LATENCY_COLUMNS),
                 level["errors"],
                 "-" if level.get("goodput") is None else f"{level['goodput']:.2f}",
             ]
             for level in sweep["levels"]
         ]
         columns = ["requests", "tokens/s"]
-        columns += [f"{kind} {name} ms" for kind in ("TTFT", "ITL") for name in percentiles]
+        columns += [f"{kind} {name} ms" for kind in ("TTFT", "ITL") for name in LATENCY_COLUMNS]
         knee = sweep.get("knee_concurrency")
         title = f"Speed, {sweep['target']}" + (f" (the curve bends at {knee} requests)" if knee else "")
         console.table(title, [*columns, "errors", "goodput/s"], rows)

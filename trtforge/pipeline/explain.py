@@ -14,7 +14,7 @@ from trtforge.store.machine import tool_versions
 from trtforge.store.runs import RunRecord, StageRecord, load_record
 from trtforge.store.store import Damage
 
-ExplainStatus = Literal["cached", "gate failed", "would run", "may run"]
+ExplainStatus = Literal["cached", "gate failed", "would run", "may run", "left out"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class StageExplanation:
     """One stage as the next run would treat it.
 
     ``may run`` means that an input would be built first: the stage stays cached if the input comes out the same.
+    ``left out`` means that the recipe's target has no such stage here: a run writes down why.
     """
 
     stage: str
@@ -55,6 +56,9 @@ def explain(pipeline: Pipeline, loaded: Loaded, until: str | None = None) -> lis
     for stage in pipeline.select(until):
         before = record.stages.get(stage.name) if record else None
         unknown = [name for name in stage.needs if name not in artifacts]
+        if left_out := _left_out(stage, loaded, before):
+            rows.append(left_out)
+            continue
         if unknown:
             rows.append(_undecided(stage, loaded, unknown, before, unrecorded))
             continue
@@ -88,7 +92,12 @@ def _unrecorded(record: RunRecord | None) -> str:
     """Why nothing is known of a stage: there was no run, or it ended before the stage did."""
     if record is None:
         return "no run of a recipe of this name is recorded"
-    ended = {"gate failed": "missed a gate", "failed": "failed", "interrupted": "was interrupted"}.get(record.status)
+    ended = {
+        "gate failed": "missed a gate",
+        "failed": "failed",
+        "interrupted": "was interrupted",
+        "running": "was killed, or is still running,",
+    }.get(record.status)
     if ended is None:
         return "no run of this recipe has finished the stage"
     return f"the last run {ended} before this stage was finished (log: {record.log})"
@@ -106,6 +115,14 @@ def _why(
     if before.key == key:
         return ["the artifact of the last run was removed"]
     return describe_changes(before.ingredients, ingredients)
+
+
+def _left_out(stage: Stage, loaded: Loaded, before: StageRecord | None) -> StageExplanation | None:
+    """The stage as one that the target leaves out; None where it runs, or where that was written down already."""
+    absent = stage.section(loaded.recipe, loaded.directory).get("not_run")
+    if absent is None or before is not None:
+        return None
+    return StageExplanation(stage.name, "left out", (str(absent["reason"]),))
 
 
 def _undecided(

@@ -18,7 +18,7 @@ import difflib
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -204,9 +204,15 @@ class _Run:
         if self.previous is not None:
             self.record.stages.update(self.previous.stages)
 
+    def _note_progress(self) -> None:
+        """Keep the record of a run that may be killed at any time; what a full disk refuses is said by the run."""
+        with contextlib.suppress(OSError):
+            save_record(self.store, self.record)
+
     def go(self, stages: Sequence[Stage], force: set[str]) -> None:
         artifacts: dict[str, Artifact] = {}
         status = "failed"
+        self._note_progress()
         for leftover in self.store.sweep():
             self.log.line(f"removed the leftover of a killed run: {leftover.name}")
         position = 0
@@ -230,8 +236,7 @@ class _Run:
             raise
         finally:
             self.record.status = status
-            with contextlib.suppress(OSError):  # on a full disk the error that is on its way matters more
-                save_record(self.store, self.record)
+            self._note_progress()
 
     def _message(self, text: str) -> None:
         self.log.line(text)
@@ -258,8 +263,10 @@ class _Run:
                     if artifact is None:
                         status = "failed"
                         artifact = self._execute(stage, key, ingredients, inputs)
-                        status = "ran"
+                        status = "left out" if left_out_by_target(ingredients) else "ran"
             self.record.stages[stage.name] = StageRecord(key, ingredients, status)
+            if status != "cached":
+                self._note_progress()
             self.log.line(f"{stage.name}: {status}, {artifact.path}")
             _check_gates(artifact)
         except BaseException:
@@ -407,6 +414,12 @@ def _verdict(gate: GateResult) -> str:
     return gate.detail if gate.detail.startswith(gate.name) else f"{gate.name}: {gate.detail}".rstrip(": ")
 
 
+def left_out_by_target(ingredients: Mapping[str, object]) -> bool:
+    """Whether the stage's section says why it does not run for the recipe's target."""
+    section = ingredients["section"]
+    return isinstance(section, Mapping) and "not_run" in section
+
+
 def _check_gates(artifact: Artifact) -> None:
     missed = [gate for gate in gates_from_json(artifact.manifest["gates"]) if not gate.passed]
     if not missed:
@@ -416,7 +429,7 @@ def _check_gates(artifact: Artifact) -> None:
         f"stage {artifact.stage} missed {'its gate' if len(missed) == 1 else f'{len(missed)} gates'}: "
         + "; ".join(_verdict(gate) for gate in missed),
         asked=", ".join(gate.name for gate in missed),
-        numbers={gate.name: {"measured": gate.measured, "limit": gate.limit} for gate in missed},
+        numbers={gate.name: gate.figures() for gate in missed},
         why=f"the artifact is kept at {artifact.path}; nothing after it was built or published",
         remedies=[
             *gate_remedies(gate.name for gate in missed),

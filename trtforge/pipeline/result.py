@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trtforge.pipeline.stage import Artifact
 from trtforge.store.quarantine import TakenOut
 
-Status = Literal["cached", "ran", "failed"]
+Status = Literal["cached", "ran", "left out", "failed"]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,14 @@ class _Redacting(logging.Formatter):
         return redact(super().format(record))
 
 
+def log_file(directory: Path, name: str) -> Path:
+    """A new log's path below ``directory``, which is made; all but the newest ``KEEP - 1`` logs there are removed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in sorted(directory.glob("*.log"), key=lambda p: p.stat().st_mtime)[: -KEEP + 1]:
+        old.unlink(missing_ok=True)
+    return directory / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+
+
 class RunLog:
     """Appends lines with the time of day; a context manager that closes the file.
 
@@ -37,10 +45,7 @@ class RunLog:
     """
 
     def __init__(self, directory: Path, name: str) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-        for old in sorted(directory.glob("*.log"), key=lambda p: p.stat().st_mtime)[: -KEEP + 1]:
-            old.unlink(missing_ok=True)
+        self.path = log_file(directory, name)
         self._file = self.path.open("a", encoding="utf-8", buffering=1)
         self._handler = logging.StreamHandler(self._file)
         self._handler.setLevel(logging.INFO)

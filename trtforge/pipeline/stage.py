@@ -29,13 +29,23 @@ class Artifact:
 
 @dataclass(frozen=True)
 class GateResult:
-    """One gate's verdict, with the figures that decided it."""
+    """One gate's verdict, with the figures that decided it.
+
+    ``bound`` is the end of the measured figure's interval that was held against ``limit``; None where the figure itself
+    was (manifests of earlier versions have the bound in ``measured``).
+    """
 
     name: str
     passed: bool
     measured: float
     limit: float
     detail: str
+    bound: float | None = None
+
+    def figures(self) -> dict[str, float]:
+        """The figures as an error's numbers."""
+        bound = {} if self.bound is None else {"bound": self.bound}
+        return {"measured": self.measured, **bound, "limit": self.limit}
 
 
 @dataclass

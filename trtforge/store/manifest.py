@@ -110,6 +110,10 @@ def measured_hash(content: Mapping[str, Any], measurements: Mapping[str, Any]) -
     return hash_json({"files": files, "measurements": measurements})
 
 
+#: of a gate, what JSON may hold as the text of an infinity
+_FIGURES = ("measured", "bound", "limit")
+
+
 def gates_to_json(gates: Iterable[GateResult]) -> list[dict[str, Any]]:
     """Gates as JSON-able objects."""
     return [json_safe(asdict(gate)) for gate in gates]
@@ -117,9 +121,11 @@ def gates_to_json(gates: Iterable[GateResult]) -> list[dict[str, Any]]:
 
 def gates_from_json(gates: Iterable[Mapping[str, Any]]) -> list[GateResult]:
     """The inverse of :func:`gates_to_json`."""
-    return [
-        GateResult(**{**gate, "measured": float(gate["measured"]), "limit": float(gate["limit"])}) for gate in gates
-    ]
+    found = []
+    for gate in gates:
+        figures = {name: float(gate[name]) for name in _FIGURES if gate.get(name) is not None}
+        found.append(GateResult(name=gate["name"], passed=gate["passed"], detail=gate["detail"], **figures))
+    return found
 
 
 def now() -> str:

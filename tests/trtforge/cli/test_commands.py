@@ -223,6 +223,8 @@ class TestRun:
         assert cli("artifacts", "gc", "--json").document["removed"] == []
         dropped = cli("artifacts", "gc", "--forget", "tiny", "--json").document
         assert [item["stage"] for item in dropped["removed"]] == ["intake"]
+        for age in ("10m", "2w", "1.5d", "90min"):
+            assert cli("artifacts", "gc", "--older-than", age, "--json").code == 0
         assert cli("artifacts", "gc", "--older-than", "soon", "--json").document["error"]["code"] == "TF-CLI-003"
 
     def test_a_damaged_artifact_is_refused(self, cli: Any, recipe: Path) -> None:

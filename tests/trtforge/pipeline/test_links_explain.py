@@ -14,6 +14,7 @@ from trtforge.pipeline.explain import explain
 from trtforge.pipeline.links import link_bundle, linked_bundle
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import StageContext, StageResult
+from trtforge.store.runs import record_path
 from trtforge.store.store import Store
 
 
@@ -64,6 +65,43 @@ def test_explain_after_a_failed_run_says_that_it_failed(store: Store, monkeypatc
     assert rows["quantize"].status == "cached"
     for name in ("evaluate", "bundle"):
         assert rows[name].reasons[0].startswith("the last run failed before this stage was finished (log: ")
+
+
+def test_explain_after_a_kill_says_that_there_was_a_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a SIGKILL inside a stage leaves is the record as it was then."""
+    made = stages()
+    kept: list[bytes] = []
+
+    def killed(context: StageContext) -> StageResult:
+        kept.append(record_path(store, recipe().recipe.name).read_bytes())
+        raise KeyboardInterrupt
+
+    failing = next(stage for stage in made if stage.name == "evaluate")
+    monkeypatch.setattr(failing, "run", killed)
+    pipeline = Pipeline(made, store)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(recipe())
+    record_path(store, recipe().recipe.name).write_bytes(kept[0])
+    rows = {row.stage: row for row in explain(pipeline, recipe())}
+    assert rows["quantize"].status == "cached"
+    assert rows["evaluate"].reasons[0].startswith("the last run was killed, or is still running, before this stage")
+
+
+def test_a_stage_that_the_target_leaves_out_is_neither_run_nor_to_be_run(store: Store) -> None:
+    class LeftOut:
+        name, needs, code_version, tools = "parity", (), "1", ()
+
+        def section(self, recipe: object, recipe_dir: Path) -> dict[str, object]:
+            return {"not_run": {"reason": "this machine has no GPU", "gates": ["top1_agreement"]}}
+
+        def run(self, context: StageContext) -> StageResult:
+            return StageResult(summary={"not_run": {"reason": "this machine has no GPU", "gates": ["top1_agreement"]}})
+
+    pipeline = Pipeline([LeftOut()], store)
+    (row,) = explain(pipeline, recipe())
+    assert (row.status, row.reasons) == ("left out", ("this machine has no GPU",))
+    assert [outcome.status for outcome in pipeline.run(recipe()).outcomes] == ["left out"]
+    assert explain(pipeline, recipe())[0].status == "cached"
 
 
 def test_a_run_that_was_to_end_earlier_did_not_fail(store: Store) -> None:
