@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 
-from trtforge.preflight.rules.stack import LAYOUT_TARGETS
+from trtforge.preflight.retarget import LAYOUT_TARGETS
 from trtforge.recipe.schema import Build, Triton
 from trtforge.tables import architecture_table, load_table, stack_table
 from trtforge.tables.decoders import decoders, gguf_decoders

@@ -84,6 +84,10 @@ def show(console: Console, report: Report, recipe: Path) -> None:
                 console.print(f"  waived: {finding.waived}")
             elif finding.blocks and not finding.waivable:
                 console.print("  this rule cannot be waived: what it refuses cannot work")
+        if report.together is not None:
+            console.print("\nTogether these changes leave nothing that blocks:")
+            for text in str(report.together).split(" with "):
+                console.print(f"  {text}")
         console.print()
     for reason, codes in report.unapplied.items():
         console.print(f"{_counted(len(codes), 'rule')} skipped, {reason}: {', '.join(codes)}")

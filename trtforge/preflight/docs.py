@@ -46,13 +46,18 @@ or the tables instead -->
 `trtforge run` does the same first. A rule reads the recipe, the model's config and headers, small files beside it
 (tokenizer, quantization description, scales that are single numbers), the folders of a draft model and of adapters
 where they lie here, the shipped tables, and the machine. A finding names what was asked, the numbers, the reason with
-its source, and changes that would work, computed from those numbers. A rule whose facts are not known (a model that is
+its source, and changes that would work, computed from those numbers. A change of the recipe is tried before it is
+printed: it is applied and the rules run again. What does not clear its finding is not offered, and what it brings in
+turn stands beside it ("then TF-K16-003"). Several errors whose changes might undo each other get one set of changes
+that clears them all, where there is one ("Together …"). What only a person can do (another checkpoint, another
+machine) is said in words. In the JSON document a finding's `ways` are its remedies as data: the keys to `set` and to
+`remove`, the codes that it `leaves`, or `by_hand`. A rule whose facts are not known (a model that is
 not downloaded yet) is named as skipped, never passed in silence.
 
 | Option | Writes |
 |---|---|
 | (none) | a table, then each finding with its reason and ways out |
-| `--json` | one document: `passed`, `builds_here`, `findings`, `skipped` |
+| `--json` | one document: `passed`, `builds_here`, `findings`, `together`, `skipped` |
 | `--format sarif` | SARIF 2.1.0 for code scanning, by file and line; skipped rules are a note (`TF-CLI-017`) |
 | `--format github` | workflow commands that GitHub shows beside the line; skipped rules are a notice |
 | `--no-model` | the same without the model's headers |

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +18,12 @@ from typing import Any, Literal
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.preflight.machine import Machine
 from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
+from trtforge.preflight.remedies import Remedy, applied, as_remedy, texts
 from trtforge.preflight.sources import Locate, Located, SourceFiles
 from trtforge.recipe.keys import nearest
-from trtforge.recipe.load import LoadedRecipe
+from trtforge.recipe.load import LoadedRecipe, recipe_from_mapping
 from trtforge.recipe.schema import Recipe
-from trtforge.tables import ArchitectureTable, StackTable
+from trtforge.tables import Architecture, ArchitectureTable, StackTable
 from trtforge.tables.features import FeatureTable, KernelTable
 
 Severity = Literal["error", "warning"]
@@ -52,6 +53,33 @@ class Facts:
     adapters: Mapping[str, Located] | None = None
     parameters: Mapping[str, ParameterFacts] | None = None
     written: Mapping[str, Any] = field(default_factory=dict)
+    locate: Locate | None = None
+    folders: dict[Path, SourceFiles] = field(default_factory=dict)
+
+    def changed(self, changes: Mapping[str, Any]) -> Facts:
+        """The facts of the recipe after ``changes`` (see :mod:`~trtforge.preflight.remedies`).
+
+        What a change makes unknown (another layout's parameters) becomes unknown. Raises TF-RCP-… for a recipe that
+        cannot be.
+        """
+        loaded = recipe_from_mapping(applied(self.written, changes), self.directory)
+        recipe, before = loaded.recipe, self.recipe
+        draft, adapters = _located(recipe, self.directory, self.locate)
+        same_layout = recipe.triton.layout == before.triton.layout
+        return replace(
+            self,
+            recipe=recipe,
+            written=loaded.written,
+            draft=self.draft if recipe.speculation.draft == before.speculation.draft else draft,
+            adapters=self.adapters if recipe.build.trtllm.lora == before.build.trtllm.lora else adapters,
+            parameters=self.parameters if same_layout else None,
+        )
+
+    def _files(self, place: Located | None) -> SourceFiles | None:
+        """The folder at ``place``, opened once for all facts that are made from these."""
+        if place is None or place.folder is None:
+            return None
+        return self.folders.setdefault(place.folder, SourceFiles(place.folder))
 
     def is_written(self, path: Sequence[str]) -> bool:
         """Whether the recipe's files or overrides give the key at ``path``."""
@@ -65,23 +93,29 @@ class Facts:
     @cached_property
     def files(self) -> SourceFiles | None:
         """The model's folder; None when it is not here or the source is no folder."""
-        return SourceFiles(self.source.folder) if self.source is not None and self.source.folder is not None else None
+        return self._files(self.source)
 
     @cached_property
     def draft_files(self) -> SourceFiles | None:
         """The folder of the draft model or the heads; None when there is none here."""
-        return SourceFiles(self.draft.folder) if self.draft is not None and self.draft.folder is not None else None
+        return self._files(self.draft)
 
     @cached_property
     def adapter_files(self) -> Mapping[str, SourceFiles]:
         """The adapters' folders that are here, by name."""
-        found = self.adapters or {}
-        return {name: SourceFiles(place.folder) for name, place in found.items() if place.folder is not None}
+        found = {name: self._files(place) for name, place in (self.adapters or {}).items()}
+        return {name: files for name, files in found.items() if files is not None}
 
     @property
     def target_architectures(self) -> tuple[str, ...]:
         """The architectures that the engine is for: the recipe's, else those of the GPUs here."""
         return self.recipe.build.architectures or (self.machine.architectures if self.machine is not None else ())
+
+    @property
+    def target_rows(self) -> list[Architecture]:
+        """The table's rows of :attr:`target_architectures`."""
+        rows = (self.architectures.row(name) for name in self.target_architectures)
+        return [row for row in rows if row is not None]
 
     @property
     def format(self) -> FormatFacts | None:
@@ -106,14 +140,17 @@ class Violation:
     message: str
     asked: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    remedies: Sequence[str] = ()
+    remedies: Sequence[str | Remedy] = ()
     why: str | None = None
     source: str | None = None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A violation with its rule's code, severity, reason and source; ``waived`` holds the justification."""
+    """A violation with its rule's code, severity, reason and source; ``waived`` holds the justification.
+
+    ``ways`` are its remedies, those that change the recipe tried by :mod:`trtforge.preflight.trials`.
+    """
 
     code: str
     severity: Severity
@@ -122,12 +159,17 @@ class Finding:
     asked: str
     numbers: Mapping[str, Any]
     why: str
-    remedies: tuple[str, ...]
+    ways: tuple[Remedy, ...]
     source: str | None
     waived: str | None = None
     needs_model: bool = False
     waivable: bool = True
     machine_lacks: bool = False
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What would work, as texts."""
+        return texts(self.ways)
 
     @property
     def kind(self) -> str:
@@ -155,6 +197,7 @@ class Finding:
             "numbers": dict(self.numbers),
             "why": self.why,
             "remedies": list(self.remedies),
+            "ways": [way.to_json() for way in self.ways],
             "source": self.source,
             "waived": self.waived,
             "waivable": self.waivable,
@@ -186,11 +229,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class Report:
-    """What preflight found, and which rules it could not apply."""
+    """What preflight found, and which rules it could not apply.
+
+    ``together``: changes after which nothing blocks, where one remedy alone is not enough. ``withdrawn``: code and text
+    of the remedies that did not stand their trial.
+    """
 
     findings: tuple[Finding, ...]
     skipped: Mapping[str, str]
     rules: int
+    together: Remedy | None = None
+    withdrawn: tuple[tuple[str, str], ...] = ()
 
     @property
     def blocked(self) -> bool:
@@ -217,6 +266,7 @@ class Report:
             "builds_here": not self.blocked and not self.lacks,
             "rules": self.rules,
             "findings": [finding.to_json() for finding in self.findings],
+            "together": self.together.to_json() if self.together is not None else None,
             "skipped": dict(self.skipped),
         }
 
@@ -290,9 +340,16 @@ def _order(code: str) -> tuple[int, int]:
 
 
 def run_rules(facts: Facts) -> Report:
-    """Apply every rule whose facts are known; raises TF-RCP-014 for waivers of unknown codes."""
+    """Apply every rule whose facts are known, and try the remedies; TF-RCP-014 for waivers of unknown codes."""
+    from trtforge.preflight.trials import judged
+
+    _check_waivers(facts.recipe.waive, all_rules())
+    return judged(apply_rules(facts), facts, apply_rules)
+
+
+def apply_rules(facts: Facts) -> Report:
+    """One pass over every rule whose facts are known, its remedies as the rules give them."""
     rules = all_rules()
-    _check_waivers(facts.recipe.waive, rules)
     present: dict[Need, bool] = {
         "model": facts.model is not None,
         "format": bool(facts.formats),
@@ -320,7 +377,7 @@ def run_rules(facts: Facts) -> Report:
                     violation.asked,
                     violation.numbers,
                     violation.why or item.why,
-                    tuple(violation.remedies),
+                    tuple(map(as_remedy, violation.remedies)),
                     violation.source or item.source,
                     facts.recipe.waive.get(code) if item.waivable else None,
                     "model" in item.needs,
@@ -379,7 +436,14 @@ def refusal(report: Report, recipe_name: str) -> ForgeError:
         asked=asked,
         numbers=numbers,
         why=" ".join(dict.fromkeys(finding.why for finding in blocking)),
-        remedies=list(dict.fromkeys(remedy for finding in blocking for remedy in finding.remedies)),
+        remedies=list(
+            dict.fromkeys(
+                [
+                    *([f"{report.together} (together)"] if report.together is not None else []),
+                    *(remedy for finding in blocking for remedy in finding.remedies),
+                ]
+            )
+        ),
     )
 
 
@@ -398,7 +462,7 @@ def make_facts(
     from trtforge.tables.features import feature_table, kernel_table
 
     recipe, directory = loaded.recipe, loaded.directory
-    lora, draft = recipe.build.trtllm.lora, recipe.speculation.draft
+    draft, adapters = _located(recipe, directory, locate)
     return Facts(
         recipe,
         directory,
@@ -411,10 +475,20 @@ def make_facts(
         kv_modes,
         machine,
         source=locate(recipe.model.source, directory) if locate else None,
-        draft=locate(draft, directory) if locate and draft else None,
-        adapters={name: locate(source, directory) for name, source in lora.adapters.items()}
-        if locate and lora is not None
-        else None,
+        draft=draft,
+        adapters=adapters,
         parameters=parameters,
         written=loaded.written,
+        locate=locate,
     )
+
+
+def _located(
+    recipe: Recipe, directory: Path, locate: Locate | None
+) -> tuple[Located | None, dict[str, Located] | None]:
+    """Where the draft and the adapters lie."""
+    if locate is None:
+        return None, None
+    lora, draft = recipe.build.trtllm.lora, recipe.speculation.draft
+    adapters = {name: locate(source, directory) for name, source in lora.adapters.items()} if lora is not None else None
+    return (locate(draft, directory) if draft else None), adapters

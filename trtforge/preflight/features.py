@@ -6,17 +6,22 @@ them go together on which target and version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
+
+from trtforge.preflight.remedies import Remedy, by_hand
+from trtforge.preflight.retarget import to_format, to_method, without_speculation
 
 if TYPE_CHECKING:
     from trtforge.preflight.engine import Facts
     from trtforge.tables.features import Combination, Need
 
+#: the remedies of a feature: a line of the recipe, or what makes them from the facts
+Ways = str | Callable[["Facts"], Sequence[str | Remedy]]
 #: name → (is it used, how the recipe writes it, what takes it away, what turns it on)
-Feature = tuple[Callable[["Facts"], bool], Callable[["Facts"], str], str, str]
+Feature = tuple[Callable[["Facts"], bool], Callable[["Facts"], str], Ways, Ways]
 
 TRTLLM_TARGETS = ("trtllm-engine", "trtllm-llmapi")
 
@@ -67,15 +72,83 @@ def _method(name: str) -> Feature:
     return (
         lambda facts: facts.recipe.speculation.method == name,
         lambda facts: f"speculation.method: {facts.recipe.speculation.method}",
-        "speculation.method: none",
-        f"speculation.method: {name}",
+        lambda facts: [without_speculation(facts)],
+        lambda facts: [to_method(facts, name)],
     )
 
 
+def stored_kv(facts: Facts) -> str | None:
+    """The KV-cache format that the checkpoint brings and the recipe does not ask for."""
+    stored = facts.model.prequantized_kv_cache if facts.model is not None else None
+    return stored if facts.recipe.quantize.kv_cache == "none" else None
+
+
+def stored_weights(facts: Facts) -> str | None:
+    """The weight format that the checkpoint brings and the recipe does not ask for."""
+    stored = facts.model.prequantized if facts.model is not None else None
+    return stored if facts.recipe.quantize.format == "none" else None
+
+
+def kv_asked(facts: Facts) -> str:
+    """Where the KV cache's format is said: in the recipe or in the checkpoint."""
+    stored = stored_kv(facts)
+    if stored is None:
+        return f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}"
+    return f"kv_cache_quant_algo: {stored.upper()} in the checkpoint of model.source: {facts.recipe.model.source}"
+
+
+def weights_asked(facts: Facts) -> str:
+    """Where the weights' format is said: in the recipe or in the checkpoint."""
+    stored = stored_weights(facts)
+    if stored is None:
+        return f"quantize.format: {facts.recipe.quantize.format}"
+    return f"quant_algo of the checkpoint ({stored}) of model.source: {facts.recipe.model.source}"
+
+
+def other_kv(facts: Facts, instead: str = "none") -> Sequence[str | Remedy]:
+    """What gives the engine another KV cache: the recipe's key, or a change of the checkpoint that decides it."""
+    stored = stored_kv(facts)
+    if stored is None:
+        return [f"quantize.kv_cache: {instead}"]
+    return by_hand(
+        f"the checkpoint sets its KV cache to {stored}: in a copy set kv_cache_quant_algo to null in "
+        "hf_quant_config.json (and quantization_config of config.json), the scales of keys and values are then unused",
+        f"a checkpoint that was exported without a {stored} KV cache",
+    )
+
+
+def other_weights(facts: Facts, instead: Sequence[str]) -> Sequence[str | Remedy]:
+    """What gives the engine other weights: the recipe's key, or another checkpoint."""
+    stored = stored_weights(facts)
+    if stored is None:
+        return [to_format(facts, name) for name in instead]
+    wanted = " or ".join(name for name in instead if name != "none") or "full precision"
+    return by_hand(
+        f"the checkpoint's own weights are {stored}: one in {wanted}, or the unquantized one as model.source"
+    )
+
+
+def _without_paging(facts: Facts) -> Sequence[str]:
+    """Paged context attention goes with what reads the paged cache."""
+    flags = ["paged_context_attention", "chunked_context", "kv_reuse"]
+    on = [name for name in flags if getattr(facts.recipe.build.trtllm, name)]
+    kept = _host_kv(facts) if "kv_reuse" in on else []
+    return [" with ".join([*(f"build.trtllm.{name}: false" for name in on), *kept])]
+
+
+def _without_reuse(facts: Facts) -> Sequence[str]:
+    """Blocks in host memory are there to be reused."""
+    return [" with ".join(["build.trtllm.kv_reuse: false", *_host_kv(facts)])]
+
+
+def _host_kv(facts: Facts) -> list[str]:
+    return ["remove build.trtllm.host_kv_memory"] if facts.recipe.build.trtllm.host_kv_memory is not None else []
+
+
 FEATURES: dict[str, Feature] = {
-    "kv-reuse": _flag("kv_reuse"),
+    "kv-reuse": (*_flag("kv_reuse")[:2], _without_reuse, _flag("kv_reuse")[3]),
     "chunked-context": _flag("chunked_context"),
-    "paged-context": _flag("paged_context_attention"),
+    "paged-context": (*_flag("paged_context_attention")[:2], _without_paging, _flag("paged_context_attention")[3]),
     "fp8-context": _flag("fp8_context_attention"),
     "fp8-context-refused": (
         lambda facts: (
@@ -118,43 +191,47 @@ FEATURES: dict[str, Feature] = {
         lambda facts: facts.recipe.build.trtllm.lora is not None,
         lambda facts: "build.trtllm.lora: {…}",
         "build.trtllm.lora: null",
-        "build.trtllm.lora: {adapters: {…}}",
+        lambda facts: by_hand("name the adapters in build.trtllm.lora"),
     ),
     "fp8-kv": (
         lambda facts: kv_format(facts) in ("fp8", "fp8_cast"),
-        lambda facts: f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}",
-        "quantize.kv_cache: none",
-        "quantize.kv_cache: fp8",
+        kv_asked,
+        other_kv,
+        lambda facts: (
+            by_hand("a checkpoint that was exported with a calibrated FP8 KV cache")
+            if stored_weights(facts)
+            else ["quantize.kv_cache: fp8"]
+        ),
     ),
     "int8-kv": (
         lambda facts: kv_format(facts) == "int8",
-        lambda facts: f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}",
-        "quantize.kv_cache: fp8",
+        kv_asked,
+        lambda facts: other_kv(facts, "fp8"),
         "quantize.kv_cache: int8",
     ),
     "fp8-weights": (
         lambda facts: weight_format(facts) in ("fp8", "nvfp4", "w4a8_awq"),
-        lambda facts: f"quantize.format: {facts.recipe.quantize.format}",
-        "quantize.format: none",
-        "quantize.format: fp8",
+        weights_asked,
+        lambda facts: other_weights(facts, ["none"]),
+        lambda facts: other_weights(facts, ["fp8"]),
     ),
     "int4-awq": (
         lambda facts: weight_format(facts) == "int4_awq",
-        lambda facts: f"quantize.format: {facts.recipe.quantize.format}",
-        "quantize.format: fp8",
+        weights_asked,
+        lambda facts: other_weights(facts, ["fp8"]),
         "quantize.format: int4_awq",
     ),
     "sliding-window": (
         lambda facts: facts.model is not None and facts.model.sliding_window is not None,
         lambda facts: f"model.source: {facts.recipe.model.source}",
-        "a model without a sliding window",
-        "a model with a sliding window",
+        lambda facts: by_hand("a model without a sliding window"),
+        lambda facts: by_hand("a model with a sliding window"),
     ),
     "speculation": (
         lambda facts: facts.recipe.speculation.method != "none",
         lambda facts: f"speculation.method: {facts.recipe.speculation.method}",
-        "speculation.method: none",
-        "speculation.method: draft_target",
+        lambda facts: [without_speculation(facts)],
+        lambda facts: [to_method(facts, "draft_target")],
     ),
     "pipeline-parallel": _ranks("pp"),
     "tensor-parallel": _ranks("tp"),
@@ -173,14 +250,18 @@ def written(facts: Facts, name: str) -> str:
     return FEATURES[name][1](facts)
 
 
-def without(name: str) -> str:
-    """The change that takes the feature away."""
-    return FEATURES[name][2]
+def without(facts: Facts, name: str) -> Sequence[str | Remedy]:
+    """What takes the feature away."""
+    return _given(FEATURES[name][2], facts)
 
 
-def turned_on(name: str) -> str:
-    """The change that turns the feature on."""
-    return FEATURES[name][3]
+def turned_on(facts: Facts, name: str) -> Sequence[str | Remedy]:
+    """What turns the feature on."""
+    return _given(FEATURES[name][3], facts)
+
+
+def _given(ways: Ways, facts: Facts) -> Sequence[str | Remedy]:
+    return [ways] if isinstance(ways, str) else ways(facts)
 
 
 def engine_version(facts: Facts) -> Version | None:

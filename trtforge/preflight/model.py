@@ -126,6 +126,16 @@ def linears(model: ModelShape) -> list[Linear]:
     return result
 
 
+def width(linear: Linear, tp: int) -> float:
+    """K of a linear on one rank."""
+    return linear.columns / tp if linear.split == "columns" else float(linear.columns)
+
+
+def fits(quantized: Iterable[Linear], tp: int, group: int) -> bool:
+    """Whether whole groups fill every rank's K."""
+    return all(width(linear, tp) % group == 0 for linear in quantized)
+
+
 def matches(name: str, pattern: str) -> bool:
     """Whether an exclude pattern (a module name, a part of it, or a glob) takes in module ``name``."""
     return any(fnmatch.fnmatchcase(name, form) for form in (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trtforge.errors import ForgeError
 from trtforge.safetensors_header import TensorInfo, is_pointer_file, read_header, read_headers
@@ -53,6 +53,7 @@ class Located:
         return self.fetched and self.folder is None and self.problem is None
 
 
+_T = TypeVar("_T")
 #: (source as a recipe writes it, the recipe's folder) → where it lies
 Locate = Callable[[str, Path], Located]
 
@@ -62,6 +63,14 @@ class SourceFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._made: dict[str, Any] = {}
+
+    def once(self, name: str, make: Callable[[], _T]) -> _T:
+        """What ``make`` gives, made once a folder: rules are run again for every remedy that is tried."""
+        if name not in self._made:
+            self._made[name] = make()
+        made: _T = self._made[name]
+        return made
 
     def text(self, name: str) -> str:
         """The text of ``name``; empty when it is missing, no regular file, a link out of the folder, or too long."""

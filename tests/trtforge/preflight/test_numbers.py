@@ -261,7 +261,7 @@ def test_a_bare_corpus_name_is_offered_as_what_it_may_be() -> None:
 
 def test_a_removed_backend_names_its_replacement() -> None:
     finding = only("TF-K23-001", merged({"stack": "trtllm-1.3"}, ENGINE))
-    assert "build.target: trtllm-llmapi" in finding.remedies
+    assert "build.target: trtllm-llmapi with triton.layout: llmapi" in finding.remedies
     assert "stack: trtllm-1.2.1" in finding.remedies
 
 

@@ -1,90 +1,149 @@
-"""What a finding says would work does work: remedies that are recipe lines are applied, and the finding is gone."""
+"""What a finding says would work does work: every remedy of every rule is applied and the rules are run again."""
 
 from __future__ import annotations
 
-import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support.preflight import report
+from tests.support.preflight import BIG, SMOL, report
+from tests.support.public_models import public
 from tests.trtforge.preflight.cases import CASES
-from trtforge.errors import ForgeError
-from trtforge.recipe.merge import deep_merge
+from tests.trtforge.preflight.corpus import UNSERVED, VALID
+from tests.trtforge.preflight.folder_cases import FOLDER_CASES
+from tests.trtforge.preflight.settings import ENGINE, build, merged, quant, speculation
+from tests.trtforge.preflight.test_corpus import PLANTED
+from trtforge.preflight.engine import Report
+from trtforge.preflight.remedies import REMOVED, Remedy, applied, as_remedy, by_hand, joined
 from trtforge.tables.features import feature_table
 
-_LINE = re.compile(r"^([a-z_]+(?:\.[a-zA-Z_0-9]+)*): ?(.+?)(?: \(.*\)| or more| or less)?$")
-_REMOVE = re.compile(r"^remove ([a-z_]+(?:\.[a-zA-Z_0-9]+)+)$")
+#: what is written before, the recipe, the facts
+Start = tuple[Callable[[Path], object], dict[str, Any], dict[str, Any]]
 
 
-def change(remedy: str) -> dict[str, Any] | None:
-    """The recipe lines of a remedy as settings; None when it is no recipe line."""
-    removed = _REMOVE.match(remedy)
-    if removed is not None:
-        return nested(removed[1], REMOVED)
-    result: dict[str, Any] = {}
-    for part in remedy.split(" with "):
-        line = _LINE.match(part)
-        if line is None or line[1].split(".")[0] not in SECTIONS:
-            return None
-        try:
-            value = yaml.safe_load(line[2])
-        except yaml.YAMLError:
-            return None
-        result = deep_merge(result, nested(line[1], value))
-    return result
+def _nothing(folder: Path) -> None:
+    pass
 
 
-SECTIONS = ("stack", "model", "quantize", "evals", "speculation", "build", "triton", "bench")
-REMOVED = object()
+def _starts() -> dict[str, Start]:
+    every = {**VALID, **UNSERVED}
+    found: dict[str, Start] = {code: (_nothing, *cases[0]) for code, cases in CASES.items()}
+    found |= {f"{code}-folder": cases[0] for code, cases in FOLDER_CASES.items()}
+    for place, (name, settings, facts, code) in enumerate(PLANTED):
+        valid = every[name]
+        found[f"{code}-{name}-{place}"] = (valid.write, merged(valid.settings, settings), valid.facts_with(**facts))
+    return found
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
-    first, _, rest = key.partition(".")
-    return {first: nested(rest, value) if rest else value}
+STARTS = _starts()
 
 
-def applied(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """``changes`` over ``settings``; what is marked as removed goes."""
-    result = dict(settings)
-    for key, value in changes.items():
-        if value is REMOVED:
-            result.pop(key, None)
-        elif isinstance(value, dict) and isinstance(result.get(key), dict):
-            result[key] = applied(result[key], value)
-        else:
-            result[key] = value
-    return result
+def counts(found: Report) -> Counter[str]:
+    return Counter(item.code for item in found.findings if not item.machine_lacks)
 
 
-#: findings whose ways out lie outside the recipe: another machine, another checkpoint, another file
-OUTSIDE = {
-    "TF-K1-001", "TF-K1-003", "TF-K2-004", "TF-K2-005", "TF-K2-006", "TF-K2-007", "TF-K7-007", "TF-K10-003",
-    "TF-K11-001", "TF-K11-002", "TF-K12-004", "TF-K12-011", "TF-K12-019", "TF-K15-002", "TF-K18-001", "TF-K18-002",
-    "TF-K18-005", "TF-K19-006", "TF-K19-007",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("code", [code for code in CASES if code not in OUTSIDE])
-def test_a_remedy_that_is_a_recipe_line_cures_the_finding(code: str) -> None:
-    settings, facts = CASES[code][0]
-    findings = [finding for finding in report(settings, **facts).findings if finding.code == code]
-    tried: list[str] = []
-    for finding in findings:
-        for remedy in finding.remedies:
-            changes = change(remedy)
-            if changes is None:
+@pytest.mark.parametrize("name", STARTS)
+def test_every_remedy_clears_its_finding_and_says_what_remains(name: str, tmp_path: Path) -> None:
+    write, settings, facts = STARTS[name]
+    write(tmp_path)
+    before = report(settings, directory=tmp_path, **facts)
+    assert before.findings
+    assert before.withdrawn == (), "a rule offers what does not work"
+    written = merged({"name": "x", "model": {"source": "pypi:x==1#x.gguf"}}, settings)
+    for finding in before.findings:
+        assert finding.ways, f"{finding.code} has no way out"
+        for way in finding.ways:
+            if way.by_hand:
+                with pytest.raises(ValueError, match="recipe"):
+                    as_remedy(way.text)
                 continue
-            tried.append(remedy)
-            try:
-                after = report(applied(settings, changes), **facts).findings
-            except ForgeError:
+            after = report(applied(written, way.changes), directory=tmp_path, **facts)
+            if finding.code in after.skipped:
                 continue
-            left = [item.message for item in after if item.code == code]
-            if finding.message not in left:
-                return
-    pytest.fail(f"none of {tried} cures {[finding.message for finding in findings]}")
+            assert counts(after)[finding.code] < counts(before)[finding.code], f"{finding.code}: {way}"
+            assert set(counts(after) - counts(before)) == set(way.leaves), f"{finding.code}: {way}"
+            assert all(code in str(way) for code in way.leaves)
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_changes_that_are_offered_together_clear_every_error_together(name: str, tmp_path: Path) -> None:
+    write, settings, facts = STARTS[name]
+    write(tmp_path)
+    before = report(settings, directory=tmp_path, **facts)
+    if before.together is None:
+        return
+    written = merged({"name": "x", "model": {"source": "pypi:x==1#x.gguf"}}, settings)
+    after = report(applied(written, before.together.changes), directory=tmp_path, **facts)
+    assert not after.blocked
+    assert set(counts(after) - counts(before)) == set(before.together.leaves)
+
+
+def test_remedies_of_two_rules_about_one_width_hold_together() -> None:
+    """NVFP4 of an MLP of 1856 over 8 ranks: whole groups and whole tiles ask for different widths."""
+    model = replace(public("meta-llama/Llama-3.1-8B-Instruct"), ffn=1856)
+    settings = merged(ENGINE, quant(format="nvfp4"), build(architectures=["sm_100"], parallel={"tp": 8}))
+    found = report(settings, model=model, machine=BIG)
+    by_code = {item.code: item for item in found.findings}
+    assert {"TF-K4-001", "TF-K4-004"} <= set(by_code)
+    # down is cut along its columns: both rules pad it to the same width, which groups of 16 and tiles of 32 fill
+    assert by_code["TF-K4-001"].numbers["padded_K"]["down_proj"] == 2048
+    assert by_code["TF-K4-004"].numbers["padded"]["down_proj"]["K"] == 2048
+    assert found.together is not None
+    after = report(applied(settings, found.together.changes), model=model, machine=BIG)
+    assert not {"TF-K4-001", "TF-K4-004"} & set(counts(after))
+    assert not after.blocked
+
+
+def test_a_remedy_that_is_set_already_is_not_offered() -> None:
+    """What the checkpoint decides is changed in the checkpoint, not by a key that says so already."""
+    model = public("Qwen/Qwen2.5-7B-Instruct", prequantized="int4_awq", prequantized_kv_cache="fp8")
+    found = report(merged(ENGINE, build(architectures=["sm_86"])), model=model, machine=BIG)
+    (finding,) = [item for item in found.findings if item.code == "TF-K3-003"]
+    assert "quantize.kv_cache: none" not in finding.remedies
+    assert "kv_cache_quant_algo: FP8 in the checkpoint" in finding.asked
+    assert any("hf_quant_config.json" in text for text in finding.remedies)
+    assert found.withdrawn == ()
+
+
+def test_lines_are_read_as_yaml_and_anything_else_is_refused() -> None:
+    remedy = as_remedy("build.parallel: {tp: 2, pp: 1} with remove speculation.draft  # that is all")
+    assert remedy.changes == {"build.parallel": {"tp": 2, "pp": 1}, "speculation.draft": REMOVED}
+    assert remedy.to_json()["remove"] == ["speculation.draft"]
+    for text in ("a smaller model", "remove it", "name: x", "trtforge run RECIPE"):
+        with pytest.raises(ValueError, match="recipe"):
+            as_remedy(text)
+    assert by_hand("a smaller model")[0].to_json() == {"text": "a smaller model", "by_hand": True}
+
+
+def test_changes_are_laid_over_what_is_written() -> None:
+    written = {"build": {"parallel": {"tp": 4, "ep": 2}}, "evals": {"perplexity": {"gate": None}}}
+    changed = applied(
+        written,
+        {"build.parallel": {"tp": 2}, "evals.perplexity.gate": {"max_increase": "5%"}, "triton.decoupled": REMOVED},
+    )
+    assert changed == {
+        "build": {"parallel": {"tp": 2, "ep": 2}},
+        "evals": {"perplexity": {"gate": {"max_increase": "5%"}}},
+    }
+    assert written["build"] == {"parallel": {"tp": 4, "ep": 2}}
+    both = joined([Remedy("a", {"stack": "x", "build.target": "torch"}), Remedy("b", {"stack": REMOVED})])
+    assert both.text == "build.target: torch with remove stack"
+
+
+def test_a_finding_carries_its_remedies_as_data() -> None:
+    (finding,) = report(speculation(method="ngram"), model=SMOL).findings
+    ways = finding.to_json()["ways"]
+    assert {
+        "text": "speculation.method: none",
+        "set": {"speculation.method": "none"},
+        "remove": [],
+        "leaves": [],
+    } in ways
+    assert [str(way) for way in finding.ways] == finding.to_json()["remedies"]
 
 
 def test_a_method_that_is_offered_instead_is_one_that_this_version_writes() -> None:
@@ -92,12 +151,3 @@ def test_a_method_that_is_offered_instead_is_one_that_this_version_writes() -> N
     for row in table.methods:
         offered = table.method(row.target, row.instead) if row.instead else None
         assert row.instead is None or (offered is not None and offered.support == "yes"), row
-
-
-def test_no_way_out_of_a_layout_that_does_not_draft_meets_another_refusal_of_the_method() -> None:
-    settings, facts = CASES["TF-K12-017"][0]
-    (finding,) = [item for item in report(settings, **facts).findings if item.code == "TF-K12-017"]
-    assert finding.remedies[0] == "triton.layout: inflight_batcher_llm"
-    for remedy in finding.remedies:
-        after = report(applied(settings, change(remedy) or {}), **facts).findings
-        assert not {"TF-K12-001", "TF-K12-017", "TF-K12-018", "TF-K23-001"} & {item.code for item in after}, remedy

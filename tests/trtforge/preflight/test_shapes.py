@@ -18,8 +18,8 @@ from tests.support.preflight import SMOL, codes
 from tests.support.public_models import CONFIGS
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, RTX, build, merged
 from trtforge.errors import ForgeError
+from trtforge.preflight.retarget import ONE_RANK
 from trtforge.preflight.rules import shapes
-from trtforge.preflight.rules.ranks import ONE_RANK
 
 LLAMA = CONFIGS["HuggingFaceTB/SmolLM2-135M-Instruct"]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.model import linears
+from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.sources import SourceFiles
 from trtforge.recipe.keys import nearest
 
@@ -57,7 +58,10 @@ def adapters_are_there(facts: Facts) -> Iterator[Violation]:
     for name, place in (facts.adapters or {}).items():
         if place.problem:
             yield Violation(
-                place.problem, _asked(facts, name), {}, place.remedies or [f"correct build.trtllm.lora.adapters.{name}"]
+                place.problem,
+                _asked(facts, name),
+                {},
+                by_hand(*(place.remedies or [f"correct build.trtllm.lora.adapters.{name}"])),
             )
             continue
         files = facts.adapter_files.get(name)
@@ -68,14 +72,14 @@ def adapters_are_there(facts: Facts) -> Iterator[Violation]:
                 f"adapter {name} has no adapter_config.json",
                 _asked(facts, name),
                 {"folder": str(files.folder)},
-                ["name the folder that PEFT's save_pretrained wrote"],
+                by_hand("name the folder that PEFT's save_pretrained wrote"),
             )
         elif files.weights_error is not None and not files.pointers:
             yield Violation(
                 f"adapter {name} cannot be read: {files.weights_error.message}",
                 _asked(facts, name),
                 {"refusal": files.weights_error.code},
-                ["save it with safe_serialization=True (adapter_model.safetensors)"],
+                by_hand("save it with safe_serialization=True (adapter_model.safetensors)"),
             )
 
 
@@ -121,7 +125,7 @@ def types_agree(facts: Facts) -> Iterator[Violation]:
                 f"model.dtype: {dtype}, {_asked(facts, name)}",
                 {"adapter": sorted(stored), "engine": dtype},
                 [
-                    f"convert the adapter to {dtype} (hf_lora_convert.py --storage-type {dtype})",
+                    *by_hand(f"convert the adapter to {dtype} (hf_lora_convert.py --storage-type {dtype})"),
                     *(f"model.dtype: {other}" for other in sorted(stored) if other in _DTYPES.values()),
                 ],
             )
@@ -140,11 +144,14 @@ def modules_fit(facts: Facts) -> Iterator[Violation]:
     for module in lora.target_modules:
         if module not in KNOWN_MODULES:
             near = MODULES.get(module) or nearest(module, list(KNOWN_MODULES))
+            mended = [near if item == module else item for item in lora.target_modules]
             yield Violation(
                 f"build.trtllm.lora.target_modules: {module} is no module of TensorRT-LLM",
                 f"build.trtllm.lora.target_modules: {list(lora.target_modules)}",
                 {"known": list(KNOWN_MODULES)},
-                [f"write {near}"] if near else [f"one of {', '.join(KNOWN_MODULES)}"],
+                [line("build.trtllm.lora.target_modules", mended)]
+                if near
+                else by_hand(f"one of {', '.join(KNOWN_MODULES)}"),
             )
     for name, files in facts.adapter_files.items():
         kinds = _modules(files)
@@ -155,14 +162,14 @@ def modules_fit(facts: Facts) -> Iterator[Violation]:
                 f"adapter {name} changes {', '.join(wanted)}, which the engine does not adapt",
                 f"build.trtllm.lora.target_modules: {list(lora.target_modules)}, {_asked(facts, name)}",
                 {"adapter": wanted, "target_modules": list(lora.target_modules)},
-                [f"build.trtllm.lora.target_modules: {sorted({*lora.target_modules, *wanted})}"],
+                [line("build.trtllm.lora.target_modules", sorted({*lora.target_modules, *wanted}))],
             )
         if foreign:
             yield Violation(
                 f"adapter {name} changes {', '.join(foreign)}, which no LoRA plugin adapts",
                 _asked(facts, name),
                 {"modules": foreign, "known": sorted(MODULES)},
-                ["train the adapter without these modules", "merge it into the checkpoint"],
+                by_hand("train the adapter without these modules", "merge it into the checkpoint"),
             )
 
 
@@ -190,7 +197,7 @@ def bases_agree(facts: Facts) -> Iterator[Violation]:
                     f"adapter {name} was trained on a model whose {parts[-3]} has {found} where this one has {wanted}",
                     _asked(facts, name),
                     {"module": parts[-3], "adapter": found, "model": wanted, "base_model": base},
-                    [f"an adapter of {facts.recipe.model.source}", f"the base that it names: {base}"],
+                    by_hand(f"an adapter of {facts.recipe.model.source}", f"the base that it names: {base}"),
                 )
                 break
 
@@ -219,7 +226,9 @@ def adapters_are_plain(facts: Facts) -> Iterator[Violation]:
                 f"adapter {name} has {', '.join(parts)}",
                 _asked(facts, name),
                 {"parts": parts},
-                ["merge the adapter into the checkpoint (PEFT's merge_and_unload)", "train a plain LoRA adapter"],
+                by_hand(
+                    "merge the adapter into the checkpoint (PEFT's merge_and_unload)", "train a plain LoRA adapter"
+                ),
             )
 
 
@@ -237,5 +246,5 @@ def adapters_are_named(facts: Facts) -> Iterator[Violation]:
             "build.trtllm.lora names no adapters",
             "build.trtllm.lora.adapters: {}",
             {"max_rank": lora.max_rank},
-            ["build.trtllm.lora: null", "build.trtllm.lora.adapters: {name: source}"],
+            ["build.trtllm.lora: null", *by_hand("name the adapters in build.trtllm.lora.adapters: {name: source}")],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.retarget import to_target
 from trtforge.tables.decoders import decoders
 
 
@@ -27,7 +28,11 @@ def window_is_read(facts: Facts) -> Iterator[Violation]:
             f"TensorRT-LLM's PyTorch {model.architecture} does not read the sliding window of {window} tokens",
             f"build.target: {build.target}, build.limits.max_seq_len: {longest}",
             {"sliding_window": window, "max_seq_len": longest},
-            [f"build.limits.max_seq_len: {window}", "build.target: torch", "build.target: trtllm-engine"],
+            [
+                f"build.limits.max_seq_len: {window}",
+                to_target(facts, "torch"),
+                to_target(facts, "trtllm-engine"),
+            ],
         )
 
 
@@ -52,5 +57,5 @@ def output_bias_has_a_place(facts: Facts) -> Iterator[Violation]:
             f"TensorRT-LLM's {name} has no bias on the output projection of its attention",
             f"config.json: {row.o_bias}: true",
             {"architecture": name},
-            ["build.target: torch", "build.target: tensorrt"],
+            [to_target(facts, "torch"), to_target(facts, "tensorrt")],
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Check, Facts, Violation, rule
 from trtforge.preflight.features import combined, turned_on, unmet_needs, without, written
+from trtforge.preflight.remedies import by_hand
 
 _TABLE = "https://nvidia.github.io/TensorRT-LLM/features/feature-combination-matrix.html"
 
@@ -17,7 +18,7 @@ def _needs(kind: str) -> Check:
                 f"{row.feature} without {row.needs} on {facts.recipe.build.target}",
                 f"{written(facts, row.feature)}, {written(facts, row.needs)}",
                 {"feature": row.feature, "needs": row.needs, "target": facts.recipe.build.target},
-                [turned_on(row.needs), without(row.feature)],
+                [*turned_on(facts, row.needs), *without(facts, row.feature)],
                 why=row.why,
                 source=row.source,
             )
@@ -38,7 +39,7 @@ def _combined(kind: str, *, refused: bool) -> Check:
                 f"{' and '.join(row.features)} {verdict} on {facts.recipe.build.target}",
                 ", ".join(written(facts, name) for name in row.features),
                 {"features": list(row.features), "support": row.support, "target": facts.recipe.build.target},
-                [without(name) for name in row.features],
+                [way for name in row.features for way in without(facts, name)],
                 why=row.why,
                 source=row.source,
             )
@@ -126,7 +127,7 @@ def guided_needs_tokenizer(facts: Facts) -> Iterator[Violation]:
             f"build.trtllm.guided_decoding: {facts.recipe.build.trtllm.guided_decoding}",
             {"folder": str(facts.files.folder)},
             [
-                "transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir) writes tokenizer.json",
+                *by_hand("transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir) writes tokenizer.json"),
                 "build.trtllm.guided_decoding: none",
             ],
         )

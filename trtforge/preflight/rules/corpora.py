@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.remedies import Remedy, by_hand
 from trtforge.recipe.keys import nearest
 
 BUILTIN_TEXTS = ("builtin:python-topics",)
@@ -24,15 +25,19 @@ def _texts(facts: Facts) -> dict[str, tuple[str, int]]:
     return result
 
 
+def _builtin(key: str) -> str:
+    return BUILTIN_PROMPTS[0] if key == "bench.prompts" else BUILTIN_TEXTS[0]
+
+
 def _unknown(key: str, spec: str, known: tuple[str, ...]) -> Violation | None:
     scheme, colon, rest = spec.partition(":")
     if colon and rest and (scheme in ("file", "hf") or spec in known):
         return None
     near = nearest(spec if colon else f"builtin:{spec}", list(known))
-    remedies = [f"{key}: {near}"] if near else [f"{key}: {name}" for name in known]
-    remedies.append(f"{key}: file:PATH")
-    if not colon:
-        remedies.append(f"{key}: hf:{spec}")
+    remedies: list[str | Remedy] = [f"{key}: {near}"] if near else [f"{key}: {name}" for name in known]
+    remedies += by_hand(
+        f"a text of your own: {key}: file:PATH", *([] if colon else [f"the data set of that name: {key}: hf:{spec}"])
+    )
     return Violation(f"{key}: {spec} names no text", f"{key}: {spec}", {"builtin": list(known)}, remedies)
 
 
@@ -55,7 +60,10 @@ def known_corpus(facts: Facts) -> Iterator[Violation]:
             f"bench.prompts: {spec} names no prompts",
             f"bench.prompts: {spec}",
             {"builtin": list(BUILTIN_PROMPTS)},
-            [f"bench.prompts: {near or BUILTIN_PROMPTS[0]}", "bench.prompts: file:PATH (one prompt a line)"],
+            [
+                f"bench.prompts: {near or BUILTIN_PROMPTS[0]}",
+                *by_hand("prompts of your own, one a line: bench.prompts: file:PATH"),
+            ],
         )
 
 
@@ -80,14 +88,14 @@ def files_suffice(facts: Facts) -> Iterator[Violation]:
                 f"{key}: {path} is no file",
                 f"{key}: {spec}",
                 {"looked_at": str(path)},
-                ["paths are relative to the recipe: correct it", f"{key}: a builtin text"],
+                [*by_hand("paths are relative to the recipe: correct it"), f"{key}: {_builtin(key)}"],
             )
         elif path.stat().st_size < shared[path]:
             yield Violation(
                 f"{key}: {path.name} has {path.stat().st_size} bytes for {shared[path]} tokens",
                 f"{key}: {spec}",
                 {"bytes": path.stat().st_size, "tokens_here": tokens, "tokens_of_all_roles": shared[path]},
-                ["a longer text", "fewer tokens, samples or a shorter sequence_length"],
+                by_hand("a longer text", "fewer tokens, samples or a shorter sequence_length"),
             )
 
 
@@ -109,9 +117,11 @@ def hub_reachable(facts: Facts) -> Iterator[Violation]:
                 {"HF_HUB_OFFLINE or HF_DATASETS_OFFLINE": 1},
                 [
                     f"{key}: {BUILTIN_TEXTS[0]}",
-                    f"{key}: file:PATH",
-                    "unset the offline variables",
-                    "waive this when it is cached",
+                    *by_hand(
+                        f"a text of your own: {key}: file:PATH",
+                        "unset the offline variables",
+                        "waive this when it is cached",
+                    ),
                 ],
             )
 
@@ -136,7 +146,7 @@ def builtin_suffices(facts: Facts) -> Iterator[Violation]:
             f"{needed} tokens are asked of a built-in text of {size} bytes",
             ", ".join(f"{key}: {tokens} tokens" for key, (_, tokens) in texts.items()),
             {"needed_tokens": needed, "bytes": size},
-            ["fewer tokens or samples", *(f"{key}: file:PATH" for key in texts)],
+            by_hand("fewer tokens or samples", *(f"a text of your own: {key}: file:PATH" for key in texts)),
         )
 
 
@@ -156,7 +166,11 @@ def library_reads_hub(facts: Facts) -> Iterator[Violation]:
                 f"{key}: {spec} needs the package datasets, which is not installed",
                 f"{key}: {spec}",
                 {"package": "datasets"},
-                ["pip install datasets", f"{key}: {BUILTIN_TEXTS[0]}", f"{key}: file:PATH"],
+                [
+                    *by_hand("pip install datasets"),
+                    f"{key}: {BUILTIN_TEXTS[0]}",
+                    *by_hand(f"a text of your own: {key}: file:PATH"),
+                ],
             )
 
 
@@ -174,11 +188,11 @@ def model_reachable(facts: Facts) -> Iterator[Violation]:
             f"{source} is not in the Hugging Face cache, and the machine is set offline",
             f"model.source: {source}",
             {"HF_HUB_OFFLINE": 1},
-            [
+            by_hand(
                 f"huggingface-cli download {source.removeprefix('hf:').split('@')[0]} where there is a connection",
-                "model.source: the directory of a copy",
+                "the directory of a copy as model.source",
                 "unset HF_HUB_OFFLINE",
-            ],
+            ),
         )
 
 
@@ -202,5 +216,5 @@ def token_for_gated(facts: Facts) -> Iterator[Violation]:
                 f"{key}: {spec} is gated, and no Hugging Face token is set",
                 f"{key}: {spec}",
                 {"gated": list(GATED)},
-                ["huggingface-cli login, after accepting the licence on its page", "export HF_TOKEN=…"],
+                by_hand("huggingface-cli login, after accepting the licence on its page", "export HF_TOKEN=…"),
             )

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from trtforge.drafters import is_eagle_3
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.remedies import by_hand
+from trtforge.preflight.retarget import to_target, without_speculation
 
 
 @rule(
@@ -27,7 +29,7 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
             "the drafter is an EAGLE-3 one",
             asked,
             {"fc": next((list(info.shape) for name, info in files.tensors.items() if name == "fc.weight"), None)},
-            ["a drafter of EAGLE-1 or -2", "build.target: trtllm-llmapi with speculation.method: eagle3"],
+            [*by_hand("a drafter of EAGLE-1 or -2"), to_target(facts, "trtllm-llmapi", method="eagle3")],
         )
         return
     heads, kv_heads = files.config.get("num_attention_heads"), files.config.get("num_key_value_heads")
@@ -43,7 +45,7 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
                 f"the drafter has {found} {what}, the model {wanted}",
                 asked,
                 {"drafter": found, "model": wanted},
-                ["a drafter that was trained for this model", "speculation.method: none"],
+                [*by_hand("a drafter that was trained for this model"), without_speculation(facts)],
             )
 
 
@@ -64,5 +66,5 @@ def draft_is_long_enough(facts: Facts) -> Iterator[Violation]:
             f"the draft has {positions} positions, build.limits.max_seq_len is {longest}",
             f"speculation.draft: {recipe.speculation.draft}",
             {"positions": positions, "max_seq_len": longest},
-            [f"build.limits.max_seq_len: {positions}", "speculation.method: none"],
+            [f"build.limits.max_seq_len: {positions}", without_speculation(facts)],
         )

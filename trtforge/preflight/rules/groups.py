@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import Linear, quantized_linears
+from trtforge.preflight.model import Linear, fits, quantized_linears, width
+from trtforge.preflight.remedies import Remedy, by_hand, line
+from trtforge.preflight.retarget import group_sizes, to_format
 from trtforge.preflight.rules.heads import TPS, tp_works
 
 
-def width(linear: Linear, tp: int) -> float:
-    """K on one rank."""
-    return linear.columns / tp if linear.split == "columns" else float(linear.columns)
+def padded(linear: Linear, tp: int, multiple: int) -> int:
+    """The least K, not below the linear's own, that is a multiple on every rank."""
+    whole = multiple * (tp if linear.split == "columns" else 1)
+    return -(-linear.columns // whole) * whole
 
 
-def fits(quantized: Sequence[Linear], tp: int, group: int) -> bool:
-    """Whether whole groups fill every rank's K."""
-    return all(width(linear, tp) % group == 0 for linear in quantized)
-
-
-def padded(linear: Linear, tp: int, group: int) -> int:
-    """The least K, not below the linear's own, that whole groups fill on every rank."""
-    multiple = group * (tp if linear.split == "columns" else 1)
-    return -(-linear.columns // multiple) * multiple
-
-
-def group_sizes(facts: Facts) -> tuple[int, ...]:
-    """The group sizes of the recipe's format that the target has a kernel for."""
-    row = facts.format
-    if row is None:
-        return ()
-    kernel = facts.kernels.row(row.name, facts.recipe.build.target)
-    return tuple(size for size in row.group_sizes if kernel is None or kernel.groups is None or size in kernel.groups)
+def k_multiple(facts: Facts, name: str) -> int:
+    """What a rank's K of a format is a multiple of, for its groups and for the target's kernel alike."""
+    row, kernel = facts.formats.get(name), facts.kernels.row(name, facts.recipe.build.target)
+    group = facts.recipe.quantize.group_size or (row.default_group_size if row is not None else None)
+    return math.lcm(group or 1, kernel.k if kernel is not None else 1)
 
 
 @rule(
@@ -61,15 +52,23 @@ def group_divides(facts: Facts) -> Iterator[Violation]:
     }
     works = tp_works(model)
     pairs = [
-        (ranks, size) for ranks in TPS if ranks in works for size in group_sizes(facts) if fits(quantized, ranks, size)
+        (ranks, size)
+        for ranks in TPS
+        if ranks in works
+        for size in group_sizes(facts, row.name)
+        if fits(quantized, ranks, size)
     ]
-    pads = {linear.kind: padded(linear, tp, group) for linear in bad}
-    remedies = [f"quantize.group_size: {size}" for ranks, size in sorted(pairs, reverse=True) if ranks == tp]
+    multiple = k_multiple(facts, row.name)  # TF-K4-004 asks for whole tiles too
+    pads = {linear.kind: padded(linear, tp, multiple) for linear in bad}
+    remedies: list[str | Remedy] = [
+        f"quantize.group_size: {size}" for ranks, size in sorted(pairs, reverse=True) if ranks == tp
+    ]
     remedies += [
         f"build.parallel.tp: {ranks} with quantize.group_size: {size}" for ranks, size in pairs if ranks != tp
     ][:4]
-    remedies.append("quantize.format: fp8 (one scale a tensor, no groups)")
-    remedies.append("pad the checkpoint: " + ", ".join(f"{kind} to K = {size}" for kind, size in pads.items()))
+    remedies.append(f"{to_format(facts, 'fp8')}  # one scale a tensor, no groups")
+    remedies.append(line("quantize.exclude", [*quantize.exclude, *offenders]))
+    remedies += by_hand("pad the checkpoint: " + ", ".join(f"{kind} to K = {size}" for kind, size in pads.items()))
     widths = ", ".join(f"{kind} (K = {item['K_per_rank']:g})" for kind, item in offenders.items())
     yield Violation(
         f"group size {group} does not divide {widths}" + (f" with tp {tp}" if tp > 1 else ""),
@@ -102,5 +101,5 @@ def group_allowed(facts: Facts) -> Iterator[Violation]:
         f"format {row.name} has no group size {group}",
         f"quantize.format: {row.name}, quantize.group_size: {group}",
         {"group_size": group, "allowed": list(row.group_sizes)},
-        [*(f"quantize.group_size: {size}" for size in row.group_sizes), "quantize.group_size: null"],
+        [*(f"quantize.group_size: {size}" for size in group_sizes(facts, row.name)), "quantize.group_size: null"],
     )

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.model import ModelShape
+from trtforge.preflight.remedies import by_hand
+from trtforge.preflight.retarget import to_target
 
 #: tensor-parallel sizes that people run
 TPS = (1, 2, 4, 8, 16)
@@ -91,7 +93,7 @@ def kv_heads_copied(facts: Facts) -> Iterator[Violation]:
             {"kv_heads": model.kv_heads, "tp": tp, "copies": copies},
             [
                 *(
-                    [f"build.parallel: {{tp: {model.kv_heads}, pp: {copies}}} (the same ranks, no copies)"]
+                    [f"build.parallel: {{tp: {model.kv_heads}, pp: {copies}}}  # the same ranks, no copies"]
                     if facts.recipe.speculation.method == "none" and copies <= model.layers
                     else []  # speculation runs on one pipeline stage
                 ),
@@ -116,7 +118,7 @@ def mlp_splits(facts: Facts) -> Iterator[Violation]:
             f"an MLP of width {model.ffn} does not split over tp {tp}",
             f"build.parallel.tp: {tp}",
             {"ffn": model.ffn, "tp": tp, "padded": padded, "works": tp_works(model)},
-            [*tp_remedies(model, tp), f"pad the checkpoint's MLP with zeros to {padded}"],
+            [*tp_remedies(model, tp), *by_hand(f"pad the checkpoint's MLP with zeros to {padded}")],
         )
 
 
@@ -147,6 +149,12 @@ def experts_split(facts: Facts) -> Iterator[Violation]:
     yield Violation(message, f"build.parallel.ep: {parallel.ep}", numbers, remedies)
 
 
+def is_compiled(target: str, head_size: int) -> bool:
+    """Whether the target's attention has kernels for a head size, where TensorRT-LLM's decide."""
+    # beyond the largest, the PyTorch backend has kernels of other libraries
+    return target not in TRTLLM_TARGETS or head_size in MMHA_HEAD_SIZES or head_size > MMHA_HEAD_SIZES[-1]
+
+
 @rule(
     "TF-K5-007",
     "a head size that TensorRT-LLM's attention is not compiled for",
@@ -158,8 +166,7 @@ def experts_split(facts: Facts) -> Iterator[Violation]:
 )
 def head_size_compiled(facts: Facts) -> Iterator[Violation]:
     size, target = facts.require_model().head_size, facts.recipe.build.target
-    # beyond the largest, the PyTorch backend has kernels of other libraries
-    if target not in TRTLLM_TARGETS or size in MMHA_HEAD_SIZES or size > MMHA_HEAD_SIZES[-1]:
+    if is_compiled(target, size):
         return
     larger = next(other for other in MMHA_HEAD_SIZES if other > size)
     yield Violation(
@@ -167,7 +174,7 @@ def head_size_compiled(facts: Facts) -> Iterator[Violation]:
         f"config.json of {facts.recipe.model.source}: head size {size}",
         {"head_size": size, "compiled": list(MMHA_HEAD_SIZES)},
         [
-            f"pad the checkpoint's heads with zeros to {larger}",
-            "build.target: torch with triton.layout: native",
+            *by_hand(f"pad the checkpoint's heads with zeros to {larger}"),
+            to_target(facts, "torch"),
         ],
     )

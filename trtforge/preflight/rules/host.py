@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.model import DTYPE_BYTES
+from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.rules.memory import weight_bytes
 from trtforge.preflight.rules.ranks import world_size
 from trtforge.recipe.units import format_size
@@ -34,7 +35,7 @@ def host_memory(facts: Facts) -> Iterator[Violation]:
             f"this machine has {format_size(total)}",
             f"model.source: {facts.recipe.model.source}",
             {"parameters": parameters, "needed": needed, "memory_total": total},
-            [f"a machine with {format_size(needed)} or more", "a smaller model"],
+            by_hand(f"a machine with {format_size(needed)} or more", "a smaller model"),
         )
 
 
@@ -55,7 +56,7 @@ def host_disk(facts: Facts) -> Iterator[Violation]:
             f"the artifacts take about {format_size(needed)}, {format_size(free)} are free",
             f"model.source: {facts.recipe.model.source}",
             {"checkpoint": plain, "quantized": stored, "copies": 4, "needed": needed, "disk_free": free},
-            ["trtforge artifacts gc", "--store DIR on a larger disk"],
+            by_hand("trtforge artifacts gc", "--store DIR on a larger disk"),
         )
 
 
@@ -84,8 +85,10 @@ def build_memory(facts: Facts) -> Iterator[Violation]:
             {"workers": at_once, "bytes_per_worker": each, "needed": needed, "memory_total": total, "fits": fits},
             [
                 *([f"build.trtllm.workers: {fits}"] if fits else []),
-                f"a machine with {format_size(each + QUANTIZER_BYTES)} or more",
-                "waive this when the engine is built on another machine",
+                *by_hand(
+                    f"a machine with {format_size(each + QUANTIZER_BYTES)} or more",
+                    "waive this when the engine is built on another machine",
+                ),
             ],
         )
 
@@ -108,6 +111,6 @@ def host_kv_fits(facts: Facts) -> Iterator[Violation]:
             [
                 f"build.trtllm.host_kv_memory: {max(1, fits)}GiB",
                 "build.trtllm.host_kv_memory: null",
-                "waive this when the server runs on another machine",
+                *by_hand("waive this when the server runs on another machine"),
             ],
         )

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import weight_format
-from trtforge.preflight.model import Linear, quantized_linears
-from trtforge.preflight.rules.groups import width
+from trtforge.preflight.features import weight_format, weights_asked
+from trtforge.preflight.model import Linear, quantized_linears, width
+from trtforge.preflight.remedies import by_hand, line
+from trtforge.preflight.retarget import to_format
+from trtforge.preflight.rules.groups import k_multiple, padded
 from trtforge.preflight.rules.heads import TPS, tp_works
 from trtforge.tables.features import Kernel
 
@@ -46,7 +48,7 @@ def group_has_kernel(facts: Facts) -> Iterator[Violation]:
             f"{kernel.kernel} of {target} has no group size {group}",
             f"quantize.group_size: {group}, build.target: {target}",
             {"group_size": group, "kernel": kernel.kernel, "allowed": list(kernel.groups)},
-            [*(f"quantize.group_size: {size}" for size in kernel.groups), "quantize.format: fp8"],
+            [*(f"quantize.group_size: {size}" for size in kernel.groups), to_format(facts, "fp8")],
             source=kernel.source,
         )
 
@@ -71,17 +73,18 @@ def tiles_filled(facts: Facts) -> Iterator[Violation]:
     pads: dict[str, dict[str, int]] = {}
     for linear in linears:
         if linear.kind in bad:
-            k, n = kernel.k * (tp if linear.split == "columns" else 1), kernel.n * (tp if linear.split == "rows" else 1)
-            pads[linear.kind] = {"K": -(-linear.columns // k) * k, "N": -(-linear.rows // n) * n}
+            n = kernel.n * (tp if linear.split == "rows" else 1)
+            pads[linear.kind] = {"K": padded(linear, tp, k_multiple(facts, name)), "N": -(-linear.rows // n) * n}
+    wider = ", ".join(f"{kind} to {item['N']} x {item['K']}" for kind, item in pads.items())
     shares = ", ".join(f"{kind} [{item['N_per_rank']:g}, {item['K_per_rank']:g}]" for kind, item in bad.items())
     yield Violation(
         f"{kernel.kernel} takes multiples of {kernel.n} x {kernel.k}; with tp {tp} a rank has {shares}",
-        f"build.parallel.tp: {tp}, quantize.format: {facts.recipe.quantize.format}",
+        f"build.parallel.tp: {tp}, {weights_asked(facts)}",
         {"k_multiple": kernel.k, "n_multiple": kernel.n, "linears": bad, "works_tp": good, "padded": pads},
         [
             *(f"build.parallel.tp: {ranks}" for ranks in good),
-            f"quantize.exclude: {[*facts.recipe.quantize.exclude, *bad]}",
-            "pad the checkpoint: " + ", ".join(f"{kind} to {item['N']} x {item['K']}" for kind, item in pads.items()),
+            line("quantize.exclude", [*facts.recipe.quantize.exclude, *bad]),
+            *by_hand(f"pad the checkpoint: {wider}"),
         ],
         source=kernel.source,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.model import usable_positions
+from trtforge.preflight.remedies import by_hand, line
+from trtforge.preflight.retarget import LAYOUT_TARGETS, methods, to_layout, to_target
 
 #: the longest prompt of the built-in load, in tokens (a generous bound over tokenizers)
 BUILTIN_PROMPT_TOKENS = {"builtin:mixed": 700, "builtin:short": 64}
@@ -27,7 +29,7 @@ def sequence_in_context(facts: Facts) -> Iterator[Violation]:
             f"max_seq_len {limit} is over the model's context of {context}",
             f"build.limits.max_seq_len: {limit}",
             {"max_seq_len": limit, "max_positions": context},
-            [f"build.limits.max_seq_len: {context}", "a checkpoint whose rope scaling reaches further"],
+            [f"build.limits.max_seq_len: {context}", *by_hand("a checkpoint whose rope scaling reaches further")],
         )
 
 
@@ -45,14 +47,17 @@ def input_below_sequence(facts: Facts) -> Iterator[Violation]:
             "max_seq_len 1 holds no prompt and its answer",
             f"build.limits.max_seq_len: {limits.max_seq_len}",
             {"max_seq_len": limits.max_seq_len, "least": 2},
-            ["build.limits.max_seq_len: 2 or more"],
+            ["build.limits.max_seq_len: 2  # or more"],
         )
     elif limits.max_input_len is not None and limits.max_input_len >= limits.max_seq_len:
         yield Violation(
             f"max_input_len {limits.max_input_len} is not below max_seq_len {limits.max_seq_len}",
             f"build.limits.max_input_len: {limits.max_input_len}",
             {"max_input_len": limits.max_input_len, "max_seq_len": limits.max_seq_len},
-            [f"build.limits.max_input_len: {limits.max_seq_len - 1} or less", "raise build.limits.max_seq_len"],
+            [
+                f"build.limits.max_input_len: {limits.max_seq_len - 1}  # or less",
+                *by_hand("raise build.limits.max_seq_len"),
+            ],
         )
 
 
@@ -102,13 +107,15 @@ def calibration_in_context(facts: Facts) -> Iterator[Violation]:
     needs=("model",),
 )
 def windows_in_context(facts: Facts) -> Iterator[Violation]:
-    window, context = facts.recipe.evals.perplexity.window, usable_positions(facts.require_model())
+    perplexity, context = facts.recipe.evals.perplexity, usable_positions(facts.require_model())
+    window, stride = perplexity.window, max(1, context // 2)
     if window > context:
+        tokens = f", tokens: {4 * stride}" if perplexity.tokens < 4 * stride else ""
         yield Violation(
             f"perplexity windows of {window} tokens are over the model's context of {context}",
             f"evals.perplexity.window: {window}",
             {"window": window, "max_positions": context},
-            [f"evals.perplexity: {{window: {context}, stride: {max(1, context // 2)}}}"],
+            [f"evals.perplexity: {{window: {context}, stride: {stride}{tokens}}}"],
         )
 
 
@@ -127,7 +134,7 @@ def bench_fits(facts: Facts) -> Iterator[Violation]:
             f"answers of {bench.max_tokens} tokens leave no room for a prompt in max_seq_len {limits.max_seq_len}",
             f"bench.max_tokens: {bench.max_tokens}",
             {"max_tokens": bench.max_tokens, "max_seq_len": limits.max_seq_len},
-            [f"bench.max_tokens: {max(1, limits.max_seq_len // 2)}", "raise build.limits.max_seq_len"],
+            [f"bench.max_tokens: {max(1, limits.max_seq_len // 2)}", *by_hand("raise build.limits.max_seq_len")],
         )
         return
     longest = BUILTIN_PROMPT_TOKENS.get(bench.prompts)
@@ -138,9 +145,9 @@ def bench_fits(facts: Facts) -> Iterator[Violation]:
             f"bench.prompts: {bench.prompts}, bench.max_tokens: {bench.max_tokens}",
             {"longest_prompt": longest, "room": room, "max_seq_len": limits.max_seq_len},
             [
-                f"build.limits.max_seq_len: {longest + bench.max_tokens} or more",
-                "bench.prompts: builtin:short",
-                "bench.prompts: file:prompts.txt with shorter prompts",
+                f"build.limits.max_seq_len: {longest + bench.max_tokens}  # or more",
+                *(["bench.prompts: builtin:short"] if BUILTIN_PROMPT_TOKENS["builtin:short"] <= room else []),
+                *by_hand("shorter prompts of your own: bench.prompts: file:PATH"),
             ],
         )
 
@@ -157,12 +164,19 @@ def concurrency_in_batch(facts: Facts) -> Iterator[Violation]:
         return
     limit = facts.recipe.build.limits.max_batch_size
     over = [level for level in facts.recipe.bench.concurrency if level > limit]
+    within = [level for level in facts.recipe.bench.concurrency if level <= limit]
     if over:
         yield Violation(
             f"bench.concurrency {over} is over max_batch_size {limit}",
             f"bench.concurrency: {list(facts.recipe.bench.concurrency)}",
             {"over": over, "max_batch_size": limit},
-            [f"build.limits.max_batch_size: {max(over)}", f"bench.concurrency up to {limit}"],
+            [
+                f"build.limits.max_batch_size: {max(over)}",
+                line(
+                    "bench.concurrency",
+                    within or [limit],
+                ),
+            ],
         )
 
 
@@ -179,7 +193,10 @@ def generation_fits(facts: Facts) -> Iterator[Violation]:
             f"answers of {generation.max_tokens} tokens do not fit max_seq_len {limits.max_seq_len}",
             f"evals.generation.max_tokens: {generation.max_tokens}",
             {"max_tokens": generation.max_tokens, "max_seq_len": limits.max_seq_len},
-            [f"evals.generation.max_tokens: {max(1, limits.max_seq_len // 2)}", "raise build.limits.max_seq_len"],
+            [
+                f"evals.generation.max_tokens: {max(1, limits.max_seq_len // 2)}",
+                *by_hand("raise build.limits.max_seq_len"),
+            ],
         )
 
 
@@ -197,7 +214,10 @@ def enough_tokens(facts: Facts) -> Iterator[Violation]:
             f"{perplexity.tokens} tokens make {blocks:.1f} blocks of {perplexity.stride}",
             f"evals.perplexity.tokens: {perplexity.tokens}",
             {"tokens": perplexity.tokens, "stride": perplexity.stride},
-            [f"evals.perplexity.tokens: {4 * perplexity.stride} or more", "a smaller evals.perplexity.stride"],
+            [
+                f"evals.perplexity.tokens: {4 * perplexity.stride}  # or more",
+                *by_hand("a smaller evals.perplexity.stride"),
+            ],
         )
 
 
@@ -222,9 +242,19 @@ def keys_have_effect(facts: Facts) -> Iterator[Violation]:
                     f"{row.key} has no effect with {name}: {chosen}",
                     f"{row.key}, {name}: {chosen}",
                     {"key": row.key, "read_by": list(readers)},
-                    [f"remove {row.key}", *(f"{name}: {reader}" for reader in readers)],
+                    [f"remove {row.key}", *_readers(facts, name, readers)],
                     why=f"{row.why[0].upper()}{row.why[1:]}.",
                 )
+
+
+def _readers(facts: Facts, name: str, readers: Sequence[str]) -> list[str]:
+    """What would let the key have its effect: a target, layout or method that reads it."""
+    if name == "speculation.method":
+        return methods(facts, readers)
+    if name == "triton.layout":
+        serving = [reader for reader in readers if facts.recipe.build.target in LAYOUT_TARGETS[reader]]
+        return [to_layout(facts, reader) for reader in serving]
+    return [to_target(facts, reader) for reader in readers]
 
 
 @rule(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trtforge.kv_window import KvWindows, kv_windows
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format, weight_format
 from trtforge.preflight.model import DTYPE_BYTES, kv_bytes_per_rank, linear_parameters
+from trtforge.preflight.remedies import by_hand
+from trtforge.preflight.retarget import ONE_RANK, to_format
 from trtforge.recipe.units import format_size
+from trtforge.tables import Architecture
 
 #: interpreter, torch and the runtime's own buffers
 PROCESS_BYTES = 700 * 2**20
@@ -56,18 +59,19 @@ def longest_request(facts: Facts, pool: int) -> int:
     return windows_of(facts).longest(tokens, block, limits.max_num_tokens, limits.max_seq_len)
 
 
-def weight_bytes(facts: Facts, *, stored: bool) -> int:
+def weight_bytes(facts: Facts, *, stored: bool, name: str | None = None) -> int:
     """Bytes of the weights: as the checkpoint stores them, or as the torch target keeps them in memory.
 
-    In memory only the 4-bit integer weights stay packed; the others are widened once at load.
+    ``name`` is a format instead of the engine's. In memory only the 4-bit integer weights stay packed; the others are
+    widened once at load.
     """
     model, recipe = facts.require_model(), facts.recipe
     wide = DTYPE_BYTES[recipe.model.dtype]
-    row = facts.formats.get(weight_format(facts))
+    row = facts.formats.get(name or weight_format(facts))
     if row is None or row.weight is None:
         return model.parameters * wide
     linear = min(linear_parameters(model, recipe.quantize.exclude), model.parameters)
-    group = recipe.quantize.group_size or row.default_group_size
+    group = (recipe.quantize.group_size if name is None else None) or row.default_group_size
     bits = row.weight.bits + (16 / group if group else 0)
     if not stored and not (row.weight.bits == 4 and row.name.startswith("int4")):
         bits = 8 * wide
@@ -103,9 +107,9 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
                 "kv_dtype": kv_dtype(facts),
             },
             [
-                f"build.kv_cache.memory: {-(-least // 2**20)}MiB or more",
+                f"build.kv_cache.memory: {-(-least // 2**20)}MiB  # or more",
                 *([f"build.limits.max_seq_len: {longest}"] if longest else []),
-                *(["quantize.kv_cache: fp8 (halves the bytes)"] if facts.recipe.quantize.kv_cache == "none" else []),
+                *(["quantize.kv_cache: fp8  # halves the bytes"] if kv_format(facts) == "none" else []),
             ],
         )
 
@@ -125,14 +129,15 @@ def engine_fits(facts: Facts) -> Iterator[Violation]:
     needed = weights + pool + PROCESS_BYTES
     if needed > total:
         room = total - weights - PROCESS_BYTES
+        packed = weight_bytes(facts, stored=False, name="int4_awq") + pool + PROCESS_BYTES
         yield Violation(
             f"the engine needs {format_size(needed)}, this machine has {format_size(total)}",
             f"build.kv_cache.memory: {format_size(pool)}, model of {facts.require_model().parameters:,} parameters",
             {"weights": weights, "kv_pool": pool, "process": PROCESS_BYTES, "memory_total": total},
             [
-                *([f"build.kv_cache.memory: {room // 2**20}MiB or less"] if pool and room > 64 * 2**20 else []),
-                "quantize.format: int4_awq (4-bit weights stay packed)",
-                f"a machine with {format_size(needed)} or more",
+                *([f"build.kv_cache.memory: {room // 2**20}MiB  # or less"] if pool and room > 64 * 2**20 else []),
+                *([f"{to_format(facts, 'int4_awq')}  # 4-bit weights stay packed"] if packed <= total else []),
+                *by_hand(f"a machine with {format_size(needed)} or more"),
             ],
         )
 
@@ -154,7 +159,7 @@ def engine_fits_now(facts: Facts) -> Iterator[Violation]:
             f"the engine needs {format_size(needed)}, {format_size(machine.memory_available)} are free",
             f"build.kv_cache.memory: {facts.recipe.build.kv_cache.memory}",
             {"needed": needed, "available": machine.memory_available},
-            ["stop other programs", "a smaller build.kv_cache.memory"],
+            by_hand("stop other programs", "a smaller build.kv_cache.memory"),
         )
 
 
@@ -182,7 +187,7 @@ def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
                 "max_batch_size": build.limits.max_batch_size,
                 "tokens_per_request": round(share, 1),
             },
-            [f"build.kv_cache.memory: {-(-wanted // 2**20)}MiB", "a smaller build.limits.max_batch_size"],
+            [f"build.kv_cache.memory: {-(-wanted // 2**20)}MiB", *by_hand("a smaller build.limits.max_batch_size")],
         )
 
 
@@ -235,11 +240,19 @@ def rank_fits_board(facts: Facts) -> Iterator[Violation]:
             f"build.parallel: {{tp: {parallel.tp}, pp: {parallel.pp}}}, build.architectures: {name}",
             {"weights": weights, "per_rank": share, "board_gib": row.board_gib, "least_ranks": ranks},
             [
-                *(f"build.parallel.tp: {tp}" for tp in works[:2]),
-                *(["quantize.format: fp8 (halves the weights)"] if recipe.quantize.format == "none" else []),
-                f"build.parallel: tp x pp of {ranks} or more",
+                *(f"build.parallel.tp: {tp}" for tp in works[:2] if recipe.build.target not in ONE_RANK),
+                *_halved_weights(facts, [row], parallel.tp * parallel.pp, room),
+                *by_hand(f"tp x pp of {ranks} or more in build.parallel"),
             ],
         )
+
+
+def _halved_weights(facts: Facts, rows: Sequence[Architecture], ranks: int, room: int) -> list[str]:
+    """FP8 weights, where the model has none, every architecture has the kernel, and a rank's share fits the room."""
+    if weight_format(facts) != "none" or weight_bytes(facts, stored=True, name="fp8") // ranks > room:
+        return []
+    fast = all(row.support("fp8", facts.recipe.build.target) == "yes" for row in rows)
+    return [f"{to_format(facts, 'fp8')}  # halves the weights"] if fast else []
 
 
 @rule(
@@ -255,7 +268,8 @@ def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
         return
     parallel, pool = recipe.build.parallel, recipe.build.kv_cache
     smallest = min(gpu.memory for gpu in gpus)
-    share = weight_bytes(facts, stored=True) // (parallel.tp * parallel.pp)
+    ranks = parallel.tp * parallel.pp
+    share = weight_bytes(facts, stored=True) // ranks
     least = request_bytes(facts)
     wanted = pool.memory if pool.memory is not None else least
     room = smallest - share - GPU_RESERVE_BYTES
@@ -282,9 +296,17 @@ def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
         [
             *([f"build.kv_cache.memory: {room // 2**20}MiB"] if batch else []),
             *([f"build.limits.max_seq_len: {positions}"] if not batch and positions >= 128 else []),
-            f"build.parallel.tp: {parallel.tp * 2}",
-            *(["quantize.kv_cache: fp8 (halves the cache)"] if kv_format(facts) == "none" else []),
-            *(["quantize.format: fp8 (halves the weights)"] if weight_format(facts) == "none" else []),
+            *(
+                [f"build.parallel.tp: {parallel.tp * 2}"]
+                if recipe.build.target not in ONE_RANK and wanted <= smallest - share // 2 - GPU_RESERVE_BYTES
+                else []
+            ),
+            *(
+                ["quantize.kv_cache: fp8  # halves the cache"]
+                if kv_format(facts) == "none" and pool.memory is None and wanted // 2 <= room
+                else []
+            ),
+            *_halved_weights(facts, facts.target_rows, ranks, smallest - GPU_RESERVE_BYTES - wanted),
         ],
     )
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.remedies import by_hand, line
+from trtforge.preflight.retarget import to_beams
 from trtforge.preflight.rules.streaming import STREAMING_PARAMETERS
 from trtforge.recipe.keys import nearest
 
@@ -21,6 +23,8 @@ _TEXTS = (
     "triton.version",
     "stack",
 )
+#: paths that the repository sets itself
+_OWN_PATHS = ("gpt_model_path", "tokenizer_dir", "xgrammar_tokenizer_info_path", "executor_worker_path")
 
 
 def _texts(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -51,7 +55,7 @@ def nothing_unfilled(facts: Facts) -> Iterator[Violation]:
                 f"{key}: {value!r} {what}, which nothing fills in",
                 f"{key}: {value}",
                 {"placeholder": found.group(0) if found else ""},
-                [f"{key}: the value itself", f"trtforge check RECIPE --set {key}=VALUE"],
+                by_hand(f"write the value of {key} itself", f"trtforge check RECIPE --set {key}=VALUE"),
             )
 
 
@@ -78,7 +82,11 @@ def parameters_exist(facts: Facts) -> Iterator[Violation]:
             f"triton.parameters.{name}: {value}",
             {"layout": facts.recipe.triton.layout, "parameters": len(known)},
             [
-                *([f"write {near} instead of {name}"] if near else ["trtforge triton explain lists the parameters"]),
+                *(
+                    [f"remove triton.parameters.{name} with {line(f'triton.parameters.{near}', value)}"]
+                    if near and near not in _OWN_PATHS
+                    else by_hand("trtforge triton explain lists the parameters")
+                ),
                 f"remove triton.parameters.{name}",
             ],
         )
@@ -102,12 +110,19 @@ def parameters_parse(facts: Facts) -> Iterator[Violation]:
                 f"triton.parameters.{name}: {fault}",
                 f"triton.parameters.{name}: {value}",
                 {"value": value, "meaning": row.meaning},
-                [f"trtforge triton explain {name}", f"remove triton.parameters.{name}"],
+                [*by_hand(f"trtforge triton explain {name}"), f"remove triton.parameters.{name}"],
             )
 
 
 #: parameters in another unit than the recipe's key, or with a rule of their own
-_NOT_COMPARED = ("max_tokens_in_paged_kv_cache", "decoding_mode", "medusa_choices", "eagle_choices", "max_beam_width")
+_NOT_COMPARED = (
+    "max_tokens_in_paged_kv_cache",
+    "decoding_mode",
+    "medusa_choices",
+    "eagle_choices",
+    "max_beam_width",
+    *STREAMING_PARAMETERS,
+)
 
 
 def _same(one: str, other: Any) -> bool:
@@ -135,6 +150,8 @@ def places_agree(facts: Facts) -> Iterator[Violation]:
         key = row.recipe.split(" ")[0].rstrip(",") if row is not None and row.recipe else None
         if (
             key is None
+            or row is None
+            or row.fault(value) is not None  # TF-K1-003 names it
             or name in _NOT_COMPARED
             or name.startswith(("lora_cache_", "kv_cache_config", "scheduler_config"))
         ):
@@ -166,7 +183,7 @@ def limits_of_engine(facts: Facts) -> Iterator[Violation]:
             f"the server offers {text} beams, the engine is built for {beams}",
             f"triton.parameters.max_beam_width: {text}, build.trtllm.max_beam_width: {beams}",
             {"offered": int(text), "built": beams},
-            [f"build.trtllm.max_beam_width: {text}", "remove triton.parameters.max_beam_width"],
+            [to_beams(facts, int(text)), "remove triton.parameters.max_beam_width"],
         )
 
 
@@ -179,7 +196,7 @@ def limits_of_engine(facts: Facts) -> Iterator[Violation]:
     severity="warning",
 )
 def paths_are_the_bundles(facts: Facts) -> Iterator[Violation]:
-    for name in ("gpt_model_path", "tokenizer_dir", "xgrammar_tokenizer_info_path", "executor_worker_path"):
+    for name in _OWN_PATHS:
         value = facts.recipe.triton.parameters.get(name)
         if value:
             yield Violation(

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import fp8_context_attention, kv_format, used, weight_format, written
+from trtforge.preflight.features import (
+    fp8_context_attention,
+    kv_asked,
+    kv_format,
+    other_kv,
+    other_weights,
+    used,
+    weight_format,
+    weights_asked,
+    written,
+)
+from trtforge.preflight.remedies import by_hand, joint, line
+from trtforge.preflight.retarget import BUILT_WHERE_IT_RUNS, for_architectures, to_format, to_target
 from trtforge.recipe.keys import nearest
 from trtforge.tables import Architecture
 
 _MATRIX = "https://nvidia.github.io/TensorRT-LLM/features/quantization.html"
-#: targets whose engines run only on the architecture that they were built on
-_BUILT_WHERE_IT_RUNS = ("tensorrt", "trtllm-engine")
 
 
 def _with(facts: Facts, wrong: str, right: str) -> list[str]:
@@ -19,10 +29,17 @@ def _with(facts: Facts, wrong: str, right: str) -> list[str]:
     return [right if name == wrong else name for name in facts.recipe.build.architectures]
 
 
-def _rows(facts: Facts) -> list[Architecture]:
-    """The table's rows of the architectures that the engine is for."""
-    rows = (facts.architectures.row(name) for name in facts.target_architectures)
-    return [row for row in rows if row is not None]
+def _hosts(facts: Facts, hosts: list[Architecture]) -> list[str]:
+    """Of the architectures in question those that have the recipe's type, weights and KV cache; else all of them."""
+    recipe = facts.recipe
+    fitting = [
+        row.name
+        for row in hosts
+        if row.dtypes.get(recipe.model.dtype) != "no"
+        and row.support(weight_format(facts), recipe.build.target) not in ("no", "weight-only")
+        and row.kv_cache.get(kv_format(facts)) not in ("no", "disputed")
+    ]
+    return fitting or [row.name for row in hosts]
 
 
 @rule(
@@ -41,7 +58,7 @@ def unknown_format(facts: Facts) -> Iterator[Violation]:
         f"quantize.format: {name} is no row of the format table",
         f"quantize.format: {name}",
         {"known": list(facts.formats)},
-        [f"quantize.format: {near}"] if near else [f"quantize.format: {known}" for known in facts.formats],
+        [to_format(facts, name) for name in ([near] if near else facts.formats)],
     )
 
 
@@ -56,21 +73,24 @@ def format_on_architecture(facts: Facts) -> Iterator[Violation]:
     name, target = weight_format(facts), facts.recipe.build.target
     if target == "torch" or name not in facts.formats:
         return
-    for row in _rows(facts):
+    for row in facts.target_rows:
         support = row.support(name, target)
         if support in ("no", "weight-only") or (support is None and row.name not in facts.formats[name].native):
             works = [other for other in facts.formats if row.support(other, target) == "yes" and other != "none"]
-            hosts = [
-                item.name
-                for item in facts.architectures.rows
-                if item.support(name, target) == "yes" and target in item.targets
-            ]
+            hosts = _hosts(
+                facts,
+                [
+                    item
+                    for item in facts.architectures.rows
+                    if item.support(name, target) == "yes" and target in item.targets
+                ],
+            )
             stated = " beyond weight-only" if support == "weight-only" else ""
             yield Violation(
                 f"{name} has no kernel{stated} on {row.name} ({row.title}) for {target}",
-                f"quantize.format: {facts.recipe.quantize.format}, build.architectures: {row.name}",
+                f"{weights_asked(facts)}, build.architectures: {row.name}",
                 {"works_on": hosts, "formats_here": works, "support": support or "not stated"},
-                [*(f"quantize.format: {other}" for other in works), f"build.architectures: {hosts}"],
+                [*other_weights(facts, works), *for_architectures(facts, row.name, hosts)],
             )
 
 
@@ -85,17 +105,17 @@ def kv_on_architecture(facts: Facts) -> Iterator[Violation]:
     mode = kv_format(facts)
     if facts.recipe.build.target == "torch":
         return
-    for row in _rows(facts):
+    for row in facts.target_rows:
         if row.kv_cache.get(mode) in ("no", "disputed"):
             stated = (
                 "listed by the matrix but contradicted by reports" if row.kv_cache[mode] == "disputed" else "missing"
             )
-            hosts = [item.name for item in facts.architectures.rows if item.kv_cache.get(mode) == "yes"]
+            hosts = _hosts(facts, [item for item in facts.architectures.rows if item.kv_cache.get(mode) == "yes"])
             yield Violation(
                 f"KV cache {mode} on {row.name} ({row.title}) is {stated}",
-                f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}, build.architectures: {row.name}",
+                f"{kv_asked(facts)}, build.architectures: {row.name}",
                 {"support": row.kv_cache[mode], "works_on": hosts},
-                ["quantize.kv_cache: none", f"build.architectures: {hosts}"],
+                [*other_kv(facts), *for_architectures(facts, row.name, hosts)],
             )
 
 
@@ -115,8 +135,8 @@ def unknown_architecture(facts: Facts) -> Iterator[Violation]:
                 f"build.architectures: {architecture}",
                 {"known": known},
                 [
-                    *([f"build.architectures: {_with(facts, architecture, near)}"] if near else []),
-                    f"build.architectures: one or more of {', '.join(known)}",
+                    *([line("build.architectures", _with(facts, architecture, near))] if near else []),
+                    *by_hand(f"one or more of {', '.join(known)} in build.architectures"),
                 ],
             )
 
@@ -156,7 +176,10 @@ def already_quantized(facts: Facts) -> Iterator[Violation]:
             f"quantize: {{format: {quantize.format}, kv_cache: {quantize.kv_cache}}}, "
             f"model.source: {facts.recipe.model.source}",
             {"stored": model.prequantized},
-            ["quantize: {format: none, kv_cache: none}", "give the unquantized checkpoint as source"],
+            [
+                "quantize.format: none with quantize.kv_cache: none",
+                *by_hand("give the unquantized checkpoint as source"),
+            ],
         )
 
 
@@ -186,16 +209,16 @@ def architectures_without_effect(facts: Facts) -> Iterator[Violation]:
 )
 def target_on_architecture(facts: Facts) -> Iterator[Violation]:
     target = facts.recipe.build.target
-    for row in _rows(facts):
+    for row in facts.target_rows:
         if target not in row.targets:
-            hosts = [item.name for item in facts.architectures.rows if target in item.targets]
+            hosts = _hosts(facts, [item for item in facts.architectures.rows if target in item.targets])
             yield Violation(
                 f"target {target} does not build for {row.name} ({row.title})",
                 f"build.target: {target}, build.architectures: {row.name}",
                 {"architectures_of_target": hosts, "targets_here": list(row.targets)},
                 [
-                    f"build.architectures: {hosts}",
-                    *(f"build.target: {name}" for name in row.targets if name != "torch"),
+                    *for_architectures(facts, row.name, hosts),
+                    *(to_target(facts, name) for name in row.targets if name != "torch"),
                 ],
             )
 
@@ -209,7 +232,7 @@ def target_on_architecture(facts: Facts) -> Iterator[Violation]:
 )
 def built_where_it_runs(facts: Facts) -> Iterator[Violation]:
     build, here = facts.recipe.build, facts.require_machine().architectures
-    if build.target not in _BUILT_WHERE_IT_RUNS or not here:
+    if build.target not in BUILT_WHERE_IT_RUNS or not here:
         return
     other = [name for name in build.architectures if name not in here]
     if other:
@@ -218,9 +241,10 @@ def built_where_it_runs(facts: Facts) -> Iterator[Violation]:
             f"build.architectures: {list(build.architectures)}",
             {"asked": list(build.architectures), "here": list(here)},
             [
-                f"build.architectures: {list(here)}",
-                f"build on a machine with {', '.join(other)}",
-                "waive this when only the scripts are written here",
+                *(line("build.architectures", [name]) for name in here),
+                *by_hand(
+                    f"build on a machine with {', '.join(other)}", "waive this when only the scripts are written here"
+                ),
             ],
         )
 
@@ -234,13 +258,15 @@ def built_where_it_runs(facts: Facts) -> Iterator[Violation]:
 )
 def one_architecture(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
-    if build.target in _BUILT_WHERE_IT_RUNS and len(set(build.architectures)) > 1:
+    if build.target in BUILT_WHERE_IT_RUNS and len(set(build.architectures)) > 1:
         yield Violation(
             f"target {build.target} builds for one architecture, the recipe names {len(set(build.architectures))}",
             f"build.architectures: {list(build.architectures)}",
             {"architectures": list(build.architectures)},
-            [f"build.architectures: [{name}]" for name in build.architectures]
-            + ["a recipe for each, with extends: this one"],
+            [
+                *(f"build.architectures: [{name}]" for name in build.architectures),
+                *by_hand("a recipe for each, with extends: this one"),
+            ],
         )
 
 
@@ -254,10 +280,14 @@ def one_architecture(facts: Facts) -> Iterator[Violation]:
 def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
     if facts.recipe.build.target != "trtllm-engine" or not fp8_context_attention(facts):
         return
+    flag = facts.recipe.build.trtllm.fp8_context_attention
     asked = "build.trtllm.fp8_context_attention: true"
-    if not facts.recipe.build.trtllm.fp8_context_attention:
+    if not flag:
         asked = f"build.trtllm.paged_context_attention: true over {written(facts, 'fp8-kv')}"
-    for row in _rows(facts):
+    off = ["build.trtllm.fp8_context_attention: false"] if flag else []
+    # over an FP8 cache TensorRT-LLM turns it on again by itself
+    ways = [joint(way, *off) for way in other_kv(facts)] if used(facts, "fp8-kv") else off
+    for row in facts.target_rows:
         if row.context_fp8 in ("no", "disputed"):
             hosts = [item.name for item in facts.architectures.rows if item.context_fp8 == "yes"]
             stated = "said to work and reported not to" if row.context_fp8 == "disputed" else "missing"
@@ -265,10 +295,7 @@ def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
                 f"FP8 context attention on {row.name} ({row.title}) is {stated}",
                 f"{asked}, build.architectures: {row.name}",
                 {"support": row.context_fp8, "works_on": hosts},
-                [
-                    "quantize.kv_cache: none" if used(facts, "fp8-kv") else "build.trtllm.fp8_context_attention: false",
-                    f"build.architectures: {hosts}",
-                ],
+                [*ways, *for_architectures(facts, row.name, hosts)],
             )
 
 
@@ -283,9 +310,11 @@ def dtype_on_architecture(facts: Facts) -> Iterator[Violation]:
     dtype = facts.recipe.model.dtype
     if facts.recipe.build.target == "torch":
         return
-    for row in _rows(facts):
+    for row in facts.target_rows:
         if row.dtypes.get(dtype) == "no":
             works = [name for name, support in row.dtypes.items() if support == "yes"]
+            if facts.recipe.build.target == "tensorrt-rtx" and row.name == "sm_75":
+                works.remove("float32")  # TF-K3-021
             yield Violation(
                 f"{row.name} ({row.title}) does not compute in {dtype}",
                 f"model.dtype: {dtype}, build.architectures: {row.name}",

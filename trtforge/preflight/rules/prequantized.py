@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.model import matches
+from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.sources import SourceFiles, is_bad_scale
 
 _KEY_SCALES, _VALUE_SCALES = ("k_scale", "k_proj.output_scale"), ("v_scale", "v_proj.output_scale")
@@ -24,11 +25,14 @@ def _described(facts: Facts) -> tuple[SourceFiles, Mapping[str, object]] | None:
 
 def _modules(files: SourceFiles) -> dict[str, str]:
     """Linear's name → type of its stored weight."""
-    return {
-        name.removesuffix(".weight"): info.dtype
-        for name, info in files.tensors.items()
-        if name.endswith(".weight") and len(info.shape) == 2 and not name.endswith("embed_tokens.weight")
-    }
+    return files.once(
+        "modules",
+        lambda: {
+            name.removesuffix(".weight"): info.dtype
+            for name, info in files.tensors.items()
+            if name.endswith(".weight") and len(info.shape) == 2 and not name.endswith("embed_tokens.weight")
+        },
+    )
 
 
 def _some(names: list[str]) -> str:
@@ -55,17 +59,20 @@ def excluded_are_plain(facts: Facts) -> Iterator[Violation]:
         return
     files, description = found
     patterns = [str(item) for item in _list(description.get("exclude_modules") or description.get("ignore"))]
-    bad = [
-        name
-        for name, dtype in _modules(files).items()
-        if dtype in _WEIGHT_TYPES and any(matches(name, pattern) for pattern in patterns)
-    ]
+    bad = files.once(
+        "quantized and excluded",
+        lambda: [
+            name
+            for name, dtype in _modules(files).items()
+            if dtype in _WEIGHT_TYPES and any(matches(name, pattern) for pattern in patterns)
+        ],
+    )
     if bad:
         yield Violation(
             f"{len(bad)} excluded modules are quantized: {_some(bad)}",
             _asked(facts),
             {"modules": bad[:16], "exclude_modules": patterns},
-            ["remove the names from exclude_modules in hf_quant_config.json", _AGAIN],
+            by_hand("remove the names from exclude_modules in hf_quant_config.json", _AGAIN),
         )
 
 
@@ -82,18 +89,45 @@ def others_are_quantized(facts: Facts) -> Iterator[Violation]:
         return
     files, description = found
     patterns = [str(item) for item in _list(description.get("exclude_modules") or description.get("ignore"))]
-    plain = [
-        name
-        for name, dtype in _modules(files).items()
-        if dtype not in _WEIGHT_TYPES and not any(matches(name, pattern) for pattern in patterns)
-    ]
+    plain = files.once(
+        "plain and not excluded",
+        lambda: [
+            name
+            for name, dtype in _modules(files).items()
+            if dtype not in _WEIGHT_TYPES and not any(matches(name, pattern) for pattern in patterns)
+        ],
+    )
     if plain:
         yield Violation(
             f"{len(plain)} modules are not quantized and not excluded: {_some(plain)}",
             _asked(facts),
             {"modules": plain[:16], "exclude_modules": patterns},
-            [f"add {_some(plain)} to exclude_modules in hf_quant_config.json", _AGAIN],
+            by_hand(f"add {_some(plain)} to exclude_modules in hf_quant_config.json", _AGAIN),
         )
+
+
+def _layers_without_kv_scales(files: SourceFiles) -> tuple[list[str], list[str]]:
+    """All layers with attention, and those whose keys or values have no scale."""
+    layers = sorted({name.split(".self_attn.")[0] for name in files.tensors if ".self_attn." in name})
+    scaled = {
+        (name.split(".self_attn.")[0], kind)
+        for name in files.tensors
+        for kind, endings in (("key", _KEY_SCALES), ("value", _VALUE_SCALES))
+        if name.endswith(endings)
+    }
+    return layers, [layer for layer in layers if not {(layer, "key"), (layer, "value")} <= scaled]
+
+
+def _without(files: SourceFiles, scale: str) -> list[str]:
+    """The quantized linears that have no such scale."""
+    return files.once(
+        f"without {scale}",
+        lambda: [
+            name
+            for name, dtype in _modules(files).items()
+            if dtype in _WEIGHT_TYPES and f"{name}.{scale}" not in files.tensors
+        ],
+    )
 
 
 @rule(
@@ -108,14 +142,7 @@ def kv_scales_exist(facts: Facts) -> Iterator[Violation]:
     if found is None or found[1].get("kv_cache_quant_algo") is None:
         return
     files = found[0]
-    layers = sorted({name.split(".self_attn.")[0] for name in files.tensors if ".self_attn." in name})
-    scaled = {
-        (name.split(".self_attn.")[0], kind)
-        for name in files.tensors
-        for kind, endings in (("key", _KEY_SCALES), ("value", _VALUE_SCALES))
-        if name.endswith(endings)
-    }
-    missing = [layer for layer in layers if not {(layer, "key"), (layer, "value")} <= scaled]
+    layers, missing = files.once("layers without KV scales", lambda: _layers_without_kv_scales(files))
     if missing:
         yield Violation(
             f"{len(missing)} of {len(layers)} layers have no KV scales",
@@ -125,7 +152,7 @@ def kv_scales_exist(facts: Facts) -> Iterator[Violation]:
                 "missing": len(missing),
                 "kv_cache_quant_algo": str(found[1]["kv_cache_quant_algo"]),
             },
-            [_AGAIN, "set kv_cache_quant_algo to null in hf_quant_config.json and serve a 16-bit cache"],
+            by_hand(_AGAIN, "set kv_cache_quant_algo to null in hf_quant_config.json and serve a 16-bit cache"),
         )
 
 
@@ -142,13 +169,13 @@ def kv_scales_calibrated(facts: Facts) -> Iterator[Violation]:
     found = _described(facts)
     if found is None:
         return
-    scales = dict(found[0].scalars(_KV_SCALES))
+    scales = found[0].once("KV scales", lambda: dict(found[0].scalars(_KV_SCALES)))
     if len(scales) > 1 and all(value == 1.0 for value in scales.values()):
         yield Violation(
             f"all {len(scales)} KV scales are 1.0",
             _asked(facts),
             {"scales": len(scales)},
-            ["calibrate the cache: quantize.kv_cache: fp8 from the unquantized checkpoint", "a 16-bit KV cache"],
+            by_hand("calibrate the cache: quantize.kv_cache: fp8 from the unquantized checkpoint", "a 16-bit KV cache"),
         )
 
 
@@ -164,18 +191,13 @@ def weights_have_scales(facts: Facts) -> Iterator[Violation]:
     found = _described(facts)
     if found is None:
         return
-    names = found[0].tensors
-    bare = [
-        name
-        for name, dtype in _modules(found[0]).items()
-        if dtype in _WEIGHT_TYPES and f"{name}.weight_scale" not in names
-    ]
+    bare = _without(found[0], "weight_scale")
     if bare:
         yield Violation(
             f"{len(bare)} quantized weights have no weight_scale: {_some(bare)}",
             _asked(facts),
             {"modules": bare[:16]},
-            [_AGAIN, "copy the checkpoint again, all of its files"],
+            by_hand(_AGAIN, "copy the checkpoint again, all of its files"),
         )
 
 
@@ -191,18 +213,16 @@ def activations_have_scales(facts: Facts) -> Iterator[Violation]:
     found = _described(facts)
     if found is None or found[1].get("quant_algo") not in _STATIC_ACTIVATIONS:
         return
-    names = found[0].tensors
-    bare = [
-        name
-        for name, dtype in _modules(found[0]).items()
-        if dtype in _WEIGHT_TYPES and f"{name}.input_scale" not in names
-    ]
+    bare = _without(found[0], "input_scale")
     if bare:
         yield Violation(
             f"{len(bare)} linears have no input_scale: {_some(bare)}",
             _asked(facts),
             {"modules": bare[:16], "quant_algo": str(found[1]["quant_algo"])},
-            ["quantize with calibration: quantize.calibration in this recipe", "a weight-only format: int4_awq"],
+            by_hand(
+                "quantize the unquantized checkpoint with calibration (quantize.format in this recipe)",
+                "a checkpoint in a weight-only format (int4_awq)",
+            ),
         )
 
 
@@ -218,21 +238,21 @@ def scales_are_sane(facts: Facts) -> Iterator[Violation]:
     found = _described(facts)
     if found is None:
         return
-    bad = {
-        name: value
-        for name, value in found[0].scalars(("weight_scale", "weight_scale_2", "input_scale", *_KV_SCALES))
-        if is_bad_scale(value)
-    }
+    every = ("weight_scale", "weight_scale_2", "input_scale", *_KV_SCALES)
+    bad = found[0].once(
+        "bad scales", lambda: {name: value for name, value in found[0].scalars(every) if is_bad_scale(value)}
+    )
     if bad:
         names = list(bad)
         yield Violation(
             f"{len(bad)} scales are zero, negative or no number: {_some(names)}",
             _asked(facts),
             {"scales": {name: str(bad[name]) for name in names[:16]}},
-            [
-                "calibrate on more samples, so that every expert is used: quantize.calibration.samples: 512",
-                f"exclude the modules: quantize.exclude with {names[0].rsplit('.', 1)[0]}",
-            ],
+            by_hand(
+                "calibrate the unquantized checkpoint on more samples, so that every expert is used: "
+                "quantize.calibration.samples: 512",
+                f"exclude the modules there: quantize.exclude with {names[0].rsplit('.', 1)[0]}",
+            ),
         )
 
 
@@ -252,7 +272,10 @@ def kv_as_calibrated(facts: Facts) -> Iterator[Violation]:
             f"the {model.prequantized} checkpoint carries no KV scales, FP8 context attention needs an FP8 cache",
             f"build.trtllm.fp8_context_attention: true, {_asked(facts)}",
             {"stored": model.prequantized, "stored_kv_cache": stored},
-            ["build.trtllm.fp8_context_attention: false", "a checkpoint exported with a calibrated FP8 KV cache"],
+            [
+                "build.trtllm.fp8_context_attention: false",
+                *by_hand("a checkpoint exported with a calibrated FP8 KV cache"),
+            ],
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.model import usable_positions
+from trtforge.preflight.retarget import to_format
 
 #: a gate's key -> the gate that a first recipe has
 _DEFAULTS = {
@@ -129,5 +130,5 @@ def four_bits_of_small_models(facts: Facts) -> Iterator[Violation]:
             f"{row.name} on {model.parameters / 1e9:.2f} billion parameters without a perplexity gate",
             f"quantize.format: {row.name}, evals.perplexity.gate: null",
             {"parameters": model.parameters, "bits": row.weight.bits},
-            ["evals.perplexity.gate: {max_increase: 10%}", "quantize.format: fp8"],
+            ["evals.perplexity.gate: {max_increase: 10%}", to_format(facts, "fp8")],
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.model import usable_positions
+from trtforge.preflight.remedies import by_hand
 
 _INT32, _INT64, _UINT64 = 2**31 - 1, 2**63 - 1, 2**64 - 1
 
@@ -81,5 +82,5 @@ def numbers_fit(facts: Facts) -> Iterator[Violation]:
                 f"{key} {value} is over {most}, the most that its field holds",
                 f"{key}: {value}",
                 {"value": value, "most": most},
-                [f"remove {key}", f"{key}: {most} or less"],
+                [f"remove {key}", *by_hand(f"at most {most} in {key}")],
             )

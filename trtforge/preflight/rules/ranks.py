@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
-
-#: targets that run in one process on one device
-ONE_RANK = ("torch", "tensorrt", "tensorrt-rtx")
+from trtforge.preflight.remedies import by_hand
+from trtforge.preflight.retarget import ONE_RANK
 
 
 def world_size(facts: Facts) -> int:
@@ -48,7 +47,7 @@ def pipeline_splits(facts: Facts) -> Iterator[Violation]:
             f"{model.layers} layers do not fill pp {pp}",
             f"build.parallel.pp: {pp}",
             {"layers": model.layers, "pp": pp},
-            [f"build.parallel.pp: {model.layers} or less"],
+            [f"build.parallel.pp: {model.layers}  # or less"],
         )
 
 
@@ -70,8 +69,7 @@ def ranks_have_devices(facts: Facts) -> Iterator[Violation]:
         {"ranks": ranks, "gpus": len(gpus), "names": sorted({gpu.name for gpu in gpus})},
         [
             *(f"build.parallel: {{tp: {tp}, pp: {pp}}}" for tp, pp in sizes),
-            "CUDA_VISIBLE_DEVICES with more GPUs",
-            "waive this when the engine is served on another machine",
+            *by_hand("CUDA_VISIBLE_DEVICES with more GPUs", "waive this when the engine is served on another machine"),
         ],
     )
 
@@ -90,7 +88,7 @@ def devices_fit_ranks(facts: Facts) -> Iterator[Violation]:
     sets = [[part.strip() for part in group.split(",")] for group in text.split(";")]
     asked = f"triton.parameters.gpu_device_ids: {text}"
     right = ";".join(",".join(str(first * ranks + i) for i in range(ranks)) for first in range(len(sets)))
-    remedies = [f'triton.parameters.gpu_device_ids: "{right}"', "remove gpu_device_ids: all visible GPUs are used"]
+    remedies = [f'triton.parameters.gpu_device_ids: "{right}"', "remove triton.parameters.gpu_device_ids"]
     wrong = [item for group in sets for item in group if not item.isdigit()]
     sizes = {len(group) for group in sets}
     flat = [item for group in sets for item in group]
@@ -129,7 +127,7 @@ def participants_fit_ranks(facts: Facts) -> Iterator[Violation]:
             message,
             f"triton.parameters.participant_ids: {text}",
             {"ranks": ranks, "given": ids, "launch": facts.recipe.triton.launch},
-            [f'triton.parameters.participant_ids: "{right}"', "remove participant_ids"],
+            [f'triton.parameters.participant_ids: "{right}"', "remove triton.parameters.participant_ids"],
         )
 
 
@@ -191,6 +189,6 @@ def devices_are_here(facts: Facts) -> Iterator[Violation]:
         [
             *([f'triton.parameters.gpu_device_ids: "{fitting}"'] if fitting else []),
             "remove triton.parameters.gpu_device_ids",
-            "waive this when the server runs on another machine",
+            *by_hand("waive this when the server runs on another machine"),
         ],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.remedies import by_hand
 
 #: rope types that the graph builder writes
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -30,7 +31,7 @@ def rope_type(facts: Facts) -> Iterator[Violation]:
             f"rope type {kind} is not written by the graph builder",
             f"config.json of {facts.recipe.model.source}: rope_type: {kind}",
             {"known": list(ROPE_TYPES)},
-            [f"a checkpoint with rope type {', '.join(ROPE_TYPES)}"],
+            by_hand(f"a checkpoint with rope type {', '.join(ROPE_TYPES)}"),
         )
 
 
@@ -50,7 +51,7 @@ def rope_complete(facts: Facts) -> Iterator[Violation]:
             f"rope type {kind} without {', '.join(missing)}",
             f"config.json of {facts.recipe.model.source}: rope_type: {kind}",
             {"given": {key: value for key, value in rope.items() if isinstance(value, (int, float, str))}},
-            [f"add {', '.join(missing)} to rope_parameters in config.json"],
+            by_hand(f"add {', '.join(missing)} to rope_parameters in config.json"),
         )
 
 
@@ -88,7 +89,9 @@ def rope_agrees(facts: Facts) -> Iterator[Violation]:
                 f"config.json says the rope's {what} in two ways: {shown}",
                 f"model.source: {facts.recipe.model.source}",
                 {"found": dict(found)},
-                [f"keep one value of {', '.join(found)} in config.json", "download config.json of one revision again"],
+                by_hand(
+                    f"keep one value of {', '.join(found)} in config.json", "download config.json of one revision again"
+                ),
             )
 
 
@@ -110,10 +113,10 @@ def no_pointers(facts: Facts) -> Iterator[Violation]:
                 f"{files.folder.name} holds {len(files.pointers)} pointers instead of weights: {files.pointers[0]} …",
                 asked,
                 {"pointers": list(files.pointers)},
-                [
+                by_hand(
                     f"git lfs install && git lfs pull in {files.folder}",
                     "a source that is fetched: hf:org/name@revision",
-                ],
+                ),
             )
 
 
@@ -135,9 +138,9 @@ def extension_is_there(facts: Facts) -> Iterator[Violation]:
             "config.json says 131,072 positions of a Llama-3 vocabulary and no rope scaling",
             f"model.source: {facts.recipe.model.source}",
             {"max_positions": model.max_positions, "rope_type": "default", "rope_theta": base},
-            [
+            by_hand(
                 "rope_scaling: {rope_type: llama3, factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, "
                 "original_max_position_embeddings: 8192} in config.json (factor 32.0 for Llama 3.2)",
                 "config.json of the publisher's own revision",
-            ],
+            ),
         )

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format
+from trtforge.preflight.remedies import by_hand, line
+from trtforge.preflight.retarget import to_target
 
 TARGET = "tensorrt-rtx"
 _DOCS = "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html"
@@ -37,8 +39,8 @@ def rtx_kv_cache(facts: Facts) -> Iterator[Violation]:
             f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}, build.target: {TARGET}",
             {"kv_cache": mode, "works": ["none"]},
             [
-                "give a checkpoint without KV-cache scales" if stored else "quantize.kv_cache: none",
-                "build.target: tensorrt",
+                *(by_hand("give a checkpoint without KV-cache scales") if stored else ["quantize.kv_cache: none"]),
+                to_target(facts, "tensorrt"),
             ],
         )
 
@@ -57,7 +59,7 @@ def rtx_float32_on_turing(facts: Facts) -> Iterator[Violation]:
             "float32 does not compile for sm_75",
             f"model.dtype: float32, build.architectures: {list(architectures)}",
             {"works_on_sm_75": ["float16"]},
-            ["model.dtype: float16", *([f"build.architectures: {others}"] if others else [])],
+            ["model.dtype: float16", *([line("build.architectures", others)] if others else [])],
         )
 
 
@@ -100,5 +102,5 @@ def rtx_experts(facts: Facts) -> Iterator[Violation]:
             f"the model has {next(iter(found.values()))} experts, which RTX engines cannot run",
             f"model.source: {facts.recipe.model.source}, build.target: {TARGET}",
             dict(found),
-            ["build.target: trtllm-llmapi", "a dense model"],
+            [to_target(facts, "trtllm-llmapi"), *by_hand("a dense model")],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.retarget import methods
 from trtforge.preflight.rules.memory import windows_of
 
 _LAYOUT = "inflight_batcher_llm"
@@ -69,7 +70,7 @@ def mode_fits_engine(facts: Facts) -> Iterator[Violation]:
             [
                 "remove triton.parameters.decoding_mode",
                 *([f"triton.parameters.decoding_mode: {method}"] if built else []),
-                *([f"speculation.method: {wanted}"] if wanted else []),
+                *methods(facts, [wanted] if wanted else []),
             ],
         )
 

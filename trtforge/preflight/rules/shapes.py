@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import weight_format
 from trtforge.preflight.model import linears, matches, usable_positions
+from trtforge.preflight.remedies import by_hand
+from trtforge.preflight.retarget import to_target
+from trtforge.preflight.rules.heads import is_compiled
 
 #: head sizes that PagedAttention takes, and of which number they are multiples, by target
 HEAD_SIZES = (64, 256)
@@ -43,9 +46,8 @@ def head_size_taken(facts: Facts) -> Iterator[Violation]:
         f"config.json of {facts.recipe.model.source}: head size {size}",
         {"head_size": size, "smallest": low, "largest": high, "multiple": HEAD_MULTIPLES[target]},
         [
-            f"a checkpoint with heads of {low} to {high} values",
-            *(f"build.target: {name}" for name in others),
-            "build.target: trtllm-llmapi with triton.layout: llmapi",
+            *by_hand(f"a checkpoint with heads of {low} to {high} values"),
+            *(to_target(facts, name) for name in (*others, "trtllm-llmapi") if is_compiled(name, size)),
         ],
     )
 
@@ -67,7 +69,7 @@ def layers_alike(facts: Facts) -> Iterator[Violation]:
             f"layer_types has {', '.join(kinds)}",
             f"config.json of {facts.recipe.model.source}: layer_types",
             {kind: given.count(kind) for kind in kinds},
-            ["a checkpoint whose layers are alike", "build.target: trtllm-llmapi with triton.layout: llmapi"],
+            [*by_hand("a checkpoint whose layers are alike"), to_target(facts, "trtllm-llmapi")],
         )
 
 
@@ -89,7 +91,7 @@ def timing_cache_there(facts: Facts) -> Iterator[Violation]:
             f"the timing cache {named} {what}",
             f"build.trtllm.timing_cache: {named}",
             {},
-            ["remove build.trtllm.timing_cache", "copy model.cache of an earlier build to that place"],
+            ["remove build.trtllm.timing_cache", *by_hand("copy model.cache of an earlier build to that place")],
         )
 
 
@@ -112,7 +114,7 @@ def graph_has_positions(facts: Facts) -> Iterator[Violation]:
             {"max_seq_len": asked, "max_position_embeddings": positions},
             [
                 f"build.limits.max_seq_len: {positions}",
-                "max_position_embeddings in config.json, where the rope scaling reaches further",
+                *by_hand("max_position_embeddings in config.json, where the rope scaling reaches further"),
             ],
         )
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.remedies import Remedy, by_hand, line
+from trtforge.preflight.retarget import (
+    DRAFT_LENGTHS,
+    for_architectures,
+    methods,
+    to_method,
+    to_target,
+    without_speculation,
+)
 from trtforge.preflight.rules.trees import lookahead_draft_len
 from trtforge.preflight.sources import SourceFiles
 
@@ -47,9 +56,9 @@ def method_exists(facts: Facts) -> Iterator[Violation]:
         f"speculation.method: {method}, build.target: {target}",
         {"methods_of_target": works, "targets_of_method": hosts},
         [
-            *([f"speculation.method: {instead}"] if instead else []),
-            *(f"build.target: {host}" for host in hosts),
-            "speculation.method: none",
+            *methods(facts, [instead] if instead else []),
+            *(to_target(facts, host) for host in hosts),
+            without_speculation(facts),
         ],
         source=row.source if row is not None else None,
     )
@@ -75,7 +84,7 @@ def draft_is_given(facts: Facts) -> Iterator[Violation]:
             f"speculation.method: {speculation.method} has no speculation.draft",
             f"speculation.method: {speculation.method}",
             {"methods_without_draft": free},
-            ["speculation.draft: a directory or hf:org/name", *(f"speculation.method: {name}" for name in free)],
+            [*by_hand("name the draft's directory in speculation.draft"), *methods(facts, free)],
         )
 
 
@@ -91,7 +100,9 @@ def draft_is_there(facts: Facts) -> Iterator[Violation]:
         return
     asked = f"speculation.draft: {facts.draft.source}"
     if facts.draft.problem:
-        yield Violation(facts.draft.problem, asked, {}, facts.draft.remedies or ["correct speculation.draft"])
+        yield Violation(
+            facts.draft.problem, asked, {}, by_hand(*(facts.draft.remedies or ["correct speculation.draft"]))
+        )
         return
     files = facts.draft_files
     if files is None:
@@ -101,7 +112,7 @@ def draft_is_there(facts: Facts) -> Iterator[Violation]:
             f"{files.folder.name} holds no config.json that can be read",
             asked,
             {"folder": str(files.folder)},
-            ["download config.json of the draft into the folder"],
+            by_hand("download config.json of the draft into the folder"),
         )
     elif files.weights_error is not None and not files.pointers:
         error = files.weights_error
@@ -109,7 +120,7 @@ def draft_is_there(facts: Facts) -> Iterator[Violation]:
             f"the draft's weights cannot be read: {error.message}",
             asked,
             {"refusal": error.code, **error.numbers},
-            error.remedies or ["a draft with safetensors weights"],
+            by_hand(*(error.remedies or ["a draft with safetensors weights"])),
         )
 
 
@@ -131,7 +142,10 @@ def vocabularies_agree(facts: Facts) -> Iterator[Violation]:
     if files is None:
         return
     asked, vocabulary = f"speculation.draft: {speculation.draft}", _vocabulary(files)
-    remedies = ["a draft that was trained with the target's tokenizer", "speculation.method: none"]
+    remedies: list[str | Remedy] = [
+        *by_hand("a draft that was trained with the target's tokenizer"),
+        without_speculation(facts),
+    ]
     if vocabulary is not None and vocabulary != model.vocab:
         yield Violation(
             f"the draft has {vocabulary} tokens, the target {model.vocab}",
@@ -174,7 +188,7 @@ def widths_agree(facts: Facts) -> Iterator[Violation]:
             f"the heads read a width of {given}, the target has {model.hidden}",
             f"speculation.draft: {facts.recipe.speculation.draft}",
             {"draft_hidden": given, "target_hidden": model.hidden},
-            ["heads that were trained on this target", "speculation.method: none"],
+            [*by_hand("heads that were trained on this target"), without_speculation(facts)],
         )
 
 
@@ -196,7 +210,10 @@ def draft_is_small(facts: Facts) -> Iterator[Violation]:
             f"the draft has {parameters:,} parameters, the target {model.parameters:,}",
             f"speculation.draft: {facts.recipe.speculation.draft}",
             {"draft": parameters, "target": model.parameters, "ratio": round(parameters / model.parameters, 2)},
-            [f"a draft of {model.parameters // 10:,} parameters or fewer", "speculation.method: none"],
+            [
+                *by_hand(f"a draft of {model.parameters // 10:,} parameters or fewer"),
+                without_speculation(facts),
+            ],
         )
 
 
@@ -211,7 +228,7 @@ def draft_length_given(facts: Facts) -> Iterator[Violation]:
     speculation = facts.recipe.speculation
     row = facts.features.method(facts.recipe.build.target, speculation.method)
     if row is not None and row.support == "yes" and _draft_tokens(facts) is None:
-        wanted = 63 if speculation.method in ("eagle", "medusa") else 4
+        wanted = DRAFT_LENGTHS.get(speculation.method, 4)
         yield Violation(
             f"speculation.method: {speculation.method} has no max_draft_len",
             f"speculation.method: {speculation.method}",
@@ -240,7 +257,7 @@ def heads_exist(facts: Facts) -> Iterator[Violation]:
             f"{speculation.heads} heads are asked for, the checkpoint holds {len(stored)}",
             asked,
             numbers,
-            [f"speculation.heads: {len(stored)}", "a checkpoint with more heads"],
+            [f"speculation.heads: {len(stored)}", *by_hand("a checkpoint with more heads")],
         )
     elif isinstance(declared, int) and declared != speculation.heads:
         yield Violation(
@@ -249,7 +266,7 @@ def heads_exist(facts: Facts) -> Iterator[Violation]:
             numbers,
             [
                 f"speculation.heads: {declared}",
-                *([f"medusa_num_heads: {speculation.heads} in config.json of the heads"] if stored else []),
+                *(by_hand(f"medusa_num_heads: {speculation.heads} in config.json of the heads") if stored else []),
             ],
         )
 
@@ -292,7 +309,7 @@ def batch_is_small(facts: Facts) -> Iterator[Violation]:
             f"speculation for up to {batch} requests, measured at {max(levels)}",
             f"speculation.method: {recipe.speculation.method}, build.limits.max_batch_size: {batch}",
             {"max_batch_size": batch, "measured_up_to": max(levels)},
-            [f"bench.concurrency: {[*levels, batch]}", f"build.limits.max_batch_size: {_BUSY_BATCH // 4}"],
+            [line("bench.concurrency", [*levels, batch]), f"build.limits.max_batch_size: {_BUSY_BATCH // 4}"],
         )
 
 
@@ -353,8 +370,8 @@ def layout_drafts(facts: Facts) -> Iterator[Violation]:
         {"methods_of_layout": usable, "layouts_of_method": hosts},
         [
             *(f"triton.layout: {host}" for host in hosts if _served_by(facts, target, host)),
-            *(f"build.target: {name} with triton.layout: {host}" for name, host in others),
-            *(f"speculation.method: {name}" for name in usable),
+            *(to_target(facts, name, layout=host) for name, host in others),
+            *methods(facts, usable),
         ],
     )
 
@@ -387,7 +404,7 @@ def drafter_is_written(facts: Facts) -> Iterator[Violation]:
         f"speculation by {method} is not written beside {found} for {target}",
         f"speculation.method: {method}, model: {found}",
         {"architectures": list(row.architectures)},
-        [*(f"speculation.method: {name}" for name in any_model), "speculation.method: none"],
+        [*methods(facts, any_model), without_speculation(facts)],
     )
 
 
@@ -407,7 +424,7 @@ def draft_is_directory(facts: Facts) -> Iterator[Violation]:
             f"speculation.draft: {draft} is not fetched",
             f"speculation.draft: {draft}",
             {"draft": draft},
-            [f"huggingface-cli download {name} --local-dir draft, then speculation.draft: draft"],
+            by_hand(f"huggingface-cli download {name} --local-dir draft, then speculation.draft: draft"),
         )
 
 
@@ -430,9 +447,9 @@ def drafts_have_kernels(facts: Facts) -> Iterator[Violation]:
             f"speculation.method: {method}, build.architectures: {list(facts.target_architectures)}",
             {"architectures": named},
             [
-                "speculation.method: none",
-                "build.architectures: [sm_90]",
-                "build.target: trtllm-llmapi with triton.layout: llmapi",
+                without_speculation(facts),
+                *for_architectures(facts, named[0], ["sm_90"]),
+                to_target(facts, "trtllm-llmapi"),
             ],
         )
 
@@ -457,8 +474,8 @@ def draft_is_heads(facts: Facts) -> Iterator[Violation]:
             f"speculation.method: {method}, speculation.draft: {facts.recipe.speculation.draft}",
             {"draft_layers": layers, "target_layers": model.layers, "expected_tensor": "fc.weight"},
             [
-                "heads that were trained for this target",
-                *(["speculation.method: draft_target"] if facts.recipe.build.target == "trtllm-llmapi" else []),
-                "speculation.method: none",
+                *by_hand("heads that were trained for this target"),
+                *([to_method(facts, "draft_target")] if facts.recipe.build.target == "trtllm-llmapi" else []),
+                without_speculation(facts),
             ],
         )

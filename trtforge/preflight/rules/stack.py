@@ -6,19 +6,11 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
+from trtforge.preflight.remedies import by_hand
+from trtforge.preflight.retarget import LAYOUT_TARGETS, UNSERVED_TARGETS, to_format, to_layout, to_target
 from trtforge.recipe.keys import nearest
 from trtforge.tables import StackRow
 from trtforge.tensorrt_versions import is_supported
-
-#: which layout serves which target's artifact
-LAYOUT_TARGETS = {
-    "native": ("torch", "tensorrt"),
-    "inflight_batcher_llm": ("trtllm-engine",),
-    "llmapi": ("trtllm-llmapi",),
-}
-
-#: targets whose engines no Triton backend loads: their runs end without a repository
-UNSERVED_TARGETS = ("tensorrt-rtx",)
 
 #: short format names that ModelOpt 0.47 removed, with what comes nearest
 REMOVED_FORMATS = {
@@ -57,7 +49,7 @@ def known_stack(facts: Facts) -> Iterator[Violation]:
             {"known": [row.name for row in facts.stacks.rows], "stacks_of_target": fitting},
             [
                 *(f"stack: {row}" for row in sorted(fitting, key=lambda row: row != near)),
-                "remove stack: the target's newest is the default",
+                "remove stack",
             ],
         )
 
@@ -77,7 +69,7 @@ def stack_has_target(facts: Facts) -> Iterator[Violation]:
         f"stack {row.name} has no target {target}",
         f"stack: {row.name}, build.target: {target}",
         {"targets": list(row.targets), "stacks_of_target": works},
-        [*(f"stack: {name}" for name in works), *(f"build.target: {name}" for name in row.targets)],
+        [*(f"stack: {name}" for name in works), *(to_target(facts, name) for name in row.targets)],
     )
 
 
@@ -115,7 +107,7 @@ def layout_serves_target(facts: Facts) -> Iterator[Violation]:
             f"triton.layout: {layout} does not serve target {target}",
             f"triton.layout: {layout}, build.target: {target}",
             {"layout_serves": list(LAYOUT_TARGETS[layout]), "layouts_of_target": works},
-            [f"triton.layout: {name}" for name in works] + [f"build.target: {name}" for name in LAYOUT_TARGETS[layout]],
+            [to_layout(facts, name) for name in works] + [to_target(facts, name) for name in LAYOUT_TARGETS[layout]],
         )
 
 
@@ -153,7 +145,7 @@ def backend_exists(facts: Facts) -> Iterator[Violation]:
                 f"{target} was removed in {item.since}; stack {row.name} does not have it",
                 f"stack: {row.name}, build.target: {target}",
                 {"removed_since": item.since, "last_stacks": older, "source": item.url},
-                [f"build.target: {item.replacement}", *(f"stack: {name}" for name in older)],
+                [to_target(facts, item.replacement), *(f"stack: {name}" for name in older)],
             )
 
 
@@ -170,7 +162,7 @@ def target_implemented(facts: Facts) -> Iterator[Violation]:
             f"build.target: {target} is not implemented in this version",
             f"build.target: {target}",
             {"implemented": list(facts.stacks.implemented_targets)},
-            [f"build.target: {name}" for name in facts.stacks.implemented_targets],
+            [to_target(facts, name) for name in facts.stacks.implemented_targets],
         )
 
 
@@ -187,7 +179,7 @@ def layout_implemented(facts: Facts) -> Iterator[Violation]:
             f"triton.layout: {layout} is not implemented in this version",
             f"triton.layout: {layout}",
             {"implemented": list(facts.stacks.implemented_layouts)},
-            [f"triton.layout: {name}" for name in facts.stacks.implemented_layouts],
+            [to_layout(facts, name) for name in facts.stacks.implemented_layouts],
         )
 
 
@@ -208,7 +200,7 @@ def formats_of_old(facts: Facts) -> Iterator[Violation]:
         f"{name} was removed in ModelOpt 0.47",
         f"quantize.format: {name}",
         {"removed_since": "0.47", "instead": instead},
-        [f"quantize.format: {other}" for other in instead],
+        [to_format(facts, other) for other in instead],
     )
 
 
@@ -257,7 +249,7 @@ def installed_version_fits(facts: Facts) -> Iterator[Violation]:
             {"installed": found, "stack": wanted},
             [
                 *(f"stack: {name}" for name in fitting),
-                f"pip install tensorrt-llm=={wanted}, or the stack's container",
+                *by_hand(f"pip install tensorrt-llm=={wanted}, or the stack's container"),
             ],
         )
 
@@ -281,7 +273,7 @@ def installed_tensorrt_fits(facts: Facts) -> Iterator[Violation]:
             f"TensorRT {found} is installed, stack {row.name} serves with {wanted}",
             f"stack: {row.name}",
             {"installed": found, "stack": wanted},
-            ["build in the container that serves", f"pip install tensorrt=={wanted}"],
+            by_hand("build in the container that serves", f"pip install tensorrt=={wanted}"),
         )
 
 
@@ -302,12 +294,12 @@ def machine_builds(facts: Facts) -> Iterator[Violation]:
         f"target {target} cannot be built here: " + "; ".join(f"{item.name}: {item.detail}" for item in lacks),
         f"build.target: {target}",
         {item.name: item.detail for item in lacks},
-        [
+        by_hand(
             *dict.fromkeys(item.remedy for item in lacks if item.remedy),
             *(f"run in {image}" for image in _containers(facts)),
             "trtforge run RECIPE --until evaluate (everything before the build)",
             "trtforge doctor says what this machine builds and runs",
-        ],
+        ),
     )
 
 
@@ -350,7 +342,7 @@ def modelopt_fits_format(facts: Facts) -> Iterator[Violation]:
             f"ModelOpt {found} is installed, {row.name} was run with {' or '.join(ranges)}",
             f"quantize.format: {row.name}",
             {"installed": found, "run_with": ranges},
-            [f"pip install 'nvidia-modelopt{ranges[0]}'"],
+            by_hand(f"pip install 'nvidia-modelopt{ranges[0]}'"),
         )
 
 
@@ -373,5 +365,5 @@ def transformers_fits(facts: Facts) -> Iterator[Violation]:
             f"transformers {found} is installed, the quantizer was run with {wanted}",
             f"model.source: {facts.recipe.model.source}",
             {"installed": found, "run_with": wanted},
-            [f"pip install 'transformers{wanted}'"],
+            by_hand(f"pip install 'transformers{wanted}'"),
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
+from trtforge.preflight.retarget import streaming, to_beams
 
 _IFB = "inflight_batcher_llm"
 #: the layouts that read ``triton.decoupled``; the native model always streams (TF-K9-010 names a key without effect)
@@ -49,7 +50,7 @@ def slo_needs_streaming(facts: Facts) -> Iterator[Violation]:
                 f"bench.slo.{key} is measured on streams, triton.decoupled is false",
                 f"bench.slo.{key}: {value:g}s, triton.decoupled: false",
                 {key: value, "decoupled": False},
-                ["triton.decoupled: true", f"remove bench.slo.{key}"],
+                [streaming(facts), f"remove bench.slo.{key}"],
             )
 
 
@@ -71,8 +72,15 @@ def streaming_is_set_once(facts: Facts) -> Iterator[Violation]:
                 f"triton.parameters.{name}: {value} stands beside triton.decoupled: {str(triton.decoupled).lower()}",
                 f"triton.parameters.{name}: {value}",
                 {"decoupled": triton.decoupled, "parameter": value},
-                [f"remove triton.parameters.{name}", f"triton.decoupled: {value.lower()}"],
+                _one_choice(facts, name, value),
             )
+
+
+def _one_choice(facts: Facts, name: str, value: str) -> list[str]:
+    gone, wanted = f"remove triton.parameters.{name}", value.strip().lower() == "true"
+    if wanted is facts.recipe.triton.decoupled:
+        return [gone]
+    return [gone, f"{gone} with {streaming(facts) if wanted else 'triton.decoupled: false'}"]
 
 
 @rule(
@@ -135,7 +143,7 @@ def mode_fits_beams(facts: Facts) -> Iterator[Violation]:
             {"decoding_mode": mode, "max_beam_width": beams},
             [
                 f"triton.parameters.decoding_mode: {wanted}",
-                f"build.trtllm.max_beam_width: {1 if beams > 1 else 2}",
+                to_beams(facts, 1 if beams > 1 else 2),
                 "remove triton.parameters.decoding_mode",
             ],
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
+from trtforge.preflight.retarget import to_format
 
 _IFB = "inflight_batcher_llm"
 #: NVIDIA's advice for pre- and postprocessing
@@ -66,7 +67,7 @@ def instances_have_cores(facts: Facts) -> Iterator[Violation]:
     triton, machine = facts.recipe.triton, facts.require_machine()
     together = triton.preprocessing_instances + triton.postprocessing_instances
     if triton.layout == _IFB and machine.gpus and together > 2 * machine.cores:
-        each = max(1, machine.cores // 2)
+        each = max(1, machine.cores)
         yield Violation(
             f"{together} pre- and postprocessing processes on {machine.cores} cores",
             f"triton: {{preprocessing_instances: {triton.preprocessing_instances}, "
@@ -118,5 +119,5 @@ def four_bits_are_for_small_batches(facts: Facts) -> Iterator[Violation]:
             f"int4_awq for batches up to {batch} on {', '.join(recipe.build.architectures)}",
             f"quantize.format: int4_awq, build.limits.max_batch_size: {batch}",
             {"max_batch_size": batch, "published_speedup_at_64": {"int4_awq": 0.83, "fp8": 1.30}},
-            ["quantize.format: fp8", "build.limits.max_batch_size: 8"],
+            [to_format(facts, "fp8"), "build.limits.max_batch_size: 8"],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.sources import TURN_ENDS, SourceFiles
 
 _SLOW = ("tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
@@ -36,10 +37,10 @@ def turns_end(facts: Facts) -> Iterator[Violation]:
         f"the chat template ends turns with {token} (id {ids[token]}), the end tokens are {list(eos)}",
         _asked(facts),
         {"turn_ends": ids, "eos_token_id": list(eos)},
-        [
+        by_hand(
             f"eos_token_id: {[*eos, ids[token]]} in generation_config.json of the checkpoint",
             f"send {token} as a stop word with every chat request",
-        ],
+        ),
     )
 
 
@@ -56,7 +57,7 @@ def end_token_named(facts: Facts) -> Iterator[Violation]:
             "neither config.json nor generation_config.json names an end token",
             _asked(facts),
             {"eos_token_ids": []},
-            ["set eos_token_id in generation_config.json of the checkpoint"],
+            by_hand("set eos_token_id in generation_config.json of the checkpoint"),
         )
 
 
@@ -77,10 +78,10 @@ def tokenizer_is_there(facts: Facts) -> Iterator[Violation]:
         "the checkpoint has no tokenizer.json" + (f", only {', '.join(slow)}" if slow else ""),
         _asked(facts),
         {"folder": str(files.folder), "found": slow},
-        [
+        by_hand(
             "download tokenizer.json of the same revision into the folder",
             "transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir) writes it",
-        ],
+        ),
     )
 
 
@@ -98,7 +99,7 @@ def tokenizer_is_data(facts: Facts) -> Iterator[Violation]:
             "tokenizer_config.json names code of the checkpoint (auto_map)",
             _asked(facts),
             {"auto_map": str(files.tokenizer_config["auto_map"])},
-            ["a revision that ships tokenizer.json", "read the code, then set model.allow_remote_code: true"],
+            by_hand("a revision that ships tokenizer.json", "read the code, then set model.allow_remote_code: true"),
         )
 
 
@@ -123,10 +124,10 @@ def tokens_have_rows(facts: Facts) -> Iterator[Violation]:
             f"tokenizer.json reaches id {largest}, the embedding has {model.vocab} rows",
             _asked(facts),
             {"largest_id": largest, "embedding_rows": model.vocab, "rows_needed": largest + 1},
-            [
+            by_hand(
                 "download tokenizer.json and weights of one revision again",
                 f"resize the embedding to {largest + 1} rows (model.resize_token_embeddings) and train the new ones",
-            ],
+            ),
         )
 
 
@@ -159,5 +160,5 @@ def special_tokens_agree(facts: Facts) -> Iterator[Violation]:
             f"{token} is {one} in tokenizer.json and {other} in tokenizer_config.json",
             _asked(facts),
             {"tokens": {name: list(ids) for name, ids in list(differ.items())[:8]}},
-            ["download tokenizer.json and tokenizer_config.json of one revision again"],
+            by_hand("download tokenizer.json and tokenizer_config.json of one revision again"),
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.remedies import by_hand, line
+from trtforge.preflight.retarget import without_speculation
 
 _LOOKAHEAD = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/lookahead/README.md"
 _MEDUSA = "https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html"
@@ -39,7 +41,7 @@ def lookahead_agrees(facts: Facts) -> Iterator[Violation]:
             "lookahead decoding of this size drafts nothing",
             asked,
             {"window": sizes.window, "ngram": sizes.ngram, "draft_tokens": derived},
-            ["speculation.lookahead: {window: 4, ngram: 3, verification: 4}", "speculation.method: none"],
+            ["speculation.lookahead: {window: 4, ngram: 3, verification: 4}", without_speculation(facts)],
         )
     elif speculation.max_draft_len is not None and speculation.max_draft_len != derived:
         yield Violation(
@@ -70,6 +72,24 @@ def tree_problem(choices: Sequence[Sequence[int]]) -> tuple[str, list[list[int]]
     return None
 
 
+def _mended(choices: Sequence[Sequence[int]], add: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tree with the paths that it lacks, each once and none empty, short ones first."""
+    paths = {tuple(path) for path in (*choices, *add) if path}
+    return [list(path) for path in sorted(paths, key=lambda path: (len(path), path))]
+
+
+def _cut(choices: Sequence[Sequence[int]], depth: int) -> list[list[int]]:
+    """The tree without the paths that are longer than ``depth``."""
+    return [list(path) for path in choices if len(path) <= depth]
+
+
+def _deeper(choices: Sequence[Sequence[int]], depth: int, longest: int | None) -> str:
+    """The tree with one path of ``depth`` nodes, and room for its nodes."""
+    tree = _mended(choices, [[0] * size for size in range(1, depth + 1)])
+    room = f" with speculation.max_draft_len: {len(tree)}" if longest is not None and longest < len(tree) else ""
+    return line("speculation.choices", tree) + room
+
+
 @rule(
     "TF-K12-011",
     "a draft tree that is no tree",
@@ -84,11 +104,15 @@ def tree_is_sound(facts: Facts) -> Iterator[Violation]:
     problem = tree_problem(speculation.choices)
     if problem is not None:
         message, add = problem
+        mended = _mended(speculation.choices, add)
         yield Violation(
             f"speculation.choices: {message}",
             f"speculation.choices: {len(speculation.choices)} paths",
             {"paths": len(speculation.choices), "missing": add[:16]},
-            [f"add {path}" for path in add[:3]] or ["write each node's path once, without []"],
+            [
+                *([line("speculation.choices", mended)] if mended else []),
+                *by_hand(*[f"add {path}" for path in add[:3]] or ["write each node's path once, without []"]),
+            ],
         )
 
 
@@ -112,14 +136,14 @@ def tree_fits(facts: Facts) -> Iterator[Violation]:
             f"the tree is {depth} deep, there are {heads} heads",
             f"{asked}, speculation.heads: {heads}",
             shape,
-            [f"speculation.heads: {depth}", f"remove the paths longer than {heads}"],
+            [f"speculation.heads: {depth}", line("speculation.choices", _cut(speculation.choices, heads))],
         )
     if heads is not None and speculation.method == "eagle" and depth < heads:
         yield Violation(
             f"the tree is {depth} deep, the engine has {heads} EAGLE layers, which must be equal",
             f"{asked}, speculation.heads: {heads}",
             shape,
-            [f"speculation.heads: {depth}", f"add a path of {heads} nodes: {[0] * heads}"],
+            [f"speculation.heads: {depth}", _deeper(speculation.choices, heads, longest)],
             source=_EAGLE,
         )
     limit = longest if speculation.method != "eagle3" else None
@@ -128,14 +152,14 @@ def tree_fits(facts: Facts) -> Iterator[Violation]:
             f"the tree has {nodes} nodes, max_draft_len is {limit}",
             f"{asked}, speculation.max_draft_len: {limit}",
             shape,
-            [f"speculation.max_draft_len: {nodes}", f"leave {limit} paths"],
+            [f"speculation.max_draft_len: {nodes}", *by_hand(f"leave {limit} paths")],
         )
     if speculation.method == "eagle3" and longest is not None and depth > longest:
         yield Violation(
             f"the tree is {depth} deep, max_draft_len is {longest}",
             f"{asked}, speculation.max_draft_len: {longest}",
             shape,
-            [f"speculation.max_draft_len: {depth}", f"remove the paths longer than {longest}"],
+            [f"speculation.max_draft_len: {depth}", line("speculation.choices", _cut(speculation.choices, longest))],
         )
 
 
@@ -160,6 +184,6 @@ def default_tree_fits(facts: Facts) -> Iterator[Violation]:
             {"depth": _DEFAULT_DEPTH, "nodes": _DEFAULT_NODES, "heads": heads, "max_draft_len": longest},
             [
                 f"speculation: {{heads: {_DEFAULT_DEPTH}, max_draft_len: {_DEFAULT_NODES}}}",
-                f"speculation.choices: a tree of {longest} nodes, {heads} deep",
+                *by_hand(f"a tree of {longest} nodes, {heads} deep, in speculation.choices"),
             ],
         )

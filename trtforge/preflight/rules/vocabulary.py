@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.model import linears, matches
+from trtforge.preflight.remedies import by_hand, line
 from trtforge.recipe.keys import nearest
 
 
@@ -26,7 +27,7 @@ def tied_head_excluded(facts: Facts) -> Iterator[Violation]:
             "lm_head shares the embedding's weights and is not excluded from quantization",
             f"quantize.exclude: {list(quantize.exclude)}",
             {"tied": True, "vocab": model.vocab, "hidden": model.hidden},
-            [f"quantize.exclude: {['lm_head', *quantize.exclude]}"],
+            [line("quantize.exclude", ["lm_head", *quantize.exclude])],
         )
 
 
@@ -53,9 +54,9 @@ def exclude_matches(facts: Facts) -> Iterator[Violation]:
                 f"quantize.exclude: {pattern}",
                 {"kinds": [linear.kind for linear in known], "example": names[0]},
                 [
-                    *([f"quantize.exclude: {mended}"] if near else []),
-                    f"quantize.exclude: {[item for item in quantize.exclude if item != pattern]}",
-                    "a kind such as o_proj, or a path such as model.layers.0.*",
+                    *([line("quantize.exclude", mended)] if near else []),
+                    line("quantize.exclude", [item for item in quantize.exclude if item != pattern]),
+                    *by_hand("a kind such as o_proj, or a path such as model.layers.0.*"),
                 ],
             )
 
@@ -76,7 +77,7 @@ def vocabulary_splits(facts: Facts) -> Iterator[Violation]:
             f"vocabulary {model.vocab} does not split over tp {tp}",
             f"build.parallel.tp: {tp}",
             {"vocab": model.vocab, "tp": tp, "padded": padded},
-            [f"pad the embedding to {padded} rows", "build.parallel.tp: 1"],
+            [*by_hand(f"pad the embedding to {padded} rows"), "build.parallel.tp: 1"],
         )
 
 
@@ -98,5 +99,5 @@ def head_excluded(facts: Facts) -> Iterator[Violation]:
         f"lm_head ({share:.1%} of the weights) is not excluded from quantization",
         f"quantize.exclude: {list(quantize.exclude)}",
         {"vocab": model.vocab, "hidden": model.hidden, "share": round(share, 4)},
-        [f"quantize.exclude: {['lm_head', *quantize.exclude]}"],
+        [line("quantize.exclude", ["lm_head", *quantize.exclude])],
     )
