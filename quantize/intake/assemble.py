@@ -31,8 +31,8 @@ from quantize.intake.folder import (
     folder_info,
     shape_fields,
 )
-from quantize.intake.gguf_header import read_gguf
 from quantize.intake.gguf_model import common_type, gguf_shape
+from quantize.intake.gguf_parts import GgufFile
 from quantize.intake.gguf_tokenizer import tokenizer_files
 from quantize.intake.gguf_weights import read_llama3_rope, tensor_plans
 from quantize.intake.hashing import CHUNK, sha256_file
@@ -61,16 +61,20 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def assemble_gguf(path: Path, out: Path, *, dtype: str, info: dict[str, Any], progress: Progress) -> CheckpointInfo:
-    """Convert the GGUF file ``path`` into ``out``. ``info``: source, sha256 and origin for the record."""
-    header = read_gguf(path)
-    config, shape = gguf_shape(header, read_llama3_rope(path, header))
+    """Convert the GGUF file ``path``, or the parts that it is one of, into ``out``.
+
+    ``info``: source, sha256 and origin for the record.
+    """
+    file = GgufFile.open(path)
+    header = file.header
+    config, shape = gguf_shape(header, read_llama3_rope(file))
     tokenizer, tokenizer_config, template = tokenizer_files(header, shape.max_positions)
-    plans = tensor_plans(path, header, shape, dtype)
+    plans = tensor_plans(file, shape, dtype)
     total = sum(plan.nbytes for plan in plans)
     require_space(out, total, f"writing the checkpoint in {dtype}")
     out.mkdir(parents=True, exist_ok=True)
     records: list[FileRecord] = []
-    progress.start(f"De-quantizing {path.name} to {dtype}", total)
+    progress.start(f"De-quantizing {file.name} to {dtype}", total)
     shards = plan_shards(plans)
     for name, group in shards.items():
         size, digest = write_safetensors(out / name, group, progress.advance)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import struct
-from pathlib import Path
 from typing import Any
 
 from quantize.intake.gguf_header import GgufHeader
@@ -78,10 +77,6 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
                 f"use a GGUF of architecture {', '.join(gguf_decoders())}",
                 "use a model of a supported architecture",
             ],
-        )
-    if header.get("split.count", int, 1) > 1:
-        raise unsupported(
-            "it is one part of several", "merge the parts: gguf-split --merge", parts=header.get("split.count", int)
         )
     if experts := header.get(f"{name}.expert_count", int, 0):
         raise unsupported("it is a mixture of experts", experts=experts)
@@ -208,15 +203,12 @@ def _require_tensors(header: GgufHeader, shape: ModelShape) -> None:
         )
 
 
-def gguf_info(header: GgufHeader, source: str, origin: dict[str, Any], path: Path | None = None) -> CheckpointInfo:
-    """The record of a GGUF file as it lies there (``path``: where, when it is not inside an archive)."""
+def gguf_info(
+    header: GgufHeader, source: str, origin: dict[str, Any], rope: dict[str, Any] | None = None
+) -> CheckpointInfo:
+    """The record of a GGUF file as it lies there; ``rope`` from its tensors, where they can be read."""
     from quantize.intake.folder import count_parameters, shape_fields
 
-    rope = None
-    if path is not None and ROPE_FACTORS in header.tensors:
-        from quantize.intake.gguf_weights import read_llama3_rope
-
-        rope = read_llama3_rope(path, header)
     _, shape = gguf_shape(header, rope)
     stored = common_type(header)
     return CheckpointInfo(

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quantize.intake.gguf_header import GgufHeader, GgufTensor
+from quantize.intake.gguf_header import GgufTensor
 from quantize.intake.gguf_model import ROPE_FACTORS, gguf_config, hf_name, unsupported
+from quantize.intake.gguf_parts import GgufFile
 from quantize.intake.model_config import ModelShape
 from quantize.intake.writer import TARGETS, TensorPlan, convert
 from trtforge.errors import EnvironmentLacks
@@ -49,37 +49,37 @@ def llama3_rope(factors: npt.NDArray[Any], theta: float, head_size: int) -> dict
     }
 
 
-def read_llama3_rope(path: Path, header: GgufHeader) -> dict[str, Any] | None:
+def read_llama3_rope(file: GgufFile) -> dict[str, Any] | None:
     """The rope settings behind the tensor ``rope_freqs.weight``, ``None`` when there is none."""
-    tensor = header.tensors.get(ROPE_FACTORS)
+    tensor = file.header.tensors.get(ROPE_FACTORS)
     if tensor is None:
         return None
-    config = gguf_config(header)
-    factors = np.concatenate(list(_dequantized(path, tensor, None)))
+    config = gguf_config(file.header)
+    factors = np.concatenate(list(_dequantized(file, tensor, None)))
     return llama3_rope(factors, config["rope_parameters"]["rope_theta"], config["head_dim"])
 
 
-def tensor_plans(path: Path, header: GgufHeader, shape: ModelShape, dtype: str) -> list[TensorPlan]:
+def tensor_plans(file: GgufFile, shape: ModelShape, dtype: str) -> list[TensorPlan]:
     """Every tensor to write, in name order, in ``dtype``; pieces are de-quantized when they are asked for."""
     target = TARGETS[dtype]
     form = decoders()[shape.architecture].gguf
     permuted = {"attn_q": shape.heads, "attn_k": shape.kv_heads} if form and form.interleaved else {}
     plans = []
-    for name, tensor in header.tensors.items():
+    for name, tensor in file.header.tensors.items():
         renamed = hf_name(name)
         if renamed is None:
             continue
         heads = permuted.get(name.split(".")[-2])
 
         def pieces(tensor: GgufTensor = tensor, heads: int | None = heads) -> Iterator[npt.NDArray[Any]]:
-            for piece in _dequantized(path, tensor, heads):
+            for piece in _dequantized(file, tensor, heads):
                 yield convert(piece, "F32", target, tensor.name)
 
         plans.append(TensorPlan(renamed, target, tensor.shape, pieces))
     return sorted(plans, key=lambda plan: plan.name)
 
 
-def _dequantized(path: Path, tensor: GgufTensor, heads: int | None) -> Iterator[npt.NDArray[Any]]:
+def _dequantized(file: GgufFile, tensor: GgufTensor, heads: int | None) -> Iterator[npt.NDArray[Any]]:
     """float32 values of ``tensor``, rows at a time, flattened; rows of ``heads`` put back into half-split order."""
     try:
         from gguf import GGMLQuantizationType
@@ -92,7 +92,7 @@ def _dequantized(path: Path, tensor: GgufTensor, heads: int | None) -> Iterator[
         ) from None
     kind = GGMLQuantizationType[tensor.type]
     rows = tensor.shape[0]
-    raw = np.memmap(path, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.nbytes,)).reshape(rows, -1)
+    raw = file.bytes_of(tensor.offset, tensor.nbytes).reshape(rows, -1)
     order = np.arange(rows)
     if heads is not None:
         order = order.reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from quantize.intake.gguf_parts import is_gguf_name
 from trtforge.errors import ForgeError
 from trtforge.paths import user_path
 from trtforge.safetensors_header import require_regular
 
 FORMS = (
     "a directory with config.json and safetensors",
-    "a .gguf file",
+    "a .gguf file, or the first of its parts",
     "hf:org/name[@revision]",
     "pypi:package==version#member",
 )
@@ -83,10 +84,10 @@ def parse_source(text: str, base_dir: Path) -> Source:
         )
     if path.is_dir():
         return Source(text, "directory", path=path)
-    if path.suffix == ".gguf":
+    if is_gguf_name(path.name):
         require_regular(path)
         return Source(text, "gguf", path=path)
-    raise _malformed(text, "it is a file that does not end in .gguf")
+    raise _malformed(text, "it is a file that does not end in .gguf, and no piece of one")
 
 
 def _malformed(text: str, why: str) -> ForgeError:

@@ -66,6 +66,7 @@ def write_tiny_gguf(
     without: tuple[str, ...] = (),
     rope_factors: np.ndarray | None = None,
     tokenizer: bool = True,
+    tensors_a_shard: int = 0,
 ) -> Path:
     """Write the checkpoint in ``checkpoint`` as a GGUF file; matrices in ``matrix_type``, vectors in F32.
 
@@ -73,12 +74,13 @@ def write_tiny_gguf(
         extra: metadata added as it is (int, float, str or bool values).
         without: GGUF names of tensors to leave out.
         rope_factors: content of ``rope_freqs.weight``.
+        tensors_a_shard: over 0, the file is written as shards of so many tensors, named after ``path``.
     """
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
-    writer = gguf.GGUFWriter(str(path), architecture)
+    writer = gguf.GGUFWriter(str(path), architecture, split_max_tensors=tensors_a_shard)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

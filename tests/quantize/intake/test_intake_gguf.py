@@ -204,7 +204,7 @@ def test_no_tokenizer(checkpoint: Path, tmp_path: Path) -> None:
     ("extra", "code"),
     [
         ({"llama.expert_count": 8}, "TF-SRC-015"),
-        ({"split.count": 3}, "TF-SRC-015"),
+        ({"split.count": 3}, "TF-SRC-050"),
         ({"llama.rope.scaling.type": "longrope"}, "TF-SRC-015"),
         ({"llama.attention.value_length": 32}, "TF-SRC-015"),
         ({"llama.attention.key_length": 32}, "TF-SRC-015"),
