@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
+from triton_repo.lint.remedies import Remedy, parameter, person, put
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import device_sets, is_engine_model
 from triton_repo.lint.rules import Hit, each_model, hit, listed
@@ -36,7 +37,7 @@ def device_faults(model: Model, ranks: int | None) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{count} instances without gpu_device_ids: all take the same GPUs",
-                'gpu_device_ids: "' + ";".join(str(i) for i in range(count)) + '"',
+                parameter(model, "gpu_device_ids", ";".join(_fitting(i, ranks or 1) for i in range(count))),
                 "instance_group",
                 severity="warning",
             )
@@ -48,20 +49,40 @@ def device_faults(model: Model, ranks: int | None) -> Iterator[Hit]:
         yield hit(
             model,
             f"{len(sets)} set{'s' if len(sets) > 1 else ''} of GPUs for {count} instance{'s' if count > 1 else ''}",
-            f"count: {len(sets)}, or {count} sets parted by semicolons",
+            (
+                _instances(model, len(sets)),
+                person(f"{count} sets parted by semicolons"),
+            ),
             *at(model, "gpu_device_ids"),
         )
     used = [device for group in sets for device in group]
     twice = sorted({device for device in used if used.count(device) > 1})
     if any(len(set(group)) != len(group) for group in sets):
         yield hit(
-            model, f"GPU {listed(map(str, twice))} twice in one set", "each GPU once", *at(model, "gpu_device_ids")
+            model,
+            f"GPU {listed(map(str, twice))} twice in one set",
+            parameter(
+                model,
+                "gpu_device_ids",
+                ";".join(_fitting(i, ranks or len(group)) for i, group in enumerate(sets)),
+                text="each GPU once: " + ";".join(_fitting(i, ranks or len(group)) for i, group in enumerate(sets)),
+            ),
+            *at(model, "gpu_device_ids"),
         )
     elif twice:
         yield hit(
             model,
             f"GPU {listed(map(str, twice))} is in two sets",
-            "sets without a common GPU, or a cache that leaves room for both",
+            (
+                parameter(
+                    model,
+                    "gpu_device_ids",
+                    ";".join(_fitting(i, ranks or len(group)) for i, group in enumerate(sets)),
+                    text="sets without a common GPU: "
+                    + ";".join(_fitting(i, ranks or len(group)) for i, group in enumerate(sets)),
+                ),
+                person("a cache that leaves room for both"),
+            ),
             *at(model, "gpu_device_ids"),
             severity="warning",
         )
@@ -71,6 +92,24 @@ def device_faults(model: Model, ranks: int | None) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{len(wrong[0])} GPUs in a set for {ranks} rank{'s' if ranks > 1 else ''}",
-                f"{ranks} GPUs in every set",
+                parameter(
+                    model,
+                    "gpu_device_ids",
+                    ";".join(_fitting(i, ranks) for i in range(len(sets))),
+                    text=f"{ranks} GPUs in every set: " + ";".join(_fitting(i, ranks) for i in range(len(sets))),
+                ),
                 *at(model, "gpu_device_ids"),
             )
+
+
+def _fitting(index: int, size: int) -> str:
+    """The GPUs of one set, each in no other."""
+    return ",".join(str(index * size + k) for k in range(size))
+
+
+def _instances(model: Model, count: int) -> Remedy:
+    """As many instances as ``count``, in one group."""
+    groups = len(model.message.instance_group)
+    if groups > 1:
+        return person(f"{count} instances in all")
+    return put(model, str(count), "instance_group", 0, "count")

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 #: values of a model.yaml; no real one has a hundredth of it
 MAX_NODES = 10_000
@@ -25,18 +25,70 @@ class DecodingType(BaseModel):
     instead: str | None = None
 
 
+class Removed(BaseModel):
+    """Where the setting of a removed name is now: ``to`` takes its value, ``inverse`` the opposite of its boolean."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    to: str | None = None
+    inverse: str | None = None
+    says: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Removed:
+        if sum(part is not None for part in (self.to, self.inverse, self.says)) != 1:
+            raise ValueError("one of `to`, `inverse` and `says`")
+        return self
+
+
+class Choice(BaseModel):
+    """The values of a key; ``fold``: case does not matter; ``loose``: another case is a warning."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    values: tuple[str, ...]
+    fold: bool = False
+    loose: bool = False
+
+
+class GuidedFault(BaseModel):
+    """A way to speculate that guided decoding does not go with, until a release (None: still)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    types: tuple[str, ...]
+    key: str
+    until: str | None = None
+    refused: bool = False
+    says: str
+    source: str
+
+
 class Arguments(BaseModel):
-    """Known and removed names by section of ``model.yaml``; the empty section is its top."""
+    """Names, values and removed names by section of ``model.yaml`` (dotted); the empty section is its top."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     as_of: str
     sources: tuple[str, ...]
+    wrapper: tuple[str, ...]
     known: dict[str, tuple[str, ...]]
-    removed: dict[str, dict[str, str]]
+    choices: dict[str, Choice]
+    guided_with_speculation: tuple[GuidedFault, ...]
+    removed: dict[str, dict[str, Removed]]
     engine_only: tuple[str, ...]
     decoding_types: dict[str, DecodingType]
     engine_decoding_types: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Arguments:
+        keys = {f"{section}.{name}" if section else name for section, names in self.known.items() for name in names}
+        named = [*self.choices, *(section for section in self.known if section)]
+        named += [row.to or row.inverse or "" for rows in self.removed.values() for row in rows.values()]
+        unknown = sorted(name for name in named if name and name not in keys)
+        if unknown:
+            raise ValueError(f"no such keys: {', '.join(unknown)}")
+        return self
 
 
 @cache

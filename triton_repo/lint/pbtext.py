@@ -39,7 +39,8 @@ _TOKEN = re.compile(
 class Node:
     """One field: its value, where it begins and ends in the text, and its children when it is a message.
 
-    ``start`` and ``end`` take in the whole statement; elements of one list share them.
+    ``start`` and ``end`` take in the whole statement; elements of one list share them. The value alone is from
+    ``value_start`` to ``value_end``.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Node:
     start: int
     end: int
     value_start: int
+    value_end: int = 0
     children: list[Node] = field(default_factory=list)
 
     def all(self, name: str) -> list[Node]:
@@ -173,7 +175,7 @@ class Text:
                 continue
             if kind == "hole":
                 # a placeholder where a field is expected: nothing can be said of what it stands for
-                node.children.append(Node("", "hole", text, start, end, start))
+                node.children.append(Node("", "hole", text, start, end, start, end))
                 continue
             if kind != "word":
                 raise _Stop(start, f"expected a field's name, found {text!r}")
@@ -197,7 +199,7 @@ class Text:
             for node in made:
                 node.start, node.end = start, end
             if not made:
-                made = [Node(name, "empty", "[]", start, end, start)]
+                made = [Node(name, "empty", "[]", start, end, start, end)]
             parent.children += made
             return
         parent.children.append(self._value(name, start, depth))
@@ -207,19 +209,20 @@ class Text:
         if text in ("{", "<") and kind == "mark":
             node = Node(name, "message", "", start, end, value_start)
             self._message(node, "}" if text == "{" else ">", depth + 1)
+            node.value_end = node.end
             return node
         if kind == "string":
             while self._peek()[0] == "string":
                 more = self._next()
                 text, end = text[:-1] + more[1][1:], more[3]
-            return Node(name, "string", text, start, end, value_start)
+            return Node(name, "string", text, start, end, value_start, end)
         if kind == "number" and len(text.split()) > 1:
             self._spaced.append((value_start, end))
             text = "".join(text.split())
         if kind in ("word", "number"):
-            return Node(name, "scalar", text, start, end, value_start)
+            return Node(name, "scalar", text, start, end, value_start, end)
         if kind == "hole":
-            return Node(name, "hole", text, start, end, value_start)
+            return Node(name, "hole", text, start, end, value_start, end)
         if kind == "end":
             raise _Stop(max(value_start - 1, 0), f"the file ends where the value of {name!r} is expected")
         raise _Stop(value_start, f"expected the value of {name!r}, found {text!r}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from triton_repo.lint.remedies import Remedies, Remedy, alternatives, said
 from triton_repo.lint.repository import Model, Repository
 
 Severity = Literal["error", "warning", "note"]
@@ -50,12 +51,17 @@ class Hit:
     """One place where a rule does not hold."""
 
     message: str
-    remedy: str
+    remedies: tuple[Remedy, ...]
     model: str
     path: Path
     line: int | None = None
     column: int | None = None
     severity: Severity | None = None
+
+    @property
+    def remedy(self) -> str:
+        """What would work, in words."""
+        return said(self.remedies)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: where, what, why, and what would work."""
+    """One fault: where, what, why, and what would work, in words and as edits (any of ``remedies`` is enough)."""
 
     code: str
     severity: Severity
@@ -89,10 +95,11 @@ class Finding:
     title: str = ""
     why: str = ""
     source: str = ""
+    remedies: tuple[Remedy, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The finding as one JSON-able object."""
-        return dict(self.__dict__)
+        return {**self.__dict__, "remedies": [remedy.to_json() for remedy in self.remedies]}
 
 
 RULES: list[Rule] = []
@@ -126,17 +133,23 @@ def each_model(
     return functools.wraps(check)(all_models)
 
 
-def hit(model: Model, message: str, remedy: str, *path: str | int, severity: Severity | None = None) -> Hit:
-    """A hit at a statement of the model's configuration."""
+def hit(model: Model, message: str, remedies: Remedies, *path: str | int, severity: Severity | None = None) -> Hit:
+    """A hit at a statement of the model's configuration; remedies may leave their place open, which is this one."""
     line, column = model.config.line(*path) if model.config is not None else (None, None)
-    return Hit(message, remedy, model.name, model.path, line, column, severity)
+    filled = tuple(remedy.at(model.path, path) for remedy in alternatives(remedies))
+    return Hit(message, filled, model.name, model.path, line, column, severity)
 
 
 def hit_file(
-    model: Model, path: Path, message: str, remedy: str, line: int | None = None, severity: Severity | None = None
+    model: Model,
+    path: Path,
+    message: str,
+    remedies: Remedies,
+    line: int | None = None,
+    severity: Severity | None = None,
 ) -> Hit:
     """A hit at a file or folder of the model."""
-    return Hit(message, remedy, model.name, path, line, None, severity)
+    return Hit(message, alternatives(remedies), model.name, path, line, None, severity)
 
 
 def listed(names: Iterable[str], limit: int = 8) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from triton_repo.lint.names import nearest
+from triton_repo.lint.remedies import Edit, Remedy, drop, here, out, person, put
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.rules import (
     TRITON_BATCHER,
@@ -14,12 +15,12 @@ from triton_repo.lint.rules import (
     Hit,
     each_model,
     hit,
-    listed,
     rule,
     thread,
 )
 from triton_repo.lint.shapes import agree, text
 
+_VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _CORRELATION = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
@@ -45,7 +46,7 @@ def preferred_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"preferred_batch_size {wrong} with max_batch_size {maximum}",
-                f"preferred_batch_size: {fit}" if fit else "no preferred_batch_size",
+                here(str(fit)) if fit else out("no preferred_batch_size"),
                 *path,
                 "preferred_batch_size",
             )
@@ -64,7 +65,11 @@ def dynamic_without_batch(model: Model, repository: Repository) -> Iterator[Hit]
     if message.HasField("dynamic_batching") and message.max_batch_size == 0 and model.knows("max_batch_size"):
         if model.config is not None and not model.config.states("max_batch_size"):
             return  # auto-complete may set it
-        yield hit(model, "dynamic_batching with max_batch_size 0", "max_batch_size: 8", "dynamic_batching")
+        remedies = (
+            out("no dynamic_batching"),
+            person("max_batch_size: 8, for a model whose tensors have a batch axis"),
+        )
+        yield hit(model, "dynamic_batching with max_batch_size 0", remedies, "dynamic_batching")
 
 
 @rule(
@@ -82,14 +87,14 @@ def sequence_controls(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, row in enumerate(model.message.sequence_batching.control_input):
         place = ("sequence_batching", "control_input", index)
         if not row.name:
-            yield hit(model, "a sequence control has no name", 'name: "START"', *place)
+            yield hit(model, "a sequence control has no name", person('name: "START"'), *place)
         if row.name in names:
-            yield hit(model, f"sequence control {row.name!r} is declared twice", "one tensor a control", *place)
+            yield hit(model, f"sequence control {row.name!r} is declared twice", person("one tensor a control"), *place)
         names.add(row.name)
         for control in row.control:
             kind = control.Kind.Name(control.kind)
             if control.kind in kinds:
-                yield hit(model, f"{kind} has two tensors", "one tensor a control", *place, "control")
+                yield hit(model, f"{kind} has two tensors", person("one tensor a control"), *place, "control")
             kinds.add(control.kind)
             yield from _control(model, row.name, control, kind, place)
 
@@ -108,14 +113,20 @@ def _control(model: Model, name: str, control: Any, kind: str, place: tuple[str 
             yield hit(
                 model,
                 f"the correlation id {name!r} is {given}",
-                "data_type: TYPE_UINT64",
+                here("TYPE_UINT64"),
                 *place,
                 "control",
                 "data_type",
             )
         return
     if len(pairs) != 1 or len(pairs[0]) != 2:
-        yield hit(model, f"{kind} of {name!r} has values {pairs}", "int32_false_true: [ 0, 1 ]", *place, "control")
+        given = [field for field in _VALUES if len(getattr(control, field))] or ["int32_false_true"]
+        edits = [
+            Edit("put", None, (*place, "control", given[0]), "[ false, true ]" if "bool" in given[0] else "[ 0, 1 ]")
+        ]
+        edits += [Edit("drop", None, (*place, "control", field)) for field in given[1:]]
+        remedy = Remedy(f"{given[0]}: {edits[0].value}", tuple(edits))
+        yield hit(model, f"{kind} of {name!r} has values {pairs}", remedy, *place, "control")
 
 
 @rule(
@@ -132,7 +143,7 @@ def sequence_ranges(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"minimum_slot_utilization is {direct.minimum_slot_utilization:g}",
-            "minimum_slot_utilization: 1.0",
+            here("1.0"),
             "sequence_batching",
             "direct",
             "minimum_slot_utilization",
@@ -153,9 +164,10 @@ def states(model: Model, repository: Repository) -> Iterator[Hit]:
         place = ("sequence_batching", "state", index)
         for name in (state.input_name, state.output_name):
             if not name:
-                yield hit(model, "a state has no input_name or no output_name", 'input_name: "…"', *place)
+                yield hit(model, "a state has no input_name or no output_name", person('input_name: "…"'), *place)
         if state.input_name and state.input_name in seen:
-            yield hit(model, f"state {state.input_name!r} is declared twice", "one state a tensor", *place)
+            remedy = person("one state a tensor")
+            yield hit(model, f"state {state.input_name!r} is declared twice", remedy, *place)
         seen.add(state.input_name)
 
 
@@ -174,7 +186,7 @@ def priorities(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"default_priority_level {batching.default_priority_level} of {levels} levels",
-            f"default_priority_level: {(levels + 1) // 2}",
+            put(model, str((levels + 1) // 2), "dynamic_batching", "default_priority_level"),
             "dynamic_batching",
             "default_priority_level" if batching.default_priority_level else "priority_levels",
         )
@@ -184,7 +196,7 @@ def priorities(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"a queue policy for level {level} of {levels}",
-                    f"a key from 1 to {levels}",
+                    person(f"a key from 1 to {levels}"),
                     "dynamic_batching",
                     "priority_queue_policy",
                 )
@@ -193,7 +205,7 @@ def priorities(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"preserve_ordering with {levels} priority levels",
-                "preserve_ordering: false",
+                here("false"),
                 "dynamic_batching",
                 "preserve_ordering",
             )
@@ -202,7 +214,7 @@ def priorities(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 "preserve_ordering with a timeout that delays",
-                "timeout_action: REJECT",
+                (person("timeout_action: REJECT"), here("false")),
                 "dynamic_batching",
                 "preserve_ordering",
             )
@@ -227,7 +239,7 @@ def warmup(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"warm-up {sample.name!r} has batch_size {sample.batch_size}, max_batch_size is {maximum}",
-                f"batch_size: {max(maximum, 1)}",
+                here(str(max(maximum, 1))),
                 *place,
                 "batch_size",
             )
@@ -236,7 +248,7 @@ def warmup(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"warm-up {sample.name!r} lacks the required input {name!r}",
-                    f'inputs {{ key: "{name}" … }}',
+                    _sent(place, name, declared[name]),
                     *place,
                 )
         for name in sorted(sample.inputs):
@@ -246,7 +258,9 @@ def warmup(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"warm-up {sample.name!r} sends {name!r}, which is no input",
-                    f'key: "{near}"' if near else "one of " + listed(declared),
+                    Remedy(f'key: "{near}"', (Edit("put", None, (*where, "key"), f'"{near}"'),))
+                    if near and near not in sample.inputs
+                    else out(),
                     *where,
                 )
                 continue
@@ -273,9 +287,18 @@ def warmup_of_text_ids(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"{control_input.name!r} takes correlation ids of TYPE_STRING, and model_warmup sends numbers",
-                    "data_type: TYPE_UINT64, or no model_warmup",
+                    (here("TYPE_UINT64"), drop(model, "model_warmup", text="no model_warmup")),
                     *("sequence_batching", "control_input", index, "control", number, "data_type"),
                 )
+
+
+def _sent(place: tuple[str | int, ...], name: str, row: Any) -> Remedy:
+    """The input in the warm-up request, zeros of the least size."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    value = f"data_type: {pb.DataType.Name(row.data_type)} dims: {text([max(dim, 1) for dim in row.dims])}"
+    entry = f'{{ key: "{name}" value {{ {value} zero_data: true }} }}'
+    return Remedy(f'inputs {{ key: "{name}" … }}', (Edit("put", None, (*place, "inputs", f"key={name}"), entry),))
 
 
 def _warmup_tensor(model: Model, given: Any, row: Any, where: tuple[str | int, ...]) -> Iterator[Hit]:
@@ -286,7 +309,7 @@ def _warmup_tensor(model: Model, given: Any, row: Any, where: tuple[str | int, .
             model,
             f"warm-up input {row.name!r} is {pb.DataType.Name(given.data_type)} and the model's is "
             f"{pb.DataType.Name(row.data_type)}",
-            f"data_type: {pb.DataType.Name(row.data_type)}",
+            here(pb.DataType.Name(row.data_type)),
             *where,
             "value",
             "data_type",
@@ -295,7 +318,9 @@ def _warmup_tensor(model: Model, given: Any, row: Any, where: tuple[str | int, .
         yield hit(
             model,
             f"warm-up input {row.name!r} has dims {text(given.dims)}: a request has a size",
-            "dims: [ 1 ]",
+            here(
+                text([1 if dim < 1 else dim for dim in (row.dims if len(row.dims) == len(given.dims) else given.dims)])
+            ),
             *where,
             "value",
             "dims",
@@ -304,7 +329,7 @@ def _warmup_tensor(model: Model, given: Any, row: Any, where: tuple[str | int, .
         yield hit(
             model,
             f"warm-up input {row.name!r} has dims {text(given.dims)} and the model's has {text(row.dims)}",
-            f"dims: {text([1 if dim < 0 else dim for dim in row.dims])}",
+            here(text([1 if dim < 0 else dim for dim in row.dims])),
             *where,
             "value",
             "dims",
@@ -314,7 +339,13 @@ def _warmup_tensor(model: Model, given: Any, row: Any, where: tuple[str | int, .
         yield hit(
             model,
             f"the warm-up file warmup/{name} is not there",
-            "zero_data: true",
+            Remedy(
+                "zero_data: true",
+                (
+                    Edit("drop", None, (*where, "value", "input_data_file")),
+                    Edit("put", None, (*where, "value", "zero_data"), "true"),
+                ),
+            ),
             *where,
             "value",
             "input_data_file",

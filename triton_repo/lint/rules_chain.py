@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from triton_repo.lint.engine_models import at
 from triton_repo.lint.files import there
 from triton_repo.lint.names import nearest
+from triton_repo.lint.remedies import Remedy, here, leaving, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import DEFAULT_FRACTION, Chain, chain, device_sets, flag, number
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
@@ -54,7 +55,16 @@ def decoupled(models: Chain, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     bls,
                     f"decoupled is {str(_decoupled(bls)).lower()} here and {wanted} in {engine.name}",
-                    f"decoupled: {wanted} here, or {str(_decoupled(bls)).lower()} in {engine.name}",
+                    (
+                        here(wanted, f"decoupled: {wanted} here"),
+                        put(
+                            engine,
+                            str(_decoupled(bls)).lower(),
+                            "model_transaction_policy",
+                            "decoupled",
+                            text=f"{str(_decoupled(bls)).lower()} in {engine.name}",
+                        ),
+                    ),
                     "model_transaction_policy",
                     "decoupled",
                 )
@@ -80,7 +90,7 @@ def batch_sizes(models: Chain, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"max_batch_size is {other} here and {size} in {engine.name}",
-                f"max_batch_size: {size}",
+                here(str(size)) if size else put(engine, str(other), "max_batch_size", text=_in(engine, other)),
                 "max_batch_size",
             )
 
@@ -103,7 +113,9 @@ def bls_names(repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     bls,
                     f"{name}: there is no model {stated!r}",
-                    f'{name}: "{near}"' if near else "one of " + listed(repository.models),
+                    parameter(bls, name, near)
+                    if near
+                    else (no_parameter(bls, name), person("one of " + listed(repository.models))),
                     *at(bls, name),
                 )
         needed = ["preprocessing", "postprocessing"] if bls.code is not None else []
@@ -112,7 +124,7 @@ def bls_names(repository: Repository) -> Iterator[Hit]:
         for name in needed:
             asked = bls.code is not None and (f'"{name}"' in bls.code or f"'{name}'" in bls.code)
             if asked and repository.get(name) is None and name not in broken:
-                yield hit(bls, f"it asks {name!r}, and there is no such model", f"a folder {name}/", "name")
+                yield hit(bls, f"it asks {name!r}, and there is no such model", person(f"a folder {name}/"), "name")
 
 
 @rule(
@@ -132,9 +144,40 @@ def accumulated_beams(models: Chain, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 bls,
                 f"accumulate_tokens, and {asked} offers {beams[asked]:g} beams",
-                'accumulate_tokens: "false", or max_beam_width: "1" there',
+                (
+                    leaving(
+                        parameter(
+                            bls,
+                            "accumulate_tokens",
+                            "false",
+                            'accumulate_tokens: "false"'
+                            + (", and a stream is decoded token by token" if _decoupled(bls) else ""),
+                        ),
+                        *(("TF-TRI-206",) if _decoupled(bls) else ()),
+                    ),
+                    *(_one_beam(engine) for engine in models.engines if engine.name == asked),
+                ),
                 *at(bls, "accumulate_tokens"),
             )
+
+
+def _in(engine: Model, size: int) -> str:
+    return f"max_batch_size: {size} in {engine.name}"
+
+
+def _one_beam(engine: Model) -> Remedy:
+    """One beam, and no decoding mode that is of several."""
+    edits = parameter(engine, "max_beam_width", "1").edits
+    if engine.parameter("decoding_mode") == "beam_search":
+        edits += no_parameter(engine, "decoding_mode").edits
+    return Remedy(f'max_beam_width: "1" in {engine.name}', edits)
+
+
+def _count(model: Model, count: int) -> Remedy:
+    """As many instances, in the group that there is or in a new one."""
+    if not model.message.instance_group:
+        return put(model, f"{{ count: {count} kind: KIND_CPU }}", "instance_group")
+    return put(model, str(count), "instance_group", 0, "count")
 
 
 @rule(
@@ -152,7 +195,7 @@ def token_by_token(models: Chain, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 bls,
                 "decoupled without accumulate_tokens",
-                'accumulate_tokens: "true"',
+                parameter(bls, "accumulate_tokens", "true"),
                 *(at(bls, "accumulate_tokens") if "accumulate_tokens" in bls.message.parameters else ("name",)),
             )
     engines = {engine.name for engine in models.engines if _decoupled(engine)}
@@ -164,7 +207,7 @@ def token_by_token(models: Chain, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"a stream of {listed(names & engines)} goes through {listed(names & posts)} piece by piece",
-                    "a tensorrt_llm_bls model with accumulate_tokens for streaming clients",
+                    person("a tensorrt_llm_bls model with accumulate_tokens for streaming clients"),
                     "name",
                 )
 
@@ -186,7 +229,7 @@ def one_tokenizer(models: Chain, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"1 instance for batches of {size}",
-                f"count: {min(size, 5)}",
+                _count(model, min(size, 5)),
                 "instance_group",
             )
     for bls in models.bls:
@@ -194,7 +237,10 @@ def one_tokenizer(models: Chain, repository: Repository) -> Iterator[Hit]:
         size = bls.message.max_batch_size
         if count == 1 and size >= 8 and not _decoupled(bls) and bls.knows("instance_group", "count"):
             yield hit(
-                bls, f"1 BLS instance: requests of a batch of {size} go one by one", f"count: {size}", "instance_group"
+                bls,
+                f"1 BLS instance: requests of a batch of {size} go one by one",
+                _count(bls, size),
+                "instance_group",
             )
 
 
@@ -220,7 +266,7 @@ def tokenizers(models: Chain, repository: Repository) -> Iterator[Hit]:
         yield hit(
             post,
             f"tokenizer_dir {other!r} here and {one!r} in {pre.name}",
-            f'tokenizer_dir: "{one}"',
+            (parameter(post, "tokenizer_dir", one), parameter(pre, "tokenizer_dir", other, f'"{other}" in {pre.name}')),
             *at(post, "tokenizer_dir"),
         )
 
@@ -241,12 +287,12 @@ def tokenizer_files(models: Chain, repository: Repository) -> Iterator[Hit]:
         if folder is None:
             continue
         if folder.is_file():
-            yield hit(model, f"tokenizer_dir {stated!r} is a file", "its folder", *at(model, "tokenizer_dir"))
+            yield hit(model, f"tokenizer_dir {stated!r} is a file", person("its folder"), *at(model, "tokenizer_dir"))
         elif not any(there(folder / name) for name in files):
             yield hit(
                 model,
                 f"tokenizer_dir {stated!r} has none of {', '.join(files[:3])}",
-                "the checkpoint's folder",
+                person("the checkpoint's folder"),
                 *at(model, "tokenizer_dir"),
             )
 
@@ -270,28 +316,38 @@ def _gpus(model: Model) -> set[int] | None:
 def shared_gpu(models: Chain, repository: Repository) -> Iterator[Hit]:
     free = [m for m in models.engines if m.parameter("max_tokens_in_paged_kv_cache") is None]
     for index, model in enumerate(free):
-        together = [
+        together_with = [
             other
             for other in free
             if other is not model and (_gpus(model) is None or _gpus(other) is None or _gpus(model) & _gpus(other))  # type: ignore[operator]
         ]
-        before = [other for other in together if other in free[:index]]
+        before = [other for other in together_with if other in free[:index]]
         if not before:
             continue
         shares = {m.name: _share(m) for m in (*before, model)}
-        if sum(shares.values()) <= 1.0:
-            continue
-        count = len(together) + 1
+        count = len(together_with) + 1
         left = 1.0
         for other in before:
             left *= 1 - shares[other.name]
+        # fractions that share evenly when each is taken of the rest add up to more than 1
+        if sum(shares.values()) <= 1.0 or shares[model.name] * left >= DEFAULT_FRACTION / count / 2:
+            continue
         yield hit(
             model,
             f"{listed(shares)} share a GPU and take "
             + ", ".join(f"{share:g}" for share in shares.values())
             + f" of what is free: at most {shares[model.name] * left:.0%} of the GPU is left for {model.name}",
-            f"fractions that add up to 0.9 when each is taken of the rest ({_fractions(count)} in the order of "
-            "loading), or max_tokens_in_paged_kv_cache in each",
+            (
+                together(
+                    *(
+                        parameter(m, "kv_cache_free_gpu_mem_fraction", f"{_part(count, i):.2f}")
+                        for i, m in enumerate(sorted((model, *together_with), key=lambda m: m.name))
+                    ),
+                    text="fractions that add up to 0.9 when each is taken of the rest "
+                    f"({', '.join(f'{_part(count, i):.2f}' for i in range(count))} in the order of loading)",
+                ),
+                person("max_tokens_in_paged_kv_cache in each"),
+            ),
             *(
                 at(model, "kv_cache_free_gpu_mem_fraction")
                 if "kv_cache_free_gpu_mem_fraction" in model.message.parameters
@@ -305,7 +361,7 @@ def _share(model: Model) -> float:
     return stated if stated is not None else DEFAULT_FRACTION
 
 
-def _fractions(count: int) -> str:
-    """Fractions of the rest that give ``count`` models the same part of 0.9 of the free memory."""
+def _part(count: int, index: int) -> float:
+    """The fraction of the rest that gives each of ``count`` models the same part of 0.9 of the free memory."""
     part = DEFAULT_FRACTION / count
-    return ", ".join(f"{part / (1 - part * index):.2f}" for index in range(count))
+    return part / (1 - part * index)

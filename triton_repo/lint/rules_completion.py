@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+from triton_repo.lint.remedies import person
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit_file, listed, rule
 from triton_repo.lint.rules_python import CLASS, code_path
@@ -160,4 +161,4 @@ def _value(node: ast.expr) -> Any:
 
 
 def _at(model: Model, line: int, message: str, remedy: str) -> Hit:
-    return hit_file(model, code_path(model), message, remedy, line)
+    return hit_file(model, code_path(model), message, person(remedy), line)

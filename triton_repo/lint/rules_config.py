@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from triton_repo.lint.names import nearest
+from triton_repo.lint.remedies import Remedies, Remedy, drop, here, out, person, put, removed, together
 from triton_repo.lint.repository import HOLE, MODEL_FILES, Model, Repository
 from triton_repo.lint.rules import (
     TRITON_CONFIG,
@@ -48,7 +49,9 @@ def tensors(model: Model, repository: Repository) -> Iterator[Hit]:
         if not rows and _tensors_needed(model):
             # the Python backend serves a model that only takes or only gives
             mild = model.backend == "python" and bool(model.message.input or model.message.output)
-            yield hit(model, f"the model has no {kind}", f"add its {kind}s", kind, severity="note" if mild else None)
+            yield hit(
+                model, f"the model has no {kind}", person(f"add its {kind}s"), kind, severity="note" if mild else None
+            )
         seen: dict[str, Any] = {}
         for index, row in enumerate(rows):
             if row.name in seen:
@@ -56,7 +59,9 @@ def tensors(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"{kind} {row.name!r} is declared twice" + ("" if same else " and the two differ"),
-                    f"keep one {kind} {row.name!r}",
+                    drop(model, kind, index, text="leave the second out")
+                    if same
+                    else person(f"keep one {kind} {row.name!r}"),
                     kind,
                     index,
                     "name",
@@ -69,20 +74,26 @@ def tensors(model: Model, repository: Repository) -> Iterator[Hit]:
 
 def _tensor(model: Model, kind: str, index: int, row: Any) -> Iterator[Hit]:
     if not row.name:
-        yield hit(model, f"an {kind} has no name", 'name: "…"', kind, index)
+        yield hit(model, f"an {kind} has no name", person('name: "…"'), kind, index)
     if row.data_type == 0 and model.knows(kind, "data_type") and _stated(model, kind, index, "data_type"):
-        yield hit(model, f"{kind} {row.name!r} has no data type", "data_type: TYPE_FP32", kind, index)
+        remedy = person("data_type: the type that the model has")
+        yield hit(model, f"{kind} {row.name!r} has no data type", remedy, kind, index)
     if not model.knows(kind, "dims") or not _stated(model, kind, index, "dims"):
         return
     if any(dim == 0 or dim < -1 for dim in row.dims) or not row.dims:
-        yield hit(model, f"{kind} {row.name!r} has dims {text(row.dims)}", "dims of -1 or ≥ 1", kind, index, "dims")
+        open_ = text([-1 if dim < 1 else dim for dim in row.dims] or [-1])
+        remedy = put(model, open_, kind, index, "dims", text=f"dims: {open_}, or the size that it has")
+        yield hit(model, f"{kind} {row.name!r} has dims {text(row.dims)}", remedy, kind, index, "dims")
     elif row.HasField("reshape"):
         shape = list(row.reshape.shape)
         if not shape and model.message.max_batch_size == 0 and model.knows("max_batch_size"):
             yield hit(
                 model,
                 f"{kind} {row.name!r} is reshaped to nothing in a model without batching",
-                "max_batch_size of at least 1, or no reshape",
+                (
+                    drop(model, kind, index, "reshape", text="no reshape"),
+                    person("max_batch_size of at least 1"),
+                ),
                 kind,
                 index,
                 "reshape",
@@ -91,7 +102,7 @@ def _tensor(model: Model, kind: str, index: int, row: Any) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{kind} {row.name!r}: {text(row.dims)} cannot be reshaped to {text(shape)}",
-                "a shape with as many elements",
+                (person("a shape with as many elements"), out("no reshape")),
                 kind,
                 index,
                 "reshape",
@@ -127,7 +138,7 @@ def no_backend(model: Model, repository: Repository) -> Iterator[Hit]:
     if not model.versions or any(version.names is None for version in model.versions):
         return  # that there is no version to look into is a finding of its own
     if not model.backend and not model.message.platform and "." not in model.name:
-        yield hit(model, "neither backend nor platform is set", 'backend: "python"', "name")
+        yield hit(model, "neither backend nor platform is set", _by_files(model), "name")
 
 
 @rule(
@@ -145,20 +156,80 @@ def platform(model: Model, repository: Repository) -> Iterator[Hit]:
     if stated not in PLATFORMS:
         if backend and backend not in set(MODEL_FILES.values()):
             return  # a backend of the user's own may call its platform what it likes
-        near = nearest(stated, [*PLATFORMS, "ensemble"])
-        yield hit(
-            model,
-            f"platform {stated!r} is not known",
-            f'platform: "{near}"' if near else 'backend: "python" and no platform',
-            "platform",
-        )
+        yield hit(model, f"platform {stated!r} is not known", _platform(model, stated), "platform")
     elif backend and PLATFORMS[stated] != backend:
         yield hit(
             model,
             f"platform {stated!r} belongs to backend {PLATFORMS[stated]!r}, not to {backend!r}",
-            f'backend: "{PLATFORMS[stated]}"',
+            (put(model, f'"{PLATFORMS[stated]}"', "backend"), *_other_platform(model, backend)),
             "platform",
         )
+
+
+#: files that tell a backend beside those of auto-complete, and the backend
+_TELLING = {
+    "model.json": "vllm",
+    "rank0.engine": "tensorrtllm",
+    "model.dali": "dali",
+    "xgboost.json": "fil",
+    "xgboost.model": "fil",
+    "checkpoint.tl": "fil",
+}
+#: ends of names that tell a backend, whose file then has to be named
+_ENDS = {
+    ".py": "python",
+    ".onnx": "onnxruntime",
+    ".plan": "tensorrt",
+    ".engine": "tensorrt",
+    ".pt": "pytorch",
+    ".pth": "pytorch",
+    ".xml": "openvino",
+}
+
+
+def _told(model: Model) -> tuple[str, str | None] | None:
+    """The backend that the files of a version tell, and the file's name where it is not the backend's own."""
+    names = {name for version in model.versions for name in version.names or ()}
+    for file, backend in (*MODEL_FILES.items(), *_TELLING.items()):
+        if file in names:
+            return backend, None
+    ends = {(backend, name) for end, backend in _ENDS.items() for name in names if name.endswith(end)}
+    return next(iter(ends)) if len(ends) == 1 else None
+
+
+def _by_files(model: Model) -> Remedy:
+    """The backend that fits what lies in the version folder."""
+    told = _told(model)
+    if told is None:
+        return person("backend: " + ", ".join(f'"{name}"' for name in _BACKENDS[:7]) + " or another")
+    backend, file = told
+    stated = put(model, f'"{backend}"', "backend")
+    if file is None:
+        return stated
+    return together(stated, put(model, f'"{file}"', "default_model_filename"))
+
+
+def _platform(model: Model, stated: str) -> Remedies:
+    """What an unknown platform meant: a backend, or another spelling of a platform."""
+    gone = drop(model, "platform", text="no platform")
+    if model.message.backend:
+        return gone
+    told = _told(model)
+    meant = told[0] if told is not None else _backend_like(stated)
+    near = nearest(stated, [*PLATFORMS, "ensemble"], cutoff=0.85)
+    if near is not None and (told is None or PLATFORMS.get(near) == told[0]):
+        return put(model, f'"{near}"', "platform")
+    if told is not None and told[1] is not None:
+        return together(_by_files(model), gone)
+    if meant is not None:
+        return together(put(model, f'"{meant}"', "backend"), gone)
+    return person("the backend that serves it, and no platform")
+
+
+def _other_platform(model: Model, backend: str) -> tuple[Remedy, ...]:
+    """The platform of the backend that is stated; none where the backend has no platform of its own."""
+    platforms = [name for name, owner in PLATFORMS.items() if owner == backend]
+    return (put(model, f'"{platforms[0]}"', "platform"),) if platforms else (drop(model, "platform"),)
 
 
 _BACKENDS = (
@@ -187,12 +258,18 @@ def backend_name(model: Model, repository: Repository) -> Iterator[Hit]:
     stated = model.message.backend
     if stated in _BACKENDS or not stated or HOLE.search(stated):
         return
-    normal = {name.replace("_", ""): name for name in (*_BACKENDS, "onnx", "pytorchlibtorch")}
+    near = _backend_like(stated)
+    if near:
+        yield hit(model, f"backend {stated!r} is not known", here(f'"{near}"'), "backend")
+
+
+def _backend_like(stated: str) -> str | None:
+    """The backend whose name a text is spelt like; None when it is like none."""
+    others = {"onnx": "onnxruntime", "pytorchlibtorch": "pytorch", "trtllm": "tensorrtllm", "trt": "tensorrt"}
+    normal = {name.replace("_", ""): name for name in (*_BACKENDS, *others)}
     plain = stated.lower().replace("-", "").replace("_", "")
     near = normal.get(plain) or nearest(stated, _BACKENDS, cutoff=0.85)
-    near = {"onnx": "onnxruntime", "pytorchlibtorch": "pytorch"}.get(near or "", near)
-    if near:
-        yield hit(model, f"backend {stated!r} is not known", f'backend: "{near}"', "backend")
+    return others.get(near or "", near)
 
 
 @rule(
@@ -213,7 +290,8 @@ def runtime(model: Model, repository: Repository) -> Iterator[Hit]:
     own = stated != "model.py" and (stated in beside or model.has(stated))
     usual = model.backend in _BACKENDS and model.backend != "vllm"
     if "/" in stated or (usual and stated != library and not own):
-        yield hit(model, f"runtime {stated!r}", f'leave it out, or runtime: "{library}"', "runtime")
+        ways = (out(), here(f'"{library}"')) if model.backend else (out(),)
+        yield hit(model, f"runtime {stated!r}", ways, "runtime")
 
 
 @rule(
@@ -226,7 +304,7 @@ def runtime(model: Model, repository: Repository) -> Iterator[Hit]:
 @each_model
 def negative_batch(model: Model, repository: Repository) -> Iterator[Hit]:
     if model.message.max_batch_size < 0:
-        yield hit(model, f"max_batch_size is {model.message.max_batch_size}", "max_batch_size: 0", "max_batch_size")
+        yield hit(model, f"max_batch_size is {model.message.max_batch_size}", here("0"), "max_batch_size")
 
 
 @rule(
@@ -245,7 +323,7 @@ def instance_count(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"an instance group has count {group.count}: Triton starts 1",
-                "count: 1",
+                here("1"),
                 "instance_group",
                 index,
                 "count",
@@ -267,7 +345,7 @@ def gpus_without_gpu(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{kind} with gpus {list(group.gpus)}",
-                "kind: KIND_GPU, or no gpus",
+                (put(model, "KIND_GPU", "instance_group", index, "kind"), out("no gpus")),
                 "instance_group",
                 index,
                 "gpus",
@@ -286,12 +364,19 @@ def gpu_ids(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, group in enumerate(model.message.instance_group):
         gpus = list(group.gpus)
         if any(gpu < 0 for gpu in gpus):
-            yield hit(model, f"gpus {gpus} has a negative id", "gpus: [ 0 ]", "instance_group", index, "gpus")
+            remedy = here(str(sorted({gpu for gpu in gpus if gpu >= 0}) or [0]))
+            yield hit(model, f"gpus {gpus} has a negative id", remedy, "instance_group", index, "gpus")
         elif len(set(gpus)) != len(gpus):
             yield hit(
                 model,
                 f"gpus {gpus} names a GPU twice",
-                f"gpus: {sorted(set(gpus))} with count: 2",
+                (
+                    here(str(sorted(set(gpus)))),
+                    together(
+                        here(str(sorted(set(gpus)))),
+                        put(model, str(2 * max(group.count, 1)), "instance_group", index, "count"),
+                    ),
+                ),
                 "instance_group",
                 index,
                 "gpus",
@@ -312,9 +397,9 @@ def response_cache(model: Model, repository: Repository) -> Iterator[Hit]:
     if not message.response_cache.enable:
         return
     if message.model_transaction_policy.decoupled:
-        yield hit(model, "response_cache and decoupled", "response_cache { enable: false }", "response_cache")
+        yield hit(model, "response_cache and decoupled", out("no response_cache"), "response_cache")
     if message.HasField("sequence_batching"):
-        yield hit(model, "response_cache and sequence_batching", "response_cache { enable: false }", "response_cache")
+        yield hit(model, "response_cache and sequence_batching", out("no response_cache"), "response_cache")
 
 
 @rule(
@@ -333,20 +418,21 @@ def batch_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
         for index, row in enumerate(rows):
             place = (field, index, "source_input")
             if len(row.source_input) != 1:
-                yield hit(model, f"{field} reads {len(row.source_input)} inputs", 'source_input: "…", one', *place)
+                remedy = person('source_input: "…", one')
+                yield hit(model, f"{field} reads {len(row.source_input)} inputs", remedy, *place)
             for name in row.source_input:
                 if name not in inputs:
                     near = nearest(name, inputs)
-                    remedy = f'source_input: "{near}"' if near else "an input's name"
+                    remedy = here(f'"{near}"') if near else person("an input's name")
                     yield hit(model, f"{field} reads {name!r}, which is no input", remedy, *place)
             for name in row.target_name if field == "batch_output" else ():
                 place = (field, index, "target_name")
                 if name not in outputs:
                     near = nearest(name, outputs)
-                    remedy = f'target_name: "{near}"' if near else "an output's name"
+                    remedy = here(f'"{near}"') if near else person("an output's name")
                     yield hit(model, f"{field} writes {name!r}, which is no output", remedy, *place)
                 elif name in written:
-                    yield hit(model, f"{field} writes {name!r} a second time", "each output once", *place)
+                    yield hit(model, f"{field} writes {name!r} a second time", person("each output once"), *place)
                 written.add(name)
 
 
@@ -365,7 +451,17 @@ def ragged(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"input {row.name!r} may be ragged, and max_batch_size is 0",
-                    "max_batch_size of at least 1",
+                    (
+                        together(
+                            *(
+                                drop(model, "input", i, "allow_ragged_batch")
+                                for i, other in enumerate(model.message.input)
+                                if other.allow_ragged_batch
+                            ),
+                            text="leave allow_ragged_batch out",
+                        ),
+                        person("max_batch_size of at least 1"),
+                    ),
                     "input",
                     index,
                     "allow_ragged_batch",
@@ -388,7 +484,7 @@ def label_files(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"the labels {name!r} of output {row.name!r} are not there",
-                f"put {name} into {model.name}/",
+                (out(), person(f"put {name} into {model.name}/")),
                 "output",
                 index,
                 "label_filename",
@@ -416,10 +512,26 @@ def entries_twice(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"{key.string()} is set a second time (first in line {first[key.string()]}); the last one holds",
-                    "keep one of the two",
+                    drop(model, field, index, text="keep the first")
+                    if _same(model, field, index)
+                    else person("keep one of the two"),
                     *(field, index, "key"),
                 )
             first.setdefault(key.string(), line)
+
+
+def _same(model: Model, field: str, index: int) -> bool:
+    """Whether an entry of a map says what an earlier one of its key says."""
+    assert model.config is not None
+    entries = model.config.text.root.all(field)
+    key = entries[index].first("key")
+    others = [
+        e for e in entries[:index] if (k := e.first("key")) is not None and key is not None and k.text == key.text
+    ]
+    whole = model.config.text.text
+    return any(
+        whole[e.start : e.end].split() == whole[entries[index].start : entries[index].end].split() for e in others
+    )
 
 
 @rule(
@@ -435,4 +547,4 @@ def leftovers(repository: Repository) -> Iterator[Hit]:
             continue
         for name in ("config.pbtxt.bak", "config.pbtxt.orig", "config.pbtxt~", "config.pbtxt.rej", "config.pbtxt.swp"):
             if model.has(name):
-                yield hit_file(model, model.folder / name, f"{name} is ignored", f"rm {name}")
+                yield hit_file(model, model.folder / name, f"{name} is ignored", removed(model.folder / name))

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from triton_repo.lint.engine_models import at, device_faults, each_engine_model
 from triton_repo.lint.files import there
+from triton_repo.lint.remedies import Edit, Remedy, here, leaving, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import Engine, Model, Repository
-from triton_repo.lint.roles import flag, number
+from triton_repo.lint.roles import flag, number, role
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, each_model, hit, rule, thread
 
 _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
@@ -27,6 +28,38 @@ def each_engine(check: Callable[[Model, Engine], Iterable[Hit]]) -> Callable[[Re
             yield from check(model, model.engine)
 
     return each_engine_model(functools.wraps(check)(checked))
+
+
+def _rebuilt(options: str) -> Remedy:
+    """An engine that is built otherwise."""
+    return person(f"trtllm-build {options}")
+
+
+def _batch(model: Model, repository: Repository, size: int) -> Remedy:
+    """A batch size for the engine's model and for every model of its chain that has the same."""
+    edits: list[Edit] = []
+    for other in repository.models.values():
+        together_with = other is model or role(other) is not None or other.is_ensemble
+        if together_with and other.knows("max_batch_size") and other.message.max_batch_size > size:
+            edits += put(other, str(size), "max_batch_size").edits
+            edits += _preferred(other, size)
+    return Remedy(f"max_batch_size: {size}, in the models around it too", tuple(edits))
+
+
+def _preferred(model: Model, size: int) -> tuple[Edit, ...]:
+    sizes = model.message.dynamic_batching.preferred_batch_size
+    if not any(one > size for one in sizes):
+        return ()
+    fit = sorted({one for one in sizes if one <= size} or {size})
+    return put(model, str(fit), "dynamic_batching", "preferred_batch_size").edits
+
+
+def _in_every(repository: Repository, name: str, wanted: str) -> Iterator[Remedy]:
+    """The type of an output in every model that has one of that name."""
+    for other in repository.models.values():
+        for index, row in enumerate(other.message.output):
+            if row.name == name and other.readable:
+                yield put(other, wanted, "output", index, "data_type")
 
 
 @rule(
@@ -47,7 +80,7 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"gpt_model_path {stated!r} is relative and leads nowhere from {model.name}/",
-                "start the server in the folder above it, or an absolute path",
+                (person("start the server in the folder above it"), person("an absolute path")),
                 *at(model, "gpt_model_path"),
                 severity="note",
             )
@@ -56,7 +89,7 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"{stated} has no config.json of an engine",
-            "the folder that trtllm-build wrote",
+            person("the folder that trtllm-build wrote"),
             *at(model, "gpt_model_path"),
         )
         return
@@ -66,7 +99,7 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"{stated} lacks {', '.join(f'rank{r}.engine' for r in missing[:4])} of {ranks} ranks",
-            "build all ranks again",
+            person("build all ranks again"),
             *at(model, "gpt_model_path"),
         )
 
@@ -84,7 +117,7 @@ def reuse(model: Model, engine: Engine) -> Iterator[Hit]:
         yield hit(
             model,
             "enable_kv_cache_reuse true, and the engine was built with use_paged_context_fmha false",
-            'trtllm-build --use_paged_context_fmha enable, or enable_kv_cache_reuse: "false"',
+            (parameter(model, "enable_kv_cache_reuse", "false"), _rebuilt("--use_paged_context_fmha enable")),
             *at(model, "enable_kv_cache_reuse"),
         )
 
@@ -102,7 +135,7 @@ def chunked(model: Model, engine: Engine) -> Iterator[Hit]:
         yield hit(
             model,
             "enable_chunked_context true, and the engine was built with use_paged_context_fmha false",
-            'trtllm-build --use_paged_context_fmha enable, or enable_chunked_context: "false"',
+            (parameter(model, "enable_chunked_context", "false"), _rebuilt("--use_paged_context_fmha enable")),
             *at(model, "enable_chunked_context"),
         )
 
@@ -123,7 +156,13 @@ def paged_cache(model: Model, engine: Engine) -> Iterator[Hit]:
         yield hit(
             model,
             f"in-flight batching of an engine whose KV cache is {kind.lower() if kind != 'PAGED' else 'not paged'}",
-            'trtllm-build --kv_cache_type paged, or gpt_model_type: "V1"',
+            (
+                _rebuilt("--kv_cache_type paged"),
+                leaving(
+                    parameter(model, "gpt_model_type", "V1", 'gpt_model_type: "V1", which batches statically'),
+                    "TF-TRI-186",
+                ),
+            ),
             *at(model, "gpt_model_type"),
         )
 
@@ -135,14 +174,17 @@ def paged_cache(model: Model, engine: Engine) -> Iterator[Hit]:
     why="The engine was built for its limits; more is refused, at load or at the first such request.",
     source=thread("TB#115"),
 )
-@each_engine
-def limits(model: Model, engine: Engine) -> Iterator[Hit]:
+@each_engine_model
+def limits(model: Model, repository: Repository) -> Iterator[Hit]:
+    engine = model.engine
+    if engine is None:
+        return
     width, built = number(model, "max_beam_width"), engine.limit("max_beam_width")
     if width is not None and built is not None and width > built:
         yield hit(
             model,
             f"max_beam_width {width:g}, and the engine has {built}",
-            f'max_beam_width: "{built}", or trtllm-build --max_beam_width {width:g}',
+            (parameter(model, "max_beam_width", str(built)), _rebuilt(f"--max_beam_width {width:g}")),
             *at(model, "max_beam_width"),
         )
     batch, built = model.message.max_batch_size, engine.limit("max_batch_size")
@@ -150,7 +192,7 @@ def limits(model: Model, engine: Engine) -> Iterator[Hit]:
         yield hit(
             model,
             f"max_batch_size {batch}, and the engine runs {built} sequences at a time",
-            f"max_batch_size: {built}, or trtllm-build --max_batch_size {batch}",
+            (_batch(model, repository, built), _rebuilt(f"--max_batch_size {batch}")),
             "max_batch_size",
             severity="warning",
         )
@@ -177,7 +219,15 @@ def cache_tokens(model: Model, engine: Engine) -> Iterator[Hit]:
         yield hit(
             model,
             f"max_tokens_in_paged_kv_cache {tokens:g}, and one request of max_seq_len {length} needs {needed}",
-            f'max_tokens_in_paged_kv_cache: "{needed}" or more',
+            (
+                parameter(
+                    model,
+                    "max_tokens_in_paged_kv_cache",
+                    str(needed),
+                    f'max_tokens_in_paged_kv_cache: "{needed}" or more',
+                ),
+                no_parameter(model, "max_tokens_in_paged_kv_cache"),
+            ),
             *at(model, "max_tokens_in_paged_kv_cache"),
         )
 
@@ -216,7 +266,7 @@ def lora_type(model: Model, engine: Engine) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{sized[0]} is set, and the engine has no LoRA plugin",
-                "trtllm-build --lora_plugin auto, or leave it out",
+                (no_parameter(model, sized[0]), _rebuilt("--lora_plugin auto")),
                 *at(model, sized[0]),
                 severity="warning",
             )
@@ -229,7 +279,7 @@ def lora_type(model: Model, engine: Engine) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"lora_weights is {pb.DataType.Name(row.data_type)}, and the engine's lora_plugin is {plugin}",
-                f"data_type: {wanted}",
+                here(wanted),
                 "input",
                 index,
                 "data_type",
@@ -256,7 +306,7 @@ def engine_speculation(model: Model, engine: Engine) -> Iterator[Hit]:
         yield hit(
             model,
             f"decoding_mode {mode}, and the engine was built for {engine_mode}",
-            f"an engine that was built for {mode}, or no decoding_mode",
+            (no_parameter(model, "decoding_mode", "no decoding_mode"), person(f"an engine that was built for {mode}")),
             *at(model, "decoding_mode"),
         )
 
@@ -282,7 +332,9 @@ def logits_type(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{row.name} is {pb.DataType.Name(row.data_type)}, and the engine's logits are {stated}",
-                f"data_type: {wanted} in every model that has it",
+                together(
+                    *_in_every(repository, row.name, wanted), text=f"data_type: {wanted} in every model that has it"
+                ),
                 "output",
                 index,
                 "data_type",

@@ -11,11 +11,63 @@ from collections.abc import Iterator
 
 from triton_repo.lint.ensemble_graph import End, all_named, each_ensemble, graph_of, judged, running_order, step_path
 from triton_repo.lint.names import nearest
+from triton_repo.lint.remedies import Remedy, drop, here, out, person, put
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule, thread
 from triton_repo.lint.shapes import agree, full, text
 
 _CORE = "https://github.com/triton-inference-server/core/blob/main/src/ensemble_scheduler/ensemble_utils.cc"
+
+
+def _key(name: str) -> Remedy:
+    """Another key where the finding is."""
+    return here(f'"{name}"')
+
+
+def _owned(repository: Repository, end: End, field: str, value: str) -> Remedy:
+    """A field of the tensor that an end is, in the model that has it."""
+    owner = repository.get(end.owner)
+    if owner is None:
+        return person(f"{field}: {value} in {end.owner}")
+    side = "input" if any(row is end.row for row in owner.message.input) else "output"
+    return put(owner, value, side, f"name={end.row.name}", field, text=f"{field}: {value} in {end.owner}")
+
+
+def _no_input(model: Model, repository: Repository, name: str) -> tuple[Remedy, ...]:
+    """Take an input of an ensemble out, where others are left and no other ensemble gives it."""
+    given = any(
+        step.model_name == model.name
+        for other in repository.models.values()
+        if other.is_ensemble
+        for step in other.message.ensemble_scheduling.step
+    )
+    if given or len(model.message.input) < 2:
+        return ()
+    return (drop(model, "input", f"name={name}", text="no such input"),)
+
+
+def _shaped(repository: Repository, first: End, end: End, alone: bool) -> tuple[Remedy, ...]:
+    """The shape of one for the other, either way where nobody else has the tensor; a reshaped one is for a person."""
+    if first.row.HasField("reshape") or end.row.HasField("reshape"):
+        return (person(f"dims: {text(list(first.dims))} in {end.owner}"),)
+    return (
+        _owned(repository, end, "dims", text(list(first.dims))),
+        *((_owned(repository, first, "dims", text(list(end.dims))),) if alone else ()),
+    )
+
+
+def _output(model: Model, repository: Repository, tensor: str, near: str | None) -> tuple[Remedy, ...]:
+    """Let a step write an output that nobody writes: the one whose tensor is spelt like it, and whom nobody reads."""
+    graph = graph_of(model, repository)
+    ways: list[Remedy] = []
+    writers = graph.writers.get(near or "", [])
+    if near is not None and len(writers) == 1 and writers[0][0] >= 0:
+        index, name = writers[0]
+        place = step_path(index, "output_map", f"key={name}", "value")
+        if near not in graph.readers:
+            ways.append(put(model, f'"{tensor}"', *place, text=f'output_map {{ key: "{name}" value: "{tensor}" }}'))
+        ways.append(put(model, f'"{near}"', "output", f"name={tensor}", "name", text=f"the output is called {near!r}"))
+    return tuple(ways) or (person(f'output_map {{ … value: "{tensor}" }}'),)
 
 
 @rule(
@@ -31,12 +83,13 @@ def halves(model: Model, repository: Repository) -> Iterator[Hit]:
     scheduling = message.HasField("ensemble_scheduling")
     if scheduling and message.platform != "ensemble" and model.knows("platform"):
         given = f"platform {message.platform!r}" if message.platform else "no platform"
-        yield hit(model, f"ensemble_scheduling with {given}", 'platform: "ensemble"', "platform")
+        yield hit(model, f"ensemble_scheduling with {given}", put(model, '"ensemble"', "platform"), "platform")
     if message.platform == "ensemble":
         if message.backend:
-            yield hit(model, f"platform ensemble with backend {message.backend!r}", "no backend", "backend")
+            yield hit(model, f"platform ensemble with backend {message.backend!r}", out("no backend"), "backend")
         if not message.ensemble_scheduling.step and model.knows("ensemble_scheduling"):
-            yield hit(model, "the ensemble has no step", "ensemble_scheduling { step [ … ] }", "ensemble_scheduling")
+            remedy = person("ensemble_scheduling { step [ … ] }")
+            yield hit(model, "the ensemble has no step", remedy, "ensemble_scheduling")
 
 
 @rule(
@@ -50,11 +103,20 @@ def halves(model: Model, repository: Repository) -> Iterator[Hit]:
 def not_for_ensembles(model: Model, repository: Repository) -> Iterator[Hit]:
     message = model.message
     if message.instance_group:
-        yield hit(model, "an ensemble with instance_group", "set it in the steps' models", "instance_group")
+        yield hit(
+            model,
+            "an ensemble with instance_group",
+            out("leave it out; the steps' models may have it"),
+            "instance_group",
+        )
     if message.HasField("optimization"):
-        yield hit(model, "an ensemble with optimization", "set it in the steps' models", "optimization")
+        yield hit(
+            model, "an ensemble with optimization", out("leave it out; the steps' models may have it"), "optimization"
+        )
     if message.model_warmup:
-        yield hit(model, "an ensemble with model_warmup", "set it in the steps' models", "model_warmup")
+        yield hit(
+            model, "an ensemble with model_warmup", out("leave it out; the steps' models may have it"), "model_warmup"
+        )
 
 
 @rule(
@@ -76,7 +138,7 @@ def unknown_model(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"step {index + 1}: there is no model {name!r}",
-                f'model_name: "{near}"' if near else "one of " + listed(repository.models),
+                here(f'"{near}"') if near else person("one of " + listed(repository.models)),
                 *step_path(index, "model_name"),
             )
 
@@ -93,7 +155,8 @@ def incomplete_step(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field) and model.knows("ensemble_scheduling", "step", field):
-                yield hit(model, f"step {index + 1} has no {field}", f"{field}: …", *step_path(index, "model_name"))
+                remedy = person(f"{field}: …")
+                yield hit(model, f"step {index + 1} has no {field}", remedy, *step_path(index, "model_name"))
 
 
 @rule(
@@ -117,7 +180,9 @@ def unknown_tensor(model: Model, repository: Repository) -> Iterator[Hit]:
                     yield hit(
                         model,
                         f"step {index + 1}: {used.name} has no {field} {key!r}",
-                        f'key: "{near}"' if near else "one of " + listed(known),
+                        _key(near)
+                        if near and near not in getattr(step, f"{field}_map")
+                        else person("one of " + listed(known)),
                         *step_path(index, f"{field}_map", f"key={key}", "key"),
                     )
 
@@ -140,7 +205,10 @@ def unmapped_input(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"step {index + 1}: input {row.name!r} of {used.name} gets nothing",
-                    f'input_map {{ key: "{row.name}" value: "…" }}, or optional: true in {used.name}',
+                    (
+                        person(f'input_map {{ key: "{row.name}" value: "…" }}'),
+                        person(f"optional: true in {used.name}, if it can do without"),
+                    ),
                     *step_path(index, "model_name"),
                 )
 
@@ -166,7 +234,7 @@ def mapped_twice(model: Model, repository: Repository) -> Iterator[Hit]:
                     line, column = model.config.text.position(last.value_start)
                     yield Hit(
                         f"step {index + 1}: {field} has {name!r} {count} times",
-                        "one entry a name",
+                        (person("one entry a name"),),
                         model.name,
                         model.path,
                         line,
@@ -195,14 +263,14 @@ def unwritten(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"step {index + 1}: nothing writes {tensor!r}, which {key!r} reads",
-                    f'value: "{near}"' if near else "an input of the ensemble or an output of a step",
+                    here(f'"{near}"') if near else person("an input of the ensemble or an output of a step"),
                     *step_path(index, "input_map", f"key={key}", "value"),
                 )
             else:
                 yield hit(
                     model,
                     f"output {tensor!r} of the ensemble is written by no step",
-                    f'output_map {{ … value: "{tensor}" }}' + (f", or the output is called {near!r}" if near else ""),
+                    _output(model, repository, tensor, near),
                     "output",
                     f"name={tensor}",
                     "name",
@@ -223,7 +291,7 @@ def written_twice(model: Model, repository: Repository) -> Iterator[Hit]:
             index, key = writers[-1]
             others = ", ".join("the ensemble's input" if i < 0 else f"step {i + 1}" for i, _ in writers[:-1])
             place = step_path(index, "output_map", f"key={key}", "value") if index >= 0 else ("input", f"name={tensor}")
-            yield hit(model, f"{tensor!r} is also written by {others}", "another value", *place)
+            yield hit(model, f"{tensor!r} is also written by {others}", person("another value"), *place)
 
 
 @rule(
@@ -247,7 +315,10 @@ def unused(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"no step reads the input {tensor!r} of the ensemble",
-                f'input_map {{ … value: "{tensor}" }}, or no such input',
+                (
+                    *_no_input(model, repository, tensor),
+                    person(f'input_map {{ … value: "{tensor}" }}'),
+                ),
                 "input",
                 f"name={tensor}",
                 "name",
@@ -256,7 +327,9 @@ def unused(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"step {index + 1}: nobody reads {tensor!r}",
-                f'value: "{near}"' if near else f"leave the entry of {key!r} out",
+                here(f'"{near}"')
+                if near
+                else drop(model, *step_path(index, "output_map", f"key={key}"), text=f"leave the entry of {key!r} out"),
                 *step_path(index, "output_map", f"key={key}", "value"),
             )
 
@@ -278,7 +351,7 @@ def cycles(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"steps {names} wait for each other through {listed(waiting[index])}",
-            "an input of the ensemble in one of them",
+            person("an input of the ensemble in one of them"),
             *step_path(index, "input_map"),
         )
     yield from _nested(model, repository)
@@ -294,7 +367,7 @@ def _nested(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"step {index + 1}: {step.model_name!r} holds this ensemble again",
-                    "a step that is another model",
+                    person("a step that is another model"),
                     *step_path(index, "model_name"),
                 )
                 break
@@ -305,10 +378,11 @@ def _nested(model: Model, repository: Repository) -> Iterator[Hit]:
             todo += [s.model_name for s in inner.message.ensemble_scheduling.step]
 
 
-def _mismatches(model: Model, repository: Repository) -> Iterator[tuple[str, End, End]]:
+def _mismatches(model: Model, repository: Repository) -> Iterator[tuple[str, End, End, bool]]:
+    """(tensor, who has it first, another, whether these two are all that have it)."""
     for tensor, ends in graph_of(model, repository).ends.items():
         for end in ends[1:]:
-            yield tensor, ends[0], end
+            yield tensor, ends[0], end, len(ends) == 2
 
 
 @rule(
@@ -324,13 +398,16 @@ def data_types(model: Model, repository: Repository) -> Iterator[Hit]:
 
     if not (model.knows("input", "data_type") and model.knows("output", "data_type")):
         return
-    for tensor, first, end in _mismatches(model, repository):
+    for tensor, first, end, alone in _mismatches(model, repository):
         if first.row.data_type != end.row.data_type and first.row.data_type and end.row.data_type:
             one, other = pb.DataType.Name(first.row.data_type), pb.DataType.Name(end.row.data_type)
             yield hit(
                 model,
                 f"{tensor!r} is {one} in {first.owner} ({first.row.name}) and {other} in {end.owner} ({end.row.name})",
-                f"data_type: {one} in {end.owner}, or {other} in {first.owner}",
+                (
+                    _owned(repository, end, "data_type", one),
+                    *((_owned(repository, first, "data_type", other),) if alone else ()),
+                ),
                 *end.place,
             )
 
@@ -346,16 +423,16 @@ def data_types(model: Model, repository: Repository) -> Iterator[Hit]:
 def shapes(model: Model, repository: Repository) -> Iterator[Hit]:
     if not (model.knows("input", "dims") and model.knows("output", "dims") and model.knows("max_batch_size")):
         return
-    for tensor, first, end in _mismatches(model, repository):
+    for tensor, first, end, alone in _mismatches(model, repository):
         one, other = full(first.dims, first.batching), full(end.dims, end.batching)
         if not agree(first.dims, end.dims) and not agree(one, other):
             yield hit(
                 model,
                 f"{tensor!r} is {text(one)} in {first.owner} ({first.row.name}) and {text(other)} in {end.owner} "
                 f"({end.row.name}), batch axis included",
-                f"dims: {text(list(first.dims))} in {end.owner}"
+                _shaped(repository, first, end, alone)
                 if first.batching == end.batching
-                else f"batch sizes of {first.owner} and {end.owner} that are both 0 or both above it",
+                else person(f"batch sizes of {first.owner} and {end.owner} that are both 0 or both above it"),
                 *end.place,
             )
 
@@ -385,7 +462,7 @@ def batch_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"max_batch_size {size} here, " + ", ".join(f"{value} in {name}" for name, value in sorted(small.items())),
-            f"max_batch_size: {fit} here, or {size} in {listed(small)}",
+            (here(str(fit), f"max_batch_size: {fit} here"), person(f"{size} in {listed(small)}")),
             "max_batch_size",
         )
 
@@ -413,7 +490,7 @@ def decoupled_flags(model: Model, repository: Repository) -> Iterator[Hit]:
             model,
             f"decoupled: {str(own).lower()} here, and "
             + (f"{streams} is decoupled" if any(flags) else "no step is decoupled"),
-            f"decoupled: {str(any(flags)).lower()}",
+            (here(str(any(flags)).lower()), drop(model, "model_transaction_policy")),
             "model_transaction_policy",
             "decoupled",
         )
@@ -432,7 +509,7 @@ def _joined(model: Model, flags: list[bool]) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"step {index + 1} ({steps[index].model_name}) reads tensors of different decoupled steps",
-                "the tensors of one stream, or a BLS model that joins them",
+                person("the tensors of one stream, or a BLS model that joins them"),
                 *step_path(index, "input_map"),
             )
             return
@@ -443,7 +520,7 @@ def _joined(model: Model, flags: list[bool]) -> Iterator[Hit]:
         yield hit(
             model,
             "the ensemble's outputs come from different decoupled steps",
-            "outputs of one stream, or a BLS model that joins them",
+            person("outputs of one stream, or a BLS model that joins them"),
             "output",
         )
 
@@ -468,6 +545,6 @@ def step_version(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"step {index + 1}: {used.name} has no {asked} (it has {there})",
-                "model_version: -1",
+                put(model, "-1", *step_path(index, "model_version")),
                 *step_path(index, "model_version" if stated else "model_name"),
             )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from triton_repo.lint.files import entries, there
 from triton_repo.lint.names import nearest
+from triton_repo.lint.remedies import Edit, Remedy, here, moved, out, person, put
 from triton_repo.lint.repository import CONFIG, HOLE, MODEL_FILES, Model, Repository, Version
+from triton_repo.lint.roles import role
 from triton_repo.lint.rules import (
     MAX_HITS,
     TRITON_CONFIG,
@@ -19,7 +22,7 @@ from triton_repo.lint.rules import (
     rule,
     thread,
 )
-from triton_repo.lint.schema import FaultKind
+from triton_repo.lint.schema import Fault, FaultKind
 
 #: backends whose model is a folder or several files of free names
 _FREE_FILES = frozenset({"dali", "fil", "tensorrtllm", "vllm", "openvino", "tensorflow"})
@@ -38,7 +41,7 @@ def no_model(repository: Repository) -> Iterator[Hit]:
     meant = (repository.root / CONFIG).is_file()
     yield Hit(
         "this folder is one model, not a repository" if meant else "the repository holds no model",
-        f"the folder above it: {repository.root.resolve().parent}" if meant else "emit it again",
+        (person(f"the folder above it: {repository.root.resolve().parent}" if meant else "emit it again"),),
         "",
         repository.root,
     )
@@ -54,7 +57,8 @@ def no_model(repository: Repository) -> Iterator[Hit]:
 def unreadable(repository: Repository) -> Iterator[Hit]:
     for problem in repository.problems:
         if not problem.outside:
-            yield Hit(f"{problem.path.name}: {problem.reason}", "a readable folder", problem.path.name, problem.path)
+            readable = (person("a readable folder"),)
+            yield Hit(f"{problem.path.name}: {problem.reason}", readable, problem.path.name, problem.path)
     for model in repository.models.values():
         if model.config is None or model.backend == "python":
             model.code  # noqa: B018 - reading it notes what is unreadable
@@ -65,7 +69,7 @@ def unreadable(repository: Repository) -> Iterator[Hit]:
                     problem.path,
                     f"{problem.path.name}: {problem.reason}"
                     + ("; Triton takes the bytes as they are" if problem.harmless else ""),
-                    "a text in UTF-8" if problem.harmless else "a readable text file",
+                    person("a text in UTF-8" if problem.harmless else "a readable text file"),
                     severity="note" if problem.harmless else None,
                 )
 
@@ -80,12 +84,16 @@ def unreadable(repository: Repository) -> Iterator[Hit]:
 def links_outside(repository: Repository) -> Iterator[Hit]:
     for problem in repository.problems:
         if problem.outside:
-            yield Hit(f"{problem.path.name}: {problem.reason}", "lint the folder that it leads to", "", problem.path)
+            elsewhere = (person("lint the folder that it leads to"),)
+            yield Hit(f"{problem.path.name}: {problem.reason}", elsewhere, "", problem.path)
     for model in repository.models.values():
         for problem in model.problems:
             if problem.outside:
                 yield hit_file(
-                    model, problem.path, f"{problem.path.name}: {problem.reason}", "a copy inside the repository"
+                    model,
+                    problem.path,
+                    f"{problem.path.name}: {problem.reason}",
+                    person("a copy inside the repository"),
                 )
 
 
@@ -109,7 +117,9 @@ def config_missing(repository: Repository) -> Iterator[Hit]:
             model,
             model.path,
             "config.pbtxt is missing" + (f"; there is {near}" if near else ""),
-            f"mv {near} {CONFIG}" if near else f"put its {CONFIG} there, or move the folder out of the repository",
+            moved(model.folder / near, model.path, f"mv {near} {CONFIG}")
+            if near
+            else (person(f"put its {CONFIG} there"), person("move the folder out of the repository")),
         )
 
 
@@ -130,7 +140,10 @@ def auto_complete(repository: Repository) -> Iterator[Hit]:
     for model in repository.models.values():
         if model.config is None and not there(model.path) and _completes(model):
             yield hit_file(
-                model, model.folder, f"no config.pbtxt; the backend is {model.backend or 'in the name'}", "write one"
+                model,
+                model.folder,
+                f"no config.pbtxt; the backend is {model.backend or 'in the name'}",
+                person("write one"),
             )
 
 
@@ -148,7 +161,7 @@ def name_differs(repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"the configuration is named {name!r} and its folder {model.name!r}",
-                f'name: "{model.name}"',
+                (here(f'"{model.name}"'), out()),
                 "name",
             )
 
@@ -168,7 +181,7 @@ def duplicate_names(repository: Repository) -> Iterator[Hit]:
             continue
         if name in first:
             yield hit(
-                model, f"{name!r} is also the name of the model in {first[name]}/", f'name: "{model.name}"', "name"
+                model, f"{name!r} is also the name of the model in {first[name]}/", here(f'"{model.name}"'), "name"
             )
         first.setdefault(name, model.name)
 
@@ -190,7 +203,7 @@ def versions(repository: Repository) -> Iterator[Hit]:
             continue
         if not model.versions:
             if _versions_needed(model):
-                yield hit_file(model, model.folder, "no version folder", "a folder 1/ with the model")
+                yield hit_file(model, model.folder, "no version folder", person("a folder 1/ with the model"))
             continue
         if model.backend == "python":
             name = model.message.default_model_filename or "model.py"
@@ -200,7 +213,7 @@ def versions(repository: Repository) -> Iterator[Hit]:
                         model,
                         version.folder / name,
                         f"the version folder has no {name}: Triton would wait for ever",
-                        "put it back",
+                        person("put it back"),
                     )
 
 
@@ -232,7 +245,9 @@ def version_policy(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"versions {missing} have no folder" if missing else "the policy names no version",
-                f"versions: {sorted(there)}" if there else "a folder 1/",
+                here(str([n for n in policy.specific.versions if n in there] or sorted(there)))
+                if there
+                else person("a folder 1/"),
                 "version_policy",
                 "specific",
                 "versions",
@@ -243,7 +258,8 @@ def version_policy(model: Model, repository: Repository) -> Iterator[Hit]:
         and model.config.states("version_policy", "latest", "num_versions")
         and policy.latest.num_versions < 1
     ):
-        yield hit(model, "latest 0 versions are none", "num_versions: 1", "version_policy", "latest", "num_versions")
+        place = ("version_policy", "latest", "num_versions")
+        yield hit(model, "latest 0 versions are none", here("1"), *place)
 
 
 @rule(
@@ -268,12 +284,18 @@ def model_file(model: Model, repository: Repository) -> Iterator[Hit]:
         if version.names is None or any(name in version.names for name in wanted) or others & version.names:
             continue
         near = nearest(wanted[0], version.names)
+        usual = [file for file, backend in MODEL_FILES.items() if backend == model.backend and file in version.names]
         line = "default_model_filename" if stated else "backend"
         found = f" (there is {listed(version.names)})" if version.names else " (it is empty)"
         yield hit(
             model,
             f"version {version.number} has no {' or '.join(wanted)}{found}",
-            f'default_model_filename: "{near}"' if near else f"put {wanted[0]} into {version.folder.name}/",
+            put(model, f'"{near}"', "default_model_filename")
+            if near
+            else (
+                *((out(f"leave it out: {usual[0]} is there"),) if stated and usual else ()),
+                person(f"put {wanted[0]} into {version.folder.name}/"),
+            ),
             line,
         )
 
@@ -293,7 +315,14 @@ def odd_versions(repository: Repository) -> Iterator[Hit]:
                 bool(digits) and digits.isdigit() and folder.name.lower().strip("v0123456789._-") in ("", "ersion")
             )
             if looks or folder.name.strip("0") == "":
-                yield hit_file(model, folder, f"{folder.name}/ is no version folder", f"mv {folder.name} {digits or 1}")
+                new = folder.parent / str(digits or 1)
+                there_already = any(version.number == int(digits or 1) for version in model.versions)
+                remedy = (
+                    person(f"a number that is free; {new.name} is taken")
+                    if there_already
+                    else moved(folder, new, f"mv {folder.name} {new.name}")
+                )
+                yield hit_file(model, folder, f"{folder.name}/ is no version folder", remedy)
 
 
 def _faults(repository: Repository, kind: FaultKind) -> Iterator[Hit]:
@@ -301,7 +330,34 @@ def _faults(repository: Repository, kind: FaultKind) -> Iterator[Hit]:
         if model.config is None:
             continue
         for fault in [fault for fault in model.config.faults if fault.kind == kind][:MAX_HITS]:
-            yield Hit(fault.message, fault.remedy, model.name, model.path, fault.line, fault.column)
+            remedies = _agreed(repository, model, fault)
+            yield Hit(fault.message, remedies, model.name, model.path, fault.line, fault.column)
+
+
+def _agreed(repository: Repository, model: Model, fault: Fault) -> tuple[Remedy, ...]:
+    """What would work; a placeholder of a field that the models of a chain must agree on takes what the others have."""
+    if fault.kind != "placeholder" or fault.field not in ("max_batch_size", "model_transaction_policy.decoupled"):
+        return fault.remedies
+    if role(model) is None and not model.is_ensemble:
+        return fault.remedies
+    others = [
+        other.message
+        for other in repository.models.values()
+        if other is not model and role(other) is not None and other.knows(*fault.field.split("."))
+    ]
+    if fault.field == "max_batch_size":
+        values = {str(message.max_batch_size) for message in others if message.max_batch_size}
+    else:
+        values = {
+            str(bool(m.model_transaction_policy.decoupled)).lower()
+            for m in others
+            if m.HasField("model_transaction_policy")
+        }
+    if len(values) != 1:
+        return fault.remedies
+    value, name = values.pop(), fault.field.rpartition(".")[2]
+    edits = tuple(replace(edit, value=value) for edit in fault.remedies[0].edits or fault.place_edits)
+    return (Remedy(f"{name}: {value}, as in the models around it", edits),)
 
 
 @rule(
@@ -384,7 +440,7 @@ def newer_field(repository: Repository) -> Iterator[Hit]:
                 line, column = model.config.text.position(node.start)
                 yield Hit(
                     f"{node.name} is newer than the message that this version knows",
-                    "leave it out for older servers",
+                    (Remedy("leave it out for older servers", (Edit("splice", model.path, (node.start, node.end)),)),),
                     model.name,
                     model.path,
                     line,
@@ -407,4 +463,5 @@ def placeholder_in_text(repository: Repository) -> Iterator[Hit]:
             # values of parameters have rules of their own: their backend decides what an unfilled one means
             if node.kind == "string" and path[:1] != ("parameters",) and HOLE.search(node.text):
                 line, column = model.config.text.position(node.value_start)
-                yield Hit(f"{node.name} is {node.text}", f'{node.name}: "…"', model.name, model.path, line, column)
+                remedies = (person(f'{node.name}: "…"'),)
+                yield Hit(f"{node.name} is {node.text}", remedies, model.name, model.path, line, column)

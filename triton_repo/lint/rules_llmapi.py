@@ -1,70 +1,33 @@
-"""Rules on models of the LLM API layout (``model.yaml``) and of the vLLM backend (``model.json``)."""
+"""Rules on models of the LLM API layout: what ``model.yaml`` must have, Triton's part of it, ranks and speculation."""
 
 from __future__ import annotations
 
+import ast
 import functools
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.engine_models import device_faults
-from triton_repo.lint.llm_arguments import Arguments, aliases_grow, keys_twice, load_arguments
+from triton_repo.lint.llm_arguments import load_arguments
 from triton_repo.lint.names import nearest
+from triton_repo.lint.remedies import Remedy, drop, here, key, key_named, no_key, person
 from triton_repo.lint.repository import HOLE, Model, Repository
-from triton_repo.lint.roles import is_llmapi, is_vllm
-from triton_repo.lint.rules import (
-    TRTLLM_LLMAPI,
-    VLLM_BACKEND,
-    Hit,
-    each_model,
-    hit,
-    hit_file,
-    listed,
-    rule,
-    thread,
-)
+from triton_repo.lint.roles import is_llmapi
+from triton_repo.lint.rules import TRTLLM_LLMAPI, Hit, each_model, hit, hit_file, listed, rule
+from triton_repo.lint.settings import Lines, file_of, parsed
 from triton_repo.parameters import load_parameters
 
 #: keys of ``triton_config`` (https://github.com/NVIDIA/TensorRT-LLM, llmapi/tensorrt_llm/1/model.py)
 _TRITON_KEYS = ("max_batch_size", "decoupled", "cancellation_check_period_ms", "multimodal", "lora_directory")
 
 
+#: those that NVIDIA's model.py reads without a default, and what they are where nothing is meant by them
+_NEEDED: Mapping[str, Any] = {"max_batch_size": 0, "decoupled": False}
+
+
 def _yaml(model: Model) -> tuple[Path, str] | None:
-    for version in model.versions:
-        if version.names is not None and "model.yaml" in version.names:
-            path = version.folder / "model.yaml"
-            text = model.read(path)
-            return (path, text) if text is not None else None
-    return None
-
-
-def _document(text: str) -> tuple[Any, int, str | None]:
-    """(document, line, problem) of a YAML text; aliases may not make a small file a large document."""
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=loader)):
-            problem = aliases_grow(yaml.compose(text, Loader=loader))
-            if problem is not None:
-                return None, 1, problem
-        return yaml.load(text, Loader=loader), 1, None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or "it does not parse"
-        return None, (mark.line + 1) if mark is not None else 1, str(problem)
-    except (RecursionError, ValueError) as error:
-        return None, 1, str(error) or "it is nested too deeply"
-
-
-def _line(text: str, key: str, after: int = 0) -> int:
-    """The line of a key of a YAML or JSON text, from 1; 1 when it is not there."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        plain = line.strip().strip("\"'")
-        if number > after and (plain.startswith((f"{key}:", f'{key}"', f"{key} :"))):
-            return number
-    return 1
+    return file_of(model, "model.yaml")
 
 
 @rule(
@@ -80,20 +43,21 @@ def model_yaml(model: Model, repository: Repository) -> Iterator[Hit]:
     if found is None:
         return
     path, text = found
-    document, line, problem = _document(text)
+    document, line, problem = parsed(text)
     if problem is not None:
-        yield hit_file(model, path, problem, "a YAML mapping of LLM() arguments", line)
+        yield hit_file(model, path, problem, person("a YAML mapping of LLM() arguments"), line)
     elif not isinstance(document, dict):
-        yield hit_file(model, path, "it is no mapping", "model: …", 1)
+        yield hit_file(model, path, "it is no mapping", person("model: …"), 1)
     elif not isinstance(document.get("model"), str) or not document["model"].strip():
-        yield hit_file(model, path, "model is missing", "model: meta-llama/Llama-3.1-8B", _line(text, "model"))
+        remedy = person("model: the checkpoint's folder, or its name on the hub")
+        yield hit_file(model, path, "model is missing", remedy, Lines(text).of("model"))
 
 
 def _settings(model: Model) -> tuple[Path, str, Mapping[str, Any]] | None:
     found = _yaml(model) if is_llmapi(model) else None
     if found is None:
         return None
-    document, _, problem = _document(found[1])
+    document, _, problem = parsed(found[1])
     if problem is not None or not isinstance(document, dict):
         return None
     return found[0], found[1], document
@@ -127,7 +91,7 @@ def yaml_placeholder(model: Model, repository: Repository) -> Iterator[Hit]:
     for number, line in enumerate(found[1].split("\n"), start=1):
         plain = line.split("#", 1)[0]
         if HOLE.search(plain):
-            yield hit_file(model, found[0], f"{plain.strip()} was never filled in", "fill it in", number)
+            yield hit_file(model, found[0], f"{plain.strip()} was never filled in", person("fill it in"), number)
 
 
 @rule(
@@ -140,22 +104,32 @@ def yaml_placeholder(model: Model, repository: Repository) -> Iterator[Hit]:
 )
 @each_document
 def triton_config(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
-    section = document.get("triton_config")
-    if section is None:
+    lines = Lines(text)
+    read = _subscripts(model)
+    if "triton_config" not in document:
+        if "triton_config" in read:
+            message = "triton_config is missing: model.py reads it without a default"
+            yield hit_file(model, path, message, key(path, dict(_NEEDED), "triton_config"), 1)
         return
-    start = _line(text, "triton_config")
+    section = document["triton_config"]
+    start = lines.of("triton_config")
     if not isinstance(section, dict):
-        yield hit_file(model, path, "triton_config is no mapping", "triton_config: {max_batch_size: 0}", start)
+        yield hit_file(model, path, "triton_config is no mapping", key(path, dict(_NEEDED), "triton_config"), start)
         return
-    for key in section:
-        if key not in _TRITON_KEYS:
-            near = nearest(str(key), _TRITON_KEYS)
+    for name, usual in _NEEDED.items():
+        if name not in section and name in read:
+            message = f"triton_config has no {name}: model.py reads it without a default"
+            yield hit_file(model, path, message, key(path, usual, "triton_config", name), start)
+    for name in map(str, section):
+        if name not in _TRITON_KEYS:
+            near = nearest(name, [known for known in _TRITON_KEYS if known not in section])
+            gone = no_key(path, "triton_config", name)
             yield hit_file(
                 model,
                 path,
-                f"triton_config has no {key}",
-                f"{near}" if near else "one of " + ", ".join(_TRITON_KEYS),
-                _line(text, str(key), start),
+                f"triton_config has no {name}",
+                (key_named(path, near, "triton_config", name, text=near), gone) if near else gone,
+                lines.of("triton_config", name),
                 "warning",
             )
     if section.get("max_batch_size") not in (0, None):
@@ -163,64 +137,39 @@ def triton_config(model: Model, path: Path, text: str, document: Mapping[str, An
             model,
             path,
             f"triton_config.max_batch_size is {section['max_batch_size']}: the model takes one request at a time",
-            "max_batch_size: 0; LLM() batches by itself",
-            _line(text, "max_batch_size", start),
+            key(path, 0, "triton_config", "max_batch_size", text="max_batch_size: 0; LLM() batches by itself"),
+            lines.of("triton_config", "max_batch_size"),
         )
+    rows = [row for row in load_parameters("llmapi").rows if row.name.startswith("triton_config.")]
+    for row in rows:
+        name = row.name.partition(".")[2]
+        fault = row.fault(str(section[name])) if section.get(name) is not None else None
+        if fault:
+            remedy = key(path, int(row.default), "triton_config", name)
+            yield hit_file(model, path, f"{row.name}: {fault}", remedy, lines.of("triton_config", name))
     stated = bool(model.message.model_transaction_policy.decoupled)
     if "decoupled" in section and model.message.HasField("model_transaction_policy") and section["decoupled"] != stated:
         yield hit(
             model,
             f"decoupled is {str(stated).lower()} here and {str(section['decoupled']).lower()} in model.yaml",
-            f"decoupled: {str(bool(section['decoupled'])).lower()}, or no model_transaction_policy",
+            (here(str(bool(section["decoupled"])).lower()), drop(model, "model_transaction_policy")),
             "model_transaction_policy",
             "decoupled",
         )
 
 
-@rule(
-    "TF-TRI-223",
-    "error",
-    "a key of model.yaml is misspelt or removed",
-    why="LLM() refuses arguments that it does not have.",
-    source="https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html",
-)
-@each_document
-def yaml_keys(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
-    table = load_arguments()
-    for key, line, first in keys_twice(text):
-        message = f"{key} is set a second time (first in line {first}); the last one holds"
-        yield hit_file(model, path, message, "keep one of the two", line)
-    for section, known in table.known.items():
-        inner = document.get(section) if section else document
-        if not isinstance(inner, dict):
-            continue
-        after = _line(text, section) if section else 0
-        removed = table.removed.get(section, {})
-        for key in inner:
-            line = _line(text, str(key), after)
-            near = nearest(str(key), known, cutoff=0.85) if key not in known else None
-            if key in removed:
-                yield hit_file(model, path, f"{key} is no argument any more", removed[key], line)
-            elif not section and key in table.engine_only:
-                message = f"{key} was for engines; the PyTorch backend does not have it"
-                yield hit_file(model, path, message, f"leave {key} out", line)
-            elif not section and (home := _home(table, str(key), known)) is not None:
-                message = f"{key} is an argument of {home}, not of LLM()"
-                yield hit_file(model, path, message, f"{home}: {{{key}: …}}", line)
-            elif near is not None:
-                yield hit_file(model, path, f"{key} is no argument; {near} is", f"{near}: …", line)
-            elif key not in known and document.get("backend") != "_autodeploy":
-                # a release later than the table may have it, and AutoDeploy has arguments of its own
-                message = f"{key} is no argument of {section or 'LLM()'} that is known ({table.as_of})"
-                yield hit_file(model, path, message, f"leave {key} out", line, "note" if section else "warning")
-    if str(document.get("backend", "pytorch")) not in ("pytorch", "_autodeploy"):
-        yield hit_file(
-            model,
-            path,
-            f"backend {document['backend']!r}: engines are not run since 1.3",
-            "backend: pytorch",
-            _line(text, "backend"),
-        )
+def _subscripts(model: Model) -> set[str]:
+    """Keys that ``model.py`` reads with brackets, which have no default."""
+    tree = model.syntax
+    if not isinstance(tree, ast.Module):
+        return set()
+    return {
+        node.slice.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+    }
 
 
 @rule(
@@ -235,32 +184,44 @@ def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str,
     section = document.get("speculative_config")
     if not isinstance(section, dict):
         return
-    table = load_arguments()
-    start = _line(text, "speculative_config")
+    table, lines = load_arguments(), Lines(text)
+    place = ("speculative_config", "decoding_type")
     kind = section.get("decoding_type")
-    line = _line(text, "decoding_type", start - 1) if "decoding_type" in section else start
+    line = lines.of(*place)
     row = table.decoding_types.get(str(kind))
+    none = no_key(path, "speculative_config", text="no speculative_config")
     if kind in table.engine_decoding_types:
-        yield hit_file(
-            model, path, f"decoding_type {kind} ran on engines only", "decoding_type: Eagle3, or NGram", line
-        )
+        remedies = (person("decoding_type: Eagle3 with its draft, or NGram"), none)
+        yield hit_file(model, path, f"decoding_type {kind} ran on engines only", remedies, line)
     elif row is None:
-        near = nearest(str(kind), table.decoding_types)
+        near = nearest(str(kind), table.decoding_types) if "decoding_type" in section else None
         what = f"there is no decoding_type {kind!r}" if "decoding_type" in section else "decoding_type is missing"
-        yield hit_file(
-            model, path, what, f"decoding_type: {near}" if near else "one of " + listed(table.decoding_types), line
-        )
+        drafts = bool(section.get("speculative_model") or section.get("speculative_model_dir"))
+        ways: list[Remedy] = []
+        if near and table.decoding_types[near].draft and not drafts:
+            ways = [person(f"decoding_type: {near}, with speculative_model: the draft's folder")]
+        elif near:
+            ways = [key(path, near, *place)]
+        yield hit_file(model, path, what, [*ways, person("one of " + listed(table.decoding_types)), none], line)
     elif row.draft and not (section.get("speculative_model") or section.get("speculative_model_dir")):
         message = f"decoding_type {kind} drafts with a model, and none is named"
-        yield hit_file(model, path, message, "speculative_model: the draft's folder", line)
+        yield hit_file(model, path, message, (person("speculative_model: the draft's folder"), none), line)
     pipeline = document.get("pipeline_parallel_size", 1)
     if isinstance(pipeline, int) and pipeline > 1 and kind != "SaveState":
+        tensor = document.get("tensor_parallel_size", 1)
+        ranks = pipeline * tensor if isinstance(tensor, int) else pipeline
         yield hit_file(
             model,
             path,
             f"speculation with pipeline_parallel_size {pipeline}",
-            "pipeline_parallel_size: 1",
-            _line(text, "pipeline_parallel_size"),
+            (
+                Remedy(
+                    f"pipeline_parallel_size: 1 and tensor_parallel_size: {ranks}",
+                    key(path, 1, "pipeline_parallel_size").edits + key(path, ranks, "tensor_parallel_size").edits,
+                ),
+                none,
+            ),
+            lines.of("pipeline_parallel_size"),
         )
 
 
@@ -273,7 +234,7 @@ def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str,
 )
 @each_document
 def llmapi_devices(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
-    sizes = [document.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    sizes = [document.get(name, 1) for name in _RANKS]
     if all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
         yield from device_faults(model, sizes[0] * sizes[1])
     else:
@@ -281,135 +242,23 @@ def llmapi_devices(model: Model, path: Path, text: str, document: Mapping[str, A
             model,
             path,
             f"tensor_parallel_size {sizes[0]!r}, pipeline_parallel_size {sizes[1]!r}",
-            "whole numbers of at least 1",
-            _line(text, "tensor_parallel_size"),
+            Remedy(
+                "whole numbers of at least 1",
+                tuple(
+                    edit
+                    for name, size in zip(_RANKS, sizes, strict=True)
+                    if not (isinstance(size, int) and not isinstance(size, bool) and size > 0)
+                    for edit in key(path, _whole(size), name).edits
+                ),
+            ),
+            Lines(text).of("tensor_parallel_size"),
         )
 
 
-@rule(
-    "TF-TRI-225",
-    "error",
-    "a value of model.yaml is outside its range",
-    why="LLM() checks its arguments and refuses to start.",
-    source="https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html",
-)
-@each_document
-def yaml_values(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
-    for row in load_parameters("llmapi").rows:
-        if row.place != "yaml" or row.kind not in ("integer", "fraction", "share", "boolean"):
-            continue
-        parts = row.name.split(" ")[0].split(".")
-        value: Any = document
-        for part in parts:
-            value = value.get(part) if isinstance(value, dict) else None
-        if value is None or parts[-1].endswith("parallel_size"):
-            continue
-        spoken = str(value).lower() if isinstance(value, bool) else str(value)
-        fault = row.fault(spoken)
-        if fault:
-            after = _line(text, parts[0]) if len(parts) > 1 else 0
-            yield hit_file(
-                model, path, f"{'.'.join(parts)}: {fault}", row.allowed, _line(text, parts[-1], after and after - 1)
-            )
+_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
-def _vllm(model: Model) -> tuple[Path, str] | None:
-    for version in model.versions:
-        if version.names is not None and "model.json" in version.names:
-            path = version.folder / "model.json"
-            text = model.read(path)
-            return (path, text) if text is not None else None
-    return None
-
-
-@rule(
-    "TF-TRI-230",
-    "error",
-    "model.json of the vLLM backend cannot be used",
-    why="It holds the engine's arguments as one JSON object; model is the one that it cannot do without.",
-    source=VLLM_BACKEND,
-)
-@each_model
-def vllm_json(model: Model, repository: Repository) -> Iterator[Hit]:
-    if not is_vllm(model) or not model.versions or any(version.names is None for version in model.versions):
-        return
-    if not any(version.names and "model.json" in version.names for version in model.versions):
-        yield hit(model, "no version has a model.json", '1/model.json with {"model": "…"}', "backend")
-        return
-    found = _vllm(model)
-    if found is None:
-        return
-    path, text = found
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        yield hit_file(model, path, f"{error}", "one JSON object", getattr(error, "lineno", 1))
-        return
-    if not isinstance(document, dict) or not isinstance(document.get("model"), str) or not document["model"]:
-        yield hit_file(model, path, "model is missing", '"model": "facebook/opt-125m"', 1)
-        return
-    share = document.get("gpu_memory_utilization")
-    if share is not None and not (isinstance(share, (int, float)) and 0 < share <= 1):
-        yield hit_file(
-            model,
-            path,
-            f"gpu_memory_utilization is {share!r}",
-            '"gpu_memory_utilization": 0.9',
-            _line(text, "gpu_memory_utilization"),
-        )
-    size = document.get("tensor_parallel_size", 1)
-    if isinstance(size, int) and size > 1:
-        for index, group in enumerate(model.message.instance_group):
-            if group.Kind.Name(group.kind) == "KIND_GPU":
-                yield hit(
-                    model,
-                    f"tensor_parallel_size {size} with KIND_GPU: each instance sees one GPU",
-                    "kind: KIND_MODEL",
-                    "instance_group",
-                    index,
-                    "kind",
-                )
-
-
-def _home(table: Arguments, key: str, known: Collection[str]) -> str | None:
-    """The one section of ``model.yaml`` that a key of its top belongs to."""
-    homes = [section for section, names in table.known.items() if section and key in names]
-    return homes[0] if len(homes) == 1 and key not in known else None
-
-
-@rule(
-    "TF-TRI-231",
-    "note",
-    "vLLM's instances on one GPU take more than there is",
-    why="gpu_memory_utilization is a share of the whole GPU, 0.9 when nothing is said; together they must fit. "
-    "Instances of KIND_MODEL all start on the first GPU.",
-    source=thread("TS#6855"),
-)
-def vllm_memory(repository: Repository) -> Iterator[Hit]:
-    shares: list[tuple[Model, Path, str, float, int]] = []
-    for model in repository.models.values():
-        found = _vllm(model) if is_vllm(model) else None
-        if found is None:
-            continue
-        try:
-            document = json.loads(found[1])
-        except (ValueError, RecursionError):
-            continue
-        share = document.get("gpu_memory_utilization", 0.9) if isinstance(document, dict) else None
-        kinds = {group.Kind.Name(group.kind) for group in model.message.instance_group}
-        pinned = any(group.gpus for group in model.message.instance_group)
-        if isinstance(share, (int, float)) and not pinned and ("KIND_MODEL" in kinds or not kinds):
-            instances = sum(max(group.count, 1) for group in model.message.instance_group) or 1
-            shares.append((model, found[0], found[1], float(share), instances))
-    total = sum(share * instances for *_, share, instances in shares)
-    count = sum(instances for *_, instances in shares)
-    if count > 1 and total > 1:
-        model, path, text, *_ = shares[-1]
-        yield hit_file(
-            model,
-            path,
-            ", ".join(f"{m.name} {share:g}" + (f" × {n}" if n > 1 else "") for m, _, _, share, n in shares)
-            + f" are {total:g} of one GPU",
-            f"{0.9 / count:.2f} each, or a GPU of its own for each",
-            _line(text, "gpu_memory_utilization"),
-        )
+def _whole(size: object) -> int:
+    """The number that a text meant; 1 where it meant none."""
+    text = str(size).strip()
+    return max(int(text), 1) if text.isascii() and text.isdigit() and len(text) < 6 else 1

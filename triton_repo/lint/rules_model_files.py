@@ -9,6 +9,7 @@ from typing import Any
 from triton_repo.lint.files import Unreadable, inside
 from triton_repo.lint.names import nearest
 from triton_repo.lint.onnx_graph import Graph, GraphTensor, read_graph
+from triton_repo.lint.remedies import Remedy, here, person, put, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.rules import Hit, each_model, hit, hit_file, listed, rule, thread
 from triton_repo.lint.rules_files import loaded
@@ -32,7 +33,7 @@ def pointers(model: Model, repository: Repository) -> Iterator[Hit]:
         for name in sorted(version.names or ()):
             path = version.folder / name
             if name.endswith(_HEAVY) and _begins(path, repository) == _POINTER:
-                yield hit_file(model, path, f"{name} is a Git LFS pointer", "git lfs pull")
+                yield hit_file(model, path, f"{name} is a Git LFS pointer", person("git lfs pull"))
 
 
 def _begins(path: Any, repository: Repository) -> bytes:
@@ -71,8 +72,8 @@ def onnx_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
     if not (message.input and message.output):
         yield from _completed(model, graph)
         return
-    yield from _side(model, "input", message.input, {**graph.inputs}, graph.defaults)
-    yield from _side(model, "output", message.output, graph.outputs, frozenset())
+    yield from _side(model, "input", message.input, graph)
+    yield from _side(model, "output", message.output, graph)
     yield from _count(model, graph)
 
 
@@ -84,12 +85,14 @@ def _completed(model: Model, graph: Graph) -> Iterator[Hit]:
             model,
             f"max_batch_size {model.message.max_batch_size}, and the model's {rows[0].name!r} has the shape "
             f"{text(rows[0].dims or ())}: its first axis is no batch",
-            "max_batch_size: 0",
+            here("0"),
             "max_batch_size",
         )
 
 
-def _side(model: Model, side: str, rows: Any, there: dict[str, GraphTensor], more: frozenset[str]) -> Iterator[Hit]:
+def _side(model: Model, side: str, rows: Any, graph: Graph) -> Iterator[Hit]:
+    there = graph.inputs if side == "input" else graph.outputs
+    more = graph.defaults if side == "input" else frozenset()
     for index, row in enumerate(rows):
         found = there.get(row.name)
         if found is None and row.name and row.name not in more:
@@ -98,20 +101,20 @@ def _side(model: Model, side: str, rows: Any, there: dict[str, GraphTensor], mor
             yield hit(
                 model,
                 f"the model has no {side} {row.name!r} (it has {listed(allowed)})",
-                f'name: "{near}"' if near else f"one of {listed(allowed)}",
+                here(f'"{near}"') if near else person(f"one of {listed(allowed)}"),
                 side,
                 index,
                 "name",
             )
         if found is not None:
-            yield from _tensor(model, side, index, row, found)
+            yield from _tensor(model, side, index, row, found, graph)
 
 
-def _tensor(model: Model, side: str, index: int, row: Any, found: GraphTensor) -> Iterator[Hit]:
+def _tensor(model: Model, side: str, index: int, row: Any, found: GraphTensor, graph: Graph) -> Iterator[Hit]:
     stated = type(row).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[row.data_type].name
     if found.dtype and stated != found.dtype and row.data_type and model.knows(side, "data_type"):
         message = f"{side} {row.name!r} is {stated} here and {found.dtype} in the model"
-        yield hit(model, message, f"data_type: {found.dtype}", side, index, "data_type")
+        yield hit(model, message, here(found.dtype), side, index, "data_type")
     if not found.dims or not model.knows(side, "dims") or not model.knows(side, "reshape", "shape"):
         return  # a scalar, or a tensor of any rank
     reshaped, ragged = row.HasField("reshape"), side == "input" and row.allow_ragged_batch
@@ -124,7 +127,7 @@ def _tensor(model: Model, side: str, index: int, row: Any, found: GraphTensor) -
         yield hit(
             model,
             f"{side} {row.name!r} has the shape {text(found.dims)} in the model: {found.dims[0]} is no axis of a batch",
-            f"max_batch_size: 0 and dims: {text(found.dims)}",
+            _unbatched(model, graph),
             *where,
         )
         return
@@ -136,9 +139,29 @@ def _tensor(model: Model, side: str, index: int, row: Any, found: GraphTensor) -
         yield hit(
             model,
             f"{side} {row.name!r} has the shape {text(shape)}{batch}, and {text(found.dims)} in the model",
-            ("reshape: { shape: " + text(dims) + " }" if reshaped else f"dims: {text(dims)}") if dims else "dims: [1]",
+            _sized(model, side, index, reshaped, dims),
             *where,
         )
+
+
+def _unbatched(model: Model, graph: Graph) -> Remedy:
+    """No batching in Triton, and the whole shapes of the model."""
+    changes = [put(model, "0", "max_batch_size")]
+    for side, rows in (("input", graph.inputs), ("output", graph.outputs)):
+        for index, row in enumerate(getattr(model.message, side)):
+            found = rows.get(row.name)
+            if found is not None and found.dims:
+                changes.append(put(model, text(found.dims), side, index, "dims"))
+    return together(*changes, text="max_batch_size: 0 and the model's whole shapes")
+
+
+def _sized(model: Model, side: str, index: int, reshaped: bool, dims: tuple[int, ...]) -> Remedy:
+    """The model's shape without its batch; one value a row where nothing else is left."""
+    if not dims:
+        return put(model, "[ 1 ]", side, index, "dims") if not reshaped else person("dims: [ 1 ]")
+    if reshaped:
+        return put(model, f"{{ shape: {text(dims)} }}", side, index, "reshape")
+    return put(model, text(dims), side, index, "dims")
 
 
 def _count(model: Model, graph: Graph) -> Iterator[Hit]:
@@ -157,6 +180,15 @@ def _count(model: Model, graph: Graph) -> Iterator[Hit]:
         yield hit(
             model,
             f"the model has {len(graph.inputs)} inputs and {len(given)} are given; missing: {listed(missing)}",
-            f'input {{ name: "{row.name}" data_type: {row.dtype or "…"} dims: {dims} }}',
+            put(
+                model,
+                f'{{ name: "{row.name}" data_type: {row.dtype} dims: {dims} }}',
+                "input",
+                f"name={row.name}",
+                text=f'input {{ name: "{row.name}" data_type: {row.dtype} dims: {dims} }}'
+                + (", and the others" if len(missing) > 1 else ""),
+            )
+            if row.dtype
+            else person(f"an input {row.name!r}"),
             "input",
         )

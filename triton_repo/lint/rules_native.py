@@ -8,6 +8,7 @@ from typing import Any
 from triton_repo.layouts.native import read_engine
 from triton_repo.lint.engine_models import at
 from triton_repo.lint.files import Unreadable, read_text
+from triton_repo.lint.remedies import parameter, person, put
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, rule
 from trtforge.errors import ForgeError
@@ -22,7 +23,7 @@ def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None
         return None, hit(
             model,
             f"engine_dir is {reference!r}: not filled in",
-            'engine_dir: "../../engine"',
+            parameter(model, "engine_dir", "../../engine"),
             *at(model, "engine_dir"),
         )
     try:
@@ -32,15 +33,18 @@ def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None
     except Unreadable as fault:
         place = at(model, "engine_dir")
         return None, hit(
-            model, f"engine_dir {reference!r}: engine.json: {fault.reason}", "put the engine there", *place
+            model, f"engine_dir {reference!r}: engine.json: {fault.reason}", person("put the engine there"), *place
         )
     except (OSError, ValueError) as fault:  # a text that no path can be
         return None, hit(
-            model, f"engine_dir {reference!r}: {fault}", 'engine_dir: "../../engine"', *at(model, "engine_dir")
+            model,
+            f"engine_dir {reference!r}: {fault}",
+            parameter(model, "engine_dir", "../../engine"),
+            *at(model, "engine_dir"),
         )
     except ForgeError as fault:
         return None, hit(
-            model, f"engine_dir {reference!r}: {fault.why}", "put the engine there", *at(model, "engine_dir")
+            model, f"engine_dir {reference!r}: {fault.why}", person("put the engine there"), *at(model, "engine_dir")
         )
 
 
@@ -83,7 +87,7 @@ def limits(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{name} is {stated} here and {engine['limits'][name]} in the engine",
-                f'{name}: "{engine["limits"][name]}"',
+                parameter(model, name, str(engine["limits"][name])),
                 *(at(model, name) if name in model.message.parameters else ("name",)),
             )
 
@@ -105,6 +109,12 @@ def not_decoupled(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             "the model streams and is not decoupled",
-            "model_transaction_policy { decoupled: true }",
+            put(
+                model,
+                "true",
+                "model_transaction_policy",
+                "decoupled",
+                text="model_transaction_policy { decoupled: true }",
+            ),
             "model_transaction_policy",
         )

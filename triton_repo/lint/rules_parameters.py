@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from triton_repo.history import load_history
 from triton_repo.lint.engine_models import at
 from triton_repo.lint.names import nearest
+from triton_repo.lint.remedies import Remedy, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.roles import role
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, each_model, hit, listed, rule, thread
@@ -84,19 +85,22 @@ def mandatory(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[
             yield hit(
                 model,
                 f"{name} is missing",
-                f'parameters {{ key: "{name}" value {{ string_value: "…" }} }}',
+                person(f'parameters {{ key: "{name}" value {{ string_value: "…" }} }}'),
                 "parameters",
             )
         elif not text.strip():
-            yield hit(model, f"{name} is empty", f'{name}: "/path/to/it"', *at(model, name))
+            yield hit(model, f"{name} is empty", _usual(model, name, rows), *at(model, name))
         elif HOLE.search(text):
-            template = rows[name].template if name in rows else None
-            yield hit(
-                model,
-                f"{name} is {text!r}: not filled in",
-                f"fill {template or name} in",
-                *at(model, name),
-            )
+            message = f"{name} is {text!r}: not filled in"
+            yield hit(model, message, _usual(model, name, rows), *at(model, name))
+
+
+def _usual(model: Model, name: str, rows: dict[str, Parameter]) -> Remedy:
+    """The value that NVIDIA's guide fills in; a path only its owner knows."""
+    row = rows.get(name)
+    if row is not None and row.default:
+        return parameter(model, name, row.default)
+    return person(f"fill {(row.template if row is not None else None) or name} in: a path")
 
 
 @rule(
@@ -118,7 +122,10 @@ def optional_holes(model: Model, found: str, rows: dict[str, Parameter]) -> Iter
         yield hit(
             model,
             f"{len(holes)} optional parameter{'s are' if len(holes) > 1 else ' is'} not filled in: {listed(holes)}",
-            "leave them out, or fill them in",
+            (
+                together(*(no_parameter(model, name) for name in holes), text="leave them out"),
+                person("fill them in"),
+            ),
             *at(model, sorted(holes)[0]),
         )
 
@@ -141,11 +148,21 @@ def unknown_parameter(model: Model, found: str, rows: dict[str, Parameter]) -> I
             yield hit(
                 model,
                 f"{name} is no parameter of {found}",
-                f'key: "{near}"' if near else "leave it out",
+                _named(model, name, near) if near else no_parameter(model, name, "leave it out"),
                 "parameters",
                 f"key={name}",
                 "key",
             )
+
+
+def _named(model: Model, name: str, new: str, value: str | None = None) -> Remedy:
+    """Another name for a parameter; only out with it where the right one is set already."""
+    if new in model.message.parameters:
+        return no_parameter(model, name, f"leave it out: {new} is set")
+    edits = put(model, f'"{new}"', "parameters", f"key={name}", "key").edits
+    if value is not None:
+        edits = parameter(model, name, value).edits + edits
+    return Remedy(f'key: "{new}"' + (f', "{value}"' if value is not None else ""), edits)
 
 
 @rule(
@@ -178,7 +195,9 @@ def old_parameter(repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{name} {said} since {change.version}" + ("" if renamed else f": {change.says}"),
-                f'key: "{change.to}"' if renamed else "leave it out, or trtforge triton upgrade",
+                _named(model, name, change.to, change.replace)
+                if renamed and change.to
+                else (no_parameter(model, name, "leave it out"), person("trtforge triton upgrade")),
                 "parameters",
                 f"key={name}",
                 "key",
@@ -201,7 +220,25 @@ def values(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[Hit
             continue
         fault = _fault(row, text, found)
         if fault:
-            yield hit(model, f"{name}: {fault}", f"{name}: {row.allowed}", *at(model, name))
+            message = f"{name}: {fault} ({row.allowed})"
+            yield hit(model, message, _within(model, name, row, text), *at(model, name))
+
+
+def _within(model: Model, name: str, row: Parameter, text: str) -> tuple[Remedy, ...]:
+    """The value that a wrong one meant, and the default."""
+    ways: list[Remedy] = []
+    percent = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]+)?)\s*%", text)
+    if percent and row.kind in ("share", "fraction"):
+        ways.append(parameter(model, name, f"{float(percent.group(1)) / 100:g}"))
+    if row.kind == "boolean" and text.lower() in ("yes", "on", "no", "off"):
+        ways.append(parameter(model, name, "true" if text.lower() in ("yes", "on") else "false"))
+    if row.kind == "devices" and re.fullmatch(r"[0-9]+( +[0-9]+)+", text.strip()):
+        devices = text.split()
+        several = sum(max(group.count, 1) for group in model.message.instance_group) == len(devices)
+        ways.append(parameter(model, name, (";" if several and len(devices) > 1 else ",").join(devices)))
+    if row.required:
+        return tuple(ways) or (person(f"{name}: {row.allowed}"),)
+    return (*ways, no_parameter(model, name, "leave it out" + (f", for {row.default}" if row.default else "")))
 
 
 def _fault(row: Parameter, text: str, found: str) -> str | None:
@@ -235,7 +272,11 @@ def choices(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[Hi
             yield hit(
                 model,
                 f"{name} {text!r} is none of {', '.join(row.values)}",
-                f'{name}: "{near or row.values[0]}"',
+                (
+                    parameter(model, name, near or row.default or row.values[0])
+                    if near or row.default
+                    else no_parameter(model, name)
+                ),
                 *at(model, name),
                 severity=None if name in _ENUMERATIONS_THAT_STOP else "warning",
             )

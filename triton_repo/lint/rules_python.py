@@ -8,6 +8,7 @@ from pathlib import Path
 
 from triton_repo.lint.engine_models import at
 from triton_repo.lint.names import nearest
+from triton_repo.lint.remedies import no_parameter, person
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, hit_file, rule
 
@@ -29,7 +30,7 @@ def python_class(repository: Repository) -> Iterator[Hit]:
             continue
         tree = model.syntax
         if CLASS not in model.code or (isinstance(tree, ast.Module) and not _binds(tree)):
-            yield hit_file(model, code_path(model), f"the class {CLASS} is not in it", f"class {CLASS}:", 1)
+            yield hit_file(model, code_path(model), f"the class {CLASS} is not in it", person(f"class {CLASS}:"), 1)
         elif isinstance(tree, ast.Module):
             yield from _no_execute(model, tree)
 
@@ -57,7 +58,7 @@ def _no_execute(model: Model, tree: ast.Module) -> Iterator[Hit]:
         if "execute" not in bound and not node.decorator_list:
             near = nearest("execute", bound)
             message = f"{CLASS} has no execute" + (f"; it has {near}" if near else "")
-            yield hit_file(model, code_path(model), message, "def execute(self, requests):", node.lineno)
+            yield hit_file(model, code_path(model), message, person("def execute(self, requests):"), node.lineno)
 
 
 def _bound(statement: ast.stmt) -> set[str]:
@@ -81,7 +82,7 @@ def python_syntax(repository: Repository) -> Iterator[Hit]:
             continue
         error = model.syntax
         if isinstance(error, SyntaxError):
-            yield hit_file(model, code_path(model), f"{error.msg}", "correct this line", error.lineno or 1)
+            yield hit_file(model, code_path(model), f"{error.msg}", person("correct this line"), error.lineno or 1)
 
 
 def code_path(model: Model) -> Path:
@@ -109,6 +110,6 @@ def environment(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"EXECUTION_ENV_PATH {stated!r}: {model.name}/ has no {inner}",
-            "conda-pack, and the archive there",
+            (person("conda-pack, and the archive there"), no_parameter(model, "EXECUTION_ENV_PATH")),
             *at(model, "EXECUTION_ENV_PATH"),
         )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from triton_repo.lint.engine_models import at, device_faults, each_engine_model
+from triton_repo.lint.remedies import Remedy, drop, here, no_parameter, parameter, person, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import flag, number
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
@@ -26,7 +27,7 @@ def static_batching(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             "gpt_model_type V1 batches statically" + (" and cannot stream" if decoupled else ""),
-            'gpt_model_type: "inflight_fused_batching"',
+            parameter(model, "gpt_model_type", "inflight_fused_batching"),
             *at(model, "gpt_model_type"),
             severity="warning" if decoupled else "note",
         )
@@ -50,7 +51,7 @@ def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{name} with decoding_mode {mode or 'not set'}: the choices are not used",
-                f'decoding_mode: "{wanted}"',
+                (parameter(model, "decoding_mode", wanted), no_parameter(model, name)),
                 *at(model, name),
                 severity="warning",
             )
@@ -59,18 +60,34 @@ def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
     stated = [name for name in sizes if model.parameter(name) is not None]
     missing = [name for name in sizes if name not in stated]
     if stated and missing:
-        yield hit(model, f"{listed(stated)} without {listed(missing)}", f"set {listed(missing)}", *at(model, stated[0]))
+        remedies = (person(f"set {listed(missing)}"), _no_sizes(model, stated))
+        yield hit(model, f"{listed(stated)} without {listed(missing)}", remedies, *at(model, stated[0]))
     elif mode == "lookahead" and missing:
         message = f"decoding_mode lookahead without {listed(missing)}: the model does not load"
-        yield hit(model, message, f"set {listed(missing)}", *at(model, "decoding_mode"))
+        remedies = (person(f"set {listed(missing)}"), no_parameter(model, "decoding_mode", "no decoding_mode"))
+        yield hit(model, message, remedies, *at(model, "decoding_mode"))
     elif stated and mode != "lookahead":
         yield hit(
             model,
             f"lookahead sizes with decoding_mode {mode or 'not set'}",
-            'decoding_mode: "lookahead"',
+            (parameter(model, "decoding_mode", "lookahead"), _no_sizes(model, stated)),
             *at(model, stated[0]),
             severity="warning",
         )
+
+
+def _no_sizes(model: Model, stated: list[str]) -> Remedy:
+    """No lookahead at all."""
+    names = [*stated, *(["decoding_mode"] if model.parameter("decoding_mode") == "lookahead" else [])]
+    return together(*(no_parameter(model, name) for name in names), text=f"leave {listed(names)} out")
+
+
+def _one_beam(model: Model) -> Remedy:
+    """One beam, and no decoding mode that is of several."""
+    edits = parameter(model, "max_beam_width", "1").edits
+    if model.parameter("decoding_mode") != "beam_search":
+        return Remedy('max_beam_width: "1"', edits)
+    return Remedy('max_beam_width: "1" and no decoding_mode', edits + no_parameter(model, "decoding_mode").edits)
 
 
 def _tree(model: Model, name: str, text: str) -> Iterator[Hit]:
@@ -81,9 +98,20 @@ def _tree(model: Model, name: str, text: str) -> Iterator[Hit]:
     if orphans:
         first = "{" + ", ".join(map(str, orphans[0])) + "}"
         parent = "{" + ", ".join(map(str, orphans[0][:-1])) + "}"
-        yield hit(model, f"{name}: {first} has no parent {parent} in the tree", f"add {parent}", *at(model, name))
+        whole = sorted(
+            {node[:n] for node in nodes for n in range(1, len(node) + 1)}, key=lambda node: (len(node), node)
+        )
+        remedy = parameter(
+            model, name, _paths(whole), text=f"add {parent}" + (", and others" if len(orphans) > 1 else "")
+        )
+        yield hit(model, f"{name}: {first} has no parent {parent} in the tree", remedy, *at(model, name))
     elif len(known) != len(nodes):
-        yield hit(model, f"{name} names a node twice", "each path once", *at(model, name))
+        remedy = parameter(model, name, _paths(list(dict.fromkeys(nodes))), text="each path once")
+        yield hit(model, f"{name} names a node twice", remedy, *at(model, name))
+
+
+def _paths(nodes: list[tuple[int, ...]]) -> str:
+    return ", ".join("{" + ", ".join(map(str, node)) + "}" for node in nodes)
 
 
 @rule(
@@ -102,7 +130,10 @@ def beams(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"max_beam_width {width:g} in a decoupled model: requests that stream are refused more than one beam",
-                'max_beam_width: "1", or decoupled: false',
+                (
+                    _one_beam(model),
+                    person("decoupled: false, in every model that hands the stream on"),
+                ),
                 *at(model, "max_beam_width"),
                 severity="note",  # requests that do not stream may still use them
             )
@@ -110,16 +141,26 @@ def beams(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"max_beam_width {width:g} with decoding_mode {mode}",
-                'decoding_mode: "beam_search", or max_beam_width: "1"',
+                (parameter(model, "decoding_mode", "beam_search"), parameter(model, "max_beam_width", "1")),
                 *at(model, "max_beam_width"),
             )
     if mode == "beam_search" and (width is None or width <= 1):
         yield hit(
             model,
             f"decoding_mode beam_search with max_beam_width {f'{width:g}' if width else 'not set (1)'}",
-            'max_beam_width: "4", or no decoding_mode',
+            (no_parameter(model, "decoding_mode", "no decoding_mode"), *_wider(model)),
             *at(model, "decoding_mode"),
         )
+
+
+def _wider(model: Model) -> tuple[Remedy, ...]:
+    """As many beams as the engine has, or as a person wants where it cannot be read."""
+    built = model.engine.limit("max_beam_width") if model.engine is not None else None
+    if model.message.model_transaction_policy.decoupled:
+        return ()
+    if built is None:
+        return (person('max_beam_width: "4", with an engine that has them'),)
+    return (parameter(model, "max_beam_width", str(built)),) if built > 1 else ()
 
 
 @rule(
@@ -150,11 +191,21 @@ def kind_gpu(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"KIND_GPU with {where}",
-                "kind: KIND_CPU and gpu_device_ids",
+                _on_cpu(model, index, list(group.gpus)),
                 "instance_group",
                 index,
                 "kind",
             )
+
+
+def _on_cpu(model: Model, index: int, gpus: list[int]) -> Remedy:
+    """The same GPUs, taken by TensorRT-LLM: one rank each where nothing else is said."""
+    edits = here("KIND_CPU").edits
+    if gpus:
+        edits += drop(model, "instance_group", index, "gpus").edits
+    if gpus and model.parameter("gpu_device_ids") is None:
+        edits += parameter(model, "gpu_device_ids", ",".join(map(str, gpus))).edits
+    return Remedy("kind: KIND_CPU" + (" and gpu_device_ids" if gpus else ""), edits)
 
 
 @rule(
@@ -173,7 +224,7 @@ def queue_delay(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"requests wait up to {delay / 1000:g} ms for others",
-            "max_queue_delay_microseconds: 0",
+            here("0"),
             "dynamic_batching",
             "max_queue_delay_microseconds",
             severity="warning" if delay > 5000 else "note",
@@ -195,7 +246,10 @@ def guided(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 "xgrammar_tokenizer_info_path without guided_decoding_backend",
-                'guided_decoding_backend: "xgrammar"',
+                (
+                    parameter(model, "guided_decoding_backend", "xgrammar"),
+                    no_parameter(model, "xgrammar_tokenizer_info_path"),
+                ),
                 *at(model, "xgrammar_tokenizer_info_path"),
                 severity="warning",
             )
@@ -205,7 +259,10 @@ def guided(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"guided_decoding_backend without {needed}",
-            f'{needed}: "…"',
+            (
+                person(f'{needed}: "…"'),
+                no_parameter(model, "guided_decoding_backend", "no guided_decoding_backend"),
+            ),
             *at(model, "guided_decoding_backend"),
         )
 
@@ -224,7 +281,7 @@ def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"kv_cache_host_memory_bytes {host:g} with enable_kv_cache_reuse false: nothing is ever moved there",
-            'enable_kv_cache_reuse: "true"',
+            (parameter(model, "enable_kv_cache_reuse", "true"), no_parameter(model, "kv_cache_host_memory_bytes")),
             *at(model, "kv_cache_host_memory_bytes"),
         )
     graphs = number(model, "cuda_graph_cache_size")
@@ -232,7 +289,7 @@ def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"cuda_graph_cache_size {graphs:g} without cuda_graph_mode",
-            'cuda_graph_mode: "true"',
+            (parameter(model, "cuda_graph_mode", "true"), no_parameter(model, "cuda_graph_cache_size")),
             *at(model, "cuda_graph_cache_size"),
         )
     if (
@@ -243,7 +300,7 @@ def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             "cross_kv_cache_fraction without an encoder: the server of a decoder refuses to start with it",
-            "leave it out, or encoder_model_path",
+            (no_parameter(model, "cross_kv_cache_fraction"), person("encoder_model_path, for an encoder-decoder")),
             *at(model, "cross_kv_cache_fraction"),
             severity="error",
         )
@@ -251,7 +308,7 @@ def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             "sink_token_length without max_attention_window_size",
-            'max_attention_window_size: "…"',
+            (person('max_attention_window_size: "…"'), no_parameter(model, "sink_token_length")),
             *at(model, "sink_token_length"),
         )
 

@@ -14,12 +14,14 @@ from triton_repo.lint import (  # noqa: F401
     rules_engine,
     rules_ensemble,
     rules_files,
+    rules_llm_arguments,
     rules_llmapi,
     rules_model_files,
     rules_native,
     rules_parameters,
     rules_python,
     rules_settings,
+    rules_vllm,
 )
 from triton_repo.lint.repository import read_repository
 from triton_repo.lint.rules import RULES, Finding, Hit, Rule
@@ -102,4 +104,5 @@ def _finding(rule: Rule, hit: Hit) -> Finding:
         rule.title,
         rule.why,
         rule.source,
+        hit.remedies,
     )
