@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.pbtext import Node, Text
@@ -105,7 +104,7 @@ def _drop(text: str, place: Place) -> str:
     node = tree.find(*place)
     assert node is not None, place
     parent = next(
-        (n for n in (tree.root, *(child for _, _, child in tree.root.walk())) if any(c is node for c in n.children))
+        n for n in (tree.root, *(child for _, _, child in tree.root.walk())) if any(c is node for c in n.children)
     )
     element = isinstance(place[-1], int) or "=" in str(place[-1])
     together = [n for n in parent.all(node.name) if n.start == node.start]

@@ -99,16 +99,34 @@ def trtllm_whisper(root: Path) -> None:
     )
 
 
-@published(f"{TUTORIALS}/Feature_Guide/Speculative_Decoding/vLLM/README.md")
+@published("https://docs.vllm.ai/en/v0.11.0/features/spec_decode.html")
 def vllm_speculation(root: Path) -> None:
+    """The draft model as vLLM takes it since 0.8; Triton's tutorial of 25.02 has the names before."""
     settings = {
         "model": "facebook/opt-6.7b",
-        "speculative_model": "facebook/opt-125m",
         "tensor_parallel_size": 1,
-        "num_speculative_tokens": 5,
+        "speculative_config": {"model": "facebook/opt-125m", "num_speculative_tokens": 5},
     }
     config = 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
     add(root, "opt_model", config, {"1/model.json": json.dumps(settings, indent=4)})
+
+
+@published("https://github.com/triton-inference-server/vllm_backend/blob/main/docs/llama_multi_lora_tutorial.md")
+def vllm_adapters(root: Path) -> None:
+    """The flags are texts in the tutorial, which Python takes for true."""
+    settings = {
+        "model": "/vllm_workspace/weights/backbone/llama-7b-hf",
+        "gpu_memory_utilization": 0.8,
+        "tensor_parallel_size": 2,
+        "block_size": 16,
+        "enforce_eager": "true",
+        "enable_lora": "true",
+        "max_lora_rank": 16,
+    }
+    config = 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
+    adapters = json.dumps({"alpaca": "/vllm_workspace/weights/loras/alpaca-lora-7b"})
+    files = {"1/model.json": json.dumps(settings, indent=4), "1/multi_lora.json": adapters}
+    add(root, "vllm_llama_multi_lora", config, files)
 
 
 # other backends -------------------------------------------------------------------------------------

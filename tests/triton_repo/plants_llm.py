@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.triton_repo import corpus_llm as L
+from tests.triton_repo import corpus_published as P
+from tests.triton_repo import corpus_triton as T
+from tests.triton_repo.corpus import PYTHON
 from tests.triton_repo.plants import (
     BLS,
     ENGINE,
@@ -241,6 +244,58 @@ OTHERS = [
     Plant("model.json without a model", "TF-TRI-230", L.vllm, VLLM_JSON, '"model"', '"name"', at="{"),
     Plant("share of vLLM", "TF-TRI-230", L.vllm, VLLM_JSON, "0.1", "1.1"),
     Plant("KIND_GPU and ranks", "TF-TRI-230", L.vllm_llama, "llama2vllm/config.pbtxt", "KIND_MODEL", "KIND_GPU"),
+    Plant("argument of vLLM misspelt", "TF-TRI-251", L.vllm, VLLM_JSON, "enforce_eager", "enforce_eagar"),
+    Plant("argument of vLLM that went", "TF-TRI-251", L.vllm, VLLM_JSON, '"enforce_eager"', '"disable_log_requests"'),
+    Plant("share of vLLM in quotes", "TF-TRI-252", L.vllm, VLLM_JSON, "0.1", '"0.1"'),
+    Plant("flag of vLLM in words", "TF-TRI-252", L.vllm, VLLM_JSON, "true", '"off"', at="enforce_eager"),
+    Plant(
+        "adapters without their list",
+        "TF-TRI-230",
+        P.vllm_adapters,
+        "vllm_llama_multi_lora/1/model.json",
+        "",
+        "",
+        "enable_lora",
+        None,
+        lambda r: (r / "vllm_llama_multi_lora/1/multi_lora.json").unlink(),
+    ),
+    Plant(
+        "grammar and a schedule of drafts",
+        "TF-TRI-250",
+        L.llmapi,
+        LLM_YAML,
+        "",
+        "guided_decoding_backend: xgrammar\nspeculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n"
+        "  draft_len_schedule: {1: 4, 8: 2}\n",
+        "draft_len_schedule",
+    ),
+    Plant("grammar that nobody can send", "TF-TRI-255", L.llmapi, LLM_YAML, "", "guided_decoding_backend: xgrammar\n"),
+    *(
+        Plant(name, code, L.llmapi, LLM_YAML, "", f"{line}\n")
+        for name, code, line in (
+            ("section in another section", "TF-TRI-223", "kv_cache_config: {moe_config: {backend: TRTLLM}}"),
+            ("key of the top in a section", "TF-TRI-223", "kv_cache_config: {max_seq_len: 4096, dtype: fp8}"),
+            ("key around all arguments", "TF-TRI-223", "llm_args: {max_seq_len: 4096, kv_cache_config: {dtype: fp8}}"),
+            ("graphs' sizes set twice over", "TF-TRI-223", "cuda_graph_max_batch_size: 8\ncuda_graph_config: {}"),
+            ("overlap by its old name", "TF-TRI-223", "enable_overlap_scheduler: true"),
+            ("section that is a number", "TF-TRI-223", "kv_cache_config: 0.9"),
+            ("unknown name in a section", "TF-TRI-223", "peft_cache_config: {warp_drive: 1}"),
+            ("backend of experts in small letters", "TF-TRI-225", "moe_config: {backend: Cutlass}"),
+            ("cache type of PyTorch's spelling", "TF-TRI-225", "kv_cache_config: {dtype: fp8_e4m3}"),
+            ("no such grammar library", "TF-TRI-225", "guided_decoding_backend: outlines"),
+        )
+    ),
+    Plant(
+        "Python model over all GPUs",
+        "TF-TRI-256",
+        T.python_add_sub,
+        "add_sub/config.pbtxt",
+        "KIND_CPU",
+        "KIND_GPU",
+        "KIND_GPU",
+        None,
+        lambda r: (r / "add_sub/1/model.py").write_text(f"NET = load(device_map='auto')\n{PYTHON}"),
+    ),
     Plant("native engine unfilled", "TF-TRI-027", L.native, "demo/config.pbtxt", "../../engine", "${engine_dir}"),
     Plant("native limit", "TF-TRI-028", L.native, "demo/config.pbtxt", 'string_value: "511"', 'string_value: "510"'),
     Plant(

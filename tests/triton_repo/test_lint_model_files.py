@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.edits import carry_out
 from tests.triton_repo.corpus import add, tensors
 from triton_repo.lint.onnx_graph import read_graph
 from triton_repo.lint.rules import Finding
@@ -195,3 +196,69 @@ def test_a_pointer_to_weights_that_were_not_fetched_is_found(tmp_path):
     found = lint(tmp_path / "repository", declared(8, ("input_ids", "INT64", (128,))), pointer)
     assert [finding.code for finding in found] == ["TF-TRI-155"] and found[0].path.endswith("1/model.onnx")
     assert "git lfs pull" in found[0].remedy
+
+
+def sequence_output(name: str) -> Any:
+    element = helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, []))
+    return helper.make_value_info(name, helper.make_sequence_type_proto(element))
+
+
+def test_an_output_that_is_no_tensor_is_an_error_whatever_the_configuration_says(tmp_path):
+    """Probabilities of a classifier as skl2onnx writes them unless told otherwise."""
+    graph = helper.make_graph(
+        [helper.make_node("Custom", ["x"], ["label", "probability"], domain="tests")],
+        "graph",
+        [helper.make_tensor_value_info("x", FLOAT, [None, 4])],
+        [helper.make_tensor_value_info("label", INT64, [None]), sequence_output("probability")],
+    )
+    data = helper.make_model(graph).SerializeToString()
+    for index, config in enumerate(
+        ("max_batch_size: 0\n", "max_batch_size: 0\n" + tensors("output", [("label", "INT64", (-1,))]))
+    ):
+        (error,) = lint(tmp_path / str(index), config, data)
+        assert error.code == "TF-TRI-257" and "'probability' of the model is a sequence" in error.message
+        assert "zipmap" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "message"),
+    [
+        (["batch", None, 768], (128, 768), "the model leaves it open: [-1, -1, 768]"),
+        (["batch", "length", "width"], (128, 768), "leaves it open: [-1, -1, -1]"),
+        (None, (128, 768), "does not say how many axes"),
+        (["batch", 128, 768], (128, 768), ""),
+        (["batch", None, 768], (-1, 768), ""),
+        (None, (-1, -1), ""),
+    ],
+)
+def test_a_size_that_the_model_leaves_open_and_the_configuration_fixes_is_noted(tmp_path, shape, dims, message):
+    data = model_of(IDS, [("last_hidden_state", FLOAT, shape)])
+    folder = add(
+        tmp_path / "r",
+        "bert",
+        'platform: "onnxruntime_onnx"\n'
+        + declared(8, ("input_ids", "INT64", (128,)), ("last_hidden_state", "FP32", dims)),
+    )
+    (folder / "1/model.onnx").write_bytes(data)
+    findings = lint_repository(tmp_path / "r").findings
+    assert [(f.code, f.severity) for f in findings] == ([("TF-TRI-258", "note")] if message else [])
+    if message:
+        assert message in findings[0].message
+        for remedy in findings[0].remedies:
+            if remedy.edits:
+                carry_out(remedy)
+                assert lint_repository(tmp_path / "r").findings == ()
+
+
+@pytest.mark.parametrize(("config", "message", "remedy"), FAULTS)
+def test_every_remedy_of_a_tensor_clears_it(tmp_path, config, message, remedy):
+    data = model_of(IDS, OUT)
+    for index in range(2):
+        root = tmp_path / str(index)
+        findings = lint(root, config, data)
+        ways = [way for way in findings[0].remedies if way.edits]
+        assert ways, remedy
+        if index < len(ways):
+            carry_out(ways[index])
+            after = [f for f in lint_repository(root).findings if f.severity == "error"]
+            assert len(after) == len(findings) - 1, [f.message for f in after]

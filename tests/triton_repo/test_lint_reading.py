@@ -330,7 +330,7 @@ def test_a_placeholder_of_a_type_is_told_the_types_that_it_can_be(tmp_path):
     corpus_llm.chain(root)
     path = root / "tensorrt_llm/config.pbtxt"
     for old, new, remedy in (
-        ("TYPE_FP32", "${logits_datatype}", "data_type: TYPE_FP32, TYPE_FP16, TYPE_BF16"),
+        ("TYPE_FP32", "${logits_datatype}", "data_type: TYPE_FP32, or data_type: one of TYPE_FP16, TYPE_BF16"),
         ("TYPE_INT32", "${type}", "data_type: one of TYPE_BOOL"),
     ):
         text = path.read_text()

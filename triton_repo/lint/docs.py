@@ -23,7 +23,9 @@ _AREAS = {
     "rules_llm_arguments": "The LLM API: arguments",
     "rules_vllm": "vLLM",
     "rules_model_files": "The model's file",
+    "rules_served": "The LLM API and vLLM: what is served",
     "rules_python": "Models in Python",
+    "rules_python_devices": "Models in Python: GPUs",
     "rules_completion": "Models in Python: auto-complete",
     "rules_native": "The native layout",
 }

@@ -34,6 +34,8 @@ TYPES = {
     13: "TYPE_UINT64",
     16: "TYPE_BF16",
 }
+#: the other values of a ``TypeProto``, by field
+_KINDS = {4: "sequence", 5: "map", 8: "sparse tensor", 9: "optional"}
 _GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12
 #: fields that are walked at most; a graph with more is not judged
 _MOST_FIELDS = 500_000
@@ -43,12 +45,14 @@ _MOST_FIELDS = 500_000
 class GraphTensor:
     """A tensor of the graph: Triton's type ("" for one that Triton has not), dims with -1 where the size is open.
 
-    ``dims`` is None when the file does not say how many there are.
+    ``dims`` is None when the file does not say how many there are; ``kind`` is ``tensor``, or what ONNX has beside
+    tensors.
     """
 
     name: str
     dtype: str
     dims: tuple[int, ...] | None
+    kind: str = "tensor"
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class _Walk:
 
     def _tensor(self, start: int, end: int) -> GraphTensor:
         """A ``ValueInfoProto``."""
-        name, dtype, dims = "", "", None
+        name, dtype, dims, other = "", "", None, "tensor"
         for number, a, b in self._fields(start, end):
             if number == 1:
                 name = self._data[a:b].decode()
@@ -112,7 +116,9 @@ class _Walk:
                 for kind, c, d in self._fields(a, b):
                     if kind == 1:  # a tensor; sequences and maps have no type that Triton knows
                         dtype, dims = self._type(c, d)
-        return GraphTensor(name, dtype, dims)
+                    else:
+                        other = _KINDS.get(kind, other)
+        return GraphTensor(name, dtype, dims, other)
 
     def _type(self, start: int, end: int) -> tuple[str, tuple[int, ...] | None]:
         """Element type and shape of a ``TypeProto.Tensor``."""

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from triton_repo.folder_kind import folder_kind
 from triton_repo.lint.engine_models import at, device_faults, each_engine_model
 from triton_repo.lint.files import there
 from triton_repo.lint.remedies import Edit, Remedy, here, leaving, no_parameter, parameter, person, put, together
@@ -86,9 +87,10 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
             )
         return
     if model.engine is None:
+        kind = folder_kind(folder) if folder.is_dir() else None
         yield hit(
             model,
-            f"{stated} has no config.json of an engine",
+            f"{stated} has no config.json of an engine" + (f": it is {kind}" if kind is not None else ""),
             person("the folder that trtllm-build wrote"),
             *at(model, "gpt_model_path"),
         )

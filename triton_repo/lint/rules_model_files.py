@@ -62,11 +62,7 @@ def _begins(path: Any, repository: Repository) -> bytes:
 @each_model
 def onnx_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
     message = model.message
-    if model.backend != "onnxruntime":
-        return
-    name = message.default_model_filename or "model.onnx"
-    versions = [version for version in loaded(model) if version.names is not None and name in version.names]
-    graph = read_graph(versions[-1].folder / name, repository.root) if versions else None
+    graph = _graph(model, repository)
     if graph is None or not (model.knows("input") and model.knows("output") and model.knows("max_batch_size")):
         return
     if not (message.input and message.output):
@@ -75,6 +71,68 @@ def onnx_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
     yield from _side(model, "input", message.input, graph)
     yield from _side(model, "output", message.output, graph)
     yield from _count(model, graph)
+
+
+def _graph(model: Model, repository: Repository) -> Graph | None:
+    """The graph of the newest version's ONNX file, when the model runs one and it can be read."""
+    if model.backend != "onnxruntime":
+        return None
+    name = model.message.default_model_filename or "model.onnx"
+    versions = [version for version in loaded(model) if version.names is not None and name in version.names]
+    return read_graph(versions[-1].folder / name, repository.root) if versions else None
+
+
+@rule(
+    "TF-TRI-257",
+    "error",
+    "an input or output of the ONNX model is no tensor",
+    why="Triton hands tensors over and refuses a model with sequences or maps among its inputs and outputs, as "
+    "converters of scikit-learn's classifiers write them for probabilities.",
+    source="https://github.com/triton-inference-server/onnxruntime_backend",
+)
+def not_tensors(repository: Repository) -> Iterator[Hit]:
+    for model in repository.models.values():
+        graph = _graph(model, repository)
+        for side, rows in (("input", graph.inputs), ("output", graph.outputs)) if graph is not None else ():
+            for row in rows.values():
+                if row.kind not in ("tensor", "optional"):
+                    remedy = person('convert it again with tensors only (skl2onnx: options={"zipmap": False})')
+                    yield hit(model, f"{side} {row.name!r} of the model is a {row.kind}", remedy, side)
+
+
+@rule(
+    "TF-TRI-258",
+    "note",
+    "the configuration fixes a size that the ONNX model leaves open",
+    why="An open size of an output is known only when the model has run: the server loads the model, tells clients "
+    "and ensembles the size in the file, and gives them what came out.",
+    source=thread("TS#1338"),
+)
+@each_model
+def open_outputs(model: Model, repository: Repository) -> Iterator[Hit]:
+    graph = _graph(model, repository)
+    if graph is None or not (model.knows("output", "dims") and model.knows("max_batch_size")):
+        return
+    batching = model.message.max_batch_size > 0
+    for index, row in enumerate(model.message.output):
+        found = graph.outputs.get(row.name)
+        if found is None or row.HasField("reshape"):
+            continue
+        if found.dims is None:
+            if found.kind == "tensor" and any(dim > 0 for dim in row.dims):
+                message = (
+                    f"output {row.name!r} is {text(row.dims)} here, and the model does not say how many axes it has"
+                )
+                yield hit(model, message, person("a model exported with the output's shape"), "output", index, "dims")
+            continue
+        shape = full(row.dims, batching)
+        if len(shape) != len(found.dims):
+            continue  # that is a finding of its own
+        fixed = [i for i, (a, b) in enumerate(zip(found.dims, shape, strict=True)) if a == -1 and b > 0]
+        if fixed:
+            open_ = [-1 if i in fixed else dim for i, dim in enumerate(shape)][1 if batching else 0 :]
+            message = f"output {row.name!r} is {text(row.dims)} here, and the model leaves it open: {text(found.dims)}"
+            yield hit(model, message, put(model, text(open_), "output", index, "dims"), "output", index, "dims")
 
 
 def _completed(model: Model, graph: Graph) -> Iterator[Hit]:

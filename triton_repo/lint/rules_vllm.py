@@ -145,12 +145,23 @@ def _instead(name: str, gone: Gone, path: Path, document: Mapping[str, Any]) -> 
             return (leave,)
         return (together(leave, key(path, not value, gone.inverse), text=_json(gone.inverse, not value)), leave)
     place = tuple((gone.to or "").split(".")) if gone.to else ()
-    inner = document.get(place[0], {}) if place else None
-    if isinstance(inner, dict) and (len(place) == 1) == (not inner) and place[-1] not in inner:
+    if place and _free(document, place):
         return (together(leave, key(path, value, *place), text=_json(".".join(place), value)), leave)
     if gone.says is not None:
         return (leave, person(gone.says))
     return (leave,)
+
+
+def _free(document: Mapping[str, Any], place: tuple[str, ...]) -> bool:
+    """Whether a key can be set there: it is not there, and what is above it, if anything, is an object."""
+    value: Any = document
+    for part in place:
+        if not isinstance(value, dict):
+            return False
+        if part not in value:
+            return True
+        value = value[part]
+    return False
 
 
 def _json(name: str, value: Any) -> str:

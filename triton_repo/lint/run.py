@@ -20,6 +20,8 @@ from triton_repo.lint import (  # noqa: F401
     rules_native,
     rules_parameters,
     rules_python,
+    rules_python_devices,
+    rules_served,
     rules_settings,
     rules_vllm,
 )

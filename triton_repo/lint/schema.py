@@ -244,7 +244,8 @@ def _filled(config: Config, node: Node, descriptor: Any) -> tuple[Remedy, ...]:
     filled = (Remedy(f"{node.name}: {value}", (_spliced(config, node, value),)),) if value else ()
     if row.enum_type is not None:
         names = list(known.values) if known is not None else [v.name for v in row.enum_type.values if v.number]
-        return (*filled, person("one of " + ", ".join(names)))
+        rest = [name for name in names if not value or name != value]
+        return (*filled, person(f"{node.name}: one of " + ", ".join(rest)))
     if filled:
         return filled
     if row.cpp_type == row.CPPTYPE_STRING:

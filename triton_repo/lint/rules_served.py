@@ -1,0 +1,124 @@
+"""Rules on what a model of the LLM API or of vLLM is to serve: the folder it loads, and what requests can ask of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from triton_repo.folder_kind import folder_kind
+from triton_repo.lint.remedies import no_key, person
+from triton_repo.lint.repository import Model, Repository
+from triton_repo.lint.roles import is_vllm
+from triton_repo.lint.rules import Hit, each_model, hit_file, rule, thread
+from triton_repo.lint.rules_llmapi import each_document
+from triton_repo.lint.settings import Lines, file_of
+
+#: kinds of folders that each loads
+_LLMAPI = ("a Hugging Face checkpoint",)
+_VLLM = (*_LLMAPI, "a checkpoint in its maker's own format", "a GGUF file in a folder")
+
+
+@rule(
+    "TF-TRI-253",
+    "error",
+    "the folder that is named as the model is no checkpoint that can be loaded",
+    why="The PyTorch backend and vLLM load Hugging Face checkpoints. A TensorRT-LLM checkpoint (architecture, "
+    "rank0.safetensors) is what trtllm-build reads, and an engine is what it writes.",
+    source=thread("TL#10739"),
+)
+@each_document
+def llmapi_folder(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    section = document.get("speculative_config")
+    named: list[tuple[str, ...]] = [("model",)]
+    if isinstance(section, dict):
+        named += [
+            ("speculative_config", key) for key in ("speculative_model", "speculative_model_dir") if key in section
+        ]
+    for place in named:
+        value = document[place[0]] if len(place) == 1 and place[0] in document else None
+        value = section[place[1]] if len(place) == 2 and isinstance(section, dict) else value
+        yield from _folder(model, path, text, place, value, _LLMAPI)
+
+
+@rule(
+    "TF-TRI-254",
+    "error",
+    "the folder that model.json names as the model is no checkpoint that can be loaded",
+    why="vLLM loads checkpoints of Hugging Face or of Mistral, and GGUF files; a TensorRT-LLM checkpoint or engine is "
+    "neither.",
+    source="https://docs.vllm.ai/en/stable/models/supported_models/",
+)
+@each_model
+def vllm_folder(model: Model, repository: Repository) -> Iterator[Hit]:
+    found = file_of(model, "model.json") if is_vllm(model) else None
+    if found is None:
+        return
+    try:
+        document = json.loads(found[1])
+    except (ValueError, RecursionError):
+        return
+    if isinstance(document, dict):
+        yield from _folder(model, *found, ("model",), document.get("model"), _VLLM)
+
+
+def _folder(
+    model: Model, path: Path, text: str, place: tuple[str, ...], value: object, loads: tuple[str, ...]
+) -> Iterator[Hit]:
+    """The folder, when it can be reached from here; a name on the hub cannot."""
+    folder = model.here(value) if isinstance(value, str) and value.strip() else None
+    if folder is None or not folder.is_dir():
+        return
+    kind = folder_kind(folder)
+    if kind is None or kind in loads:
+        return
+    ways = {
+        "a TensorRT-LLM checkpoint": "the Hugging Face checkpoint that it was made from; this one is built into an "
+        "engine by trtllm-build up to 1.2.1 (layout inflight_batcher_llm)",
+        "a TensorRT-LLM engine": "the Hugging Face checkpoint that it was built from; an engine is served by "
+        "the layout inflight_batcher_llm up to 1.2.1",
+        "a LoRA adapter": "the model that it adapts; the adapter goes into lora_config",
+    }
+    message = f"{'.'.join(place)}: {value} is {kind}"
+    remedy = person(ways.get(kind, "the folder of a Hugging Face checkpoint, with its config.json"))
+    yield hit_file(model, path, message, remedy, Lines(text).of(*place))
+
+
+#: setting of model.yaml → (part of an input's or output's name that asks for it, what is missing without it)
+_ASKED = {
+    "guided_decoding_backend": ("guided_decoding", "no request can carry a grammar"),
+    "lora_config": ("lora", "no request can name an adapter"),
+    "logits_post_processors": ("logits_post_processor", "no request can name one"),
+    "gather_generation_logits": ("generation_logits", "no response can carry them"),
+}
+
+
+@rule(
+    "TF-TRI-255",
+    "warning",
+    "a setting that no request can ask for",
+    why="The model's tensors are all that a client can send and get. NVIDIA's llmapi layout has none for guided "
+    "decoding: the backend is loaded, takes memory and time, and is never used.",
+    source="https://github.com/NVIDIA/TensorRT/issues/4855",
+)
+@each_document
+def unasked(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    names = [row.name for row in (*model.message.input, *model.message.output)]
+    if not names or not (model.knows("input") and model.knows("output")):
+        return
+    for setting, (part, without) in _ASKED.items():
+        value = document.get(setting)
+        if not value or any(part in name for name in names) or part in (model.code or ""):
+            continue
+        yield hit_file(
+            model,
+            path,
+            f"{setting} is set and the model has no tensor of {part}: {without}",
+            (
+                no_key(path, setting),
+                person("tensors for it in config.pbtxt and model.py; trtforge triton emit writes them"),
+                person("trtllm-serve, whose requests can"),
+            ),
+            Lines(text).of(setting),
+        )
