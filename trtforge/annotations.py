@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from trtforge.redaction import redact
+from trtforge.redaction import redact, redact_value
 
 Severity = Literal["error", "warning", "note"]
 
@@ -73,7 +73,7 @@ def sarif(annotations: Sequence[Annotation], *, tool: str = "trtforge", version:
     driver: dict[str, Any] = {"name": tool, "rules": rules}
     if version:
         driver["semanticVersion"] = version
-    return {
+    document: dict[str, Any] = {
         "$schema": SARIF_SCHEMA,
         "version": SARIF_VERSION,
         "runs": [
@@ -84,6 +84,8 @@ def sarif(annotations: Sequence[Annotation], *, tool: str = "trtforge", version:
             }
         ],
     }
+    shown: dict[str, Any] = redact_value(document)
+    return shown
 
 
 def sarif_text(annotations: Sequence[Annotation], *, version: str | None = None) -> str:
@@ -99,14 +101,14 @@ def github(annotations: Iterable[Annotation]) -> str:
 def _rule(code: str, found: Sequence[Annotation]) -> dict[str, Any]:
     first = found[0]
     title = first.title or first.message
-    why = redact(first.why or title)
+    why = first.why or title
     link = _URL.search(first.source)
     worst = "error" if any(item.severity == "error" for item in found) else first.severity
     rule: dict[str, Any] = {
         "id": code,
-        "shortDescription": {"text": redact(title)},
+        "shortDescription": {"text": title},
         "fullDescription": {"text": why},
-        "help": {"text": why + (f" Source: {redact(first.source)}" if first.source else "")},
+        "help": {"text": why + (f" Source: {first.source}" if first.source else "")},
         "defaultConfiguration": {"level": worst},
     }
     if link:
@@ -119,7 +121,7 @@ def _result(item: Annotation, index: int) -> dict[str, Any]:
         "ruleId": item.code,
         "ruleIndex": index,
         "level": item.severity,
-        "message": {"text": redact(_sentence(item))},
+        "message": {"text": _sentence(item)},
     }
     if item.file is not None:
         location: dict[str, Any] = {"artifactLocation": _artifact(item.file)}
@@ -130,7 +132,7 @@ def _result(item: Annotation, index: int) -> dict[str, Any]:
             location["region"] = region
         result["locations"] = [{"physicalLocation": location}]
     if item.waived is not None:
-        result["suppressions"] = [{"kind": "external", "justification": redact(item.waived)}]
+        result["suppressions"] = [{"kind": "external", "justification": item.waived}]
     return result
 
 

@@ -79,6 +79,8 @@ def render_chat(
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise _bad_messages(repr(message)[:80])
+    if tools is not None and (isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence)):
+        raise _bad_messages(f"tools: {repr(tools)[:80]}")
     given = {
         **variables,
         "messages": [dict(message) for message in messages],
@@ -134,7 +136,7 @@ def _cannot_render(why: str) -> NoReturn:
 def _bad_messages(asked: str) -> ForgeError:
     return ForgeError(
         "TF-RUN-092",
-        "a chat is a non-empty list of messages with a role and a content",
+        "a chat is a non-empty list of messages with a role and a content, and its tools are a list",
         asked=asked,
         why="the chat template reads role and content of every message",
         remedies=['send [{"role": "user", "content": "…"}]'],

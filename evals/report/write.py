@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evals.report.model import Plot, Report, Section, Table
 from evals.report.plots import render_svg
+from trtforge.redaction import redact, redact_value
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
@@ -23,12 +24,12 @@ _STATES = {True: "passed", False: "failed", None: "incomplete"}
 
 
 def write_report(report: Report, out: Path) -> list[Path]:
-    """Write ``report.json``, ``report.md`` and ``report.html`` below ``out``; returns their paths."""
+    """Write ``report.json``, ``report.md`` and ``report.html`` below ``out``, without secrets; returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
     files = {
-        "report.json": json.dumps(report.to_json(), indent=2, sort_keys=True) + "\n",
-        "report.md": render_markdown(report),
-        "report.html": render_html(report),
+        "report.json": json.dumps(redact_value(report.to_json()), indent=2, sort_keys=True) + "\n",
+        "report.md": redact(render_markdown(report)),
+        "report.html": redact(render_html(report)),
     }
     paths = []
     for name, text in files.items():

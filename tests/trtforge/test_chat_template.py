@@ -244,6 +244,12 @@ def test_what_json_does_not_have_is_refused(content: object) -> None:
         render_chat(ORDINARY, [{"role": "user", "content": content}])
 
 
+@pytest.mark.parametrize("tools", ["name", b"name", 7, {"name": "f"}])
+def test_tools_are_a_list(tools: object) -> None:
+    with pytest.raises(ForgeError, match="TF-RUN-092"):
+        render_chat(ORDINARY, CHAT, tools=tools)  # type: ignore[arg-type]
+
+
 def test_text_of_any_kind_comes_back_whole() -> None:
     text = "é\0\ud800\U0001f600\n" * 50000
     assert render_chat("{{ messages[0].content }}", [{"role": "user", "content": text}]) == text

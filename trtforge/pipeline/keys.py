@@ -13,6 +13,7 @@ from typing import Any
 
 from trtforge.pipeline.stage import Artifact, Stage
 from trtforge.recipe.schema import Recipe
+from trtforge.redaction import redact_value
 from trtforge.store.hashing import hash_json
 from trtforge.store.machine import tool_versions
 
@@ -20,11 +21,14 @@ _MISSING = object()
 
 
 def ingredients_of(stage: Stage, recipe: Recipe, recipe_dir: Path, inputs: Mapping[str, Artifact]) -> dict[str, Any]:
-    """Everything that decides the result of ``stage``, JSON-able; raises what ``stage.section`` raises."""
+    """Everything that decides the result of ``stage``, JSON-able; raises what ``stage.section`` raises.
+
+    It is recorded and printed, so a secret in a recipe's texts is masked here, before it enters the key.
+    """
     return {
         "stage": stage.name,
         "code_version": stage.code_version,
-        "section": stage.section(recipe, recipe_dir),
+        "section": redact_value(stage.section(recipe, recipe_dir)),
         "inputs": {name: inputs[name].manifest["content_hash"] for name in stage.needs},
         "tools": tool_versions(stage.tools),
         "host": host_facts_of(stage),

@@ -32,6 +32,7 @@ from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.paths import user_path
 from trtforge.pipeline.stage import Artifact, StageResult
 from trtforge.progress import Progress
+from trtforge.redaction import redact_value
 from trtforge.store import locks
 from trtforge.store.files import free_bytes, fsync_path, read_json, remove_tree, tree_bytes, write_json_atomic
 from trtforge.store.hashing import json_safe
@@ -263,7 +264,7 @@ class Store:
             ForgeError: TF-STO-003 on content that cannot be published.
         """
         content = list_content(temporary, measured=result.measured, advance=advance)
-        summary, measurements = json_safe(result.summary), json_safe(result.measurements)
+        summary, measurements = redact_value(json_safe(result.summary)), redact_value(json_safe(result.measurements))
         step("publish.hashed")
         manifest: dict[str, Any] = {
             "schema": SCHEMA_VERSION,

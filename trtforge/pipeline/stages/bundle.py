@@ -30,6 +30,7 @@ from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, siz
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
 from trtforge.pipeline.stages.targets import left_out, not_run
 from trtforge.recipe.schema import Recipe
+from trtforge.redaction import redact_value
 from trtforge.store.export import copy_artifact, copy_artifact_file
 from trtforge.store.hashing import hash_file
 
@@ -120,10 +121,10 @@ def provenance(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """The resolved recipe as YAML that loads back to the same recipe."""
+    """The resolved recipe as YAML that loads back to the same recipe, but for secrets in its texts."""
     import yaml
 
-    path.write_text(yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    path.write_text(yaml.safe_dump(redact_value(plain(recipe)), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, Any]:
