@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from triton_repo.history import Change, load_history
+from triton_repo.callers import calls
+from triton_repo.engine_versions import engine_version
+from triton_repo.history import Change, History, load_history
 from triton_repo.lint.files import MAX_BYTES, Unreadable, entries, inside
 from triton_repo.lint.repository import Model, Repository, read_repository
 from triton_repo.lint.roles import role
 from triton_repo.parameters import load_parameters
 from triton_repo.places import same_folder, same_place
 from triton_repo.settings_files import NAMES, PLACES, changes, read_settings
+from trtforge.errors import ForgeError
 
 Kind = Literal["added", "removed", "changed", "renamed", "meaning", "location"]
 _NAMES = {"input": "name", "output": "name", "step": "model_name", "model_warmup": "name", "control_input": "name"}
@@ -78,7 +81,8 @@ def diff_repositories(old: Path, new: Path) -> Comparison:
         if one is None and other is not None:
             found.append(Difference("added", name, "", None, other.backend or None, "a model more", str(other.folder)))
         elif other is None and one is not None:
-            meaning = "clients and ensembles that ask it are refused"
+            asking = [call.caller.name for call in calls(before, one) if call.caller.name in after.models]
+            meaning = "clients and ensembles that ask it are refused" + (f": {', '.join(asking)}" if asking else "")
             found.append(Difference("removed", name, "", one.backend or None, None, meaning, str(one.folder)))
         elif one is not None and other is not None:
             found += _models(one, other, crossed)
@@ -86,11 +90,15 @@ def diff_repositories(old: Path, new: Path) -> Comparison:
 
 
 def infer_versions(repository: Repository) -> tuple[str, str] | None:
-    """The oldest and the newest version of ``inflight_batcher_llm`` that the parameters fit; None without one.
+    """The oldest and the newest version of ``inflight_batcher_llm`` that the repository fits; None without one.
 
-    A parameter that is there was added by then; one that a later version dropped was not dropped yet.
+    An engine that can be read says its version, and it is served by no other. Else a parameter that is there was added
+    by then, and one that a later version dropped was not dropped yet.
     """
     history = load_history()
+    built = _built(repository, history)
+    if built is not None:
+        return history.versions[built], history.versions[built]
     low, high, seen = 0, len(history.versions) - 1, False
     for model in repository.models.values():
         found = role(model)
@@ -108,6 +116,19 @@ def infer_versions(repository: Repository) -> tuple[str, str] | None:
     if not seen:
         return None
     return history.versions[min(low, high)], history.versions[high]
+
+
+def _built(repository: Repository, history: History) -> int | None:
+    """Where the version of the newest engine stands; None where no engine says one that the table has."""
+    found = []
+    for model in repository.models.values():
+        said = engine_version(model) if role(model) == "tensorrt_llm" else None
+        if said is not None:
+            try:
+                found.append(history.index(said))
+            except ForgeError:
+                continue
+    return max(found, default=None)
 
 
 def _crossed(old: tuple[str, str] | None, new: tuple[str, str] | None) -> list[Change]:

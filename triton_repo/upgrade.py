@@ -1,26 +1,28 @@
 """Moves a repository of TensorRT-LLM models to another version of Triton's backend, beside the old one.
 
 Within the engine versions the texts are edited in place of what changed, and all else (comments, order, hand
-edits) stays as it was. To 1.3 and later, where engines are not run any more, the repository becomes one model of
-the LLM API; settings without a counterpart are listed. Whatever moves its meaning is said. The old repository is
-never written to, and links that leave it are not followed.
+edits) stays as it was. To 1.3 and later, where engines are not run any more, the chain around the engine becomes one
+model of the LLM API; settings without a counterpart are listed. Other models are carried over as they are, and those
+that ask a model that changed are named. Whatever moves its meaning is said. The old repository is never written to, and
+links that leave it are not followed.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from triton_repo.callers import calls
+from triton_repo.copying import copy_repository
 from triton_repo.diff import infer_versions
 from triton_repo.edits import Editor, parameter_text
+from triton_repo.engine_versions import engine_version
 from triton_repo.history import Change, load_history
 from triton_repo.layouts.writing import writing
-from triton_repo.lint.files import Unreadable, entries, inside
 from triton_repo.lint.repository import HOLE, Model, Repository, read_repository
 from triton_repo.lint.roles import Chain, chain, role
+from triton_repo.lint.rules import listed
 from triton_repo.lint.run import lint_repository
 from triton_repo.upgrade_llmapi import write_llmapi
 from triton_repo.upgrade_report import Step, Upgrade
@@ -38,7 +40,7 @@ def upgrade_repository(
         folder: the repository; it is only read.
         out: a new or empty folder outside of it.
         to: version of the backend (``0.19``, ``1.2.1``) or of TensorRT-LLM (1.3 and later: the LLM API).
-        since: the version that the repository belongs to; found from its parameters when not given.
+        since: the version that the repository belongs to; found from its engine or its parameters when not given.
         checkpoint: for 1.3 and later: the Hugging Face checkpoint that the engine was built from.
 
     Raises:
@@ -87,11 +89,46 @@ def upgrade_repository(
         if llmapi:
             write_llmapi(repository, models, target, result, checkpoint)
         else:
-            _copy(repository, target, result)
+            copy_repository(repository.root, target, result)
             _edit_all(repository, models, target, result, history.between(old, to))
+            _say_callers(repository, models, result, history.between(old, to))
+        _say_engines(models, result, to)
     _say_lost_paths(models.preprocessing[:1] if llmapi else models.all, out, result, checkpoint)
     result.findings = lint_repository(out).findings
     return result
+
+
+def _say_engines(models: Chain, result: Upgrade, to: str) -> None:
+    """An engine is loaded by the version that built it and by no other."""
+    for model in models.engines:
+        built, path = engine_version(model), model.raw_parameter("gpt_model_path") or "the engine"
+        if result.layout == "llmapi":
+            meaning = (
+                "engines are not run any more: the LLM API loads the checkpoint; one that was quantized for the engine "
+            )
+            meaning += "is quantized again (ModelOpt, Hugging Face export)"
+        elif built is not None and built.removesuffix(".0") == to.removeprefix("v").removesuffix(".0"):
+            continue
+        else:
+            by = f"built by TensorRT-LLM {built}" if built is not None else "built by an earlier version, if it is old"
+            meaning = f"{by}; {to} loads its own engines only: rebuild the engine with trtllm-build of {to}"
+        result.left.append(Step(model.name, "left", f"engine {path}", meaning))
+
+
+def _say_callers(repository: Repository, models: Chain, result: Upgrade, changes: list[Change]) -> None:
+    """Models of the repository's owner that ask an engine's model: whether what they ask with has another name now."""
+    for engine in models.engines:
+        renamed = {c.name: c for c in changes if c.kind == "tensor_renamed" and c.model == "tensorrt_llm"}
+        for call in calls(repository, engine):
+            if call.caller.is_ensemble or role(call.caller) is not None:
+                continue  # edited, or said already
+            moved = [f"{name} → {renamed[name].to}" for name in call.tensors if name in renamed]
+            asks = f"it asks {engine.name} with {listed(call.tensors)}" if call.tensors else f"it asks {engine.name}"
+            if moved:
+                meaning = f"{asks}: {', '.join(moved)} since {result.new_version}, change its code"
+                result.left.append(Step(call.caller.name, "left", call.where, meaning))
+            else:
+                result.done.append(Step(call.caller.name, "kept", call.where, f"{asks}: names that stay"))
 
 
 def _say_lost_paths(models: Sequence[Model], out: Path, result: Upgrade, checkpoint: str | None) -> None:
@@ -139,57 +176,6 @@ def _readable(repository: Repository) -> None:
             why="; ".join(broken[:5]),
             remedies=["correct it first: trtforge triton lint"],
         )
-
-
-# copying -----------------------------------------------------------------------------------------
-def _copy(repository: Repository, target: Path, result: Upgrade) -> None:
-    """Copy every file; links inside stay links, links that leave the repository are made absolute."""
-    root = repository.root.resolve()
-    folders = [(root, target)]
-    while folders:
-        source, place = folders.pop()
-        place.mkdir(exist_ok=True)
-        try:
-            listing = entries(source)
-        except Unreadable as error:
-            raise _uncopied(source, error.reason) from None
-        for entry in listing:
-            path, new = source / entry.name, place / entry.name
-            if entry.is_symlink():
-                _copy_link(path, new, root, result)
-            elif entry.is_dir(follow_symlinks=False):
-                folders.append((path, new))
-            elif entry.is_file(follow_symlinks=False):
-                try:
-                    shutil.copy2(path, new, follow_symlinks=False)
-                except OSError as error:
-                    raise _uncopied(path, (error.strerror or str(error)).lower()) from None
-            else:
-                raise _uncopied(path, f"it is no file ({stat.filemode(path.lstat().st_mode)})")
-
-
-def _copy_link(path: Path, new: Path, root: Path, result: Upgrade) -> None:
-    stated = str(path.readlink())
-    try:
-        inside(path, root)
-        absolute = Path(stated).is_absolute()
-    except Unreadable as error:
-        absolute = error.outside
-    if absolute and not Path(stated).is_absolute():
-        stated = os.path.normpath(path.parent / stated)
-        what = f"link {path.relative_to(root)}"
-        result.done.append(Step(path.relative_to(root).parts[0], "kept", what, f"it leaves the repository: {stated}"))
-    new.symlink_to(stated)
-
-
-def _uncopied(path: Path, reason: str) -> ForgeError:
-    return ForgeError(
-        "TF-TRI-242",
-        f"{path} cannot be copied",
-        asked=str(path),
-        why=reason,
-        remedies=["make it a readable file, or move it out of the repository"],
-    )
 
 
 # editing -----------------------------------------------------------------------------------------

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from triton_repo.callers import calls
+from triton_repo.copying import copy_repository
 from triton_repo.history import Counterpart, load_history
 from triton_repo.layouts import llmapi
 from triton_repo.lint.repository import Engine, Model, Repository
 from triton_repo.lint.roles import Chain, device_sets
+from triton_repo.lint.rules import listed
 from triton_repo.upgrade_report import Step, Upgrade
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Recipe
@@ -30,7 +33,7 @@ CLIENT_NAMES = {
 
 
 def write_llmapi(repository: Repository, models: Chain, target: Path, result: Upgrade, checkpoint: str | None) -> None:
-    """Write the repository below ``target``, an empty folder.
+    """Write the repository below ``target``, an empty folder: the one model, and every model beside the chain.
 
     Raises:
         ForgeError: TF-TRI-245 when the checkpoint is not known, TF-TRI-246 when there is not one engine.
@@ -62,32 +65,74 @@ def write_llmapi(repository: Repository, models: Chain, target: Path, result: Up
             )
         )
     decoupled = bool(engine.message.model_transaction_policy.decoupled)
-    emitted = target / "emitted"
+    gone = _gone(models, repository)
+    copy_repository(repository.root, target, result, gone)
+    name = _name(repository, engine, gone)
+    emitted = target / ".emitted"
     llmapi.emit(_recipe(engine, decoupled), emitted, model_reference=model_reference)
-    (emitted / "tensorrt_llm").rename(target / "tensorrt_llm")
+    (emitted / "tensorrt_llm").rename(target / name)
     emitted.rmdir()
-    path = target / "tensorrt_llm" / "1" / "model.yaml"
+    if name != "tensorrt_llm":
+        config = target / name / "config.pbtxt"
+        text = config.read_text(encoding="utf-8").replace('name: "tensorrt_llm"', f'name: "{name}"', 1)
+        config.write_text(text, encoding="utf-8")
+    path = target / name / "1" / "model.yaml"
     settings = yaml.safe_load(path.read_text(encoding="utf-8"))["triton_config"]
     document = {"triton_config": settings, **_arguments(engine, model_reference, result, settings)}
     path.write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
     result.done.append(
         Step(
-            "tensorrt_llm",
+            name,
             "rewritten",
             "one model of the LLM API",
-            f"in place of {', '.join(_gone(models, repository))}",
+            f"in place of {', '.join(sorted(gone))}",
         )
     )
-    _clients(repository, result)
+    _others(repository, gone, name, result)
+    _clients(repository, gone, result)
 
 
 def _tokenizer(models: Chain) -> str | None:
     return next((t for m in models.preprocessing if (t := m.parameter("tokenizer_dir")) is not None), None)
 
 
-def _gone(models: Chain, repository: Repository) -> list[str]:
-    ensembles = [model.name for model in repository.models.values() if model.is_ensemble]
-    return sorted({*(model.name for model in models.all), *ensembles})
+def _gone(models: Chain, repository: Repository) -> set[str]:
+    """The models that the one model replaces: those of the chain, and ensembles that hold nothing else."""
+    gone = {model.name for model in models.all}
+    ensembles = [model for model in repository.models.values() if model.is_ensemble]
+    while True:
+        more = {
+            model.name
+            for model in ensembles
+            if {step.model_name for step in model.message.ensemble_scheduling.step} <= gone and model.name not in gone
+        }
+        if not more:
+            return gone
+        gone |= more
+
+
+def _name(repository: Repository, engine: Model, gone: set[str]) -> str:
+    """What the one model is called: as NVIDIA's is, unless a model that stays has that name."""
+    taken = "tensorrt_llm" in repository.models and "tensorrt_llm" not in gone
+    return engine.name if taken else "tensorrt_llm"
+
+
+def _others(repository: Repository, gone: set[str], name: str, result: Upgrade) -> None:
+    """Say of every model that stays that it does, and which of them ask a model that is no more."""
+    asking: dict[str, list[str]] = {}
+    for replaced in sorted(gone):
+        for call in calls(repository, repository.models[replaced]):
+            if call.caller.name not in gone:
+                with_ = f" with {listed(call.tensors)}" if call.tensors else ""
+                asking.setdefault(call.caller.name, []).append(f"{call.where} asks {replaced}{with_}")
+    for model in sorted(repository.models):
+        if model in gone:
+            continue
+        result.done.append(Step(model, "copied", "the whole model", "as it is; it is none of the engine's chain"))
+        if model in asking:
+            takes = "text_input and sampling_param_* (no token ids)"
+            meaning = f"{'; '.join(asking[model])}: {name} takes {takes} and gives text_output, change the call"
+            result.left.append(Step(model, "left", "its calls", meaning))
 
 
 def _recipe(engine: Model, decoupled: bool) -> Recipe:
@@ -188,10 +233,10 @@ def _converted(value: str, counterpart: Counterpart) -> Any:
     return value.upper() if kind == "upper" else value
 
 
-def _clients(repository: Repository, result: Upgrade) -> None:
-    """What clients must send under another name, and what they cannot send any more."""
+def _clients(repository: Repository, gone: set[str], result: Upgrade) -> None:
+    """What clients of an ensemble that is replaced must send under another name, and what they cannot send any more."""
     for model in repository.models.values():
-        if not model.is_ensemble:
+        if not model.is_ensemble or model.name not in gone:
             continue
         inputs = [row.name for row in model.message.input]
         renamed = [f"{name} → {CLIENT_NAMES[name]}" for name in inputs if name in CLIENT_NAMES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -291,3 +292,108 @@ def test_edits_keep_what_they_do_not_touch():
     editor.value(node, "8")
     editor.append('backend: "python"\n')
     assert editor.apply() == text.replace("4", "8") + '\nbackend: "python"\n'
+
+
+# repositories with models of their owner's ---------------------------------------------------------------
+TALKER = (
+    "class TritonPythonModel:\n    def execute(self, requests):\n        request = pb_utils.InferenceRequest(\n"
+    '            model_name="tensorrt_llm",\n            requested_output_names=["output_ids", "sequence_length"],\n'
+    '            inputs=[tensor("input_ids"), tensor("input_lengths"), tensor("request_output_len"), tensor(SEED)],\n'
+    "        )\n        return []\n"
+)
+
+
+def speech(root: Path, version: str = "0.20.0", seed: str = '"temperature"') -> None:
+    """A text-to-speech repository as CosyVoice2's: the engine, a talker that asks it by token ids, a vocoder."""
+    engine = engine_folder(root.parent / "engine")
+    document = json.loads((engine / "config.json").read_text())
+    (engine / "config.json").write_text(json.dumps({**document, "version": version}))
+    config = engine_config(values={"gpt_model_path": str(engine), "kv_cache_free_gpu_mem_fraction": "0.6"})
+    add(root, "tensorrt_llm", config, {"1/.keep": ""})
+    rows = tensors("input", [("text", "STRING", (1,))]) + tensors("output", [("waveform", "FP32", (-1,))])
+    add(root, "talker", f'backend: "python"\n{rows}', {"1/model.py": TALKER.replace("SEED", seed)})
+    add(root, "vocoder", f'backend: "python"\n{rows}', PY)
+
+
+def test_other_models_stay_and_those_that_ask_the_engine_are_named(tmp_path):
+    root = tmp_path / "old"
+    speech(root)
+    result = upgrade_repository(root, tmp_path / "new", to="1.3", checkpoint="/models/qwen2")
+    assert result.passed and result.old_version == "0.20"
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["talker", "tensorrt_llm", "vocoder"]
+    for model in ("talker", "vocoder"):
+        assert snapshot(root / model) == snapshot(tmp_path / "new" / model)
+    assert {step.model for step in result.done if step.action == "copied"} == {"talker", "vocoder"}
+    (asked,) = [step for step in result.left if step.model == "talker"]
+    assert "model.py:4 asks tensorrt_llm with" in asked.meaning and "input_ids" in asked.meaning
+    assert "text_input" in asked.meaning
+    assert any(step.what.startswith("engine") and "checkpoint" in step.meaning for step in result.left)
+
+
+@pytest.mark.parametrize("seed", ['"temperature"', '"random_seed"'])
+def test_within_the_engine_versions_the_engine_is_rebuilt_and_callers_with_renamed_tensors_are_named(tmp_path, seed):
+    root = tmp_path / "old"
+    speech(root, seed=seed)
+    path = root / "tensorrt_llm/config.pbtxt"
+    path.write_text(path.read_text().replace('"temperature"', seed))
+    result = upgrade_repository(root, tmp_path / "new", to="1.2.1")
+    assert result.passed and (result.old_version, result.new_version) == ("0.20", "1.2.1")
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["talker", "tensorrt_llm", "vocoder"]
+    (engine,) = [step for step in result.left if step.what.startswith("engine ")]
+    assert "built by TensorRT-LLM 0.20.0" in engine.meaning and "rebuild the engine" in engine.meaning
+    callers = [step for step in (*result.left, *result.done) if step.model == "talker"]
+    assert [step.action for step in callers] == ["left" if "seed" in seed else "kept"]
+    assert callers[0].what == "model.py:4" and ("random_seed → seed" in callers[0].meaning) == ("seed" in seed)
+
+
+def test_nothing_is_rebuilt_where_the_engine_is_of_the_version(tmp_path):
+    root = tmp_path / "old"
+    speech(root, version="1.2.1")
+    result = upgrade_repository(root, tmp_path / "new", to="1.2.1")
+    assert result.left == [] and result.old_version == "1.2.1"
+
+
+def test_the_version_is_the_engines_wherever_it_lies(tmp_path):
+    root = tmp_path / "old"
+    chain(root, values={"gpt_model_path": "${engine_dir}"})
+    engine_folder(root / "tensorrt_llm/1")
+    config = root / "tensorrt_llm/1/config.json"
+    config.write_text(config.read_text().replace('"1.2.1"', '"0.17.0.post1"'))
+    assert infer_versions(read_repository(root)) == ("0.17", "0.17")
+    config.write_text(config.read_text().replace('"0.17.0.post1"', '"of no form"'))
+    assert infer_versions(read_repository(root)) == ("0.9", "1.2.1")  # of its BLS model
+
+
+def test_no_model_vanishes_however_many_there_are(tmp_path):
+    root = tmp_path / "old"
+    chain(root)
+    for index in range(40):
+        add(
+            root,
+            f"own_{index}",
+            'backend: "python"\n',
+            {"1/model.py": PYTHON + f"    asks = 'postprocessing'  # {index}\n"},
+        )
+    io = tensors("input", [("text_input", "STRING", (1,))]) + tensors("output", [("text_output", "STRING", (-1,))])
+    first = step("preprocessing", {"QUERY": "text_input"}, {"INPUT_ID": "_i"})
+    mixed = steps(first, step("own_0", {"x": "_i"}, {"y": "text_output"}))
+    add(root, "mixed", f'platform: "ensemble"\nmax_batch_size: 4\n{io}{mixed}')
+    result = upgrade_repository(root, tmp_path / "new", to="1.3", checkpoint="/m")
+    expected = {"tensorrt_llm", "mixed", *(f"own_{index}" for index in range(40))}
+    assert {p.name for p in (tmp_path / "new").iterdir()} == expected
+    left = {step.model: step.meaning for step in result.left if step.what == "its calls"}
+    assert set(left) == {"mixed", *(f"own_{index}" for index in range(40))}
+    assert "step 1 asks preprocessing with INPUT_ID, QUERY" in left["mixed"]
+    gone = {d.model: d.meaning for d in diff_repositories(root, tmp_path / "new").differences if d.kind == "removed"}
+    assert "own_0" in gone["postprocessing"] and "mixed" in gone["preprocessing"]
+
+
+def test_the_one_model_takes_the_engines_name_where_its_own_is_taken(tmp_path):
+    root = tmp_path / "old"
+    add(root, "llm", engine_config(name="llm"), {"1/.keep": ""})
+    rows = tensors("input", [("x", "FP32", (1,))]) + tensors("output", [("y", "FP32", (1,))])
+    add(root, "tensorrt_llm", f'backend: "python"\n{rows}', PY)
+    result = upgrade_repository(root, tmp_path / "new", to="1.3", checkpoint="/m")
+    assert result.passed and sorted(p.name for p in (tmp_path / "new").iterdir()) == ["llm", "tensorrt_llm"]
+    assert snapshot(root / "tensorrt_llm") == snapshot(tmp_path / "new/tensorrt_llm")
+    assert read_config(tmp_path / "new/llm/config.pbtxt").name == "llm"

@@ -13,6 +13,7 @@ END = "<!-- end of rules -->"
 _AREAS = {
     "rules_files": "Files, names and texts",
     "rules_config": "One model's configuration",
+    "rules_backend": "Backend and platform",
     "rules_batching": "Schedulers and warm-up",
     "rules_ensemble": "Ensembles",
     "rules_parameters": "TensorRT-LLM's parameters",

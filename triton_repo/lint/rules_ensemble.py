@@ -10,64 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from triton_repo.lint.ensemble_graph import End, all_named, each_ensemble, graph_of, judged, running_order, step_path
+from triton_repo.lint.ensemble_remedies import another_key, no_input, other_output, owned, shaped
 from triton_repo.lint.names import nearest
-from triton_repo.lint.remedies import Remedy, drop, here, out, person, put
+from triton_repo.lint.remedies import drop, here, out, person, put
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule, thread
 from triton_repo.lint.shapes import agree, full, text
 
 _CORE = "https://github.com/triton-inference-server/core/blob/main/src/ensemble_scheduler/ensemble_utils.cc"
-
-
-def _key(name: str) -> Remedy:
-    """Another key where the finding is."""
-    return here(f'"{name}"')
-
-
-def _owned(repository: Repository, end: End, field: str, value: str) -> Remedy:
-    """A field of the tensor that an end is, in the model that has it."""
-    owner = repository.get(end.owner)
-    if owner is None:
-        return person(f"{field}: {value} in {end.owner}")
-    side = "input" if any(row is end.row for row in owner.message.input) else "output"
-    return put(owner, value, side, f"name={end.row.name}", field, text=f"{field}: {value} in {end.owner}")
-
-
-def _no_input(model: Model, repository: Repository, name: str) -> tuple[Remedy, ...]:
-    """Take an input of an ensemble out, where others are left and no other ensemble gives it."""
-    given = any(
-        step.model_name == model.name
-        for other in repository.models.values()
-        if other.is_ensemble
-        for step in other.message.ensemble_scheduling.step
-    )
-    if given or len(model.message.input) < 2:
-        return ()
-    return (drop(model, "input", f"name={name}", text="no such input"),)
-
-
-def _shaped(repository: Repository, first: End, end: End, alone: bool) -> tuple[Remedy, ...]:
-    """The shape of one for the other, either way where nobody else has the tensor; a reshaped one is for a person."""
-    if first.row.HasField("reshape") or end.row.HasField("reshape"):
-        return (person(f"dims: {text(list(first.dims))} in {end.owner}"),)
-    return (
-        _owned(repository, end, "dims", text(list(first.dims))),
-        *((_owned(repository, first, "dims", text(list(end.dims))),) if alone else ()),
-    )
-
-
-def _output(model: Model, repository: Repository, tensor: str, near: str | None) -> tuple[Remedy, ...]:
-    """Let a step write an output that nobody writes: the one whose tensor is spelt like it, and whom nobody reads."""
-    graph = graph_of(model, repository)
-    ways: list[Remedy] = []
-    writers = graph.writers.get(near or "", [])
-    if near is not None and len(writers) == 1 and writers[0][0] >= 0:
-        index, name = writers[0]
-        place = step_path(index, "output_map", f"key={name}", "value")
-        if near not in graph.readers:
-            ways.append(put(model, f'"{tensor}"', *place, text=f'output_map {{ key: "{name}" value: "{tensor}" }}'))
-        ways.append(put(model, f'"{near}"', "output", f"name={tensor}", "name", text=f"the output is called {near!r}"))
-    return tuple(ways) or (person(f'output_map {{ … value: "{tensor}" }}'),)
 
 
 @rule(
@@ -180,7 +130,7 @@ def unknown_tensor(model: Model, repository: Repository) -> Iterator[Hit]:
                     yield hit(
                         model,
                         f"step {index + 1}: {used.name} has no {field} {key!r}",
-                        _key(near)
+                        another_key(near)
                         if near and near not in getattr(step, f"{field}_map")
                         else person("one of " + listed(known)),
                         *step_path(index, f"{field}_map", f"key={key}", "key"),
@@ -270,7 +220,7 @@ def unwritten(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(
                     model,
                     f"output {tensor!r} of the ensemble is written by no step",
-                    _output(model, repository, tensor, near),
+                    other_output(model, repository, tensor, near),
                     "output",
                     f"name={tensor}",
                     "name",
@@ -316,7 +266,7 @@ def unused(model: Model, repository: Repository) -> Iterator[Hit]:
                 model,
                 f"no step reads the input {tensor!r} of the ensemble",
                 (
-                    *_no_input(model, repository, tensor),
+                    *no_input(model, repository, tensor),
                     person(f'input_map {{ … value: "{tensor}" }}'),
                 ),
                 "input",
@@ -405,8 +355,8 @@ def data_types(model: Model, repository: Repository) -> Iterator[Hit]:
                 model,
                 f"{tensor!r} is {one} in {first.owner} ({first.row.name}) and {other} in {end.owner} ({end.row.name})",
                 (
-                    _owned(repository, end, "data_type", one),
-                    *((_owned(repository, first, "data_type", other),) if alone else ()),
+                    owned(repository, end, "data_type", one),
+                    *((owned(repository, first, "data_type", other),) if alone else ()),
                 ),
                 *end.place,
             )
@@ -430,7 +380,7 @@ def shapes(model: Model, repository: Repository) -> Iterator[Hit]:
                 model,
                 f"{tensor!r} is {text(one)} in {first.owner} ({first.row.name}) and {text(other)} in {end.owner} "
                 f"({end.row.name}), batch axis included",
-                _shaped(repository, first, end, alone)
+                shaped(repository, first, end, alone)
                 if first.batching == end.batching
                 else person(f"batch sizes of {first.owner} and {end.owner} that are both 0 or both above it"),
                 *end.place,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 # the modules of rules register themselves
 from triton_repo.lint import (  # noqa: F401
+    rules_backend,
     rules_batching,
     rules_chain,
     rules_completion,
