@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 
 from quantize import corpora
+from quantize.awq_search import METHOD, SEARCH_PASS, AwqSearch
 from quantize.export import SUMMARY_FILE, collect_export, copy_checkpoint, stored_dtype, write_json
 from quantize.formats import FormatRow, KvMode, modelopt_config
 from quantize.plan import QuantPlan, plan_quantization, read_config
@@ -51,6 +52,7 @@ def quantize_checkpoint(
     base_dir: Path,
     progress: Progress | None = None,
     allow_remote_code: bool = False,
+    scratch: Path | None = None,
 ) -> dict[str, Any]:
     """Quantize ``checkpoint`` into the existing or new directory ``out``.
 
@@ -62,6 +64,7 @@ def quantize_checkpoint(
         base_dir: the recipe's folder (``file:`` corpora).
         progress: told once a calibration sample.
         allow_remote_code: let transformers run Python files of the checkpoint.
+        scratch: a folder of this very work that survives a kill; AWQ's search goes on from there.
 
     Returns:
         the content of ``quantize.json`` plus ``timings`` (seconds by step), which is stored nowhere.
@@ -97,7 +100,8 @@ def quantize_checkpoint(
         _check_memory(sum(info.elements for info in headers.values()))
         staging = out / ".exporting"
         try:
-            _run(plan, checkpoint, config, staging, batch, section, summary, timings, report, allow_remote_code)
+            search = None if scratch is None else AwqSearch(scratch)
+            _run(plan, checkpoint, config, staging, batch, section, summary, timings, report, allow_remote_code, search)
             report.start("finishing the export")
             collect_export(staging, checkpoint, out, config)
         finally:
@@ -164,6 +168,7 @@ def _run(
     timings: dict[str, float],
     report: Progress,
     allow_remote_code: bool,
+    search: AwqSearch | None,
 ) -> None:
     report.start("loading ModelOpt")
     with _timed(timings, "import"), quiet():
@@ -182,7 +187,7 @@ def _run(
         if emulated and plan.row.cpu.evaluate == "emulated":
             summary["emulated"] = [f"the {plan.row.name} arithmetic of calibration and evaluation"]
         with _timed(timings, "calibrate"), quiet():
-            loop = None if batch is None else forward_loop(model, batch, plan, settings, report)
+            loop = None if batch is None else forward_loop(model, batch, plan, settings, report, search)
             try:
                 mtq.quantize(model, settings, forward_loop=loop)
             except AssertionError as error:  # ModelOpt asserts that statistics hold no NaN
@@ -307,8 +312,12 @@ def forward_loop(
     plan: QuantPlan,
     settings: dict[str, Any],
     report: Progress,
+    search: AwqSearch | None = None,
 ) -> Callable[[Any], None]:
-    """A loop over the prompts that reports every sample; an algorithm may run it several times."""
+    """A loop over the prompts that reports every sample; an algorithm may run it several times.
+
+    ``search`` keeps AWQ's losses between batches, and knows those of a run that was killed.
+    """
     import torch
 
     algorithm = settings.get("algorithm")
@@ -325,30 +334,49 @@ def forward_loop(
         passes += 1
         report.start(f"calibrating {plan.row.name}, pass {passes}: {len(ids)} x {ids.shape[1]} tokens", total=len(ids))
         device = next(calibrated.parameters()).device
-        started, done = time.monotonic(), 0
-        for begin in range(0, len(ids), rows):
+        kept = search if method == METHOD and passes == SEARCH_PASS else None
+        if kept is not None:
+            kept.restore(calibrated)
+        first = 0 if kept is None else min(kept.batch * rows, len(ids))
+        if kept is not None and (kept.batch or kept.layers):
+            report.advance(first)
+            report.note(f"AWQ's search goes on after {first} of {len(ids)} samples and {kept.layers} layers")
+        started, done = time.monotonic(), first
+        for begin in range(first, len(ids), rows):
             part = ids[begin : begin + rows].to(device)
-            with _advancing(calibrated, len(part), report):
+            with _advancing(calibrated, len(part), report, kept, begin // rows):
                 calibrated(part, use_cache=False, **keep)
             done += len(part)
-            remaining = (time.monotonic() - started) / done * (len(ids) - done)
+            if kept is not None:
+                kept.keep(calibrated, begin // rows + 1, 0)
+            remaining = (time.monotonic() - started) / (done - first) * (len(ids) - done)
             report.note(f"calibration pass {passes}: {done} of {len(ids)} samples, about {remaining:.0f} s left")
 
     return loop
 
 
 @contextlib.contextmanager
-def _advancing(model: Any, samples: int, report: Progress) -> Iterator[None]:
-    """Advance by ``samples`` in all while one forward pass runs, a share after each decoder layer."""
-    layers = next((m for name, m in model.named_modules() if name.endswith("layers") and hasattr(m, "__len__")), None)
+def _advancing(model: Any, samples: int, report: Progress, search: AwqSearch | None, batch: int) -> Iterator[None]:
+    """Advance by ``samples`` in all while one forward pass runs, a share after each decoder layer.
+
+    What AWQ has searched of the pass by then is kept.
+    """
+    found = ((name, m) for name, m in model.named_modules() if name.endswith("layers") and hasattr(m, "__len__"))
+    name, layers = next(found, ("", ()))
     if not layers:
         yield
         report.advance(samples)
         return
-    share = samples / len(layers)
-    hooks = [layer.register_forward_hook(lambda *_: report.advance(share)) for layer in layers]
+
+    def finished(index: int) -> None:
+        if search is not None and index >= (search.layers if batch == search.batch else 0):
+            search.keep(model, batch, index + 1)
+        report.advance(samples / len(layers))
+
+    hooks = [layer.register_forward_hook(lambda *_, index=index: finished(index)) for index, layer in enumerate(layers)]
     try:
-        yield
+        with contextlib.nullcontext() if search is None else search.resumed(model, batch, name):
+            yield
     finally:
         for hook in hooks:
             hook.remove()

@@ -53,6 +53,7 @@ class QuantizeStage(StageBase):
             base_dir=context.recipe_dir,
             progress=context.progress,
             allow_remote_code=context.recipe.model.allow_remote_code,
+            scratch=context.scratch,
         )
         timings = outcome.pop("timings", {})
         context.progress.start("auditing the export")
