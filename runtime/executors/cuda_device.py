@@ -5,6 +5,7 @@ Kept apart so that the executor's own work (shapes, padding, addresses, order) r
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Protocol
 
@@ -39,9 +40,18 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Wait for the stream."""
 
+    def enter(self) -> None:
+        """Make this the calling thread's device: CUDA keeps one a thread, and who steps is not who loaded."""
+
+    def release(self) -> None:
+        """Give memory back that no tensor holds any more."""
+
 
 class CudaDevice:
     """A CUDA device under torch.
+
+    Args:
+        name: ``cuda`` for the thread's current device, or ``cuda:1``.
 
     Raises:
         EnvironmentLacks: ``TF-RUN-114`` torch has no CUDA or there is no such device.
@@ -50,13 +60,11 @@ class CudaDevice:
     def __init__(self, name: str = "cuda") -> None:
         if not torch.cuda.is_available():
             raise lacks_gpu(f"torch {torch.__version__} sees none")
-        self.device = torch.device(name)
-        if self.device.type != "cuda" or (self.device.index or 0) >= torch.cuda.device_count():
-            raise lacks_gpu(f"{name} is none of {torch.cuda.device_count()} CUDA devices")
+        self.device = _indexed(name)
         self.name = torch.cuda.get_device_name(self.device)
         major, minor = torch.cuda.get_device_capability(self.device)
         self.architecture = f"sm_{major}{minor}"
-        torch.cuda.set_device(self.device)
+        self.enter()
         self._stream = torch.cuda.Stream(self.device)
 
     @property
@@ -95,6 +103,28 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+
+    def enter(self) -> None:
+        torch.cuda.set_device(self.device)
+
+    def release(self) -> None:
+        self.synchronize()
+        gc.collect()  # a graph and its closures may hold each other
+        torch.cuda.empty_cache()
+
+
+def _indexed(name: str) -> torch.device:
+    """The device with its index: ``set_device`` takes no other, and tensors of another thread must mean the same."""
+    count = torch.cuda.device_count()
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise lacks_gpu(f"{name} names no device") from error
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if 0 <= index < count:
+            return torch.device("cuda", index)
+    raise lacks_gpu(f"{name} is none of {count} CUDA devices")
 
 
 __all__ = ["CudaDevice", "Device"]

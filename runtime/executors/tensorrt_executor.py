@@ -33,6 +33,7 @@ from runtime.executors.tensorrt_engine import (
     TensorrtEngine,
     check_loadable,
     lacks_tensorrt,
+    no_memory,
     plan_refused,
     read_tensorrt_engine,
 )
@@ -113,6 +114,7 @@ class TensorrtExecutor:
         self.engine, self._trt, self._hardware = engine, trt, hardware
         info = engine.info
         self._num_blocks = min(info.num_blocks, num_blocks or info.num_blocks)
+        self._closed = False
         self._messages: list[str] = []
         self._logger = _make_logger(trt, self._messages)
         _register(trt, plugins.path)
@@ -126,16 +128,29 @@ class TensorrtExecutor:
         }
         self._inputs = {value["name"]: self._input(value) for value in engine.inputs if value not in engine.pools}
         self._outputs = self._allocate_outputs()
-        profiles = (DECODE_PROFILE, MIXED_PROFILE)
-        scratch = max(int(self._plan.get_device_memory_size_for_profile_v2(number)) for number in profiles)
-        self._scratch = hardware.zeros([max(1, scratch)], torch.uint8, "the plan's memory")
+        self._scratch = self._allocate_scratch()
         self._mixed = self._context(MIXED_PROFILE)
         self._decode: dict[int, tuple[Any, Callable[[], None]]] = {}
-        #: a checked plugin library waits for the device in every call, which no graph can record
-        self.cuda_graphs = cuda_graphs and not plugins.checked
+        # A checked plugin library waits for the device in every call, and an engine that streams its weights does so
+        # by itself (NvInferRuntime.h, enqueueV3 and isStreamCapturable): no graph can record either.
+        self.cuda_graphs = cuda_graphs and not plugins.checked and not engine.streamed
         # a tree engine takes a mask in every step, whose width is no bucket's: its steps are all mixed ones
         for bucket in () if engine.tree else engine.decode_buckets:
             self._decode[bucket] = self._prepare_bucket(bucket)
+
+    def close(self) -> None:
+        """Release the contexts, the plan and every buffer; the executor cannot run afterwards. May be repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        self._hardware.enter()
+        self._hardware.synchronize()
+        # graphs before contexts, contexts before the plan, the plan before its runtime
+        self._decode.clear()
+        self._mixed = self._plan = self._runtime = None
+        self._inputs, self._outputs, self._pools = {}, {}, {}
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._hardware.release()
 
     # -- what a scheduler reads ------------------------------------------------------------------------------
 
@@ -174,7 +189,10 @@ class TensorrtExecutor:
             RuntimeError: TensorRT refused the step.
         """
         engine = self.engine
+        if self._closed:
+            raise RuntimeError("the executor was closed")
         check_batch(batch, engine.limits, self.vocab_size, tree=engine.tree)
+        self._hardware.enter()  # whoever steps: a server's thread is not the one that loaded
         rows = len(batch.logit_indices)
         if rows > engine.rows:
             raise ValueError(f"{rows} rows of logits are over the engine's {engine.rows}")
@@ -265,8 +283,6 @@ class TensorrtExecutor:
             network = engine.info.directory / NETWORK_FILE
             if not parser.refit_from_file(str(network)) or not refitter.refit_cuda_engine():
                 raise plan_refused(engine.info.directory, ["its weights cannot be put back", *self._messages[-4:]])
-        if engine.streamed:
-            plan.weight_streaming_budget_v2 = plan.get_weight_streaming_automatic_budget()
         return plan
 
     def _check_interface(self) -> None:
@@ -307,6 +323,42 @@ class TensorrtExecutor:
                 count = engine.limits.max_num_tokens * width
                 outputs[name] = self._hardware.zeros([count], _MODEL_TYPES[engine.info.dtype], name)
         return outputs
+
+    def _allocate_scratch(self) -> torch.Tensor:
+        """The memory that all contexts share, after every other buffer: what is left decides the weights' budget.
+
+        The order is NvInferRuntime.h's: the automatic budget is taken from the memory that is free when it is asked,
+        setting it allocates the weights, no context may exist then, and the contexts' size depends on it.
+        """
+        if not self.engine.streamed:
+            return self._zeroed_scratch(self._scratch_bytes())
+        plan = self._plan
+        self._set_budget(0)  # the contexts' memory is at its largest, and must be there before the budget is asked
+        scratch = self._zeroed_scratch(self._scratch_bytes())
+        self._set_budget(min(plan.streamable_weights_size, plan.get_weight_streaming_automatic_budget()))
+        needed = self._scratch_bytes()
+        if needed > scratch.numel():
+            del scratch
+            self._hardware.release()
+            scratch = self._zeroed_scratch(needed)
+        return scratch
+
+    def _zeroed_scratch(self, size: int) -> torch.Tensor:
+        return self._hardware.zeros([max(1, size)], torch.uint8, "the plan's memory")
+
+    def _scratch_bytes(self) -> int:
+        profiles = (DECODE_PROFILE, MIXED_PROFILE)
+        return max(int(self._plan.get_device_memory_size_for_profile_v2(number)) for number in profiles)
+
+    def _set_budget(self, budget: int) -> None:
+        """Bytes of weights that stay on the GPU; TF-RUN-116 when they do not fit."""
+        try:
+            self._plan.weight_streaming_budget_v2 = budget
+            set_to = int(self._plan.weight_streaming_budget_v2)  # the property drops what the C++ call answers
+        except RuntimeError:
+            set_to = -1
+        if set_to != budget and not 0 < set_to < budget:
+            raise no_memory("the weights' budget", budget, f"TensorRT refused it: {self._last_message()}")
 
     def _context(self, profile: int) -> Any:
         """An execution context with every address bound; shapes are the caller's."""

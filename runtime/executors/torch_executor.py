@@ -322,7 +322,13 @@ def _activation_dtype(capability: Capability, info: EngineInfo) -> torch.dtype:
 
 
 def _check_device(device: str) -> None:
-    if device == "cpu" or (device.startswith("cuda") and torch.cuda.is_available()):
+    if device == "cpu":
+        return
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        asked = torch.device("meta")  # names nothing
+    if asked.type == "cuda" and torch.cuda.is_available() and (asked.index or 0) < torch.cuda.device_count():
         return
     raise EnvironmentLacks(
         "TF-RUN-011",

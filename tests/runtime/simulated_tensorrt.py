@@ -8,6 +8,8 @@ reads back is exercised for real; kernels are not.
 from __future__ import annotations
 
 import ctypes
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,11 @@ _DTYPES = {
     "FLOAT": torch.float32, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16, "FLOAT8E4M3FN": torch.float8_e4m3fn,
     "INT32": torch.int32, "INT64": torch.int64, "BOOL": torch.bool,
 }  # fmt: skip
+#: device memory of a context by profile, and what streaming weights adds to it
 SCRATCH = {0: 1000, 1: 4000}
+STREAMING_SCRATCH = 600
+#: bytes of the simulated GPU, and of the weights that may be streamed: not all of them fit
+MEMORY, STREAMABLE = 64 * 2**20, 80 * 2**20
 
 
 def tensor_at(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -45,10 +51,27 @@ class HostDevice:
         self.captured = 0
         self.replayed = 0
         self.recording = False
+        self.entered: list[int] = []
+        self.released = 0
+        self._storages: list[weakref.ref[torch.UntypedStorage]] = []
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of every tensor that :meth:`zeros` made and that somebody still holds."""
+        alive = [storage for ref in self._storages if (storage := ref()) is not None]
+        return sum(storage.nbytes() for storage in alive)
 
     def zeros(self, shape: list[int], dtype: torch.dtype, what: str) -> torch.Tensor:
         size = torch.empty(0, dtype=dtype).element_size()
-        return torch.zeros([*shape, size], dtype=torch.uint8).view(dtype).reshape(shape)
+        made = torch.zeros([*shape, size], dtype=torch.uint8)
+        self._storages.append(weakref.ref(made.untyped_storage()))
+        return made.view(dtype).reshape(shape)
+
+    def enter(self) -> None:
+        self.entered.append(threading.get_ident())
+
+    def release(self) -> None:
+        self.released += 1
 
     def host_buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype)
@@ -81,8 +104,13 @@ class Simulation:
         runs: (profile, shapes) of every execution.
     """
 
-    def __init__(self, version: str, graph_dir: Path, inputs: list[dict[str, Any]], outputs: list[str]) -> None:
+    def __init__(
+        self, version: str, graph_dir: Path, inputs: list[dict[str, Any]], outputs: list[str], device: HostDevice
+    ) -> None:
         self.trt = Bindings(version)
+        self.device = device
+        self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.streamed = False
         self.inputs, self.outputs = inputs, outputs
         self.graph = load_graph(graph_dir / "model.onnx")
         self.interpreter = Interpreter(self.graph)
@@ -97,9 +125,11 @@ class Simulation:
                 "ICudaEngine.num_io_tensors": lambda this: len(names),
                 "ICudaEngine.get_tensor_name": lambda this, index: names[index],
                 "ICudaEngine.num_optimization_profiles": lambda this: 2,
-                "ICudaEngine.get_device_memory_size_for_profile_v2": lambda this, profile_index: SCRATCH[profile_index],
+                "ICudaEngine.get_device_memory_size_for_profile_v2": self._memory,
                 "ICudaEngine.get_tensor_shape": lambda this, name: self.graph.outputs[name].shape,
-                "ICudaEngine.get_weight_streaming_automatic_budget": lambda this: 77,
+                "ICudaEngine.streamable_weights_size": lambda this: STREAMABLE,
+                "ICudaEngine.get_weight_streaming_automatic_budget": self._automatic_budget,
+                "ICudaEngine.weight_streaming_budget_v2=": self._set_budget,
                 "ICudaEngine.create_execution_context": self._context,
                 "IExecutionContext.set_tensor_address": self._address,
                 "IExecutionContext.set_input_shape": self._shape,
@@ -109,8 +139,30 @@ class Simulation:
             }
         )
 
+    # Weight streaming as NvInferRuntime.h states it: see the comments of ICudaEngine and enqueueV3 there.
+
+    def _automatic_budget(self, engine: Any) -> int:
+        """Close to the memory that is free now, at most every weight."""
+        weights = engine.__dict__.get("weight_streaming_budget_v2", STREAMABLE)
+        return max(0, min(STREAMABLE, MEMORY - self.device.allocated - (weights if self.streamed else 0)))
+
+    def _set_budget(self, engine: Any, budget: int) -> None:
+        """Allocates the weights; not while a context lives."""
+        if self.contexts:
+            raise RuntimeError("the budget cannot be modified while there are active IExecutionContexts")
+        if self.device.allocated + budget > MEMORY:
+            raise RuntimeError("out of memory")
+        self.streamed = True
+
+    def _memory(self, engine: Any, profile_index: int) -> int:
+        """Stateful: depends on the budget that was set."""
+        budget = engine.__dict__.get("weight_streaming_budget_v2", STREAMABLE)
+        return SCRATCH[profile_index] + (STREAMING_SCRATCH if budget < STREAMABLE else 0)
+
     def _context(self, engine: Any, strategy: Any) -> Any:
-        return self.trt.make("IExecutionContext", addresses={}, shapes={}, profile=None)
+        context = self.trt.make("IExecutionContext", addresses={}, shapes={}, profile=None)
+        self.contexts.add(context)
+        return context
 
     def _address(self, context: Any, name: str, memory: int) -> bool:
         context.addresses[name] = memory
@@ -125,8 +177,8 @@ class Simulation:
         return True
 
     def _execute(self, context: Any, stream_handle: int) -> bool:
-        if self.refuse == "execute":
-            return False
+        if self.refuse == "execute" or (self.streamed and self.device.recording):
+            return False  # an engine built for weight streaming is not captured
         feeds = {}
         for value in self.inputs:
             name = value["name"]

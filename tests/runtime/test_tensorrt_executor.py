@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,14 @@ from runtime.offline import Engine
 from runtime.request import Request
 from runtime.sampling.params import SamplingParams
 from tests.runtime.executor_support import make_batch
-from tests.runtime.simulated_tensorrt import SCRATCH, HostDevice, Simulation
+from tests.runtime.simulated_tensorrt import (
+    MEMORY,
+    SCRATCH,
+    STREAMABLE,
+    STREAMING_SCRATCH,
+    HostDevice,
+    Simulation,
+)
 from tests.support.damage import ODD, changed
 from tests.support.tensorrt_bindings import VERSIONS
 from tests.support.tiny import write_tiny_llama
@@ -50,8 +58,8 @@ class Case:
 
     def executor(self, version: str = VERSION, **options: Any) -> tuple[TensorrtExecutor, Simulation, HostDevice]:
         engine = read_tensorrt_engine(self.tensorrt)
-        simulation = Simulation(version, self.graph, list(engine.inputs), list(engine.outputs))
         hardware = HostDevice()
+        simulation = Simulation(version, self.graph, list(engine.inputs), list(engine.outputs), hardware)
         return TensorrtExecutor(engine, simulation.trt, hardware, PLUGINS, **options), simulation, hardware
 
 
@@ -205,13 +213,63 @@ def test_memory_is_shared_by_all_contexts(make: Make) -> None:
     assert isinstance(mine, Executor)
 
 
-def test_streamed_and_stripped_plans(make: Make) -> None:
-    _, simulation, _ = make(TensorRt(weight_streaming=True, strip_weights=True)).executor()
+def test_stripped_plans(make: Make) -> None:
+    _, simulation, _ = make(TensorRt(strip_weights=True)).executor()
     calls = simulation.trt.order()
-    assert simulation.trt.named("ICudaEngine.weight_streaming_budget_v2") == [(77,)]
     (network,) = simulation.trt.named("OnnxParserRefitter.refit_from_file")[0]
     assert Path(network).is_file()
     assert calls.index("Refitter.refit_cuda_engine") < calls.index("ICudaEngine.create_execution_context")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_streamed_weights_get_what_the_buffers_leave(make: Make, version: str) -> None:
+    """The order that NvInferRuntime.h wants: every buffer, then the budget, then contexts; no graph is captured."""
+    case = make(TensorRt(weight_streaming=True))
+    mine, simulation, hardware = case.executor(version)
+    budgets = [budget for (budget,) in simulation.trt.named("ICudaEngine.weight_streaming_budget_v2")]
+    assert budgets == [0, MEMORY - hardware.allocated] and budgets[-1] < STREAMABLE
+    calls = simulation.trt.order()
+    last = max(i for i, call in enumerate(calls) if call == "ICudaEngine.weight_streaming_budget_v2")
+    assert last < calls.index("ICudaEngine.create_execution_context")
+    (given,) = set(simulation.trt.named("IExecutionContext.set_device_memory"))
+    assert given[1] == max(SCRATCH.values()) + STREAMING_SCRATCH
+    assert hardware.captured == 0 and not mine.cuda_graphs and not mine.describe()["program"]["cuda_graphs"]
+    theirs = TorchExecutor(case.torch, lowered=False)
+    for batch in (PREFILL, DECODE_STEP):
+        same(mine, theirs, batch)
+    assert hardware.replayed == 0 and simulation.runs[-1][0] == 0
+
+
+def test_weights_that_do_not_fit_are_refused(make: Make) -> None:
+    case = make(TensorRt(weight_streaming=True))
+    engine = read_tensorrt_engine(case.tensorrt)
+    hardware = HostDevice()
+    simulation = Simulation(VERSION, case.graph, list(engine.inputs), list(engine.outputs), hardware)
+    simulation.trt.answers["ICudaEngine.get_weight_streaming_automatic_budget"] = lambda this: STREAMABLE
+    with pytest.raises(ForgeError, match=r"TF-RUN-116.*budget"):
+        TensorrtExecutor(engine, simulation.trt, hardware, PLUGINS)
+
+
+def test_who_steps_enters_the_device(make: Make) -> None:
+    """CUDA's current device is a thread's: a server loads in one thread and steps in another."""
+    mine, _, hardware = make().executor()
+    thread = threading.Thread(target=mine.execute, args=(PREFILL,))
+    thread.start()
+    thread.join()
+    assert hardware.entered[-1] == thread.ident
+
+
+def test_close_releases_everything(make: Make) -> None:
+    mine, simulation, hardware = make().executor()
+    mine.execute(DECODE_STEP)
+    contexts = list(simulation.contexts)
+    assert hardware.allocated and len(contexts) == 5
+    del contexts
+    mine.close()
+    mine.close()
+    assert hardware.allocated == 0 and not simulation.contexts and hardware.released == 1
+    with pytest.raises(RuntimeError, match="closed"):
+        mine.execute(DECODE_STEP)
 
 
 # --- Refusals -----------------------------------------------------------------------------------------------
@@ -225,10 +283,11 @@ def test_a_plan_that_is_not_taken(make: Make) -> None:
         {"ICudaEngine.num_io_tensors": lambda this: 3},
         {"IExecutionContext.set_optimization_profile_async": lambda this, index, stream: False},
     ):
-        simulation = Simulation(VERSION, make().graph, list(engine.inputs), list(engine.outputs))
+        hardware = HostDevice()
+        simulation = Simulation(VERSION, make().graph, list(engine.inputs), list(engine.outputs), hardware)
         simulation.trt.answers.update(change)
         with pytest.raises(ForgeError) as caught:
-            TensorrtExecutor(engine, simulation.trt, HostDevice(), PLUGINS)
+            TensorrtExecutor(engine, simulation.trt, hardware, PLUGINS)
         assert caught.value.code == "TF-RUN-115"
 
 
@@ -319,8 +378,9 @@ def test_any_damage_of_engine_json_is_refused_or_harmless(make: Make, tmp_path: 
                 engine = read_tensorrt_engine(tmp_path)
                 check_loadable(engine, tensorrt=VERSION, architecture="sm_90", plugins=PLUGINS)
                 if at[:2] in (("tensorrt", "inputs"), ("tensorrt", "sizes"), ("tensorrt", "decode_buckets")):
-                    simulation = Simulation(VERSION, case.graph, list(known.inputs), list(known.outputs))
-                    TensorrtExecutor(engine, simulation.trt, HostDevice(), PLUGINS)
+                    hardware = HostDevice()
+                    simulation = Simulation(VERSION, case.graph, list(known.inputs), list(known.outputs), hardware)
+                    TensorrtExecutor(engine, simulation.trt, hardware, PLUGINS)
             except ForgeError:
                 refused += 1
     assert refused > 700

@@ -53,7 +53,8 @@ class Bindings:
 
     Attributes:
         calls: every call and property assignment as ``("Class.method", arguments)``, in order.
-        answers: what methods and properties return, by ``"Class.name"``.
+        answers: what methods and properties return, by ``"Class.name"``; ``"Class.name="`` is called with an object and
+            the value before a property is set, and may raise.
     """
 
     def __init__(self, version: str, answers: dict[str, Callable[..., Any]] | None = None) -> None:
@@ -151,6 +152,9 @@ class Bindings:
         def set_(this: Any, attribute: str, value: Any) -> None:
             if attribute in properties and properties[attribute]["settable"]:
                 bindings.calls.append((f"{name}.{attribute}", (value,)))
+                refuse = bindings.answers.get(f"{name}.{attribute}=")
+                if refuse is not None:
+                    refuse(this, value)
                 this.__dict__[attribute] = value
             elif type(this).__name__ == name:
                 raise AttributeError(f"TensorRT {bindings.__version__}: {name}.{attribute} cannot be set")
