@@ -123,8 +123,7 @@ def prepared_step(library: CudaLibrary, case: Case, device: str) -> tuple[Callab
         workspace_bytes=memory.numel() - 256,
         multiprocessors=library.multiprocessors,
     )
-    if case.fresh == 1:
-        call.max_new_tokens = 1
+    call.max_new_tokens = case.fresh  # what the executor's shapes tell the plugin in every step
     tensors = {"pool": pool, "qkv": qkv, "table": table, "starts": starts, "lengths": lengths, "out": out,
                "memory": memory}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The ONNX operators of the ``trtforge`` domain, version 1, as registered schemas.
+"""The ONNX operators of the ``trtforge`` domain, version 2, as registered schemas.
 
 Policy: a graph that carries our operators passes ``onnx.checker`` and strict shape inference like any
 other graph, so the schemas state every type constraint and the inference functions refuse shapes that
@@ -9,7 +9,8 @@ Two operators:
 
 ``PagedAttention``
     Causal attention over a paged KV pool. The keys and values of the step's tokens are written into
-    the pool first; the pool comes back as an output that aliases the input.
+    the pool first; the pool comes back as an output that aliases the input. Since version 2 a tree mask of one
+    column stands for plain causality; graphs of version 1 are read as well.
 ``DynamicBlockQuantize``
     Quantizes activations to NVFP4 (E2M1 values, one E4M3 scale for 16 values, one float32 scale for
     the tensor) and de-quantizes them again. Block scales depend on the data, which QuantizeLinear
@@ -29,11 +30,11 @@ import onnx
 from onnx import TensorProto, defs
 
 DOMAIN = "trtforge"
-VERSION = 1
+VERSION = 2
 PAGED_ATTENTION = "PagedAttention"
 DYNAMIC_BLOCK_QUANTIZE = "DynamicBlockQuantize"
-#: names of the operators as graph.json lists them, with their version
-OPERATORS = {f"{DOMAIN}::{PAGED_ATTENTION}": VERSION, f"{DOMAIN}::{DYNAMIC_BLOCK_QUANTIZE}": VERSION}
+#: versions of the domain in which each operator took its meaning; the last one is written
+SINCE = {PAGED_ATTENTION: (1, 2), DYNAMIC_BLOCK_QUANTIZE: (1,)}
 
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 
@@ -43,7 +44,8 @@ sequence_lengths[b]-q_len .. sequence_lengths[b]-1 of its context. Their keys an
 pool block block_table[b, p / S] for each position p; then each query attends to the positions up to its own
 (with sliding_window w > 0: the last w of them). Scores are scaled by `scale` (0: 1/sqrt(head_size)), with soft_cap
 c > 0 capped as c * tanh(x / c). An FP8 pool stores saturate_e4m3(x / scale) and reads value * scale. Column j of
-tree_mask's row says whether that query sees the request's j-th new token, instead of causality among the new tokens.
+tree_mask's row says whether that query sees the request's j-th new token, instead of causality among the new tokens;
+a mask of one column stands for causality (since version 2).
 Accumulation is float32. kv_pool_out aliases kv_pool; dimension 1 holds keys (0) and values (1)."""
 
 _DYNAMIC_BLOCK_QUANTIZE_DOC = """\
@@ -65,11 +67,11 @@ def _parameter(name: str, type_str: str, doc: str, *, optional: bool = False) ->
     )
 
 
-def _paged_attention_schema() -> Any:
+def _paged_attention_schema(since: int) -> Any:
     schema = defs.OpSchema(
         PAGED_ATTENTION,
         DOMAIN,
-        VERSION,
+        since,
         _PAGED_ATTENTION_DOC,
         inputs=[
             _parameter("query", "T", "[T, H*E]"),
@@ -81,7 +83,7 @@ def _paged_attention_schema() -> Any:
             _parameter("block_table", "tensor(int32)", "[B, M], unused entries -1"),
             _parameter("k_scale", "tensor(float)", "scalar, FP8 pools only; absent: 1", optional=True),
             _parameter("v_scale", "tensor(float)", "scalar, FP8 pools only; absent: 1", optional=True),
-            _parameter("tree_mask", "M", "[T, W], W at least the longest query", optional=True),
+            _parameter("tree_mask", "M", "[T, W], W at least the longest query, or 1", optional=True),
         ],
         outputs=[
             _parameter("attention", "T", "[T, H*E]"),
@@ -105,11 +107,11 @@ def _paged_attention_schema() -> Any:
     return schema
 
 
-def _dynamic_block_quantize_schema() -> Any:
+def _dynamic_block_quantize_schema(since: int) -> Any:
     schema = defs.OpSchema(
         DYNAMIC_BLOCK_QUANTIZE,
         DOMAIN,
-        VERSION,
+        since,
         _DYNAMIC_BLOCK_QUANTIZE_DOC,
         inputs=[
             _parameter("x", "T", "[..., K], K a multiple of block_size"),
@@ -189,17 +191,25 @@ def _infer_dynamic_block_quantize(context: Any) -> None:
 @functools.cache
 def register() -> None:
     """Make the operators known to ``onnx`` in this process (more calls do nothing)."""
-    for schema in (_paged_attention_schema(), _dynamic_block_quantize_schema()):
-        if not defs.has(schema.name, VERSION, DOMAIN):
-            defs.register_schema(schema)
+    makers = {PAGED_ATTENTION: _paged_attention_schema, DYNAMIC_BLOCK_QUANTIZE: _dynamic_block_quantize_schema}
+    for name, versions in SINCE.items():
+        for since in versions:
+            if not _registered(name, since):
+                defs.register_schema(makers[name](since))
     # The registry outlives the interpreter and would then release our Python functions: a crash at exit.
     atexit.register(_deregister)
 
 
+def _registered(name: str, since: int) -> bool:
+    """Whether this very version is there: ``defs.has`` also finds an earlier one."""
+    return defs.has(name, since, DOMAIN) and defs.get_schema(name, since, DOMAIN).since_version == since
+
+
 def _deregister() -> None:
-    for name in (PAGED_ATTENTION, DYNAMIC_BLOCK_QUANTIZE):
-        if defs.has(name, VERSION, DOMAIN):
-            defs.deregister_schema(name, VERSION, DOMAIN)
+    for name, versions in SINCE.items():
+        for since in versions:
+            if _registered(name, since):
+                defs.deregister_schema(name, since, DOMAIN)
 
 
 #: element types of a KV pool, by the format's name in graph.json

@@ -77,7 +77,7 @@ def paged_attention(
     tree_mask: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``trtforge::PagedAttention`` v1 (docs/ops.md): writes key and value into ``kv_pool``, returns [T, H*E]."""
+    """``trtforge::PagedAttention`` v2 (docs/ops.md): writes key and value into ``kv_pool``, returns [T, H*E]."""
     heads, kv_heads, size = num_heads, num_kv_heads, head_size
     slots = int(kv_pool.shape[3])
     scale = 1.0 / math.sqrt(size) if scale is None else scale
@@ -96,7 +96,7 @@ def paged_attention(
         begin, end = starts[b], starts[b + 1]
         if begin == end:
             continue
-        mask = None if tree_mask is None else tree_mask[begin:end]
+        mask = None if tree_mask is None or tree_mask.shape[1] == 1 else tree_mask[begin:end]
         seen = visible_keys(length, end - begin, sliding_window=sliding_window, tree_mask=mask)
         first = int(seen.any(0).nonzero()[0]) if seen.any() else length
         # [keys, 2, K, E]; positions before every window are never followed: their blocks may be gone.

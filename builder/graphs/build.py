@@ -172,7 +172,7 @@ def _info(
         quant_format=formats[0] if len(formats) == 1 else ("mixed" if formats else "none"),
         group_size=groups[0] if len(groups) == 1 else None,
         linears=tuple(LinearInfo(linear.name, linear.shape, linear.format, linear.group) for linear in written),
-        ops={f"{domain}::{name}": opset.VERSION for domain, name in sorted(used)},
+        ops={f"{domain}::{name}": opset.SINCE[name][-1] for domain, name in sorted(used)},
         hidden_states=hidden_states,
         tree_mask=blocks.tree_mask,
         accounted=dict(sorted(blocks.tensors.accounted.items())),

@@ -29,7 +29,7 @@ NAME = "torch"
 ENGINE_FILE = "engine.json"
 ENGINE_VERSION = 1
 #: version of the op contracts (domain trtforge) that the engine's graph uses
-OPS_VERSION = 1
+OPS_VERSION = 2
 #: C ABI of the host library that the executor needs (TRTFORGE_HOST_ABI)
 HOST_ABI = 3
 _STORED_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}

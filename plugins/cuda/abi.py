@@ -42,9 +42,14 @@ PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "trtforge_cuda_kv_move": (POINTER(KvMoveArgs), POINTER(CudaCall)),
     "trtforge_cuda_describe": (c_char_p, c_void_p),
     "trtforge_cuda_shim_order": (c_int,),
+    "trtforge_cuda_shim_launches": (),
 }
 
-RESULTS: Final[dict[str, Any]] = {"trtforge_cuda_info": c_char_p, "trtforge_cuda_last_error": c_char_p}
+RESULTS: Final[dict[str, Any]] = {
+    "trtforge_cuda_info": c_char_p,
+    "trtforge_cuda_last_error": c_char_p,
+    "trtforge_cuda_shim_launches": c_char_p,
+}
 
 
 def bind(library: ctypes.CDLL) -> None:

@@ -287,3 +287,13 @@ extern "C" int trtforge_cuda_shim_order(int descending)
             return Status{};
         });
 }
+
+extern "C" char const* trtforge_cuda_shim_launches()
+{
+    static std::string taken;
+#if !defined(__CUDACC__)
+    taken.swap(shim::machine().launches);
+    shim::machine().launches.clear();
+#endif
+    return taken.c_str();
+}

@@ -47,7 +47,7 @@ Status pagedKvMove(MoveFields const& fields, MoveTensors const& tensors, Stream 
         [&]
         {
             checkMove(fields, tensors);
-            if (tensors.requests == 0)
+            if (tensors.requests == 0 || tensors.maxBlocks == 0 || tensors.numBlocks == 0)
             {
                 return;
             }

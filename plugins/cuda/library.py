@@ -143,7 +143,7 @@ class CudaLibrary(calls.SpeculationOps):
         max_new_tokens: int = 0,
         **options: Any,
     ) -> torch.Tensor:
-        """``trtforge::PagedAttention`` v1; arguments as for the host library.
+        """``trtforge::PagedAttention`` v2; arguments as for the host library.
 
         Args:
             max_new_tokens: promise that no request has more new tokens (0: none); spares launches in decode.
@@ -170,6 +170,11 @@ class CudaLibrary(calls.SpeculationOps):
         self.check(self.raw.trtforge_cuda_paged_attention(args, call), "PagedAttention")
         self._verdict("PagedAttention", status)
         return out
+
+    def shim_launches(self) -> list[tuple[int, ...]]:
+        """Host shim only: grid (x, y, z) and threads of a block of each kernel started since the last call."""
+        text = self.raw.trtforge_cuda_shim_launches().decode()
+        return [tuple(map(int, launch.split(","))) for launch in text.split(";") if launch]
 
     def shim_order(self, *, descending: bool) -> None:
         """Host shim only: the order in which the threads of a block run between barriers."""

@@ -85,6 +85,12 @@ void checkFields(AttentionFields const& f)
         f.numHeads, f.numKvHeads);
 }
 
+//! A mask of one column stands for plain causality.
+bool masked(AttentionShape const& s, AttentionTensors const& t)
+{
+    return t.treeMask != nullptr && s.treeMaskWidth > 1;
+}
+
 void checkCall(AttentionFields const& f, AttentionShape const& s, AttentionTensors const& t)
 {
     checkFields(f);
@@ -93,6 +99,11 @@ void checkCall(AttentionFields const& f, AttentionShape const& s, AttentionTenso
     require(s.tokens == 0 || s.requests > 0, TRTFORGE_BAD_QUERY_START, "%lld tokens of no request",
         static_cast<long long>(s.tokens));
     require(s.maxNewTokens >= 0, TRTFORGE_BAD_SHAPE, "maxNewTokens is %d", s.maxNewTokens);
+    require(s.tokens == 0 || (s.maxBlocks > 0 && s.numBlocks > 0), TRTFORGE_BAD_SHAPE,
+        "%lld tokens, but the block table has %d columns and the pool %d blocks", static_cast<long long>(s.tokens),
+        s.maxBlocks, s.numBlocks);
+    require(!masked(s, t) || s.maxNewTokens <= s.treeMaskWidth, TRTFORGE_BAD_TREE_MASK,
+        "requests have up to %d new tokens but the tree mask is %d wide", s.maxNewTokens, s.treeMaskWidth);
     int64_t const unit = f.activationDtype == TRTFORGE_FLOAT32 ? 4 : 8; // elements in sixteen bytes
     bool const even = s.tokens <= 1
         || (t.queryStride % unit == 0 && t.keyStride % unit == 0 && t.valueStride % unit == 0
@@ -212,6 +223,12 @@ AttentionParams paramsOf(
         p.tensors.kScale = nullptr; // 1 by contract
         p.tensors.vScale = nullptr;
     }
+    if (!masked(s, t))
+    {
+        p.tensors.treeMask = nullptr;
+    }
+    int64_t const capacity = static_cast<int64_t>(s.maxBlocks) * f.blockSize;
+    p.capacity = capacity < 0x7fffffff ? static_cast<int32_t>(capacity) : 0x7fffffff;
     p.tokens = static_cast<int32_t>(s.tokens);
     p.requests = s.requests;
     p.maxBlocks = s.maxBlocks;

@@ -143,6 +143,12 @@ void pagedAttention(trtforge_paged_attention_args const* args)
     {
         return;
     }
+    trtforge_paged_attention_args plain = *args;
+    if (!hasTreeMask(plain))
+    {
+        plain.tree_mask = nullptr; // the kernels read a mask's bytes
+        args = &plain;
+    }
     KernelTable const& table = kernels();
     AttentionCall call{};
     call.args = args;

@@ -68,7 +68,7 @@ std::string makeText()
         }
         for (char const* alias : op->aliases)
         {
-            text << "alias " << alias << '\n';
+            text << "in place " << alias << " declared if " << kALIASED << '\n';
         }
     }
     return text.str();
@@ -94,7 +94,7 @@ std::string makeHash()
 
 Op const& pagedAttentionOp()
 {
-    static Op const op{"PagedAttention", "1",
+    static Op const op{"PagedAttention", "2",
         {
             whole("num_heads", 1, 1024),
             whole("num_kv_heads", 1, 1024),
@@ -105,6 +105,7 @@ Op const& pagedAttentionOp()
             flag("has_scales"),
             flag("has_tree_mask"),
             flag("has_sinks"),
+            flag(kALIASED),
         },
         {
             "query T [T,H*E]",
@@ -114,6 +115,7 @@ Op const& pagedAttentionOp()
             "query_start int32 [B+1]",
             "sequence_lengths int32 [B]",
             "block_table int32 [B,M]",
+            "longest_query int32 [Q] of which the shape is read",
             "k_scale float32 [] if has_scales",
             "v_scale float32 [] if has_scales",
             "tree_mask byte [T,W] if has_tree_mask",
@@ -134,6 +136,7 @@ Op const& eagleTreeBuildOp()
             whole("level", 0, 15),
             flag("has_draft_to_target"),
             flag("has_static_tree"),
+            flag(kALIASED),
         },
         {
             "draft_logits T [B,R,V]",
@@ -191,6 +194,7 @@ Op const& pagedKvMoveOp()
             whole("num_kv_heads", 1, 1024),
             whole("head_size", 64, 256, 8),
             whole("num_pools", 1, 512),
+            flag(kALIASED),
         },
         {
             "block_table int32 [B,M]",

@@ -17,6 +17,11 @@ namespace trtforge::trt
 
 constexpr char const* kNAMESPACE = "trtforge";
 
+//! \brief The field by which a plugin declares its outputs in place to TensorRT. Left out, nothing is declared and the
+//! caller binds input and output to one address: TensorRT may insert copies for a declared alias, refuses one that the
+//! builder's preview feature does not allow, and some of its versions reject engines with one.
+constexpr char const* kALIASED = "aliased";
+
 //! \brief One scalar field of a creator. Integers are INT32, reals FLOAT32: the types that ONNX attributes arrive in.
 struct Field
 {
@@ -37,7 +42,7 @@ struct Op
     std::vector<Field> fields;
     std::vector<char const*> inputs; //!< "name type shape"; optional ones say by which field they are present
     std::vector<char const*> outputs;
-    std::vector<char const*> aliases; //!< "output input": outputs that are the memory of an input
+    std::vector<char const*> aliases; //!< "output input": outputs that are updates of an input in place
 };
 
 Op const& pagedAttentionOp();

@@ -65,9 +65,9 @@ cuda::Device largestOfArchitecture()
 
 #ifdef TRTFORGE_HOST_SHIM
 
-void clearVerdict(int32_t* words, cuda::Stream /*stream*/)
+void clearBytes(void* target, size_t bytes, cuda::Stream /*stream*/)
 {
-    std::memset(words, 0, sizeof(int32_t) * cuda::kSTATUS_WORDS);
+    std::memset(target, 0, bytes);
 }
 
 cuda::Status deviceVerdict(char const* op, int32_t const* words, cuda::Stream /*stream*/)
@@ -90,9 +90,9 @@ void require(cudaError_t error, char const* what)
 
 } // namespace
 
-void clearVerdict(int32_t* words, cuda::Stream stream)
+void clearBytes(void* target, size_t bytes, cuda::Stream stream)
 {
-    require(cudaMemsetAsync(words, 0, sizeof(int32_t) * cuda::kSTATUS_WORDS, stream), "clearing the device's verdict");
+    require(cudaMemsetAsync(target, 0, bytes, stream), "clearing memory of the device");
 }
 
 cuda::Status deviceVerdict(char const* op, int32_t const* words, cuda::Stream stream)

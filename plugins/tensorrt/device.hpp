@@ -26,6 +26,9 @@ cuda::Device largestOfArchitecture();
 //! \brief Copies \p bytes on the stream unless both pointers are one; throws std::runtime_error when it fails.
 void copyUnlessAliased(void* target, void const* source, size_t bytes, cuda::Stream stream);
 
+//! \brief Zeros \p bytes at \p target on the stream; throws std::runtime_error when it fails.
+void clearBytes(void* target, size_t bytes, cuda::Stream stream);
+
 //! \brief Whether this is a checked build: indices are checked on the device and every call waits for the verdict, so
 //! it is slow and cannot be captured in a CUDA graph.
 #ifdef TRTFORGE_CHECKED
@@ -39,9 +42,6 @@ constexpr size_t kSTATUS_BYTES = kCHECKED ? 256 : 0;
 
 //! \brief What the device wrote into \p words of the op named; waits for the stream. Checked builds only.
 cuda::Status deviceVerdict(char const* op, int32_t const* words, cuda::Stream stream);
-
-//! \brief Clears \p words; throws std::runtime_error when it fails. Checked builds only.
-void clearVerdict(int32_t* words, cuda::Stream stream);
 
 } // namespace trtforge::trt
 

@@ -159,6 +159,18 @@ int32_t Fields::integer(char const* name) const
     return mValues[indexOf(name)].integer;
 }
 
+bool Fields::isSet(char const* name) const
+{
+    for (size_t i = 0; i < mOp.fields.size(); ++i)
+    {
+        if (std::strcmp(name, mOp.fields[i].name) == 0)
+        {
+            return mValues[i].integer != 0;
+        }
+    }
+    return false;
+}
+
 float Fields::real(char const* name) const
 {
     return mValues[indexOf(name)].real;

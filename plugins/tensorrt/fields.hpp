@@ -29,6 +29,9 @@ public:
     //! \brief The value of an INT32 field; \p name must be one.
     int32_t integer(char const* name) const;
 
+    //! \brief Whether a flag is set; false for one that the op does not have.
+    bool isSet(char const* name) const;
+
     //! \brief The value of a FLOAT32 field; \p name must be one.
     float real(char const* name) const;
 

@@ -83,6 +83,16 @@ TRTFORGE_EXPORT int32_t trtforge_plugin_device_capability()
     }
 }
 
+#ifdef TRTFORGE_HOST_SHIM
+extern "C" char const* trtforge_cuda_shim_launches();
+
+//! \brief The kernels that the shim started since the last call; tests only.
+TRTFORGE_EXPORT char const* trtforge_plugin_shim_launches()
+{
+    return trtforge_cuda_shim_launches();
+}
+#endif
+
 //! \brief The last refusal of this thread; "" when there was none.
 TRTFORGE_EXPORT char const* trtforge_plugin_last_error()
 {

@@ -25,6 +25,7 @@ enum Input : int32_t
     kQUERY_START,
     kLENGTHS,
     kBLOCK_TABLE,
+    kLONGEST, //!< its length is the most new tokens of a request; its contents are never read
     kREQUIRED,
 };
 
@@ -42,7 +43,7 @@ public:
     {
         if (mHeads % mKvHeads != 0)
         {
-            throw std::invalid_argument("PagedAttention version 1: num_heads " + std::to_string(mHeads)
+            throw std::invalid_argument("PagedAttention version 2: num_heads " + std::to_string(mHeads)
                 + " is no multiple of num_kv_heads " + std::to_string(mKvHeads));
         }
         // What no block size and no type would make right is refused here, not by the first step of a built engine.
@@ -50,7 +51,7 @@ public:
             launcherFields(DataType::kHALF, DataType::kHALF, 16));
         if (!status.ok())
         {
-            throw std::invalid_argument("PagedAttention version 1: " + status.message);
+            throw std::invalid_argument("PagedAttention version 2: " + status.message);
         }
     }
 
@@ -73,7 +74,8 @@ protected:
     std::string tensorName(int32_t pos) const final
     {
         static char const* const names[]{
-            "query", "key", "value", "kv_pool", "query_start", "sequence_lengths", "block_table"};
+            "query", "key", "value", "kv_pool", "query_start", "sequence_lengths", "block_table",
+            "longest_query"};
         if (pos < kREQUIRED)
         {
             return names[pos];
@@ -121,7 +123,7 @@ protected:
         int64_t const wide = static_cast<int64_t>(mHeads) * mHeadSize;
         int64_t const narrow = static_cast<int64_t>(mKvHeads) * mHeadSize;
         std::vector<Expected> shapes{
-            {-1, wide}, {-1, narrow}, {-1, narrow}, {-1, 2, mKvHeads, -1, mHeadSize}, {-1}, {-1}, {-1, -1}};
+            {-1, wide}, {-1, narrow}, {-1, narrow}, {-1, 2, mKvHeads, -1, mHeadSize}, {-1}, {-1}, {-1, -1}, {-1}};
         if (mScales)
         {
             shapes.insert(shapes.end(), 2, {});
@@ -202,7 +204,7 @@ protected:
         if (kCHECKED)
         {
             given.status = static_cast<int32_t*>(workspace);
-            clearVerdict(given.status, stream);
+            clearBytes(given.status, kSTATUS_BYTES, stream);
         }
         cuda::Status const status = cuda::pagedAttention(fields, sizes, given,
             static_cast<char*>(workspace) + kSTATUS_BYTES, cuda::attentionWorkspace(fields, sizes, device), device, stream);
@@ -248,7 +250,7 @@ private:
         sizes.maxBlocks = static_cast<int32_t>(dims[kBLOCK_TABLE].d[1]);
         sizes.numBlocks = static_cast<int32_t>(dims[kPOOL].d[0]);
         sizes.treeMaskWidth = mTree ? static_cast<int32_t>(dims[treeMask()].d[1]) : 0;
-        sizes.maxNewTokens = sizes.treeMaskWidth; // the contract: W is at least the most new tokens of a request
+        sizes.maxNewTokens = static_cast<int32_t>(dims[kLONGEST].d[0]);
         return sizes;
     }
 

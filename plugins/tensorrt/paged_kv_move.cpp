@@ -142,7 +142,7 @@ protected:
         if (kCHECKED)
         {
             given.status = static_cast<int32_t*>(workspace);
-            clearVerdict(given.status, stream);
+            clearBytes(given.status, kSTATUS_BYTES, stream);
         }
         cuda::Status const status = cuda::pagedKvMove(fields, given, stream);
         return kCHECKED && status.ok() ? deviceVerdict("PagedKVMove", given.status, stream) : status;

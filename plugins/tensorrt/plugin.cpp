@@ -1,5 +1,6 @@
 #include "plugin.hpp"
 
+#include "device.hpp"
 #include "report.hpp"
 
 #include "trtforge/host_abi.h"
@@ -170,7 +171,13 @@ nvinfer1::IPluginCapability* Plugin::getCapabilityInterface(nvinfer1::PluginCapa
 
 nvinfer1::IPluginV3* Plugin::clone() noexcept
 {
-    return guarded<nvinfer1::IPluginV3*>(nullptr, [this] { return copy().release(); });
+    return guarded<nvinfer1::IPluginV3*>(nullptr,
+        [this]
+        {
+            std::unique_ptr<Plugin> made = copy();
+            made->enterPhase(mPhase);
+            return made.release();
+        });
 }
 
 nvinfer1::AsciiChar const* Plugin::getPluginName() const noexcept
@@ -327,7 +334,7 @@ size_t Plugin::getWorkspaceSize(DynamicPluginTensorDesc const* inputs, int32_t n
 
 int32_t Plugin::getAliasedInput(int32_t outputIndex) noexcept
 {
-    return guarded<int32_t>(-1, [&] { return aliasOf(outputIndex); });
+    return guarded<int32_t>(-1, [&] { return mFields.isSet(kALIASED) ? aliasOf(outputIndex) : -1; });
 }
 
 char const* Plugin::getTimingCacheID() noexcept
@@ -357,12 +364,31 @@ int32_t Plugin::onShapeChange(
         });
 }
 
-int32_t Plugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const* /*outputDesc*/,
+void Plugin::clearOutputs(PluginTensorDesc const* outputDesc, void const* const* inputs, void* const* outputs,
+    cuda::Stream stream) const
+{
+    void const* const* const end = inputs + nbInputs();
+    for (int32_t i = 0; i < nbOutputs(); ++i)
+    {
+        if (std::find(inputs, end, outputs[i]) == end)
+        {
+            clearBytes(outputs[i], tensorBytes(outputDesc[i]), stream);
+        }
+    }
+}
+
+int32_t Plugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const* outputDesc,
     void const* const* inputs, void* const* outputs, void* workspace, cudaStream_t stream) noexcept
 {
     return guarded(kFAILURE,
         [&]
         {
+            if (mPhase == nvinfer1::TensorRTPhase::kBUILD)
+            {
+                // The builder times layers on tensors whose contents mean nothing: there are no requests to attend to.
+                clearOutputs(outputDesc, inputs, outputs, stream);
+                return kSUCCESS;
+            }
             cuda::Status const status = run(inputDesc, inputs, outputs, workspace, stream);
             if (!status.ok())
             {
@@ -416,12 +442,14 @@ nvinfer1::PluginFieldCollection const* Creator::getFieldNames() noexcept
 }
 
 nvinfer1::IPluginV3* Creator::createPlugin(nvinfer1::AsciiChar const* name,
-    nvinfer1::PluginFieldCollection const* fields, nvinfer1::TensorRTPhase /*phase*/) noexcept
+    nvinfer1::PluginFieldCollection const* fields, nvinfer1::TensorRTPhase phase) noexcept
 {
     std::string const layer = name == nullptr || *name == '\0' ? "" : " (layer " + std::string(name) + ')';
     try
     {
-        return mMake(Fields(mOp, fields)).release();
+        std::unique_ptr<Plugin> made = mMake(Fields(mOp, fields));
+        made->enterPhase(phase);
+        return made.release();
     }
     catch (std::exception const& error)
     {

@@ -32,6 +32,12 @@ class Plugin : public nvinfer1::IPluginV3,
 public:
     Plugin(Op const& op, Fields const& fields);
 
+    //! \brief Takes the phase that a creator was given; clones keep it.
+    void enterPhase(nvinfer1::TensorRTPhase phase)
+    {
+        mPhase = phase;
+    }
+
     // IPluginV3
     nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept final;
     nvinfer1::IPluginV3* clone() noexcept final;
@@ -85,7 +91,7 @@ protected:
     virtual void outputShape(
         int32_t index, nvinfer1::DimsExprs const* inputs, nvinfer1::DimsExprs& output, nvinfer1::IExprBuilder& build)
         const = 0;
-    //! \brief The input whose memory an output is, or -1.
+    //! \brief The input that an output updates in place, or -1.
     virtual int32_t aliasOf(int32_t output) const = 0;
     //! \brief Bytes for the largest shapes of a profile.
     virtual size_t workspace(nvinfer1::DynamicPluginTensorDesc const* inputs) const = 0;
@@ -101,7 +107,11 @@ private:
     //! \brief Runs \p body; reports what it throws as "op: …" and returns \p failure.
     template <typename TResult, typename TBody>
     TResult guarded(TResult failure, TBody&& body) const noexcept;
+    //! \brief Zeros in every output that is not an input's memory.
+    void clearOutputs(nvinfer1::PluginTensorDesc const* outputDesc, void const* const* inputs, void* const* outputs,
+        cuda::Stream stream) const;
 
+    nvinfer1::TensorRTPhase mPhase{nvinfer1::TensorRTPhase::kRUNTIME};
     Op const& mOp;
     std::string mTimingId;
 };

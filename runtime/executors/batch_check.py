@@ -1,4 +1,4 @@
-"""What every executor checks of a step before it runs it, and the mask that stands for plain causality."""
+"""What every executor checks of a step before it runs it, and the mask of one that verifies no tree."""
 
 from __future__ import annotations
 
@@ -37,14 +37,20 @@ def check_batch(batch: StepBatch, limits: ExecutorLimits, vocab_size: int, *, tr
     rows = batch.logit_indices
     if len(rows) and (len(rows) > limits.max_num_tokens or int(rows.min()) < 0 or int(rows.max()) >= tokens):
         raise ValueError("logit_indices leave the step's tokens")
-    if batch.tree_mask is not None and not tree:
+    if batch.tree_mask is None:
+        return
+    if not tree:
         raise ValueError("the engine's graph takes no tree mask")
+    shape, longest = batch.tree_mask.shape, longest_query(batch)
+    if len(shape) != 2 or shape[0] != tokens or (shape[1] != 1 and shape[1] < longest):
+        raise ValueError(f"a tree mask of shape {shape} for {tokens} tokens, {longest} of one request")
 
 
-def causal_mask(batch: StepBatch) -> npt.NDArray[np.uint8]:
-    """uint8 [T, W]: each new token sees itself and the request's earlier new ones."""
-    lengths = np.diff(batch.query_start)
-    width = int(lengths.max()) if len(lengths) else 1
-    rank = np.arange(batch.num_tokens) - np.repeat(batch.query_start[:-1], lengths)
-    mask: npt.NDArray[np.uint8] = (np.arange(width)[None] <= rank[:, None]).astype(np.uint8)
-    return mask
+def longest_query(batch: StepBatch) -> int:
+    """The most new tokens of a request."""
+    return int(np.diff(batch.query_start).max(initial=0))
+
+
+def mask_of(batch: StepBatch) -> npt.NDArray[np.uint8]:
+    """uint8 [T, W] for a graph that takes a tree mask: the step's own, or one column, which means plain causality."""
+    return batch.tree_mask if batch.tree_mask is not None else np.ones((batch.num_tokens, 1), dtype=np.uint8)

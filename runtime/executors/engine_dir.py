@@ -19,7 +19,8 @@ from trtforge.json_file import read_json_file
 ENGINE_FILE = "engine.json"
 GRAPH_FILE = "model.onnx"
 ENGINE_VERSION = 1
-OPS_VERSION = 1
+#: op contracts that are run: version 2 gave a tree mask of one column a meaning, and took none away
+OPS_VERSIONS = (1, 2)
 DTYPES = ("float32", "float16", "bfloat16")
 KV_FORMATS = ("float32", "float16", "bfloat16", "fp8")
 _REBUILD = ["build the engine again with this version of trtforge", "install the version that built it"]
@@ -86,9 +87,9 @@ def _check_versions(raw: dict[str, Any], directory: Path) -> None:
             remedies=_REBUILD,
         )
     wrong = {
-        name: {"engine": raw.get(key), "runtime": need}
-        for name, key, need in (("ops", "ops_version", OPS_VERSION), ("host ABI", "host_abi", ABI_VERSION))
-        if raw.get(key, need) != need
+        name: {"engine": raw.get(key), "runtime": list(runs)}
+        for name, key, runs in (("ops", "ops_version", OPS_VERSIONS), ("host ABI", "host_abi", (ABI_VERSION,)))
+        if raw.get(key, runs[-1]) not in runs
     }
     if wrong:
         raise ForgeError(

@@ -20,7 +20,7 @@ import torch
 
 from trtforge.errors import ForgeError
 
-SUPPORTED_OPSETS: dict[str, tuple[int, int]] = {"": (23, 24), "trtforge": (1, 1)}
+SUPPORTED_OPSETS: dict[str, tuple[int, int]] = {"": (23, 24), "trtforge": (1, 2)}
 #: bits of an element, by the names of onnx.TensorProto.DataType
 ELEMENT_BITS = {
     "FLOAT": 32, "FLOAT16": 16, "BFLOAT16": 16, "DOUBLE": 64, "FLOAT8E4M3FN": 8, "FLOAT8E5M2": 8,

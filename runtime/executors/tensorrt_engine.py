@@ -14,7 +14,7 @@ from typing import Any
 from packaging.version import Version
 
 from runtime.executors.base import ExecutorLimits
-from runtime.executors.engine_dir import ENGINE_FILE, ENGINE_VERSION, OPS_VERSION, EngineInfo, parse_engine
+from runtime.executors.engine_dir import ENGINE_FILE, ENGINE_VERSION, OPS_VERSIONS, EngineInfo, parse_engine
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.json_file import read_json_file
 from trtforge.plugin_library import PluginLibrary
@@ -24,7 +24,7 @@ NETWORK_FILE = "network.onnx"
 #: types of a network's inputs, as ONNX names them
 INPUT_TYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "INT32", "INT64", "BOOL")
 #: letters of their dimensions, as the graph names them
-INPUT_SIZES = ("T", "B", "B_plus_1", "M", "L", "W", "N")
+INPUT_SIZES = ("T", "B", "B_plus_1", "M", "L", "Q", "W", "N")
 _REBUILD = "build the engine again on this machine: trtforge run RECIPE --force build"
 
 
@@ -94,12 +94,12 @@ def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
                 why="this executor runs engines of target tensorrt, version 1",
                 remedies=[_REBUILD, "install the version of trtforge that built it"],
             )
-        if ops != OPS_VERSION:
+        if ops not in OPS_VERSIONS:
             raise ForgeError(
                 "TF-RUN-003",
                 f"the engine was built for version {ops} of the op contracts",
                 asked=str(directory),
-                numbers={"engine": ops, "runtime": OPS_VERSION},
+                numbers={"engine": ops, "runtime": list(OPS_VERSIONS)},
                 why="an op's contract changes its meaning or its arguments with its version",
                 remedies=[_REBUILD, "install the version of trtforge that built it"],
             )

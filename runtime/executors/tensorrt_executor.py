@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from plugins.trees import MAX_NODES
 from runtime.executors.base import ExecutorLimits, StepBatch
-from runtime.executors.batch_check import causal_mask, check_batch
+from runtime.executors.batch_check import check_batch, longest_query, mask_of
 from runtime.executors.cuda_device import CudaDevice, Device
 from runtime.executors.decode_padding import bucket_of, is_decode, pad
 from runtime.executors.tensorrt_engine import (
@@ -52,6 +53,7 @@ _TYPES = {
     "BOOL": torch.bool,
 }
 _MODEL_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+LONGEST_QUERY = "longest_query"
 _INDEX_INPUTS = ("input_ids", "positions", "query_start", "sequence_lengths", "block_table", "logit_indices")
 #: plugin libraries that this process has given to TensorRT's registry, which would take them twice
 _REGISTERED: set[Path] = set()
@@ -129,13 +131,14 @@ class TensorrtExecutor:
         self._inputs = {value["name"]: self._input(value) for value in engine.inputs if value not in engine.pools}
         self._outputs = self._allocate_outputs()
         self._scratch = self._allocate_scratch()
+        if engine.stamp.get("pool_copy_bytes"):
+            log.warning("the plan copies %s bytes of KV pools in each step", engine.stamp["pool_copy_bytes"])
         self._mixed = self._context(MIXED_PROFILE)
         self._decode: dict[int, tuple[Any, Callable[[], None]]] = {}
         # A checked plugin library waits for the device in every call, and an engine that streams its weights does so
         # by itself (NvInferRuntime.h, enqueueV3 and isStreamCapturable): no graph can record either.
         self.cuda_graphs = cuda_graphs and not plugins.checked and not engine.streamed
-        # a tree engine takes a mask in every step, whose width is no bucket's: its steps are all mixed ones
-        for bucket in () if engine.tree else engine.decode_buckets:
+        for bucket in engine.decode_buckets:
             self._decode[bucket] = self._prepare_bucket(bucket)
 
     def close(self) -> None:
@@ -244,9 +247,9 @@ class TensorrtExecutor:
         if arrays["block_table"].shape[1] == 0:
             arrays["block_table"] = np.full((batch.num_requests, 1), -1, dtype=np.int32)
         if self.engine.tree:
-            mask = batch.tree_mask if batch.tree_mask is not None else causal_mask(batch)
-            arrays["tree_mask"] = mask.astype(np.bool_)
-        shapes = {}
+            arrays["tree_mask"] = mask_of(batch).astype(np.bool_)
+        # of this one the plugins read the shape alone: see builder.targets.tensorrt.lowering
+        shapes: dict[str, tuple[int, ...]] = {LONGEST_QUERY: (longest_query(batch),)}
         for name, array in arrays.items():
             buffer, count = self._inputs[name], array.size
             if count > buffer.host.numel():
@@ -305,7 +308,8 @@ class TensorrtExecutor:
             "B_plus_1": limits.max_batch_size + 1,
             "M": engine.table,
             "L": engine.rows,
-            "W": limits.max_num_tokens,
+            "Q": limits.max_num_tokens,
+            "W": MAX_NODES,
         }
         count = 1
         for size in value["shape"]:
@@ -369,14 +373,16 @@ class TensorrtExecutor:
         context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
         if not context.set_optimization_profile_async(profile, self._hardware.stream):
             raise plan_refused(self.engine.info.directory, [f"profile {profile} is not taken", *self._messages[-4:]])
-        for name, buffer in self._inputs.items():
-            context.set_tensor_address(name, buffer.device.data_ptr())
+        # a pool and its output share an address: that is what makes the update one in place
+        addresses = {name: buffer.device.data_ptr() for name, buffer in self._inputs.items()}
+        addresses |= {name: tensor.data_ptr() for name, tensor in self._outputs.items()}
         for name, pool in self._pools.items():
-            context.set_input_shape(name, tuple(pool.shape))
-            context.set_tensor_address(name, pool.data_ptr())
-            context.set_tensor_address(f"{name}_out", pool.data_ptr())
-        for name, tensor in self._outputs.items():
-            context.set_tensor_address(name, tensor.data_ptr())
+            addresses |= {name: pool.data_ptr(), f"{name}_out": pool.data_ptr()}
+            if not context.set_input_shape(name, tuple(pool.shape)):
+                raise plan_refused(self.engine.info.directory, [f"{name} of {pool.shape}", *self._messages[-4:]])
+        for name, address in addresses.items():
+            if not context.set_tensor_address(name, address):
+                raise plan_refused(self.engine.info.directory, [f"no address for {name}", *self._messages[-4:]])
         return context
 
     def _prepare_bucket(self, bucket: int) -> tuple[Any, Callable[[], None]]:
@@ -422,6 +428,7 @@ class TensorrtExecutor:
                 "decode_buckets": list(self.engine.decode_buckets),
                 "cuda_graphs": self.cuda_graphs,
                 "aliased_io": stamp["aliased_io"],
+                "pool_copy_bytes": stamp.get("pool_copy_bytes"),
             },
             "linears": info.raw.get("linears", []),
             "bytes": {

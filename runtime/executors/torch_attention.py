@@ -88,8 +88,10 @@ def paged_attention(
         q_THE: queries [T, H, E]; ``k_TKE``/``v_TKE`` [T, K, E].
         pool: [N, 2, K, S, E]; changed in place.
         query_start, sequence_lengths, block_table: int32 [B+1], [B], [B, M].
-        tree_mask: uint8 or bool [T, W], visibility among a request's new tokens.
+        tree_mask: uint8 or bool [T, W], visibility among a request's new tokens; of one column: plain causality.
     """
+    if tree_mask is not None and tree_mask.shape[1] == 1:
+        tree_mask = None
     write_kv(k_TKE, v_TKE, pool, query_start, sequence_lengths, block_table, params)
     starts, lengths = query_start.tolist(), sequence_lengths.tolist()
     if len(lengths) > 1 and len(starts) == q_THE.shape[0] + 1 and tree_mask is None and pool.device.type == "cuda":

@@ -21,7 +21,7 @@ import torch
 
 from runtime.executors import engine_dir, host_kernels
 from runtime.executors.base import ExecutorLimits, StepBatch, StepProfile
-from runtime.executors.batch_check import causal_mask, check_batch
+from runtime.executors.batch_check import check_batch, mask_of
 from runtime.executors.engine_dir import EngineInfo, read_engine
 from runtime.executors.interpreter import Interpreter
 from runtime.executors.kernels import StepIndex, TorchKernels
@@ -196,8 +196,8 @@ class TorchExecutor:
             tensor = torch.from_numpy(array)
             feeds[name] = tensor if self.device == "cpu" else tensor.to(self.device)
         if self._tree:
-            mask = batch.tree_mask if batch.tree_mask is not None else causal_mask(batch)
-            feeds["tree_mask"] = torch.from_numpy(np.ascontiguousarray(mask, dtype=np.uint8)).to(self.device)
+            mask = np.ascontiguousarray(mask_of(batch), dtype=np.uint8)
+            feeds["tree_mask"] = torch.from_numpy(mask).to(self.device)
         return feeds
 
     # -- loading ---------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_a_directory_of_its_own(tmp_path: Path) -> None:
     assert not names & {"manifest.json", "COMPLETE", ".hidden"}
     assert GraphInfo.read(out) == info
     raw = json.loads((out / "graph.json").read_text())
-    assert raw["architecture"] == "llama" and raw["mode"] == "paged" and raw["ops"] == {"trtforge::PagedAttention": 1}
+    assert raw["architecture"] == "llama" and raw["mode"] == "paged" and raw["ops"] == {"trtforge::PagedAttention": 2}
     assert raw["kv_cache"] == {"format": "bfloat16", "block_size": 32, "scales": "none"}
     assert {"name": "lm_head", "shape": [512, 64], "format": "none", "group_size": None} in raw["linears"]
 

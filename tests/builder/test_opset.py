@@ -23,6 +23,7 @@ def attention(
     pool: list[Any] | None = None,
     scales: bool = True,
     mask: int | None = None,
+    version: int = opset.VERSION,
 ) -> onnx.ModelProto:
     info = helper.make_tensor_value_info
     inputs = [
@@ -54,7 +55,7 @@ def attention(
     outputs = [helper.make_empty_tensor_value_info(name) for name in ("out", "pool_out")]
     return helper.make_model(
         helper.make_graph([node], "g", inputs, outputs),
-        opset_imports=[helper.make_opsetid("", 24), helper.make_opsetid("trtforge", 1)],
+        opset_imports=[helper.make_opsetid("", 24), helper.make_opsetid("trtforge", version)],
         ir_version=12,
     )
 
@@ -117,6 +118,13 @@ def test_dynamic_block_quantize(width: int, fine: bool) -> None:
     else:
         with pytest.raises(onnx.shape_inference.InferenceError, match="72 is no multiple of 16"):
             infer(model)
+
+
+@pytest.mark.parametrize(("version", "since"), [(1, 1), (2, 2)])
+def test_graphs_of_either_version_are_checked_by_their_own(version: int, since: int) -> None:
+    infer(attention(mask=TensorProto.UINT8, version=version))
+    assert onnx.defs.get_schema("PagedAttention", version, "trtforge").since_version == since
+    assert onnx.defs.get_schema("DynamicBlockQuantize", version, "trtforge").since_version == 1
 
 
 def test_a_process_that_registered_ends_cleanly() -> None:

@@ -48,7 +48,7 @@ def test_engine_json(tmp_path: Path) -> None:
     result = build_engine(graph(tmp_path / "g", "fp8"), tmp_path / "e", name="tiny", build=SMALL)
     engine = json.loads((tmp_path / "e" / "engine.json").read_text())
     assert engine == result == read_engine(tmp_path / "e")
-    assert engine["target"] == "torch" and engine["version"] == 1 and engine["ops_version"] == 1
+    assert engine["target"] == "torch" and engine["version"] == 1 and engine["ops_version"] == 2
     assert engine["limits"] == {
         "max_batch_size": 32,
         "max_num_tokens": 2048,

@@ -158,6 +158,31 @@ def test_promise_of_new_tokens_changes_nothing_but_launches(kernels: CudaLibrary
     assert torch.equal(attend(kernels, batch)[0], attend(kernels, batch, max_new_tokens=1)[0])
 
 
+@pytest.mark.parametrize(("multiprocessors", "merged"), [(4, False), (64, True)])
+def test_a_promised_decode_step_launches_nothing_for_long_queries(
+    shim: CudaLibrary, multiprocessors: int, merged: bool
+) -> None:
+    """Unpromised, kernels for long queries run over empty lists, and their merge with them."""
+    shim.multiprocessors, shim.checked = multiprocessors, False
+    batch = make_batch([(700, 1), (80, 1), (9, 1)], activation=torch.bfloat16, pool=torch.bfloat16)
+    counts = []
+    for promise in (0, 1):
+        shim.shim_launches()
+        attend(shim, batch, max_new_tokens=promise)
+        counts.append(len(shim.shim_launches()))
+    shim.multiprocessors, shim.checked = 0, True
+    assert counts[1] == 2 + merged and counts[0] > counts[1]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_mask_of_one_column_is_plain_causality(kernels: CudaLibrary, activation: torch.dtype, held: int) -> None:
+    batch = make_batch([(3, 1), (20, 90)], activation=activation, pool=activation)
+    column = torch.full((91, 1), held, dtype=torch.uint8, device=kernels.device)
+    plain, masked = attend(kernels, batch), attend(kernels, batch, tree_mask=column)
+    assert torch.equal(plain[0], masked[0]) and torch.equal(bits(plain[1]), bits(masked[1]))
+
+
 def test_chain_mask_equals_causality(kernels: CudaLibrary) -> None:
     batch = make_batch([(70, 9)], heads=6, activation=torch.bfloat16, pool=torch.bfloat16)
     chain = torch.ones(9, 9).tril().bool().to(kernels.device)

@@ -93,6 +93,17 @@ def test_tree_masks(library: HostLibrary, nodes: int, before: int, seed: int, wi
     )
 
 
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_mask_of_one_column_is_plain_causality(library: HostLibrary, held: int) -> None:
+    """Version 2 of the op: so a graph with a mask prefills prompts of any length. The reference says the same."""
+    batch = make_batch([(3, 1), (20, 90)])
+    column = torch.full((91, 1), held, dtype=torch.uint8)
+    for op in (library.paged_attention, reference.paged_attention):
+        pools = [batch.pool.clone() for _ in range(2)]
+        plain, masked = batch.run(op, pools[0]), batch.run(op, pools[1], tree_mask=column)
+        assert torch.equal(plain, masked) and torch.equal(bits(pools[0]), bits(pools[1]))
+
+
 def test_chain_mask_has_the_bits_of_causality(library: HostLibrary) -> None:
     """A draft without branches is verified with exactly the numbers that plain decoding would have had."""
     batch = make_batch([(700, 9)], heads=6, pool=torch.bfloat16)

@@ -25,6 +25,7 @@ _DTYPES = {
     "FLOAT": torch.float32, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16, "FLOAT8E4M3FN": torch.float8_e4m3fn,
     "INT32": torch.int32, "INT64": torch.int64, "BOOL": torch.bool,
 }  # fmt: skip
+Profiles = list[dict[str, tuple[tuple[int, ...], ...]]]
 #: device memory of a context by profile, and what streaming weights adds to it
 SCRATCH = {0: 1000, 1: 4000}
 STREAMING_SCRATCH = 600
@@ -102,13 +103,21 @@ class Simulation:
     Attributes:
         trt: the module.
         runs: (profile, shapes) of every execution.
+        profiles: smallest, optimal and largest shape of each dynamic input, by profile: what the plan was built for.
     """
 
     def __init__(
-        self, version: str, graph_dir: Path, inputs: list[dict[str, Any]], outputs: list[str], device: HostDevice
+        self,
+        version: str,
+        graph_dir: Path,
+        inputs: list[dict[str, Any]],
+        outputs: list[str],
+        device: HostDevice,
+        profiles: Profiles,
     ) -> None:
         self.trt = Bindings(version)
         self.device = device
+        self.profiles = profiles
         self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()
         self.streamed = False
         self.inputs, self.outputs = inputs, outputs
@@ -169,8 +178,10 @@ class Simulation:
         return True
 
     def _shape(self, context: Any, name: str, shape: tuple[int, ...]) -> bool:
+        low, _, high = self.profiles[context.profile][name]
+        fits = all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
         context.shapes[name] = tuple(shape)
-        return self.refuse != name
+        return fits and self.refuse != name
 
     def _profile(self, context: Any, profile_index: int, stream_handle: int) -> bool:
         context.__dict__["profile"] = profile_index
@@ -182,6 +193,8 @@ class Simulation:
         feeds = {}
         for value in self.inputs:
             name = value["name"]
+            if name not in self.graph.inputs:
+                continue  # longest_query: the plugins' own, and only its shape is read
             tensor = tensor_at(context.addresses[name], context.shapes[name], _DTYPES[value["type"]])
             feeds[name] = tensor.view(torch.uint8) if name == "tree_mask" else tensor
         results = self.interpreter.run(feeds)

@@ -81,7 +81,7 @@ def test_the_protocol_is_met(engine: Path) -> None:
         ({"version": 2}, "TF-RUN-002"),
         ({"target": "tensorrt"}, "TF-RUN-002"),
         ({"host_abi": 7}, "TF-RUN-003"),
-        ({"ops_version": 2}, "TF-RUN-003"),
+        ({"ops_version": 3}, "TF-RUN-003"),
         ({"limits": {}}, "TF-RUN-001"),
         ({"vocab_size": "many"}, "TF-RUN-001"),
         ({"dtype": "int8"}, "TF-RUN-001"),

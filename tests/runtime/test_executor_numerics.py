@@ -206,6 +206,23 @@ def test_hidden_states_outputs(tmp_path: Path) -> None:
         assert torch.allclose(fast.hidden_states(name, len(PROMPTS[0])), want[name], atol=1e-4)
 
 
+@pytest.mark.parametrize("lowered", [True, False])
+@pytest.mark.parametrize("host_library", [True, False])
+def test_a_graph_with_a_mask_prefills(tmp_path: Path, lowered: bool, host_library: bool) -> None:
+    """Steps without a tree bring one column, which means plain causality to every kernel that attends."""
+    masked, _ = tiny_engine(tmp_path / "masked", graph={"tree_mask": True})
+    plain, _ = tiny_engine(tmp_path / "plain")
+    options = {"lowered": lowered, "host_library": host_library}
+    steps = [
+        make_batch([(range(3, 60), 0, blocks_of(0))]),
+        make_batch([([7], 57, blocks_of(0)), ([9, 8], 0, blocks_of(1))]),
+    ]
+    executors = [TorchExecutor(engine, **options) for engine in (masked, plain)]
+    for step in steps:
+        mine, theirs = (executor.execute(step).clone() for executor in executors)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_tree_mask_replaces_causality(tmp_path: Path) -> None:
     engine, _ = tiny_engine(tmp_path, graph={"tree_mask": True})
     executor = TorchExecutor(engine)

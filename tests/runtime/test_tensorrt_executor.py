@@ -16,7 +16,7 @@ import torch
 from builder.graphs import build_graph
 from builder.targets import build_engine
 from builder.targets.tensorrt import machine, target
-from builder.targets.tensorrt.profiles import DECODE, MIXED
+from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes, profile_shapes
 from runtime.engine import EngineCore
 from runtime.executors.base import Executor, StepBatch
 from runtime.executors.decode_padding import bucket_of, is_decode, pad
@@ -43,9 +43,16 @@ from trtforge.plugin_library import PluginLibrary
 from trtforge.recipe.schema import Build, KvCache, Limits, TensorRt
 
 PLUGINS = PluginLibrary(Path("/plugins.so"), "1", "0123456789abcdef", "", "10.14.1", {"source_hash": "s"}, False, "f")
-LIMITS = Limits(max_batch_size=6, max_num_tokens=64, max_seq_len=128)
+LIMITS = Limits(max_batch_size=6, max_num_tokens=80, max_seq_len=128)
 VERSION = VERSIONS[-1]
 Make = Callable[..., "Case"]
+
+
+def simulate(engine: TensorrtEngine, graph: Path, hardware: HostDevice, version: str = VERSION) -> Simulation:
+    """The TensorRT that built an engine."""
+    inputs, sizes = list(engine.inputs), Sizes(**engine.stamp["sizes"])
+    profiles = [profile_shapes(inputs, sizes, profile) for profile in (DECODE, MIXED)]
+    return Simulation(version, graph, inputs, list(engine.outputs), hardware, profiles)
 
 
 @dataclasses.dataclass
@@ -59,7 +66,7 @@ class Case:
     def executor(self, version: str = VERSION, **options: Any) -> tuple[TensorrtExecutor, Simulation, HostDevice]:
         engine = read_tensorrt_engine(self.tensorrt)
         hardware = HostDevice()
-        simulation = Simulation(version, self.graph, list(engine.inputs), list(engine.outputs), hardware)
+        simulation = simulate(engine, self.graph, hardware, version)
         return TensorrtExecutor(engine, simulation.trt, hardware, PLUGINS, **options), simulation, hardware
 
 
@@ -87,7 +94,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
         def compiled(spec: Any, path: Path, progress: Any) -> dict[str, Any]:
             Path(spec.plan).write_bytes(b"plan")
-            return {"tensorrt": VERSION, "layers": 1, "plan_bytes": 4, "timing_cache_used": False}
+            facts = {"tensorrt": VERSION, "layers": 1, "plan_bytes": 4, "timing_cache_used": False}
+            return {**facts, "pool_copy_bytes": 0}
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(machine, "tensorrt_version", lambda stack: VERSION)
@@ -185,14 +193,38 @@ def test_generations_of_the_engine_core(make: Make) -> None:
 
 
 def test_tree_engines(make: Make) -> None:
+    """They prefill more than a tree is wide, decode in buckets with graphs, and verify trees."""
     case = make(tree_mask=True)
     mine, theirs, simulation, hardware = twins(case)
-    assert not hardware.captured, "a tree engine has no decode buckets"
-    same(mine, theirs, make_batch([(range(3, 12), 0, [4])]))
-    step = make_batch([([7, 8, 9], 9, [4])], logits=[0, 1, 2])
+    assert hardware.captured == 4
+    simulation.runs.clear()
+    same(mine, theirs, make_batch([(range(3, 75), 0, [4, 1, 5, 9, 2])]))
+    same(mine, theirs, make_batch([([9], 72, [4, 1, 5, 9, 2]), (range(3, 5), 0, [7])]))
+    same(mine, theirs, make_batch([([9], 73, [4, 1, 5, 9, 2]), ([8], 2, [7])]))
+    step = make_batch([([7, 8, 9], 74, [4, 1, 5, 9, 2])], logits=[0, 1, 2])
     mask = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=np.uint8)
     same(mine, theirs, dataclasses.replace(step, tree_mask=mask))
-    assert {profile for profile, _ in simulation.runs} == {1}
+    assert [profile for profile, _ in simulation.runs] == [1, 1, 0, 1]
+    assert [shapes["tree_mask"] for _, shapes in simulation.runs] == [(72, 1), (3, 1), (2, 1), (3, 3)]
+    assert hardware.replayed == 1
+
+
+def test_plugins_are_told_the_longest_query(make: Make) -> None:
+    """By a shape, which is what they know before they launch: 1 in a decode step, so nothing for long queries runs."""
+    mine, simulation, _ = make().executor()
+    simulation.runs.clear()
+    for batch in (PREFILL, DECODE_STEP, MIXED_STEP):
+        mine.execute(batch)
+    assert [shapes["longest_query"] for _, shapes in simulation.runs] == [(19,), (1,), (15,)]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (4, 4), (3,)])
+def test_tree_masks_that_do_not_fit_the_step(make: Make, shape: tuple[int, ...]) -> None:
+    mine, theirs, _, _ = twins(make(tree_mask=True))
+    step = dataclasses.replace(make_batch([([7, 8, 9], 9, [4])]), tree_mask=np.ones(shape, dtype=np.uint8))
+    for executor in (mine, theirs):
+        with pytest.raises(ValueError, match="tree mask of shape"):
+            executor.execute(step)
 
 
 def test_hidden_states(make: Make) -> None:
@@ -244,7 +276,7 @@ def test_weights_that_do_not_fit_are_refused(make: Make) -> None:
     case = make(TensorRt(weight_streaming=True))
     engine = read_tensorrt_engine(case.tensorrt)
     hardware = HostDevice()
-    simulation = Simulation(VERSION, case.graph, list(engine.inputs), list(engine.outputs), hardware)
+    simulation = simulate(engine, case.graph, hardware)
     simulation.trt.answers["ICudaEngine.get_weight_streaming_automatic_budget"] = lambda this: STREAMABLE
     with pytest.raises(ForgeError, match=r"TF-RUN-116.*budget"):
         TensorrtExecutor(engine, simulation.trt, hardware, PLUGINS)
@@ -284,7 +316,7 @@ def test_a_plan_that_is_not_taken(make: Make) -> None:
         {"IExecutionContext.set_optimization_profile_async": lambda this, index, stream: False},
     ):
         hardware = HostDevice()
-        simulation = Simulation(VERSION, make().graph, list(engine.inputs), list(engine.outputs), hardware)
+        simulation = simulate(engine, make().graph, hardware)
         simulation.trt.answers.update(change)
         with pytest.raises(ForgeError) as caught:
             TensorrtExecutor(engine, simulation.trt, hardware, PLUGINS)
@@ -304,7 +336,7 @@ def test_steps_that_tensorrt_refuses(make: Make) -> None:
 def test_batches_over_the_limits(make: Make) -> None:
     mine, _, _ = make().executor()
     for batch in (
-        make_batch([(range(3, 70), 0, [0])]),
+        make_batch([(range(3, 90), 0, [0])]),
         make_batch([([3], 0, [n]) for n in range(7)]),
         make_batch([([600], 0, [0])]),
     ):
@@ -338,7 +370,7 @@ def test_stamps(make: Make, changes: dict[str, Any], code: str | None) -> None:
     [
         ("version", 9, "TF-RUN-002"),
         ("target", "torch", "TF-RUN-002"),
-        ("ops_version", 2, "TF-RUN-003"),
+        ("ops_version", 3, "TF-RUN-003"),
         ("tensorrt", {}, "TF-RUN-001"),
         ("limits", None, "TF-RUN-001"),
         ("vocab_size", -1, "TF-RUN-001"),
@@ -379,7 +411,7 @@ def test_any_damage_of_engine_json_is_refused_or_harmless(make: Make, tmp_path: 
                 check_loadable(engine, tensorrt=VERSION, architecture="sm_90", plugins=PLUGINS)
                 if at[:2] in (("tensorrt", "inputs"), ("tensorrt", "sizes"), ("tensorrt", "decode_buckets")):
                     hardware = HostDevice()
-                    simulation = Simulation(VERSION, case.graph, list(known.inputs), list(known.outputs), hardware)
+                    simulation = simulate(known, case.graph, hardware)
                     TensorrtExecutor(engine, simulation.trt, hardware, PLUGINS)
             except ForgeError:
                 refused += 1

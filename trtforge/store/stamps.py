@@ -37,7 +37,7 @@ from trtforge.store.machine import (
 from trtforge.tables import Component
 
 #: versions of the op contracts (domain trtforge) that this version's executors run
-OPS_VERSIONS = (1,)
+OPS_VERSIONS = (1, 2)
 #: targets whose engines hold machine code for one GPU architecture
 COMPILED_TARGETS = ("tensorrt", "tensorrt-rtx", "trtllm-engine")
 #: findings after which a bundle cannot be served here, whatever their severity

@@ -4,6 +4,9 @@ Policy: the meaning stays; only the spelling changes, and only where the parser 
 
 - ``PagedAttention`` gets ``plugin_version`` and ``plugin_namespace``, its optional inputs lose their gaps and are
   named by the flags ``has_scales``, ``has_tree_mask``;
+- it also gets ``longest_query`` [Q], an input whose length is the most new tokens of a request: what the plugin knows
+  of a step when it launches kernels is its shapes alone, and without this one it would have to expect a long query in
+  every step;
 - the tree mask is BOOL (TensorRT takes UINT8 as a network input only to cast it to floats);
 - ``DynamicBlockQuantize`` and block scales are written as :mod:`builder.targets.parser_rules` says;
 - operators that the parser of that version lacks are spelled out with constant axes.
@@ -39,6 +42,8 @@ from trtforge.errors import ForgeError
 #: optional inputs of PagedAttention: position in the ONNX operator -> the flag that says it is there
 _OPTIONAL = ((7, "has_scales"), (8, "has_scales"), (9, "has_tree_mask"))
 _REQUIRED = 7
+#: the input of the network, and of every plugin node, whose shape alone is read
+LONGEST_QUERY = "longest_query"
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,11 @@ class Network:
     spelled_out: dict[str, int]
 
 
-def lower(graph_dir: Path, missing: frozenset[str]) -> Network:
+def lower(graph_dir: Path, missing: frozenset[str], *, aliased: bool = False) -> Network:
     """The network of a graph directory for a parser that lacks the operators ``missing``.
+
+    Args:
+        aliased: the plugins declare to TensorRT that they update their pools in place (see ``target``).
 
     Raises:
         ForgeError: ``TF-BLD-104`` the graph is not paged; ``TF-BLD-105`` a plugin without kernels;
@@ -79,14 +87,14 @@ def lower(graph_dir: Path, missing: frozenset[str]) -> Network:
         )
     opset.register()
     model = onnx.load(str(Path(graph_dir) / GRAPH_FILE), load_external_data=False)
-    return Lowering(model, missing).run()
+    return Lowering(model, missing, aliased=aliased).run()
 
 
 class Lowering:
     """Rewrites one model; see the module's policy."""
 
-    def __init__(self, model: onnx.ModelProto, missing: frozenset[str]) -> None:
-        self.model, self.missing = model, missing
+    def __init__(self, model: onnx.ModelProto, missing: frozenset[str], *, aliased: bool = False) -> None:
+        self.model, self.missing, self.aliased = model, missing, aliased
         self.types = element_types(model)
         self._producers = {output: node for node in model.graph.node for output in node.output}
         self._constants: dict[str, TensorProto] = {}
@@ -100,6 +108,8 @@ class Lowering:
         for value in graph.input:
             if value.name == "tree_mask":
                 value.type.tensor_type.elem_type = TensorProto.BOOL
+        if self._plugins:
+            graph.input.append(helper.make_tensor_value_info(LONGEST_QUERY, TensorProto.INT32, ["Q"]))
         del graph.node[:]
         graph.node.extend(nodes)
         if any(node.domain == PARSER_DOMAIN for node in nodes):
@@ -142,8 +152,8 @@ class Lowering:
         fields: dict[str, int | float] = {
             a.name: a.f if a.type == AttributeProto.FLOAT else int(a.i) for a in node.attribute
         }
-        fields |= {"has_scales": 0, "has_tree_mask": 0, "has_sinks": 0}
-        inputs = list(node.input[:_REQUIRED])
+        fields |= {"has_scales": 0, "has_tree_mask": 0, "has_sinks": 0, "aliased": int(self.aliased)}
+        inputs = [*node.input[:_REQUIRED], LONGEST_QUERY]
         for position, flag in _OPTIONAL:
             if position < len(node.input) and node.input[position]:
                 inputs.append(node.input[position])
@@ -153,7 +163,7 @@ class Lowering:
         made = NodeProto(
             op_type=node.op_type, name=node.name, domain=node.domain, input=inputs, output=list(node.output)
         )
-        marks = {"plugin_version": str(opset.VERSION), "plugin_namespace": NAMESPACE}
+        marks = {"plugin_version": str(opset.SINCE[opset.PAGED_ATTENTION][-1]), "plugin_namespace": NAMESPACE}
         made.attribute.extend(helper.make_attribute(key, value) for key, value in {**fields, **marks}.items())
         return made
 

@@ -39,6 +39,7 @@ FIELDS: dict[str, dict[str, Field]] = {
         "has_scales": _FLAG,
         "has_tree_mask": _FLAG,
         "has_sinks": _FLAG,
+        "aliased": _FLAG,
     }
 }
 

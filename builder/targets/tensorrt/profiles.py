@@ -13,7 +13,7 @@ from typing import Any
 from trtforge.recipe.schema import Limits
 
 DECODE, MIXED = "decode", "mixed"
-#: the widest tree mask (nodes of a draft tree), as PagedAttention's kernels take it
+#: the widest tree mask (nodes of a draft tree); steps without a tree send one column
 MAX_TREE = 64
 #: rows of logits of one teacher-forced step (see runtime.engine.LOGIT_ROWS)
 SCORED_ROWS = 256
@@ -81,9 +81,11 @@ def dimension_ranges(sizes: Sizes, profile: str) -> dict[str, tuple[int, int, in
         "W": (1, MAX_TREE, MAX_TREE),
     }
     if profile == DECODE:
-        return {**ranges, "T": batch, "L": batch}
+        # a token a request: no long query, and a mask of one column (plain causality) where the graph takes one
+        return {**ranges, "T": batch, "L": batch, "Q": (1, 1, 1), "W": (1, 1, 1)}
     return {
         **ranges,
+        "Q": (1, sizes.tokens, sizes.tokens),
         "T": (1, sizes.tokens, sizes.tokens),
         "L": (1, min(sizes.batch, sizes.rows), sizes.rows),
     }

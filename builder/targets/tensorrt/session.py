@@ -46,7 +46,8 @@ class Spec:
         strip_weights: leave refittable weights out of the plan.
         refit: the plan can be given other weights later.
         weight_streaming: weights may stay in host memory.
-        aliased_io: the KV pools' outputs are declared to be their inputs.
+        aliased_io: the network's plugins declare that they update the KV pools in place, which the builder must be
+            told to allow.
     """
 
     model: str
@@ -63,7 +64,7 @@ class Spec:
     strip_weights: bool = False
     refit: bool = False
     weight_streaming: bool = False
-    aliased_io: bool = True
+    aliased_io: bool = False
 
     def write(self, path: Path) -> None:
         """Write the JSON that :meth:`read` reads."""
@@ -156,12 +157,37 @@ def build_plan(trt: Any, spec: Spec, report: Report) -> dict[str, Any]:
         raise BuildFailed("build", errors)
     Path(spec.plan).write_bytes(memoryview(plan))
     _keep_timing_cache(config, Path(spec.timing_cache))
-    return {
+    facts = {
         "tensorrt": release(str(trt.__version__)),
         "layers": int(network.num_layers),
         "plan_bytes": int(plan.nbytes),
         "timing_cache_used": cache,
     }
+    del parser, network, config, builder  # the plan is loaded once: what built it need not lie beside it
+    return {**facts, "pool_copy_bytes": pool_copy_bytes(trt, logger, plan, spec)}
+
+
+def pool_copy_bytes(trt: Any, logger: Any, plan: Any, spec: Spec) -> int | None:
+    """Bytes that a decode step needs more when the KV pools are at their largest than when they are at their smallest.
+
+    A plan that updates the pools where they lie needs none; one that TensorRT gave copies needs at least a layer's
+    pool. None: the plan cannot be loaded beside what this process holds, or says nothing.
+    """
+    try:
+        runtime = trt.Runtime(logger)
+    except (RuntimeError, TypeError):  # the bindings' ways to say that none was made
+        return None
+    engine = runtime.deserialize_cuda_engine(memoryview(plan))
+    context = engine and engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    if not context or not context.set_optimization_profile_async(0, 0):
+        return None
+    needed = []
+    for which in (0, 2):
+        for name, shapes in spec.profiles[0]["shapes"].items():
+            if not context.set_input_shape(name, tuple(shapes[which if name.startswith("kv_pool_") else 1])):
+                return None
+        needed.append(int(context.update_device_memory_size_for_shapes() or 0))
+    return max(0, needed[1] - needed[0]) if all(needed) else None
 
 
 def _parser_error(error: Any) -> str:
@@ -189,7 +215,9 @@ def _configure(trt: Any, builder: Any, spec: Spec) -> Any:
     config.builder_optimization_level = spec.optimization_level
     if spec.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
-    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, spec.aliased_io)
+    if spec.aliased_io:
+        # without it a build whose plugins declare an alias ends with error 4
+        config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
     if spec.strip_weights:
         config.set_flag(trt.BuilderFlag.STRIP_PLAN)
     if spec.refit:

@@ -10,12 +10,19 @@ The directory::
 
 Policy: everything that can be refused without TensorRT is refused first; then what the machine lacks ends the build
 with exit code 3, naming what to install and the container that has it.
+
+The KV pools are updated in place because the executor binds a pool and its output to one address, not because
+TensorRT is told so: it may insert copies for a declared alias (NvInferRuntime.h, getAliasedInput), and some versions
+reject such engines. Whether a plan keeps copies is asked of the plan; if it does, the other way is built too, and the
+one with fewer copies is kept.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -43,7 +50,7 @@ LOG_FILE = "build.log"
 NETWORK_FILE = "network.onnx"
 ENGINE_VERSION = 1
 #: version of the op contracts (domain trtforge) that the engine's graph uses
-OPS_VERSION = 1
+OPS_VERSION = 2
 #: files of an engine that two builds of the same inputs need not agree on: kernels are chosen by measured times
 MEASURED = (PLAN_FILE, LOG_FILE, ENGINE_FILE)
 _SPEC_FILE = "spec.json"
@@ -75,7 +82,8 @@ def build_engine(
     graph = GraphInfo.read(graph_dir)
     limits = check_limits(graph, build, target=NAME)
     found = machine.tensorrt_version(stack)
-    network = lower(graph_dir, missing_operators(found or str(machine.newest_version())))
+    missing = missing_operators(found or str(machine.newest_version()))
+    network = lower(graph_dir, missing)
     here = machine.require(found, build.architectures, stack)
     weights = sum(info.nbytes for info in read_headers(graph_dir).values())
     plan = plan_memory(
@@ -88,7 +96,8 @@ def build_engine(
     )
     sizes = Sizes.of(limits, block_size=plan.block_size, num_blocks=plan.num_blocks, tree=graph.tree_mask)
     out.mkdir(parents=True, exist_ok=True)
-    facts = _compile(graph_dir, out, network, sizes, build, here, progress)
+    declared = partial(lower, graph_dir, missing, aliased=True)
+    facts = _compile(graph_dir, out, network, declared, sizes, build, here, progress)
     _copy_what_serving_reads(graph_dir, out, network, build.tensorrt.strip_weights, progress)
     engine: dict[str, Any] = {
         "version": ENGINE_VERSION,
@@ -113,6 +122,7 @@ def build_engine(
             "spelled_out": network.spelled_out,
             "options": build.tensorrt.model_dump(),
             "aliased_io": facts["aliased_io"],
+            "pool_copy_bytes": facts["pool_copy_bytes"],
             "layers": facts["layers"],
             "plan_bytes": facts["plan_bytes"],
         },
@@ -120,9 +130,9 @@ def build_engine(
         "sha256": hash_files(out, frozenset({ENGINE_FILE, LOG_FILE}), progress),
     }
     text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
-    partial = out / f"{ENGINE_FILE}.partial"
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(out / ENGINE_FILE)
+    unfinished = out / f"{ENGINE_FILE}.partial"
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(out / ENGINE_FILE)
     result: dict[str, Any] = json.loads(text)
     return result
 
@@ -155,28 +165,41 @@ def make_spec(
 
 
 def _compile(
-    graph_dir: Path, out: Path, network: Network, sizes: Sizes, build: Build, here: machine.Here, progress: Progress
+    graph_dir: Path,
+    out: Path,
+    network: Network,
+    declared: Callable[[], Network],
+    sizes: Sizes,
+    build: Build,
+    here: machine.Here,
+    progress: Progress,
 ) -> dict[str, Any]:
+    """Build the plan; facts of it. ``declared`` lowers the network whose plugins declare their pools in place."""
     cache = machine.timing_cache_path(here)
     spec = make_spec(graph_dir, out, network, sizes, build, here.plugins.path, cache)
     try:
+        facts = {**run_worker(spec, out / _SPEC_FILE, progress), "aliased_io": False}
+        copies = facts["pool_copy_bytes"]
+        if not copies:
+            return facts
+        progress.note(f"the plan copies {copies} bytes of KV pools a step; building once more, with the pools declared")
+        other = out / f"{PLAN_FILE}.declared"
+        Path(spec.model).write_bytes(declared().model)
         try:
-            return {**run_worker(spec, out / _SPEC_FILE, progress), "aliased_io": True}
+            again = run_worker(replace(spec, plan=str(other), aliased_io=True), out / _SPEC_FILE, progress)
+            better = again["pool_copy_bytes"] is not None and again["pool_copy_bytes"] < copies
+            if better:
+                other.replace(spec.plan)
+                return {**again, "aliased_io": True}
+            progress.note("that plan copies no less; the first one is kept")
         except ForgeError as error:
-            if not names_aliasing(error):
-                raise
-        # Some versions reject plugins that declare the alias. The executor binds both tensors to one address, so the
-        # pool is updated in place either way (as TensorRT Edge-LLM does).
-        progress.note("TensorRT refused the aliased KV pools; building without the declaration")
-        return {**run_worker(replace(spec, aliased_io=False), out / _SPEC_FILE, progress), "aliased_io": False}
+            progress.note(f"TensorRT does not build it ({error.code}); the first plan is kept")
+        finally:
+            other.unlink(missing_ok=True)
+        Path(spec.model).write_bytes(network.model)
+        return facts
     finally:
         (out / _SPEC_FILE).unlink(missing_ok=True)
-
-
-def names_aliasing(error: ForgeError) -> bool:
-    """Whether the builder's refusal is about aliased plugin inputs and outputs."""
-    messages = error.numbers.get("messages", []) if error.code == "TF-BLD-108" else []
-    return any("alias" in str(message).lower() for message in messages)
 
 
 def _copy_what_serving_reads(

@@ -71,7 +71,7 @@ struct trtforge_paged_attention_args
     int32_t const* query_start;      //!< [B+1]
     int32_t const* sequence_lengths; //!< [B]
     int32_t const* block_table;      //!< [B, M], row stride block_table_stride
-    uint8_t const* tree_mask;        //!< null, or [T, W] with row stride tree_mask_stride
+    uint8_t const* tree_mask;        //!< null, or [T, W] with row stride tree_mask_stride; W 1: plain causality
     float const* sinks;              //!< null, or [H]: a logit added to every softmax denominator
     int64_t query_stride;
     int64_t key_stride;

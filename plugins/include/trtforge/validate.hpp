@@ -100,6 +100,12 @@ inline void checkAttentionShapes(trtforge_paged_attention_args const& a)
     }
 }
 
+//! A mask of one column stands for plain causality.
+inline bool hasTreeMask(trtforge_paged_attention_args const& a)
+{
+    return a.tree_mask != nullptr && a.tree_mask_width > 1;
+}
+
 //! First position that any new token of a request may still look at (earlier blocks may have been given back).
 inline int32_t firstVisible(trtforge_paged_attention_args const& a, int32_t base)
 {
@@ -126,7 +132,7 @@ inline void checkAttentionIndices(trtforge_paged_attention_args const& a)
         require(length >= end - begin && length <= capacity, TRTFORGE_BAD_SEQUENCE_LENGTH,
             "sequence_lengths[%d] is %d: must be at least its %d new tokens and at most %d blocks x %d slots", b, length,
             end - begin, a.max_blocks, a.block_size);
-        require(a.tree_mask == nullptr || end - begin <= a.tree_mask_width, TRTFORGE_BAD_TREE_MASK,
+        require(!hasTreeMask(a) || end - begin <= a.tree_mask_width, TRTFORGE_BAD_TREE_MASK,
             "request %d has %d new tokens but the tree mask is %d wide", b, end - begin, a.tree_mask_width);
         int32_t const* row = a.block_table + b * a.block_table_stride;
         int32_t const last = (length - 1) / a.block_size;

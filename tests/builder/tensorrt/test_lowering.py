@@ -55,15 +55,16 @@ def test_plugin_nodes(graphs: Graphs) -> None:
     assert len(made) == 2 == len(network.plugins)
     for node in made:
         given = attributes(node)
-        assert given["plugin_version"] == b"1" and given["plugin_namespace"] == b"trtforge"
+        assert given["plugin_version"] == b"2" and not given["aliased"] and given["plugin_namespace"] == b"trtforge"
         assert (given["has_scales"], given["has_tree_mask"], given["has_sinks"]) == (1, 1, 0)
-        assert len(node.input) == 10 and all(node.input), "no gaps among the inputs"
+        assert len(node.input) == 11 and all(node.input), "no gaps among the inputs"
+        assert node.input[7] == "longest_query"
     assert next(v for v in network.inputs if v["name"] == "tree_mask")["type"] == "BOOL"
 
 
 def test_a_mask_without_scales_leaves_no_gap(graphs: Graphs) -> None:
     (first, _) = nodes(lower(graphs(tree_mask=True), frozenset()), "PagedAttention")
-    assert len(first.input) == 8 and first.input[7] == "tree_mask"
+    assert list(first.input[7:]) == ["longest_query", "tree_mask"]
     assert attributes(first)["has_scales"] == 0 and attributes(first)["has_tree_mask"] == 1
 
 
@@ -72,7 +73,8 @@ def test_inputs_and_outputs_are_the_graphs(graphs: Graphs) -> None:
     assert [v["name"] for v in network.inputs][:6] == [
         "input_ids", "positions", "query_start", "sequence_lengths", "block_table", "logit_indices",
     ]  # fmt: skip
-    assert network.inputs[-1] == {"name": "kv_pool_1", "type": "BFLOAT16", "shape": ["N", 2, 2, 32, 64]}
+    assert network.inputs[-2] == {"name": "kv_pool_1", "type": "BFLOAT16", "shape": ["N", 2, 2, 32, 64]}
+    assert network.inputs[-1] == {"name": "longest_query", "type": "INT32", "shape": ["Q"]}
     assert set(network.outputs) == {"logits", "hidden_states_1", "kv_pool_0_out", "kv_pool_1_out"}
 
 
@@ -207,8 +209,23 @@ def test_buckets() -> None:
 
 def test_an_input_that_no_profile_knows() -> None:
     sizes = Sizes.of(Limits(), block_size=32, num_blocks=9)
-    with pytest.raises(ValueError, match="dimension Q"):
-        profile_shapes([{"name": "x", "type": "INT32", "shape": ["Q"]}], sizes, MIXED)
+    with pytest.raises(ValueError, match="dimension Z"):
+        profile_shapes([{"name": "x", "type": "INT32", "shape": ["Z"]}], sizes, MIXED)
+
+
+def test_a_decode_profile_has_no_long_queries_and_no_trees(graphs: Graphs) -> None:
+    """So a decode step may launch what one token a request needs, and nothing else."""
+    network = lower(graphs(tree_mask=True), frozenset())
+    sizes = Sizes.of(Limits(max_batch_size=8, max_num_tokens=100), block_size=32, num_blocks=9, tree=True)
+    decode, mixed = (profile_shapes(network.inputs, sizes, profile) for profile in (DECODE, MIXED))
+    assert decode["longest_query"] == ((1,), (1,), (1,)) and decode["tree_mask"] == ((1, 1), (8, 1), (8, 1))
+    assert mixed["longest_query"] == ((1,), (100,), (100,)) and mixed["tree_mask"] == ((1, 1), (100, 64), (100, 64))
+
+
+def test_plugins_that_declare_their_pools(graphs: Graphs) -> None:
+    network = lower(graphs(), frozenset(), aliased=True)
+    assert all(attributes(node)["aliased"] for node in nodes(network, "PagedAttention"))
+    assert [plugin["fields"]["aliased"] for plugin in network.plugins] == [1, 1]
 
 
 def test_shapes_are_json(graphs: Graphs) -> None:

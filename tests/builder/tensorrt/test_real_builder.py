@@ -44,4 +44,7 @@ def test_the_lowered_graph_builds(
     assert said["layers"] > 0 and said["plan_bytes"] == (tmp_path / "engine.plan").stat().st_size
     assert said["events"] > 4, "the builder's own progress"
     assert (tmp_path / "timing.cache").is_file()
-    assert "ERROR" not in (tmp_path / "build.log").read_text()
+    # the plan is loaded once to ask for its memory, which wants a driver; nothing else may go wrong
+    faults = [line for line in (tmp_path / "build.log").read_text().splitlines() if "ERROR" in line]
+    assert all("CUDA driver" in line for line in faults), faults
+    assert said["pool_copy_bytes"] is None or not faults

@@ -49,20 +49,20 @@ def test_the_whole_sequence(tmp_path: Path, graphs: Graphs, version: str) -> Non
         "layers": 42,
         "plan_bytes": 4,
         "timing_cache_used": False,
+        "pool_copy_bytes": None,  # nobody answers here: see test_target
     }
     assert Path(spec.plan).read_bytes() == b"plan" and Path(spec.timing_cache).read_bytes() == b"timings"
     calls = bindings.order()
     wanted = [
         "IPluginRegistry.load_library", "Builder.__init__", "Builder.create_network", "OnnxParser.__init__",
-        "OnnxParser.parse", "Builder.create_builder_config", "IBuilderConfig.set_preview_feature",
-        "IBuilderConfig.set_timing_cache", "IOptimizationProfile.set_shape", "IBuilderConfig.add_optimization_profile",
+        "OnnxParser.parse", "Builder.create_builder_config", "IBuilderConfig.set_timing_cache",
+        "IOptimizationProfile.set_shape", "IBuilderConfig.add_optimization_profile",
         "IBuilderConfig.progress_monitor", "Builder.build_serialized_network", "ITimingCache.serialize",
     ]  # fmt: skip
     assert [calls.index(name) for name in wanted] == sorted(calls.index(name) for name in wanted)
     assert calls.count("IBuilderConfig.add_optimization_profile") == 2
     assert bindings.named("IPluginRegistry.load_library") == [("/plugins.so",)]
-    feature, on = bindings.named("IBuilderConfig.set_preview_feature")[0]
-    assert (feature.name, on) == ("ALIASED_PLUGIN_IO_10_03", True)
+    assert not bindings.named("IBuilderConfig.set_preview_feature"), "no plugin declares an alias"
     assert bindings.named("IBuilderConfig.builder_optimization_level") == [(3,)]
     assert not bindings.named("IBuilderConfig.set_flag") and not bindings.named("IBuilderConfig.set_memory_pool_limit")
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from builder.targets import build_engine, engine_info, read_engine
 from builder.targets.tensorrt import machine, process, target
+from builder.targets.tensorrt.lowering import lower
 from tests.support.tensorrt_bindings import VERSIONS
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.plugin_library import PluginLibrary, plugin_library, said_by_plugins
@@ -71,7 +73,7 @@ def test_the_engine_directory(gpu_machine: Any, graphs: Graphs, tmp_path: Path) 
     stamp = engine["tensorrt"]
     assert stamp["gpu_architecture"] == "sm_90" and stamp["plugins"]["abi"] == PLUGINS.abi
     assert stamp["version"] in json.loads(os.environ["FAKE_TENSORRT"])["version"]
-    assert stamp["aliased_io"] and stamp["profiles"] == ["decode", "mixed"]
+    assert not stamp["aliased_io"] and stamp["pool_copy_bytes"] == 0 and stamp["profiles"] == ["decode", "mixed"]
     assert stamp["decode_buckets"] == [1, 2, 4, 8]
     # 8 rows that pad a step need 8 slots of their own: one block of 32
     assert stamp["sizes"]["blocks"] == engine["kv_cache"]["num_blocks"] + 1
@@ -100,12 +102,51 @@ def test_a_stripped_plan_keeps_its_weights_beside_it(gpu_machine: Any, graphs: G
     assert "network.onnx" in names and any(name.endswith(".safetensors") for name in names)
 
 
-def test_a_build_without_the_alias_when_tensorrt_refuses_it(gpu_machine: Any, graphs: Graphs, tmp_path: Path) -> None:
-    gpu_machine("alias refused")
+@pytest.mark.parametrize(
+    ("mode", "aliased", "copies", "noted"),
+    [
+        ("works", False, False, None),
+        ("declared is rejected", False, False, None),
+        ("declared copies", False, False, None),
+        ("undeclared copies", True, False, "declared"),
+        ("undeclared copies, declared copies", False, True, "copies no less"),
+        ("undeclared copies, declared is rejected", False, True, "TF-BLD-108"),
+        ("does not load", False, None, None),
+    ],
+)
+def test_pools_in_place_however_tensorrt_reads_an_alias(
+    gpu_machine: Any, graphs: Graphs, tmp_path: Path, mode: str, aliased: bool, copies: bool | None, noted: str | None
+) -> None:
+    """Nothing is declared unless that spares copies, and what is declared goes with the preview feature."""
+    gpu_machine(mode)
     progress = Recorder()
     engine = build_engine(graphs(), tmp_path / "e", name="tiny", build=BUILD, progress=progress)
-    assert engine["tensorrt"]["aliased_io"] is False
-    assert any("aliased" in note for note in progress.notes)
+    stamp = engine["tensorrt"]
+    assert stamp["aliased_io"] is aliased
+    assert (tmp_path / "e" / "engine.plan").read_bytes() == (b"declared" if aliased else b"undeclared")
+    assert stamp["pool_copy_bytes"] == (None if copies is None else copies * 100 * (stamp["sizes"]["blocks"] - 1))
+    assert any(noted in note for note in progress.notes) if noted else not progress.notes
+    assert not list((tmp_path / "e").glob("engine.plan.*"))
+
+
+def test_an_alias_that_the_builder_was_not_told_of_fails_the_build(
+    gpu_machine: Any, graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Error 4: what a plan of plugins that declare and a builder that does not allow it would end with."""
+    monkeypatch.setattr(target, "lower", lambda graph, missing, aliased=False: lower(graph, missing, aliased=True))
+    with pytest.raises(ForgeError, match=r"TF-BLD-108.*not enabled"):
+        build_engine(graphs(), tmp_path / "e", name="tiny", build=BUILD)
+
+
+def test_the_kept_network_is_the_kept_plans(gpu_machine: Any, graphs: Graphs, tmp_path: Path) -> None:
+    """A stripped plan is refitted from the network beside it, so both must declare the same."""
+    build = BUILD.model_copy(update={"tensorrt": TensorRt(strip_weights=True)})
+    for mode, aliased in (("undeclared copies", 1), ("undeclared copies, declared copies", 0)):
+        gpu_machine(mode)
+        build_engine(graphs(), tmp_path / mode, name="tiny", build=build)
+        model = onnx.load(tmp_path / mode / "network.onnx", load_external_data=False)
+        fields = [{a.name: a.i for a in node.attribute} for node in model.graph.node if node.domain == "trtforge"]
+        assert [found["aliased"] for found in fields if "aliased" in found] == [aliased, aliased]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +275,6 @@ def test_what_plugins_say() -> None:
 
 
 def test_spec_round_trip(graphs: Graphs, tmp_path: Path) -> None:
-    from builder.targets.tensorrt.lowering import lower
     from builder.targets.tensorrt.profiles import Sizes
     from builder.targets.tensorrt.session import Spec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Harness:
         for name in ("log", "creator", "field_names", "core"):
             getattr(self.lib, f"harness_{name}").restype = ctypes.c_char_p
         self.lib.harness_workspace.restype = ctypes.c_int64
+        self.plugins = ctypes.CDLL(str(library))
+        self.plugins.trtforge_plugin_shim_launches.restype = ctypes.c_char_p
         count = self.lib.harness_open(str(library).encode())
         assert count > 0, self.log()
         self.creators = [self.lib.harness_creator(i).decode().split("|") for i in range(count)]
@@ -56,6 +58,10 @@ class Harness:
         """What was logged since the last call."""
         return str(self.lib.harness_log().decode())
 
+    def launches(self) -> list[str]:
+        """Grid and block of each kernel that was started since the last call."""
+        return [launch for launch in self.plugins.trtforge_plugin_shim_launches().decode().split(";") if launch]
+
     def index(self, op: str) -> int:
         return [creator[0] for creator in self.creators].index(op)
 
@@ -63,8 +69,11 @@ class Harness:
         text = self.lib.harness_field_names(self.index(op)).decode()
         return {name: int(kind) for name, kind in (part.split(":") for part in text.split(","))}
 
-    def create(self, op: str, fields: Sequence[tuple[str, int, Any, int | None]], phase: int = 0) -> Plugin | None:
-        """A plugin of ``(name, field type, values, length or None)``; None when the creator refuses."""
+    def create(self, op: str, fields: Sequence[tuple[str, int, Any, int | None]], phase: int = 1) -> Plugin | None:
+        """A plugin of ``(name, field type, values, length or None)``; None when the creator refuses.
+
+        ``phase`` is TensorRT's: 0 while an engine is built, 1 at run time.
+        """
         kinds = {FIELD_FLOAT32: np.float32, FIELD_INT32: np.int32, FIELD_INT64: np.int64}
         arrays = [np.atleast_1d(np.asarray(value, dtype=kinds[kind])) for _, kind, value, _ in fields]
         names = (ctypes.c_char_p * max(1, len(fields)))(*[field[0].encode() for field in fields])
@@ -149,16 +158,25 @@ class Plugin:
     def workspace(self, types: Sequence[int], low: Sequence[Shape], high: Sequence[Shape]) -> int:
         return self._profile(self.harness.lib.harness_workspace, types, low, high)
 
-    def run(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], workspace: int | None = None) -> int:
-        """enqueue with tensors of the host; the workspace is as large as the plugin asks for these shapes."""
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        workspace: int | None = None,
+        scratch: Callable[[int], torch.Tensor] | None = None,
+    ) -> int:
+        """enqueue with tensors of the host; the workspace is as large as the plugin asks for these shapes.
+
+        ``scratch`` makes its memory, aligned to 256 bytes.
+        """
         every = [*inputs, *outputs]
         types = [TYPE_OF[tensor.dtype] for tensor in every]
         shapes = [tuple(tensor.shape) for tensor in every]
         size = workspace
         if size is None:
             size = self.workspace(types[: len(inputs)], shapes[: len(inputs)], shapes[: len(inputs)])
-        scratch = torch.empty(size + 512, dtype=torch.uint8)
-        aligned = (scratch.data_ptr() + 255) // 256 * 256
+        memory = torch.empty(size + 512, dtype=torch.uint8) if scratch is None else scratch(size)
+        aligned = (memory.data_ptr() + 255) // 256 * 256
         pointers = (ctypes.c_void_p * len(every))(*[tensor.data_ptr() for tensor in every])
         ranks, dims = _shapes(shapes)
         out = ctypes.cast(ctypes.byref(pointers, 8 * len(inputs)), ctypes.POINTER(ctypes.c_void_p))

@@ -41,7 +41,7 @@ def main(library: str, asked: dict[str, Any]) -> None:
     loaded = registry.load_library(library) is not None
     answers: dict[str, Any] = {"version": trt.__version__, "loaded": loaded, "ops": {}, "refused": []}
     for op, fields in asked["good"].items():
-        creator = registry.get_creator(op, "1", "trtforge")
+        creator = registry.get_creator(op, asked["versions"][op], "trtforge")
         plugin = create(creator, fields, "BUILD")
         answers["ops"][op] = {
             "creator": [type(creator).__name__, creator.name, creator.plugin_version, creator.plugin_namespace],
@@ -50,10 +50,10 @@ def main(library: str, asked: dict[str, Any]) -> None:
             "at_run_time": create(creator, fields, "RUNTIME") is not None,
         }
     for op, fields in asked["bad"]:
-        made = create(registry.get_creator(op, "1", "trtforge"), fields, "BUILD")
+        made = create(registry.get_creator(op, asked["versions"][op], "trtforge"), fields, "BUILD")
         answers["refused"].append(made is None)
-    answers["other_namespace"] = registry.get_creator("PagedAttention", "1", "") is None
-    answers["other_version"] = registry.get_creator("PagedAttention", "2", "trtforge") is None
+    answers["other_namespace"] = registry.get_creator("PagedAttention", asked["versions"]["PagedAttention"], "") is None
+    answers["other_version"] = registry.get_creator("PagedAttention", "1", "trtforge") is None
     print(json.dumps(answers))
 
 

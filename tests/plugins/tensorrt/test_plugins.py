@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,7 +54,8 @@ def fields(**values: int) -> list[tuple[str, int, Any, int | None]]:
 
 def test_creators(harness: Harness) -> None:
     assert [creator[:3] for creator in harness.creators] == [
-        [op, "1", "trtforge"] for op in ("PagedAttention", "EagleTreeBuild", "EagleAccept", "PagedKVMove")
+        [op, "2" if op == "PagedAttention" else "1", "trtforge"]
+        for op in ("PagedAttention", "EagleTreeBuild", "EagleAccept", "PagedKVMove")
     ]
     assert all(creator[3] == "PLUGIN CREATOR_V3ONE" for creator in harness.creators)
     names = harness.field_names("PagedAttention")
@@ -124,7 +129,7 @@ def test_standard_values(harness: Harness) -> None:
     values = {name: value for name, _, value, _ in harness.plugin("PagedAttention", **ATTENTION).serialize()}
     assert values == {
         **ATTENTION, "scale": 0.0, "sliding_window": 0, "soft_cap": 0.0,
-        "has_scales": 0, "has_tree_mask": 0, "has_sinks": 0,
+        "has_scales": 0, "has_tree_mask": 0, "has_sinks": 0, "aliased": 0,
     }  # fmt: skip
 
 
@@ -138,11 +143,14 @@ def test_core(harness: Harness) -> None:
 # --- Shapes, types, formats, aliases ------------------------------------------------------------------------
 
 
-def attention_shapes(tokens: int, requests: int, blocks: int, table: int, slots: int = 32) -> list[tuple[int, ...]]:
+def attention_shapes(
+    tokens: int, requests: int, blocks: int, table: int, slots: int = 32, longest: int | None = None
+) -> list[tuple[int, ...]]:
+    """Shapes of the inputs that are always there; ``longest`` new tokens of a request (None: it could be all)."""
     after = requests + 1 if requests >= 0 else -1
     return [
         (tokens, 512), (tokens, 128), (tokens, 128), (blocks, 2, 2, slots, 64), (after,), (requests,),
-        (requests, table),
+        (requests, table), (tokens if longest is None else longest,),
     ]  # fmt: skip
 
 
@@ -173,7 +181,7 @@ def test_attention_refuses_shapes(harness: Harness, position: int, shape: tuple[
     assert plugin.output_shapes(given) is None
     said = harness.log()
     assert said.startswith("ERROR TF-OPS-204: PagedAttention: ") and words in said
-    types = [h.BF16] * 4 + [h.INT32] * 3
+    types = [h.BF16] * 4 + [h.INT32] * 4
     assert plugin.configure(types, given, given) != 0
     assert words in harness.log()
 
@@ -183,25 +191,25 @@ def test_inputs_are_counted(harness: Harness) -> None:
     assert (
         harness.plugin("PagedAttention", **ATTENTION, has_scales=1).output_shapes(attention_shapes(1, 1, 9, 1)) is None
     )
-    assert "there are 7 inputs and 2 outputs" in harness.log()
+    assert "there are 8 inputs and 2 outputs" in harness.log()
 
 
 @pytest.mark.parametrize("activation", [h.FLOAT, h.HALF, h.BF16])
 @pytest.mark.parametrize("pool", [h.FLOAT, h.HALF, h.BF16, h.FP8])
 def test_attention_formats(harness: Harness, activation: int, pool: int) -> None:
     plugin = harness.plugin("PagedAttention", **ATTENTION)
-    types = [activation] * 3 + [pool] + [h.INT32] * 3 + [activation, pool]
-    assert all(plugin.format(pos, 7, types) for pos in range(9))
-    assert plugin.output_types(types[:7]) == [activation, pool]
-    for pos in range(9):
-        assert not plugin.format(pos, 7, types, [h.LINEAR] * pos + [h.CHW4] * (9 - pos)), "only linear tensors"
+    types = [activation] * 3 + [pool] + [h.INT32] * 4 + [activation, pool]
+    assert all(plugin.format(pos, 8, types) for pos in range(10))
+    assert plugin.output_types(types[:8]) == [activation, pool]
+    for pos in range(10):
+        assert not plugin.format(pos, 8, types, [h.LINEAR] * pos + [h.CHW4] * (10 - pos)), "only linear tensors"
         for other in (h.INT8, h.INT64, h.UINT8):
-            assert not plugin.format(pos, 7, [*types[:pos], other, *types[pos + 1 :]])
+            assert not plugin.format(pos, 8, [*types[:pos], other, *types[pos + 1 :]])
 
 
 def test_scales_go_with_fp8_only(harness: Harness) -> None:
     plugin = harness.plugin("PagedAttention", **ATTENTION, has_scales=1)
-    good = [h.BF16] * 3 + [h.FP8] + [h.INT32] * 3 + [h.FLOAT] * 2
+    good = [h.BF16] * 3 + [h.FP8] + [h.INT32] * 4 + [h.FLOAT] * 2
     assert plugin.output_types(good) == [h.BF16, h.FP8]
     harness.log()
     assert plugin.output_types([h.BF16] * 4 + good[4:]) is None
@@ -210,16 +218,17 @@ def test_scales_go_with_fp8_only(harness: Harness) -> None:
 
 def test_tree_masks_are_bytes(harness: Harness) -> None:
     plugin = harness.plugin("PagedAttention", **ATTENTION, has_tree_mask=1, has_sinks=1)
-    types = [h.BF16] * 4 + [h.INT32] * 3
+    types = [h.BF16] * 4 + [h.INT32] * 4
     for mask, fits in ((h.BOOL, True), (h.INT8, True), (h.UINT8, True), (h.INT32, False), (h.FLOAT, False)):
-        assert plugin.format(7, 9, [*types, mask, h.FLOAT, h.BF16, h.BF16]) == fits
-    given = [*attention_shapes(7, 3, 20, 4), (7, 5), (8,)]
-    assert plugin.output_shapes(given) is not None
-    assert plugin.output_shapes([*given[:8], (4,)]) is None, "a sink a head"
+        assert plugin.format(8, 10, [*types, mask, h.FLOAT, h.BF16, h.BF16]) == fits
+    for width in (1, 5, 64):
+        given = [*attention_shapes(7, 3, 20, 4, longest=5), (7, width), (8,)]
+        assert plugin.output_shapes(given) is not None
+    assert plugin.output_shapes([*given[:9], (4,)]) is None, "a sink a head"
 
 
 def test_aliases(harness: Harness) -> None:
-    """Exactly the tensors that an op updates in place are aliased; an input at most once, as TensorRT wants it."""
+    """None is declared unless the field says so; then it is what an op updates in place, an input at most once."""
     wanted = {
         "PagedAttention": ({**ATTENTION}, [-1, 3]),
         "EagleTreeBuild": ({**TREE, "level": 1}, [2, 3, 4, 5, *[-1] * 6]),
@@ -228,7 +237,12 @@ def test_aliases(harness: Harness) -> None:
     }
     for op, (values, aliases) in wanted.items():
         plugin = harness.plugin(op, **values)
+        assert [plugin.alias(i) for i in range(plugin.outputs)] == [-1] * len(aliases)
+        if op == "EagleAccept":
+            continue
+        plugin = harness.plugin(op, **values, aliased=1)
         assert [plugin.alias(i) for i in range(plugin.outputs)] == aliases
+        assert [plugin.clone().alias(i) for i in range(plugin.outputs)] == aliases
         inputs = [alias for alias in aliases if alias >= 0]
         assert len(set(inputs)) == len(inputs)
 
@@ -263,15 +277,17 @@ def test_accept_and_move_shapes(harness: Harness) -> None:
     assert move.output_types([h.INT32] * 4 + [h.BF16, h.HALF]) is None, "pools of one type"
 
 
-def test_workspace_covers_every_smaller_shape(harness: Harness) -> None:
+@pytest.mark.parametrize("longest", [1, 3, 256])
+def test_workspace_covers_every_smaller_shape(harness: Harness, longest: int) -> None:
     plugin = harness.plugin("PagedAttention", **ATTENTION)
-    types = [h.BF16] * 4 + [h.INT32] * 3
-    most = attention_shapes(256, 16, 4096, 128)
+    types = [h.BF16] * 4 + [h.INT32] * 4
+    most = attention_shapes(256, 16, 4096, 128, longest=longest)
     bound = plugin.workspace(types, attention_shapes(1, 1, 1, 1), most)
     assert bound > 0
     for tokens, requests, table in ((1, 1, 128), (16, 16, 128), (256, 1, 128), (200, 7, 3), (2, 2, 1)):
-        exact = attention_shapes(tokens, requests, 4096, table)
-        assert plugin.workspace(types, exact, exact) <= bound
+        for new in {1, longest, min(longest, 2)}:
+            exact = attention_shapes(tokens, requests, 4096, table, longest=new)
+            assert plugin.workspace(types, exact, exact) <= bound
 
 
 @pytest.mark.parametrize(("tokens", "requests", "table"), [(1, 1, 128), (16, 16, 128), (200, 7, 128), (256, 1, 64)])
@@ -280,7 +296,7 @@ def test_workspace_of_a_smaller_gpu_is_enough_on_the_largest_one(
 ) -> None:
     """A plan keeps the workspace of the GPU that built it (here of 4 multiprocessors); an A100 of 108 runs it too."""
     shapes = attention_shapes(tokens, requests, 4096, table)
-    planned = harness.plugin("PagedAttention", **ATTENTION).workspace([h.BF16] * 4 + [h.INT32] * 3, shapes, shapes)
+    planned = harness.plugin("PagedAttention", **ATTENTION).workspace([h.BF16] * 4 + [h.INT32] * 4, shapes, shapes)
     args = calls.attention_struct(
         num_tokens=tokens, num_requests=requests, max_blocks=table, block_size=32, activation_dtype=1, pool_dtype=1,
         **ATTENTION,
@@ -293,13 +309,18 @@ def test_workspace_of_a_smaller_gpu_is_enough_on_the_largest_one(
 # --- Enqueue, by the CUDA kernels on the CPU ----------------------------------------------------------------
 
 
+def longest_query(batch: Batch) -> torch.Tensor:
+    """The input whose length alone is read; what it holds is meant to be wrong."""
+    return torch.full((max(1, int(batch.query_start.diff().max())),), -7, dtype=torch.int32)
+
+
 def attend(plugin: Plugin, batch: Batch, pool_out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and pool of one enqueue; the pool is updated in place unless ``pool_out`` is given."""
     pool = batch.pool.clone()
     out = torch.full((len(batch.query), batch.query.shape[1]), math.nan, dtype=batch.query.dtype)
     inputs = [
         batch.query.contiguous(), batch.key.contiguous(), batch.value.contiguous(), pool,
-        batch.query_start, batch.sequence_lengths, batch.block_table,
+        batch.query_start, batch.sequence_lengths, batch.block_table, longest_query(batch),
     ]  # fmt: skip
     options = batch.options
     if pool.dtype == torch.float8_e4m3fn:
@@ -377,7 +398,7 @@ def test_a_pool_that_was_not_aliased_is_copied(harness: Harness) -> None:
 def test_a_refusal_of_the_kernels_is_a_failed_step(harness: Harness) -> None:
     plugin = harness.plugin("PagedAttention", **ATTENTION)
     types = [torch.zeros(2, 512), torch.zeros(2, 128), torch.zeros(2, 128), torch.zeros(4, 2, 2, 48, 64)]
-    index = [torch.tensor([0, 2]), torch.tensor([2]), torch.tensor([[0]])]
+    index = [torch.tensor([0, 2]), torch.tensor([2]), torch.tensor([[0]]), torch.tensor([2, 2])]
     harness.log()
     assert plugin.run([*types, *(t.int() for t in index)], [torch.zeros(2, 512), types[3]], workspace=64) != 0
     assert "blocks of 48 slots" in harness.log()
@@ -393,10 +414,107 @@ def test_a_checked_build_sees_blocks_outside_the_pool(checked_harness: Harness, 
     out = torch.zeros(4, batch.query.shape[1])
     inputs = [batch.query.contiguous(), batch.key.contiguous(), batch.value.contiguous(), pool]
     checked_harness.log()
-    code = plugin.run([*inputs, batch.query_start, batch.sequence_lengths, batch.block_table], [out, pool])
+    index = [batch.query_start, batch.sequence_lengths, batch.block_table, longest_query(batch)]
+    code = plugin.run([*inputs, *index], [out, pool])
     said = checked_harness.log()
     assert code != 0 and "TF-OPS-109: PagedAttention" in said and str(entry) in said
     assert torch.equal(bits(pool), bits(batch.pool)), "a refused call writes nothing"
+
+
+def test_a_tree_engine_prefills_with_a_mask_of_one_column(harness: Harness) -> None:
+    """One column is plain causality whatever it holds: a prompt may be longer than any tree is wide."""
+    batch = make_batch([(30, 90), (7, 1)], activation=torch.bfloat16, pool=torch.bfloat16)
+    wanted = attend(attention_plugin(harness, batch), batch)
+    for column in (torch.zeros(91, 1), torch.ones(91, 1)):
+        tree = dataclasses.replace(batch, options={**batch.options, "tree_mask": column.bool()})
+        out, pool = attend(attention_plugin(harness, tree), tree)
+        assert torch.equal(out, wanted[0]) and torch.equal(bits(pool), bits(wanted[1]))
+
+
+def test_queries_longer_than_the_tree_mask_are_refused(harness: Harness) -> None:
+    batch = make_batch([(30, 9)], tree_mask=torch.ones(9, 4).bool())
+    plugin = attention_plugin(harness, batch)
+    pool, out = batch.pool.clone(), torch.zeros(9, batch.query.shape[1])
+    inputs = [batch.query, batch.key, batch.value, pool, batch.query_start, batch.sequence_lengths, batch.block_table]
+    given = [t.contiguous() for t in [*inputs, longest_query(batch), batch.options["tree_mask"]]]
+    harness.log()
+    assert plugin.run(given, [out, pool]) != 0
+    assert "TF-OPS-112: PagedAttention: requests have up to 9 new tokens but the tree mask is 4" in harness.log()
+
+
+@pytest.mark.parametrize("activation", [torch.bfloat16, torch.float32])
+def test_decode_steps_launch_no_kernels_for_long_queries(harness: Harness, activation: torch.dtype) -> None:
+    """What the plugin knows of the longest query decides what it launches: two kernels, or with prompts two more."""
+    decode = make_batch([(20, 1), (5, 1), (33, 1)], activation=activation, pool=activation)
+    mixed = make_batch([(20, 1), (5, 30)], activation=activation, pool=activation)
+    long = activation != torch.float32  # float32 arithmetic has one kind of tasks
+    for batch, kernels in ((decode, 2), (mixed, 3 if long else 2)):
+        plugin = attention_plugin(harness, batch)
+        harness.launches()
+        agrees(batch, *attend(plugin, batch))
+        assert len(harness.launches()) == kernels
+
+
+def test_the_builder_times_a_plugin_without_running_it(harness: Harness) -> None:
+    """In the build phase the tensors mean nothing: outputs are cleared, nothing is launched; clones stay so."""
+    batch = make_batch([(20, 3), (5, 1)])
+    for name in ("query_start", "sequence_lengths", "block_table"):
+        getattr(batch, name).fill_(2**31 - 1)
+    runs = attention_plugin(harness, batch)
+    made = harness.create("PagedAttention", runs.serialize(), phase=0)
+    assert made is not None
+    for plugin in (made, made.clone(), made.attach()):
+        for there in (None, torch.full_like(batch.pool, 7.0)):
+            harness.launches()
+            out, pool = attend(plugin, batch, there)
+            assert not out.any() and not harness.launches()
+            if there is None:
+                assert torch.equal(bits(pool), bits(batch.pool)), "the pool itself is left alone"
+            else:
+                assert not bits(pool).any()
+
+
+def test_no_index_leads_a_kernel_out_of_its_tensors(harness_file: Path, plugin_library: Path) -> None:
+    """Zeros, ends of the range, noise, falling offsets: wrong numbers perhaps, but no touch of a guarded page."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.plugins.tensorrt.garbage", str(harness_file), str(plugin_library)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.returncode, done.stderr.splitlines()[-1:])
+    assert int(done.stdout) == 2 * 10 * (6 * 3 + 8)
+
+
+@pytest.mark.parametrize("op", ["EagleTreeBuild", "EagleAccept", "PagedKVMove"])
+def test_every_plugin_keeps_the_build_phase(harness: Harness, op: str) -> None:
+    values = {"EagleTreeBuild": {**TREE, "level": 1}, "EagleAccept": {"total": 8}, "PagedKVMove": {**MOVE}}[op]
+    made = harness.create(op, harness.plugin(op, **values).serialize(), phase=0)
+    assert made is not None
+    count = TreeShape(3, 2, 3, 8).candidates
+
+    def garbage(*shape: int) -> torch.Tensor:
+        return torch.full(shape, -(2**31), dtype=torch.int32)
+
+    pools = [torch.full((4, 2, 2, 16, 64), 3.0) for _ in range(2)]
+    inputs, outputs = {
+        "EagleTreeBuild": (
+            [torch.randn(2, 2, 50), garbage(2), garbage(2, count), garbage(2, count), torch.randn(2, count),
+             garbage(2, 2)],
+            [garbage(2, count), garbage(2, count), torch.randn(2, count), garbage(2, 2), *[garbage(2, 8)] * 3,
+             torch.randn(2, 8), torch.ones(2, 8, 8, dtype=torch.int8), garbage(2)],
+        ),
+        "EagleAccept": (
+            [torch.randn(16, 50), garbage(2, 8), garbage(2, 8), garbage(2)],
+            [garbage(2, 8), garbage(2), garbage(2, 8), garbage(2)],
+        ),
+        "PagedKVMove": (
+            [garbage(2, 3), garbage(2), garbage(2, 8), garbage(2), *pools],
+            [torch.full_like(pool, 5.0) for pool in pools],
+        ),
+    }[op]  # fmt: skip
+    harness.launches()
+    assert made.clone().run(inputs, outputs) == 0, harness.log()
+    assert not harness.launches() and not any(tensor.any() for tensor in outputs)
+    assert all((pool == 3.0).all() for pool in pools)
 
 
 def test_tree_build_is_the_launchers(harness: Harness, kernels: CudaLibrary) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from builder import opset
 from builder.targets.tensorrt.plugin_fields import FIELDS
 from trtforge.plugin_library import plugin_library as ask
 
@@ -26,27 +27,29 @@ BAD: list[list[Any]] = [
     ["PagedAttention", [*ATTENTION, ["window", "INT32", 1]]],
     ["PagedKVMove", GOOD["PagedKVMove"][:2]],
 ]
+VERSIONS = dict.fromkeys(GOOD, "1") | {"PagedAttention": str(opset.SINCE["PagedAttention"][-1])}
 OUTPUTS = {"PagedAttention": 2, "EagleTreeBuild": 10, "EagleAccept": 4, "PagedKVMove": 3}
 
 
 def test_a_real_registry_takes_the_library(lean: tuple[str, Path], plugin_library: Path) -> None:
-    version, packages = lean
+    release, packages = lean
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("registry_probe.py")), str(plugin_library),
-         json.dumps({"good": GOOD, "bad": BAD})],
+         json.dumps({"good": GOOD, "bad": BAD, "versions": VERSIONS})],
         env={**os.environ, "PYTHONPATH": str(packages)}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["version"] == version and said["loaded"]
+    assert said["version"] == release and said["loaded"]
     assert said["other_namespace"] and said["other_version"]
     for op, answer in said["ops"].items():
-        assert answer["creator"] == ["IPluginCreatorV3One", op, "1", "trtforge"]
+        version = VERSIONS[op]
+        assert answer["creator"] == ["IPluginCreatorV3One", op, version, "trtforge"]
         assert answer["plugin"]["build"] == "IPluginV3OneBuildV2", "aliased inputs need the second build interface"
         assert answer["plugin"]["runtime"] == "IPluginV3OneRuntime"
         assert answer["plugin"]["core"] == "IPluginV3OneCore"
         assert answer["plugin"]["outputs"] == OUTPUTS[op]
-        assert answer["plugin"]["timing_cache_id"].startswith(f"{op}/1:")
+        assert answer["plugin"]["timing_cache_id"].startswith(f"{op}/{version}:")
         assert answer["at_run_time"]
     assert said["refused"] == [True] * len(BAD)
     for words in ("head_size' is 60", "num_heads' is FLOAT32", "'window' is unknown", "num_pools' is missing"):
@@ -56,7 +59,7 @@ def test_a_real_registry_takes_the_library(lean: tuple[str, Path], plugin_librar
 def test_fields_of_the_registry_are_the_builders_table(lean: tuple[str, Path], plugin_library: Path) -> None:
     probe = str(Path(__file__).with_name("registry_probe.py"))
     done = subprocess.run(
-        [sys.executable, probe, str(plugin_library), json.dumps({"good": GOOD, "bad": []})],
+        [sys.executable, probe, str(plugin_library), json.dumps({"good": GOOD, "bad": [], "versions": VERSIONS})],
         env={**os.environ, "PYTHONPATH": str(lean[1])}, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     for op, table in FIELDS.items():
@@ -68,7 +71,7 @@ def test_the_contract_is_the_builders_table(plugin_library: Path) -> None:
     """Required fields and standard values, as the library states and hashes them."""
     lines = ask(plugin_library).contract.splitlines()
     for op, table in FIELDS.items():
-        start = lines.index(f"op {op} version 1") + 1
+        start = lines.index(f"op {op} version {VERSIONS[op]}") + 1
         stated = [line.split() for line in lines[start:] if line.startswith("field")][: len(table)]
         for words, (name, field) in zip(stated, table.items(), strict=True):
             assert words[1:3] == [name, field.kind]

@@ -40,6 +40,7 @@ struct AttentionParams
     int32_t requests{0};
     int32_t maxBlocks{0};
     int32_t numBlocks{0};
+    int32_t capacity{0}; //!< positions that a row of the block table holds
     int32_t treeMaskWidth{0};
     int32_t maxNewTokens{0}; //!< 0: not promised
     int32_t numHeads{0};
@@ -65,12 +66,16 @@ struct Context
     int32_t base;       //!< length - fresh
 };
 
+//! Offsets and lengths are held inside the tensors, whatever they say: an index that breaks the contract gives wrong
+//! numbers, never another tensor's memory. Every kernel of a step sees the same context.
 TF_DEVICE Context contextOf(AttentionParams const& p, int32_t request)
 {
+    int32_t const widest = p.tensors.treeMask != nullptr && p.treeMaskWidth < p.capacity ? p.treeMaskWidth : p.capacity;
     Context c;
-    c.firstToken = p.tensors.queryStart[request];
-    c.fresh = p.tensors.queryStart[request + 1] - c.firstToken;
-    c.length = p.tensors.sequenceLengths[request];
+    c.firstToken = heldIn(p.tensors.queryStart[request], 0, p.tokens);
+    c.fresh = heldIn(p.tensors.queryStart[request + 1], c.firstToken, p.tokens) - c.firstToken;
+    c.fresh = c.fresh < widest ? c.fresh : widest;
+    c.length = heldIn(p.tensors.sequenceLengths[request], c.fresh, p.capacity);
     c.base = c.length - c.fresh;
     return c;
 }
@@ -91,6 +96,7 @@ struct PoolRows
     int32_t plane; //!< elements of a block's keys (or values)
     int32_t headSize;
     int32_t shift; //!< log2 of slots in a block
+    int32_t last;  //!< block of the pool
 
     TF_DEVICE PoolRows(AttentionParams const& p, int32_t request, int32_t kvHead)
         : base(static_cast<Pool*>(p.tensors.kvPool) + static_cast<int64_t>(kvHead) * p.blockSize * p.headSize)
@@ -98,6 +104,7 @@ struct PoolRows
         , plane(p.numKvHeads * p.blockSize * p.headSize)
         , headSize(p.headSize)
         , shift(p.blockShift)
+        , last(p.numBlocks - 1)
     {
         block = static_cast<int64_t>(plane) * 2;
     }
@@ -105,7 +112,7 @@ struct PoolRows
     TF_DEVICE Pool* key(int32_t position) const
     {
         int32_t const slot = position & ((1 << shift) - 1);
-        return base + table[position >> shift] * block + slot * headSize;
+        return base + heldIn(table[position >> shift], 0, last) * block + slot * headSize;
     }
 };
 

@@ -156,11 +156,12 @@ TF_DEVICE void planTasks(AttentionParams const& p)
         int32_t rows = 0;
         if (b < p.requests)
         {
-            rows = (p.tensors.queryStart[b + 1] - p.tensors.queryStart[b]) * p.group;
+            rows = contextOf(p, b).fresh * p.group;
         }
         bool const isLong = p.longTasks.capacity > 0 && rows > p.shortTasks.rows;
         TaskList const& list = isLong ? p.longTasks : p.shortTasks;
-        int32_t const pieces = (rows + list.rows - 1) / list.rows;
+        int32_t const wanted = (rows + list.rows - 1) / list.rows;
+        int32_t const pieces = wanted < list.capacity ? wanted : list.capacity; // more are of offsets that break the rules
         int32_t at[2] = {isLong ? 0 : pieces, isLong ? pieces : 0};
         int32_t total[2];
         blockScan(shared, at, total);
@@ -172,13 +173,13 @@ TF_DEVICE void planTasks(AttentionParams const& p)
                 list.tasks[index] = Task{b, (pieces - 1 - i) * list.rows};
             }
         }
-        offset[0] += total[0];
-        offset[1] += total[1];
+        offset[0] = heldIn(offset[0] + total[0], 0, p.shortTasks.capacity);
+        offset[1] = heldIn(offset[1] + total[1], 0, p.longTasks.capacity);
     }
     if (threadIndex() == 0)
     {
-        *p.shortTasks.count = offset[0] < p.shortTasks.capacity ? offset[0] : p.shortTasks.capacity;
-        *p.longTasks.count = offset[1] < p.longTasks.capacity ? offset[1] : p.longTasks.capacity;
+        *p.shortTasks.count = offset[0];
+        *p.longTasks.count = offset[1];
     }
 }
 
@@ -206,7 +207,12 @@ TF_KERNEL(kSTEP_THREADS, 1) attentionWrite(AttentionParams const p)
         int32_t const token = static_cast<int32_t>(i / eights / 2);
         int32_t const request = requestOf(t.queryStart, p.requests, token);
         Context const c = contextOf(p, request);
-        int32_t const position = c.base + token - c.firstToken;
+        int32_t const fresh = token - c.firstToken;
+        if (fresh < 0 || fresh >= c.fresh)
+        {
+            continue; // of no request: its offsets break the rules
+        }
+        int32_t const position = c.base + fresh;
         Pool* row = PoolRows<Pool>(p, request, column / p.headSize).key(position) + plane * planeElements;
         float x[8];
         loadEight(plane == 0 ? t.key : t.value, token * (plane == 0 ? t.keyStride : t.valueStride) + column,

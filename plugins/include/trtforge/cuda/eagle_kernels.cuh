@@ -96,7 +96,7 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeChildren(TreeParams const p)
     int64_t const state = static_cast<int64_t>(request) * p.candidates;
     int32_t const first = p.offset + row * topK;
     int32_t const parent = p.level == 0 ? -1 : t.frontier[static_cast<int64_t>(request) * p.fields.expand + row];
-    if (p.level > 0 && parent < 0)
+    if (p.level > 0 && (parent < 0 || parent >= p.offset)) // what an earlier level did not make is no node
     {
         for (int32_t i = threadIndex(); i < topK; i += blockThreads())
         {
@@ -156,7 +156,7 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeChildren(TreeParams const p)
             bool const none = winner.value == -INFINITY;
             int32_t const token = winner.index;
             t.candidateTokens[state + first + i]
-                = token + (t.draftToTarget != nullptr ? t.draftToTarget[token] : 0);
+                = token + (t.draftToTarget != nullptr && token < p.vocabulary ? t.draftToTarget[token] : 0);
             t.candidateParents[state + first + i] = parent;
             t.candidateScores[state + first + i]
                 = none ? -INFINITY : parentScore + (winner.value - best.value - logSum);
@@ -183,10 +183,16 @@ struct StaticPlace
     int32_t depth;
 };
 
+//! A node's parent; one that does not stand before it counts as the root, so that every walk ends.
+TF_DEVICE int32_t parentOf(int32_t const* parents, int32_t node)
+{
+    return heldIn(parents[node], 0, node) % node;
+}
+
 TF_DEVICE int32_t depthOf(int32_t const* parents, int32_t node)
 {
     int32_t depth = 0;
-    for (int32_t n = node; n > 0; n = parents[n])
+    for (int32_t n = node; n > 0; n = parentOf(parents, n))
     {
         ++depth;
     }
@@ -222,9 +228,10 @@ TF_DEVICE StaticPlace staticPlace(TreeParams const& p, int32_t node)
     int32_t const* parents = p.tensors.staticParents;
     TreeFields const& f = p.fields;
     int32_t const depth = depthOf(parents, node);
-    int32_t const slot = slotOf(parents, f.total, parents[node]);
+    int32_t const slot = slotOf(parents, f.total, parentOf(parents, node));
     int32_t const offset = depth == 1 ? 0 : f.topK + (depth - 2) * f.expand * f.topK;
-    return StaticPlace{offset + slot * f.topK + p.tensors.staticRanks[node], depth};
+    int32_t const rank = heldIn(p.tensors.staticRanks[node], 0, f.topK - 1);
+    return StaticPlace{heldIn(offset + slot * f.topK + rank, 0, p.candidates - 1), depth};
 }
 
 //! Bytes of shared memory: scores, node of each candidate, candidate of each node.
@@ -278,9 +285,10 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
             int32_t next = 1;
             for (int32_t i = 0; i < known; ++i)
             {
+                // scores that are no numbers rank alike: no more nodes than the tree has
+                nodeOf[i] = nodeOf[i] != 0 && next < f.total ? next : 0;
                 if (nodeOf[i] != 0)
                 {
-                    nodeOf[i] = next;
                     candidateOf[next++] = i;
                 }
             }
@@ -304,8 +312,8 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
             }
             if (place.depth == p.level + 1 && hasChild(t.staticParents, f.total, n))
             {
-                t.frontier[static_cast<int64_t>(request) * f.expand + slotOf(t.staticParents, f.total, n)]
-                    = place.candidate;
+                int32_t const slot = slotOf(t.staticParents, f.total, n);
+                t.frontier[static_cast<int64_t>(request) * f.expand + heldIn(slot, 0, f.expand - 1)] = place.candidate;
             }
             bool const next = n + 1 == f.total || depthOf(t.staticParents, n + 1) > p.level + 1;
             if (place.depth <= p.level + 1 && next)
@@ -323,7 +331,7 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
         int32_t const above = node ? t.candidateParents[state + candidate] : -1;
         t.tokens[tree + n] = n == 0 ? t.rootTokens[request] : node ? t.candidateTokens[state + candidate] : 0;
         t.scores[tree + n] = node ? t.candidateScores[state + candidate] : 0.0F;
-        t.parents[tree + n] = !node ? -1 : above < 0 ? 0 : nodeOf[above];
+        t.parents[tree + n] = !node ? -1 : above < 0 || above >= known ? 0 : nodeOf[above];
     }
     syncBlock();
     if (thread == 0)
@@ -394,7 +402,7 @@ TF_KERNEL(kEAGLE_THREADS, 1) acceptPath(AcceptParams const p)
     int32_t const request = blockX();
     int32_t const total = p.fields.total;
     int64_t const tree = static_cast<int64_t>(request) * total;
-    int32_t const count = t.counts[request] < total ? t.counts[request] : total;
+    int32_t const count = heldIn(t.counts[request], 0, total);
     float const temperature = t.temperatures != nullptr ? t.temperatures[request] : 0.0F;
     int64_t const seed = temperature > 0.0F ? t.seeds[request] : 0;
     int32_t const root = temperature > 0.0F ? t.rootPositions[request] : 0;

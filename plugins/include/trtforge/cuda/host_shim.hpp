@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ucontext.h>
@@ -91,6 +92,7 @@ struct Machine
     char* sharedBase{nullptr};
     size_t sharedBytes{0};
     bool descending{false}; //!< order of threads between barriers; a missing barrier shows as a difference
+    std::string launches;   //!< "x,y,z,threads;" of each, until somebody asks
 };
 
 inline Machine& machine()
@@ -231,6 +233,8 @@ void launch(Dim3 grid, int threads, size_t sharedBytes, Function const& function
     {
         newFiber(static_cast<int>(m.fibers.size()));
     }
+    m.launches += std::to_string(grid.x) + ',' + std::to_string(grid.y) + ',' + std::to_string(grid.z) + ','
+        + std::to_string(threads) + ';';
     m.shared.assign(sharedBytes + kGUARD + 128, static_cast<char>(0xff));
     m.sharedBase = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(m.shared.data()) + 127) / 128 * 128);
     m.sharedBytes = sharedBytes;

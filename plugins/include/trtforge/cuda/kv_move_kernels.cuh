@@ -114,17 +114,21 @@ TF_KERNEL(kMOVE_THREADS, 1) moveRows(MoveParams const p)
     int32_t const* table = t.blockTable + request * t.blockTableStride;
     int32_t const* path = t.path + static_cast<int64_t>(request) * t.pathWidth;
     int32_t const base = t.basePositions[request];
-    auto const at = [&](int32_t position)
+    int64_t const capacity = static_cast<int64_t>(t.maxBlocks) * p.blockSize;
+    // Held inside table and pool, whatever the indices say: see contextOf().
+    auto const at = [&](int64_t wanted)
     {
-        int64_t const block = table[position / p.blockSize];
+        int64_t const position = wanted < 0 ? 0 : wanted < capacity ? wanted : capacity - 1;
+        int64_t const block = heldIn(table[position / p.blockSize], 0, t.numBlocks - 1);
         int64_t const row = (block * 2 * p.numKvHeads + plane) * p.blockSize + position % p.blockSize;
         return reinterpret_cast<Slice*>(pool + row * p.rowBytes) + slice;
     };
-    for (int32_t n = 0; n < t.lengths[request]; ++n)
+    int32_t const length = heldIn(t.lengths[request], 0, t.pathWidth);
+    for (int32_t n = 0; n < length; ++n)
     {
         if (path[n] != n)
         {
-            *at(base + n) = *at(base + path[n]);
+            *at(static_cast<int64_t>(base) + n) = *at(static_cast<int64_t>(base) + path[n]);
         }
     }
 }

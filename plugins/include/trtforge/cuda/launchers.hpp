@@ -8,7 +8,7 @@
 //!   codes are `trtforge_status` codes of host_abi.h;
 //! - fields and shapes are checked on the host before anything is launched. What only the device knows (offsets,
 //!   lengths, block tables) is checked on the device when `status` is given: a refused call then writes nothing but
-//!   `status`. Without `status`, indices are trusted.
+//!   `status`. Without `status`, indices that break the rules give wrong numbers, but no kernel leaves its tensors.
 //!
 //! No CUDA header is needed to include this file.
 #ifndef TRTFORGE_CUDA_LAUNCHERS_HPP
@@ -97,7 +97,7 @@ struct AttentionShape
     int32_t requests{0};       //!< B
     int32_t maxBlocks{0};      //!< M
     int32_t numBlocks{0};      //!< N
-    int32_t treeMaskWidth{0};  //!< W; 0 without a mask
+    int32_t treeMaskWidth{0};  //!< W; 0 without a mask, 1: plain causality whatever it holds
     int32_t maxNewTokens{0};   //!< the most new tokens of a request, when the caller promises one; 0: unknown
 };
 

@@ -43,6 +43,12 @@ struct alignas(8) Vec8
     uint32_t word[2];
 };
 
+//! x, held between low and high.
+TF_BOTH int32_t heldIn(int32_t x, int32_t low, int32_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
 TF_BOTH uint32_t asBits(float x)
 {
 #if defined(__CUDA_ARCH__)

@@ -2,6 +2,11 @@
 
 ``FAKE_TENSORRT`` is a JSON object: ``version``, ``spec`` (the worker's own file, for the network's inputs) and
 ``mode``: what goes wrong, if anything.
+
+Aliases are as NVIDIA's texts say. A plugin's alias counts only where the builder's preview feature allows it
+(NvInferRuntime.h, ``getAliasedInput``); a build whose plugins declare one without it ends with error 4 (TensorRT's
+samples); TensorRT may insert copies for it (the same header), and TensorRT Edge-LLM met versions that reject the
+engine. Here a plugin declares what its node's field ``aliased`` says, as the library's does.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from tests.support.tensorrt_bindings import Bindings, HostMemory
 
 _asked = json.loads(os.environ["FAKE_TENSORRT"])
@@ -21,7 +28,17 @@ _types = {"FLOAT": "FLOAT", "FLOAT16": "HALF", "BFLOAT16": "BF16", "FLOAT8E4M3FN
           "INT64": "INT64", "BOOL": "BOOL"}  # fmt: skip
 
 
+#: plugin nodes of the parsed model that declare an alias
+_declared: list[str] = []
+#: bytes of a layer's pool for each block, where a plan keeps a copy
+_COPY = 100
+
+
 def _parse(this: Any, model: bytes, path: str | None = None) -> bool:
+    for node in onnx.load_from_string(model).graph.node:
+        fields = {a.name: a.i for a in node.attribute}
+        if node.domain == "trtforge" and fields.get("aliased"):
+            _declared.append(node.name)
     if _asked["mode"] == "plugin refuses":
         logger = _bindings.named("Builder.__init__")[0][0]
         logger.log(_bindings.ILogger.Severity.ERROR, "TF-OPS-203: PagedAttention version 1: field 'x' is unknown")
@@ -39,18 +56,37 @@ def _build(this: Any, network: Any, config: Any) -> HostMemory | None:
         monitor.step_complete("Building Engine", step)
     monitor.phase_finish("Building Engine")
     logger = _bindings.named("Builder.__init__")[0][0]
-    aliased = _bindings.named("IBuilderConfig.set_preview_feature")[-1][1]
+    features = {feature.name: on for feature, on in _bindings.named("IBuilderConfig.set_preview_feature")}
     if _asked["mode"] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if _asked["mode"] == "killed by a signal without a name":
         os.kill(os.getpid(), signal.SIGRTMIN + 1)
     if _asked["mode"] == "hangs":
         signal.pause()
-    if _asked["mode"] == "builder fails" or (_asked["mode"] == "alias refused" and aliased):
-        about = "aliased plugin I/O is not supported" if aliased and "alias" in _asked["mode"] else "no implementation"
-        logger.log(_bindings.ILogger.Severity.ERROR, about)
+    refused = "no implementation" if _asked["mode"] == "builder fails" else None
+    if _declared and not features.get("ALIASED_PLUGIN_IO_10_03"):
+        refused = (
+            f"Error Code 4: Internal Error (Aliased I/O used by plugin {_declared[0]} [PluginV3_V3ONE] but "
+            "PreviewFeature::kALIASED_PLUGIN_IO_10_03 not enabled.)"
+        )
+    elif _declared and "declared is rejected" in _asked["mode"]:
+        refused = "Error Code 9: Skipping tactic 0x0 due to exception: aliased tensors are not supported"
+    if refused is not None:
+        logger.log(_bindings.ILogger.Severity.ERROR, refused)
         return None
-    return HostMemory(b"plan of " + str(len(_asked["version"])).encode())
+    return HostMemory(b"declared" if _declared else b"undeclared")
+
+
+def _memory(context: Any) -> int:
+    """Activations, and a copy of one layer's pool where this TensorRT keeps one."""
+    blocks = context.shapes["kv_pool_0"][0]
+    how = "declared" if _declared else "undeclared"
+    return 5000 + (_COPY * blocks if f" {how} copies" in f" {_asked['mode']}" else 0)
+
+
+def _shape(context: Any, name: str, shape: tuple[int, ...]) -> bool:
+    context.shapes[name] = tuple(shape)
+    return True
 
 
 _bindings = Bindings(_asked["version"])
@@ -73,6 +109,12 @@ _bindings.answers.update(
         "IBuilderConfig.set_timing_cache": lambda this, cache, ignore_mismatch: True,
         "ITimingCache.serialize": lambda this: HostMemory(_before + b"+"),
         "Builder.build_serialized_network": _build,
+        "Runtime.deserialize_cuda_engine": lambda this, plan: (
+            None if _asked["mode"] == "does not load" else _bindings.make("ICudaEngine")
+        ),
+        "ICudaEngine.create_execution_context": lambda this, strategy: _bindings.make("IExecutionContext", shapes={}),
+        "IExecutionContext.set_input_shape": _shape,
+        "IExecutionContext.update_device_memory_size_for_shapes": _memory,
         "get_plugin_registry": lambda this: _bindings.make("IPluginRegistry"),
         "IPluginRegistry.load_library": lambda this, plugin_path: object(),
         "OnnxParser.parse": _parse,
