@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from builder.machine import cpu_capability
-from builder.targets.kernels import Choice, choose
+from builder.targets.kernels import Choice, choose, rows_of
 from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
 from trtforge.progress import Progress
@@ -206,7 +206,7 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
         return described
     capability = capability or cpu_capability()
     try:
-        rows = tuple(Choice.from_json(row) for row in engine["kernel_choices"])
+        rows = rows_of(engine["kernel_choices"])
         return _torch_info(engine, capability, rows)
     except (TypeError, KeyError, LookupError) as error:
         raise _changed(engine_dir, f"has kernel_choices or linears that cannot be read: {error}") from error

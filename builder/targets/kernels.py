@@ -8,7 +8,7 @@ carries, so an engine moves between processors without a rebuild.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ CAPABILITIES = (*(name for name, _ in CPU_CAPABILITIES), "cuda", "cuda_fp8")
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: memory for a weight, and the torch operators that it calls."""
+    """One kernel: memory for a weight, and the operators that it calls."""
 
     name: str
     bytes_per_weight: float
@@ -38,8 +38,6 @@ class Choice:
     kernel: str
     native: bool
     executed: str
-    max_rows: int | None = None
-    above: str | None = None
     requires: Mapping[str, Any] = field(default_factory=dict)
     measured: str | None = None
 
@@ -47,8 +45,8 @@ class Choice:
         """Whether the row serves a linear [N, K] stored like that on that processor."""
         machine = capability in self.capability or ("any" in self.capability and not capability.startswith("cuda"))
         multiple = int(self.requires.get("outputs_multiple_of", 1))
-        groups = self.requires.get("group")
-        return self.stored == stored and machine and shape[0] % multiple == 0 and (groups is None or group in groups)
+        whole = int(self.requires.get("group_multiple_of", 1))
+        return self.stored == stored and machine and shape[0] % multiple == 0 and (group or 0) % whole == 0
 
     def to_json(self) -> dict[str, Any]:
         """The row as engine.json carries it, without empty fields."""
@@ -71,6 +69,13 @@ def table() -> tuple[dict[str, Kernel], tuple[Choice, ...]]:
     return kernels, tuple(Choice.from_json(row) for row in raw["choices"])
 
 
+def rows_of(stored: Sequence[Mapping[str, Any]]) -> tuple[Choice, ...]:
+    """The rows that an engine carries, or today's where those name a kernel that no executor has any more."""
+    if any(row["kernel"] not in table()[0] for row in stored):
+        return table()[1]
+    return tuple(Choice.from_json(row) for row in stored)
+
+
 def choose(
     stored: str,
     capability: str,
@@ -86,12 +91,10 @@ def choose(
 
 
 def weight_bytes(choice: Choice, shape: tuple[int, int], group: int | None) -> int:
-    """Bytes that a linear [N, K] occupies as executed: kernel, its fallback, and block scales kept beside it."""
+    """Bytes that a linear [N, K] occupies as executed: its weights, and block scales kept beside them."""
     kernels = table()[0]
     elements = shape[0] * shape[1]
     total = kernels[choice.kernel].bytes_per_weight * elements
-    if choice.above is not None:
-        total += kernels[choice.above].bytes_per_weight * elements
-    if choice.kernel == "int4pack" and group:
-        total += 4 * elements // group  # scale and zero point, bf16 each
+    if choice.kernel == "host_int4" and group:
+        total += 4 * elements // group  # a float32 scale
     return int(total)

@@ -138,8 +138,6 @@ def _plan_linears(
             "kernel": choice.kernel,
             "native": choice.native,
         }
-        if choice.above is not None:
-            plan |= {"max_rows": choice.max_rows, "above": choice.above}
         plans.append(plan)
     return plans, total
 

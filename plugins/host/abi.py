@@ -166,6 +166,10 @@ PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "trtforge_nvfp4_fake_quant": (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32),
     "trtforge_embedding": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int32, c_int32),
     "trtforge_argmax_logsumexp": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
+    "trtforge_int4_linear": (
+        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64,
+        c_int32, c_int32,
+    ),
 }  # fmt: skip
 
 RESULTS: Final[dict[str, Any]] = {
@@ -205,9 +209,18 @@ STATUS: Final[dict[int, tuple[str, str, str]]] = {
 }  # fmt: skip
 
 
-def bind(library: ctypes.CDLL) -> None:
-    """Set argument and result types of every function once, so that calls convert quickly and cannot truncate."""
+def bind(library: ctypes.CDLL) -> list[str]:
+    """Set argument and result types of every function once, so that calls convert quickly and cannot truncate.
+
+    Returns:
+        the functions that the library lacks: one built from an older version of the sources.
+    """
+    missing = []
     for name, arguments in PROTOTYPES.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            missing.append(name)
+            continue
         function.argtypes = arguments
         function.restype = RESULTS.get(name, c_int)
+    return missing

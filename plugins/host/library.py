@@ -112,7 +112,16 @@ class HostLibrary(calls.SpeculationOps):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.raw = open_shared(path, "trtforge_host_abi", abi.ABI_VERSION, _UNLOADABLE, _OTHER_ABI)
-        abi.bind(self.raw)
+        missing = abi.bind(self.raw)
+        if missing:
+            raise EnvironmentLacks(
+                "TF-OPS-003",
+                "the host op library is older than this version of trtforge",
+                asked=str(path),
+                numbers={"missing": missing},
+                why="It lacks functions that this version calls.",
+                remedies=["reinstall trtforge, which rebuilds it, or trtforge plugins build"],
+            )
         self._attention = self.raw.trtforge_paged_attention
         if self.raw.trtforge_host_isa() is None:
             raise EnvironmentLacks(

@@ -54,8 +54,18 @@ bool runsAvx512Vbmi()
 }
 #endif
 
+#if defined(TRTFORGE_HAVE_AVX512_BF16)
+bool runsAvx512Bf16()
+{
+    return runsAvx512Vbmi() && __builtin_cpu_supports("avx512bf16");
+}
+#endif
+
 //! Best first.
 constexpr Isa kISAS[] = {
+#if defined(TRTFORGE_HAVE_AVX512_BF16)
+    {"avx512_bf16", &avx512Bf16Kernels, &runsAvx512Bf16, true},
+#endif
 #if defined(TRTFORGE_HAVE_AVX512_VBMI)
     {"avx512_vbmi", &avx512VbmiKernels, &runsAvx512Vbmi, true},
 #endif

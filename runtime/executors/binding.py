@@ -52,13 +52,6 @@ class Lowered:
     state: StepState
     linears: list[PackedLinear]
     report: dict[str, Any]
-    #: the same in bfloat16 for steps of up to ``few_rows`` rows (INT4 engines)
-    few: Lowered | None = None
-    few_rows: int = 0
-
-    def for_rows(self, rows: int) -> Lowered:
-        """The program for a step of that many rows."""
-        return self.few if self.few is not None and rows <= self.few_rows else self
 
 
 class LoweringResult(Protocol):

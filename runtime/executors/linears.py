@@ -1,33 +1,35 @@
-"""Linear kernels and which one a layer gets. All of them are libraries' kernels; none is our own.
+"""Linear kernels and which one a layer gets.
 
 Policy: the choice is made once, at load, from what the weights are stored as and what the processor
 can do; ``describe()`` on the executor repeats it. What a format stores is kept exactly: an FP8 or
 NVFP4 weight is its integer-like codes (exact in float16 and bfloat16) and one scale applied outside
-the product; a bfloat16 weight is exact in float16 inside its normal range, and a tensor that is not is
-first multiplied by a power of two, or kept in float32 when even that is too narrow.
+the product; an INT4 weight is its integer and its block's scale in float32; a bfloat16 weight is exact
+in float16 inside its normal range, and a tensor that is not is first multiplied by a power of two, or
+kept in float32 when even that is too narrow. Every kernel can read its weights back
+(``weights()``), and :mod:`~runtime.executors.weight_check` holds them against what is stored.
 
 ========================  ==================================  =========================================
 kernel                    weights, activations                used
 ========================  ==================================  =========================================
+``host_int4``             INT4, the engine's dtype            INT4, with the host op library
 ``fbgemm_fp16``           float16, float32                    CPUs without bfloat16 units (AVX2, AVX-512F)
 ``onednn_bf16``           bfloat16, bfloat16                  CPUs with AVX512-BF16 or AMX
 ``onednn_f32``            float32, float32                    float32 engines; weights out of range
-``int4pack``              INT4 blocks, bfloat16               few rows; ``fbgemm_fp16`` beyond
 ``torch_linear``          the engine's dtype                  CUDA, and the last resort
 ``scaled_mm``             FP8, FP8                            CUDA, sm_89 and later
 ========================  ==================================  =========================================
 
 Rows of a result must not depend on how many rows are computed with them, or a request's greedy output
-would depend on its neighbours. FBGEMM's float16 kernels sum in another order when a tile is one or two
-rows high, and oneDNN cuts long sums in pieces for its threads when there are few rows:
-:mod:`~runtime.executors.row_order` measures which row counts those are, and the kernels pad to the next
-that is not. ``int4pack`` is row-invariant in itself, but the switch to the dense kernel at
-:attr:`Capability.int4_rows` rows is not; a capability with ``int4_rows=0`` never switches. Where rows
-need not be invariant (``exact=False``), nothing is padded for it.
+would depend on its neighbours. ``host_int4`` sums every output in one order. FBGEMM's float16 kernels sum
+in another order when a tile is one or two rows high, and oneDNN cuts long sums in pieces for its threads
+when there are few rows: :mod:`~runtime.executors.row_order` measures which row counts those are, and the
+kernels pad to the next that is not. Where rows need not be invariant (``exact=False``), nothing is padded
+for it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -38,6 +40,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.executors.fake_quant import E4M3_MAX
+from runtime.executors.int4_linear import HostInt4, takes
 from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
 from runtime.executors.weights import LinearSource, Scratch
 from trtforge.store.machine import host_isa
@@ -56,15 +59,12 @@ class Capability:
         bf16: bfloat16 matrix units (AVX512-BF16, AMX) or a CUDA device.
         fbgemm: FBGEMM's packed kernels are in this torch build.
         fp8: ``torch._scaled_mm`` works (CUDA sm_89 and later).
-        int4_rows: most rows that the packed INT4 kernel takes; above it the float16 kernel is faster.
-            0: never, which makes INT4 rows independent of their number.
     """
 
     device: str = "cpu"
     bf16: bool = False
     fbgemm: bool = True
     fp8: bool = False
-    int4_rows: int = 4
     label: str = ""
 
 
@@ -72,16 +72,14 @@ def detect(device: str = "cpu") -> Capability:
     """The capability of this machine's CPU, or of a CUDA device."""
     if device != "cpu":
         major, minor = torch.cuda.get_device_capability(device)
-        return Capability("cuda", True, False, (major, minor) >= (8, 9), 0, f"cuda sm_{major}{minor}")
+        return Capability("cuda", True, False, (major, minor) >= (8, 9), f"cuda sm_{major}{minor}")
     isa = host_isa()
     # oneDNN takes bfloat16 on any AVX-512 processor; without units for it, it is slower than float16 weights
     units = "avx512_bf16" in isa or "amx_bf16" in isa
     bf16 = bool(units and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
     label = torch.backends.cpu.get_cpu_capability()
-    # measured on both classes of machine: where the 4-bit kernel stops being the fastest
-    int4_rows = 16 if "avx512f" in isa else 4
-    return Capability("cpu", bf16, fbgemm, False, int4_rows, f"{label}{', bf16' if bf16 else ''}")
+    return Capability("cpu", bf16, fbgemm, False, f"{label}{', bf16' if bf16 else ''}")
 
 
 class LinearKernel(Protocol):
@@ -99,6 +97,9 @@ class LinearKernel(Protocol):
         """Rows that the kernel computes for ``tokens``."""
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor: ...
+
+    def weights(self) -> torch.Tensor:
+        """float32 [N, K]: the weights that the kernel multiplies, read back from its own form."""
 
 
 def _bound(packed: Any, width: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -136,7 +137,8 @@ class FbgemmFp16:
     quantizes_input = False
 
     def __init__(self, codes: torch.Tensor, bias: torch.Tensor | None, exact: bool = True) -> None:
-        self._call = _bound(torch.ops.quantized.linear_prepack_fp16(codes, bias), codes.shape[1])
+        self._packed = torch.ops.quantized.linear_prepack_fp16(codes, bias)
+        self._call = _bound(self._packed, codes.shape[1])
         self.nbytes = codes.numel() * 2
         self.row_invariant = exact
         #: rows up to this many run unpadded: a fifth faster, summed in another order
@@ -149,6 +151,10 @@ class FbgemmFp16:
         if x.dtype != torch.float32:
             x = x[: self.rows(tokens)].float()
         return self._call(x[: self.rows(tokens)])
+
+    def weights(self) -> torch.Tensor:
+        weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
+        return weight.float()
 
 
 class OnednnF32:
@@ -163,6 +169,7 @@ class OnednnF32:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(codes.contiguous(), 16)
         self._bias = bias
         self._call = torch.ops.mkldnn._linear_pointwise.default
+        self._inputs = codes.shape[1]
         self.nbytes = codes.numel() * 4
 
     def rows(self, tokens: int) -> int:
@@ -171,6 +178,9 @@ class OnednnF32:
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
         y: torch.Tensor = self._call(x[:tokens], self._packed, self._bias, "none", [], "")
         return y
+
+    def weights(self) -> torch.Tensor:
+        return _columns(self._call, self._packed, self._inputs, torch.float32)
 
 
 class OnednnBf16:
@@ -184,6 +194,7 @@ class OnednnBf16:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(codes.bfloat16().contiguous(), 16)
         self._bias = None if bias is None else bias.bfloat16()
         self._call = torch.ops.mkldnn._linear_pointwise.default
+        self._inputs = codes.shape[1]
         self.nbytes = codes.numel() * 2
         safe = onednn_safe_rows(codes.shape[0], codes.shape[1], torch.get_num_threads()) if exact else None
         self.row_invariant = safe is not None
@@ -199,44 +210,14 @@ class OnednnBf16:
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
         return self._product(x[: self.rows(tokens)].bfloat16())
 
+    def weights(self) -> torch.Tensor:
+        return _columns(self._call, self._packed, self._inputs, torch.bfloat16)
 
-class Int4Pack:
-    """torch's packed INT4 kernel up to ``few`` rows, a dense kernel of the same weights beyond.
 
-    Scales are rounded to bfloat16 for both, so both compute with the same weights: a bfloat16 scale
-    times a 4-bit integer is exact in float16.
-    """
-
-    row_invariant = False
-    quantizes_input = False
-
-    def __init__(
-        self, sources: Sequence[LinearSource], few: int, bias: torch.Tensor | None, dense: LinearKernel
-    ) -> None:
-        codes = torch.cat([s.integers() for s in sources]).int() + 8
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-        scales = torch.cat([s.block_scales for s in sources if s.block_scales is not None]).bfloat16()
-        self._scales = torch.stack((scales, torch.zeros_like(scales)), dim=-1).transpose(0, 1).contiguous()
-        self._group, self._bias, self._dense = sources[0].group, bias, dense
-        self._call = torch._weight_int4pack_mm_for_cpu
-        self.few = few
-        self.name = f"int4pack (≤ {few} rows), {dense.name}"
-        self.executed = f"INT4 weights, bfloat16 activations up to {few} rows; {dense.executed} beyond"
-        self.nbytes = codes.numel() // 2 + self._scales.numel() * 2 + dense.nbytes
-
-    def rows(self, tokens: int) -> int:
-        return tokens if tokens <= self.few else self._dense.rows(tokens)
-
-    def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        if tokens > self.few:
-            return self._dense(x, tokens)
-        few = x[:tokens]
-        if few.dtype != torch.bfloat16:
-            few = few.bfloat16()
-        y: torch.Tensor = self._call(few, self._packed, self._group, self._scales)
-        if self._bias is not None:
-            y = y + self._bias
-        return y
+def _columns(call: Callable[..., torch.Tensor], packed: torch.Tensor, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    """The weights in oneDNN's own layout, float32 [N, K]: products with unit vectors are its columns, exactly."""
+    bands = torch.eye(inputs, dtype=dtype).split(512)
+    return torch.cat([call(band, packed, None, "none", [], "").float() for band in bands]).T.contiguous()
 
 
 class TorchLinear:
@@ -257,6 +238,9 @@ class TorchLinear:
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
         return F.linear(x[:tokens], self._weight, self._bias)
+
+    def weights(self) -> torch.Tensor:
+        return self._weight.float().cpu()
 
 
 class ScaledMm:
@@ -285,6 +269,9 @@ class ScaledMm:
             quantized, self._weight.t(), self._input_scale, self._scale, bias=self._bias, out_dtype=torch.bfloat16
         )
 
+    def weights(self) -> torch.Tensor:
+        return self._weight.float().cpu()
+
 
 @dataclass
 class PackedLinear:
@@ -292,12 +279,15 @@ class PackedLinear:
 
     Attributes:
         out_scale: what the product has yet to be multiplied by: None, one factor, or one a column.
-        input_scale: an FP8 input scale that the kernel applies itself.
+        bias: float32 [N], added after that factor; None where the kernel adds it itself.
+        power: what the codes were multiplied by to fit the kernel's type, a power of two.
     """
 
     kernel: LinearKernel
     sources: list[LinearSource]
     out_scale: float | torch.Tensor | None
+    bias: torch.Tensor | None = None
+    power: float = 1.0
     notes: list[str] = field(default_factory=list)
     #: quantization of the input in front of the kernel: "", "fp8", "nvfp4" (set by the lowering)
     input: str = ""
@@ -339,9 +329,9 @@ def pack(
     dtype: torch.dtype,
     *,
     input_scale: float | None = None,
-    allow_int4: bool = True,
     exact: bool = True,
     scratch: Scratch | None = None,
+    library: ctypes.CDLL | None = None,
 ) -> PackedLinear:
     """Choose and load a kernel for linears with one input.
 
@@ -350,16 +340,16 @@ def pack(
         capability: see :func:`detect`.
         dtype: dtype of the activations.
         input_scale: the FP8 scale of the input when the graph quantizes it per tensor.
-        allow_int4: False keeps INT4 weights dense (one kernel for all row counts).
         exact: rows must not depend on their number, also where that costs speed.
         scratch: memory to widen weights in, shared by the calls of a load.
+        library: the host op library; None does without its kernels.
     """
     kind = sources[0].format
     bias = _bias(sources)
     scales = [s.scale for s in sources]
     same = all(scale == scales[0] for scale in scales)
-    if kind == "int4" and capability.device == "cpu":
-        _round_block_scales(sources)
+    if capability.device == "cpu" and library is not None and takes(sources):
+        return PackedLinear(HostInt4(library, sources, bias), list(sources), None)
     codes = (scratch or Scratch()).codes(sources)
     if capability.device == "cuda":
         if kind == "fp8" and capability.fp8 and same and input_scale is not None and _tiles(codes):
@@ -370,20 +360,17 @@ def pack(
             TorchLinear(weight, bias, dtype, "cuda"),
             list(sources),
             None,
-            ["weights de-quantized at load"] if kind in ("fp8", "nvfp4", "int4") else [],
+            notes=["weights de-quantized at load"] if kind in ("fp8", "nvfp4", "int4") else [],
         )
     out_scale: float | torch.Tensor | None = (
         (None if scales[0] == 1.0 else scales[0]) if same else _column_scales(sources)
     )
-    if out_scale is not None and bias is not None:
-        # the bias enters the kernel before the factor is applied: divide it out
-        bias = bias / out_scale
-    kernel, extra, notes = _dense(sources, codes, bias, capability, dtype, exact)
-    if extra != 1.0:
-        out_scale = extra if out_scale is None else out_scale * extra
-    if kind == "int4" and allow_int4 and extra == 1.0 and capability.int4_rows and _int4_packs(sources):
-        kernel = Int4Pack(sources, capability.int4_rows, bias, kernel)
-    return PackedLinear(kernel, list(sources), out_scale, notes)
+    # in front of the factor the kernel would hold the bias divided by it, rounded to the kernel's type
+    after = bias if out_scale is not None else None
+    kernel, power, notes = _dense(sources, codes, bias if after is None else None, capability, dtype, exact)
+    if power != 1.0:
+        out_scale = 1.0 / power if out_scale is None else out_scale / power
+    return PackedLinear(kernel, list(sources), out_scale, after, power, notes)
 
 
 def _dense(
@@ -394,9 +381,10 @@ def _dense(
     dtype: torch.dtype,
     exact: bool,
 ) -> tuple[LinearKernel, float, list[str]]:
-    """A CPU kernel for dense codes, the factor that its result lacks, and notes."""
+    """A CPU kernel for dense codes, the power of two that its weights are multiplied by, and notes."""
     kind = sources[0].format
-    if dtype == torch.bfloat16 and kind != "float32":
+    # float16 and INT4 weights have bits that bfloat16 has no room for
+    if dtype == torch.bfloat16 and kind not in ("float32", "float16", "int4"):
         kernel = OnednnBf16(codes, bias, exact)
         # a rounding difference is amplified where activations are quantized: there the order has to be common
         if kernel.row_invariant or not exact or kind not in ("fp8", "nvfp4") or not capability.fbgemm:
@@ -411,7 +399,7 @@ def _dense(
         return _float32(codes, bias), 1.0, ["kept in float32: the weights hold values that float16 cannot"]
     note = f"weights times 2^{math.log2(power):.0f} to stay inside float16's normal range"
     scaled = FbgemmFp16(codes * power, None if bias is None else bias * power, exact)
-    return scaled, 1.0 / power, [note]
+    return scaled, power, [note]
 
 
 def _float32(codes: torch.Tensor, bias: torch.Tensor | None) -> LinearKernel:
@@ -422,18 +410,6 @@ def _float32(codes: torch.Tensor, bias: torch.Tensor | None) -> LinearKernel:
 
 def _tiles(codes: torch.Tensor) -> bool:
     return codes.shape[0] % 16 == 0 and codes.shape[1] % 16 == 0
-
-
-def _int4_packs(sources: Sequence[LinearSource]) -> bool:
-    """The packed kernel's shape rules."""
-    total = sum(s.shape[0] for s in sources)
-    return sources[0].group in (32, 64, 128, 256) and total % 16 == 0 and sources[0].shape[1] % sources[0].group == 0
-
-
-def _round_block_scales(sources: Sequence[LinearSource]) -> None:
-    for source in sources:
-        if source.block_scales is not None:
-            source.block_scales = source.block_scales.bfloat16()
 
 
 def _column_scales(sources: Sequence[LinearSource]) -> torch.Tensor:

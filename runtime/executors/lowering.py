@@ -9,6 +9,7 @@ report.
 
 from __future__ import annotations
 
+import ctypes
 import heapq
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from runtime.executors import matching
 from runtime.executors.binding import Binder, Lowered, Op
 from runtime.executors.interpreter import check_operators, constant_value, run_node
 from runtime.executors.kernels import Kernels
-from runtime.executors.linears import Capability, Int4Pack, PackedLinear, pack
+from runtime.executors.linears import Capability, PackedLinear, pack
 from runtime.executors.matching import GraphView, HeadNorm, InputQuant, LinearMatch
 from runtime.executors.onnx_graph import Graph, Node
 from runtime.executors.onnx_ops import OpContext, attention_params
@@ -66,10 +67,8 @@ class Lowering:
         dtype: dtype of activations (what 16-bit floats of the graph are held in).
         max_rows: most tokens of a step.
         max_positions: rows of the rotary tables.
-        int4: use the packed INT4 kernel for few rows; such a program is not row-invariant anyway, so its
-            other linears do not pay for it.
         exact_rows: rows must not depend on their number.
-        few_kernels: kernels for bfloat16, for the steps of few rows of an INT4 engine.
+        library: the host op library for linears; None does without.
         progress: called with each packed linear's stored bytes.
     """
 
@@ -82,22 +81,19 @@ class Lowering:
         *,
         max_rows: int,
         max_positions: int,
-        int4: bool = True,
         exact_rows: bool = True,
-        few_kernels: Kernels | None = None,
+        library: ctypes.CDLL | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         check_operators(graph.nodes)
         self.context = OpContext(dtype)
         self.graph = simplify(graph, self.context)
         self.view = GraphView(self.graph, self.context)
-        self.kernels, self.capability, self.dtype, self.int4 = kernels, capability, dtype, int4
+        self.kernels, self.capability, self.dtype = kernels, capability, dtype
         self.max_rows, self.max_positions = max_rows, max_positions
         self.device = capability.device
         self.progress = progress
-        switches = int4 and capability.int4_rows > 0 and any(c.dtype == "INT4" for c in graph.constants.values())
-        self.exact = exact_rows and not switches
-        self.few_kernels = few_kernels
+        self.exact, self.library = exact_rows, library
         self.scratch = Scratch()
         self.producer: dict[str, Op] = {}
         self.segments: dict[str, tuple[str, int, int]] = {}  # value -> (packed value, first column, width)
@@ -126,14 +122,7 @@ class Lowering:
         ops = self._ordered()
         self._drop_hazards(ops)
         self._fold_scales(ops)
-        lowered = Binder(self, ops, self.kernels, self.dtype, self.max_rows).bind()
-        few = self._few_rows(ops)
-        if few and self.few_kernels is not None:
-            lowered.few = Binder(self, ops, self.few_kernels, torch.bfloat16, few).bind()
-            lowered.few_rows = few
-            lowered.report["bfloat16_up_to_rows"] = few
-            lowered.report["buffer_bytes"] += lowered.few.report["buffer_bytes"]
-        return lowered
+        return Binder(self, ops, self.kernels, self.dtype, self.max_rows).bind()
 
     def _put(self, op: Op) -> None:
         for name in op.outs:
@@ -178,13 +167,11 @@ class Lowering:
             self.capability,
             self.dtype,
             input_scale=input_scale,
-            allow_int4=self.int4,
             exact=self.exact,
             scratch=self.scratch,
+            library=self.library,
         )
-        for weight in sources:  # what was packed is not read again: let go of evaluated copies
-            if isinstance(weight.weight, torch.Tensor):
-                weight.weight = torch.empty(0)
+        for weight in sources:
             if self.progress:
                 self.progress(weight.stored_bytes)
         packed.input = quant.kind if quant is not None and quant.kind != "scale" else ""
@@ -379,17 +366,6 @@ class Lowering:
             quant: InputQuant = op.params["quant"]
             norm.params["weight"] = norm.params["weight"] * factor
             op.params |= {"quant": InputQuant(quant.kind, quant.scale * factor), "out_scale": 1.0}
-
-    def _few_rows(self, ops: list[Op]) -> int:
-        """Rows up to which a program in bfloat16 serves: its quantized linears are packed INT4, all else lowered.
-
-        Those kernels round their few rows to bfloat16 anyway; a residual stream in float32 around them would buy
-        two conversions a linear.
-        """
-        int4 = [p.kernel.few for p in self.linears if isinstance(p.kernel, Int4Pack)]
-        plain = all(p.input == "" and p.out_scale is None for p in self.linears)
-        lowered = all(op.kind != "interpret" or op.params["node"].kind == "Cast" for op in ops)
-        return min(int4) if int4 and plain and lowered and self.dtype == torch.float32 else 0
 
     def _drop_hazards(self, ops: list[Op]) -> None:
         """Keep an in-place operation only where nothing reads the old value later."""

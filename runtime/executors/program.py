@@ -173,12 +173,13 @@ def scale_columns(factors: torch.Tensor, x: Slot, out: Slot) -> Run:
 
 def linear(packed: PackedLinear, x: Slot, out: Slot, dtype: torch.dtype | None) -> Run:
     """One packed linear; the result is a fresh tensor of ``dtype`` (None: as it comes) with at least ``rows`` rows."""
-    kernel, scale = packed.kernel, packed.out_scale
+    kernel, scale, bias = packed.kernel, packed.out_scale, packed.bias
 
     def run(rows: int) -> None:
         y = kernel(x.t, rows)
         if scale is not None:
-            y.mul_(scale)
+            # with a bias both in float32, so that the result is rounded once
+            y = y.mul_(scale) if bias is None else torch.add(bias, y.float().mul_(scale))
         out.t = y if dtype is None or y.dtype == dtype else y.to(dtype)
 
     return run

@@ -6,8 +6,7 @@ processor's kernels take); with them, and on CUDA, they are bfloat16. Pools alwa
 the engine states. Whatever pattern matching leaves over is interpreted, and ``describe()`` names it.
 
 Numbers that do not depend on the batch: with ``row_invariant`` in ``describe()`` true, a token's
-logits are bit for bit the same whatever else is in the step. INT4 engines switch kernels at a row
-count and are not, unless ``int4=False``.
+logits are bit for bit the same whatever else is in the step.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from runtime.executors.linears import Capability, PackedLinear, detect
 from runtime.executors.lowering import Lowered, Lowering
 from runtime.executors.onnx_graph import Graph, load_graph
 from runtime.executors.onnx_ops import OpContext
+from runtime.executors.weight_check import WeightCheck, check_weights
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.progress import Progress, SilentProgress
 
@@ -52,7 +52,6 @@ class TorchExecutor:
         threads: CPU threads of torch and the host library; None leaves torch's setting.
         num_blocks: KV blocks to allocate instead of the engine's number.
         lowered: False interprets the graph node by node in its own dtypes (slow, the reference).
-        int4: False keeps INT4 weights in one dense kernel for all row counts (row-invariant).
         exact_rows: False lets one and two rows sum in another order than more rows do, which is faster.
         capability: overrides what the machine is detected to have (tests).
         host_library: False does without the host op library.
@@ -70,7 +69,6 @@ class TorchExecutor:
         threads: int | None = None,
         num_blocks: int | None = None,
         lowered: bool = True,
-        int4: bool = True,
         exact_rows: bool = True,
         capability: Capability | None = None,
         host_library: bool = True,
@@ -93,9 +91,8 @@ class TorchExecutor:
         self._tree = "tree_mask" in graph.inputs
         self._interpreter: Interpreter | None = None
         self._lowered: Lowered | None = None
-        self._last: Lowered | None = None
         if lowered:
-            self._lowered = self._lower(graph, int4, exact_rows, progress or SilentProgress())
+            self._lowered = self._lower(graph, exact_rows, progress or SilentProgress())
         else:
             self.activation_dtype = _FLOATS[self.info.dtype]
             self._kernels = self._make_kernels()
@@ -156,7 +153,7 @@ class TorchExecutor:
             assert self._interpreter is not None
             outputs = self._interpreter.run({**feeds, **self._pools})
             return outputs["logits"].float().cpu()
-        lowered = self._last = self._lowered.for_rows(batch.num_tokens)
+        lowered = self._lowered
         for name, tensor in feeds.items():
             lowered.inputs[name].t = tensor
         lowered.state.index = StepIndex(
@@ -173,9 +170,9 @@ class TorchExecutor:
 
     def hidden_states(self, name: str, rows: int) -> torch.Tensor:
         """Rows of an extra output of the graph (``hidden_states_i``) after :meth:`execute`."""
-        if self._last is None or name not in self._last.outputs:
+        if self._lowered is None or name not in self._lowered.outputs:
             raise KeyError(name)
-        value: torch.Tensor = self._last.outputs[name].value(rows)
+        value: torch.Tensor = self._lowered.outputs[name].value(rows)
         return value[:rows]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -223,12 +220,12 @@ class TorchExecutor:
                 pools[name] = pools[name].view(dtype)
         return pools
 
-    def _make_kernels(self, dtype: torch.dtype | None = None) -> TorchKernels:
+    def _make_kernels(self) -> TorchKernels:
         if self._library is None:
             return TorchKernels()
-        return host_kernels.HostKernels(self._library, dtype or self.activation_dtype)
+        return host_kernels.HostKernels(self._library, self.activation_dtype)
 
-    def _lower(self, graph: Graph, int4: bool, exact_rows: bool, progress: Progress) -> Lowered:
+    def _lower(self, graph: Graph, exact_rows: bool, progress: Progress) -> Lowered:
         total = sum(c.nbytes for c in graph.constants.values())
         progress.start("packing weights", float(total))
         lowering = Lowering(
@@ -238,9 +235,8 @@ class TorchExecutor:
             self.activation_dtype,
             max_rows=self.info.limits.max_num_tokens,
             max_positions=self.info.limits.max_seq_len,
-            int4=int4,
             exact_rows=exact_rows,
-            few_kernels=self._make_kernels(torch.bfloat16) if self.device == "cpu" else None,
+            library=self._library,
             progress=lambda nbytes: progress.advance(float(nbytes)),
         )
         # packing is one long scalar loop a weight: threads would only wait for each other, worst on a busy machine
@@ -253,9 +249,11 @@ class TorchExecutor:
             torch.set_num_threads(threads)
         for name, pool in self._pools.items():
             lowered.inputs[name].t = pool
-            if lowered.few is not None:
-                lowered.few.inputs[name].t = pool
         return lowered
+
+    def check_weights(self) -> WeightCheck:
+        """Read every linear's weights back from its kernel and hold them against the stored ones."""
+        return WeightCheck() if self._lowered is None else check_weights(self._lowered.linears)
 
     # -- reporting -------------------------------------------------------------------------------------------
 
@@ -296,7 +294,7 @@ def _linear_rows(packed: PackedLinear) -> list[dict[str, Any]]:
     rows = []
     emulated = f", {packed.input} activations emulated" if packed.input and not kernel.quantizes_input else ""
     for source in packed.sources:
-        native = source.format in kernel.executed.lower() or (source.format == "int4" and "int4" in kernel.name)
+        native = source.format in kernel.executed.lower()
         rows.append(
             {
                 "name": source.name,

@@ -82,18 +82,28 @@ def test_info_decides_for_the_machine_that_asks(tmp_path: Path) -> None:
     int4 = next(row for row in here["execution"] if row["stored"] == "int4_awq")
     assert int4 == {
         "stored": "int4_awq",
-        "executed": "int4 weights up to 4 rows, float16 above",
-        "kernel": "int4pack",
+        "executed": "int4 weights",
+        "kernel": "host_int4",
         "native": True,
         "linears": 14,
         "weights": 2 * (64 * 256 * 2 + 128 * 64 * 2 + 3 * 64 * 128),
     }
     wide = engine_info(tmp_path / "e", "amx")
-    assert {row["kernel"] for row in wide["execution"]} == {"int4pack", "onednn_bf16"}
+    assert {row["kernel"] for row in wide["execution"]} == {"host_int4", "onednn_bf16"}
     plain = engine_info(tmp_path / "e", "plain")
-    assert {row["kernel"] for row in plain["execution"]} == {"onednn_f32"}
-    assert not any(row["native"] for row in plain["execution"])
+    assert {row["kernel"]: row["native"] for row in plain["execution"]} == {"onednn_f32": False, "host_int4": True}
     assert "sha256" not in here and len(here["linears"]) == 15
+
+
+def test_an_engine_whose_rows_name_a_kernel_that_is_no_more_runs_as_todays_do(tmp_path: Path) -> None:
+    source = graph(tmp_path / "g", "int4_awq")
+    engine = torch_target.build_engine(source, tmp_path / "e", name="tiny", build=SMALL, capability="avx2")
+    now = engine_info(tmp_path / "e", "avx2")
+    older = {"stored": "int4_awq", "capability": ["avx2"], "kernel": "int4pack", "native": True, "max_rows": 4,
+             "above": "fbgemm_fp16", "executed": "int4 weights up to 4 rows, float16 above"}  # fmt: skip
+    engine["kernel_choices"].insert(0, older)
+    (tmp_path / "e" / "engine.json").write_text(json.dumps(engine))
+    assert engine_info(tmp_path / "e", "avx2")["execution"] == now["execution"]
 
 
 def test_special_tokens_of_several_ends(tmp_path: Path) -> None:
@@ -168,23 +178,21 @@ def test_the_table_is_well_formed_and_complete() -> None:
     for row in rows:
         assert row.stored in STORED and row.kernel in kernels and row.executed
         assert set(row.capability) <= {*CAPABILITIES, "any"}
-        assert (row.above is None) == (row.max_rows is None)
-        assert row.above is None or row.above in kernels
         assert Choice.from_json(json.loads(json.dumps(row.to_json()))) == row
-        assert set(row.requires) <= {"outputs_multiple_of", "group"}
+        assert set(row.requires) <= {"outputs_multiple_of", "group_multiple_of"}
     for kernel in kernels.values():
         assert kernel.bytes_per_weight > 0 and kernel.operators
     # Whatever the format, the processor and the shape: something runs.
     for stored, capability, shape, group in product(STORED, CAPABILITIES, ((16, 64), (17, 96)), (None, 16, 64, 48)):
         row = choose(stored, capability, shape, group)
         assert weight_bytes(row, shape, group) > 0
-    assert {row.kernel for row in rows} | {row.above for row in rows if row.above} == set(kernels)
+    assert {row.kernel for row in rows} == set(kernels)
 
 
 def test_int4_falls_back_when_the_kernel_does_not_take_the_shape() -> None:
-    assert choose("int4_awq", "avx2", (3072, 576), 64).kernel == "int4pack"
-    assert choose("int4_awq", "avx2", (3070, 576), 64).kernel == "fbgemm_fp16"
-    assert choose("int4_awq", "avx2", (3072, 576), 16).kernel == "fbgemm_fp16"
+    assert choose("int4_awq", "avx2", (3070, 576), 64).kernel == "host_int4"
+    assert choose("int4_awq", "avx2", (3072, 576), 12).kernel == "fbgemm_fp16"
+    assert choose("int4_awq", "plain", (3072, 576), 12).kernel == "onednn_f32"
 
 
 def test_fp8_is_native_where_the_device_multiplies_it() -> None:
@@ -193,9 +201,9 @@ def test_fp8_is_native_where_the_device_multiplies_it() -> None:
     assert not choose("fp8", "cuda", (64, 64), None).native
 
 
-def test_weight_bytes_count_the_fallback() -> None:
+def test_weight_bytes_count_the_scales() -> None:
     row = choose("int4_awq", "avx2", (64, 64), 32)
-    assert weight_bytes(row, (64, 64), 32) == 64 * 64 // 2 + 64 * 64 * 2 + 4 * 64 * 2
+    assert weight_bytes(row, (64, 64), 32) == 64 * 64 // 2 + 4 * 64 * 2
     assert weight_bytes(choose("fp8", "amx", (64, 64), None), (64, 64), None) == 64 * 64 * 2
 
 
@@ -211,7 +219,8 @@ def test_capabilities_from_flags(tmp_path: Path) -> None:
 
 def test_the_kernels_are_the_executors() -> None:
     """The plan and the executor call a kernel by one name."""
-    source = (Path(__file__).parents[2] / "runtime" / "executors" / "linears.py").read_text()
+    folder = Path(__file__).parents[2] / "runtime" / "executors"
+    source = "".join((folder / name).read_text() for name in ("linears.py", "int4_linear.py"))
     for name in table()[0]:
         assert name.removesuffix("_f32") in source
 

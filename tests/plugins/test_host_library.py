@@ -26,7 +26,7 @@ def test_info_names_everything(host: HostLibrary) -> None:
     assert info["abi"] == abi.ABI_VERSION
     assert info["isa"] in info["isas_available"]
     assert set(info["isas_available"]) <= set(info["isas_compiled"])
-    assert {"plain", "avx2", "avx512", "avx512_vbmi"} <= set(info["isas_compiled"])
+    assert {"plain", "avx2", "avx512", "avx512_vbmi", "avx512_bf16"} <= set(info["isas_compiled"])
     assert len(info["source_hash"]) == 64
     assert info["compiler"].startswith("g++ ")
     assert Path(info["path"]).is_file()
@@ -132,6 +132,13 @@ def test_another_abi(monkeypatch: pytest.MonkeyPatch, host: HostLibrary) -> None
     monkeypatch.setattr(abi, "ABI_VERSION", 999)
     with pytest.raises(EnvironmentLacks, match="TF-OPS-003"):
         load_library(host.path)
+
+
+def test_a_library_of_older_sources(monkeypatch: pytest.MonkeyPatch, host: HostLibrary) -> None:
+    monkeypatch.setitem(abi.PROTOTYPES, "trtforge_not_yet", ())
+    with pytest.raises(EnvironmentLacks, match="TF-OPS-003") as refused:
+        load_library(host.path)
+    assert refused.value.numbers == {"missing": ["trtforge_not_yet"]}
 
 
 def test_isa_is_refused_by_name(host: HostLibrary) -> None:

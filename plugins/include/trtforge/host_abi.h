@@ -237,6 +237,15 @@ TRTFORGE_API int trtforge_embedding(void const* table, int64_t vocabulary, int64
 TRTFORGE_API int trtforge_argmax_logsumexp(float const* logits, int64_t stride, int64_t rows, int64_t width, int64_t* index,
     float* maximum, float* logsumexp);
 
+// --- linears ------------------------------------------------------------------------------------------------
+
+//! out [rows, outputs] = x [rows, inputs] W^T + bias, W[n, k] = scales[n, k / group] * q[n, k] with q in -8 … 7.
+//! A row's bits depend on that row alone. weights and scales lie in panels of 16 outputs (int4_kernels.hpp says how);
+//! bias is float32 or null; sums are float32.
+TRTFORGE_API int trtforge_int4_linear(void const* x, int64_t x_stride, uint32_t const* weights, float const* scales,
+    float const* bias, void* out, int64_t out_stride, int64_t rows, int64_t outputs, int64_t inputs, int64_t group,
+    int32_t x_dtype, int32_t out_dtype);
+
 #ifdef __cplusplus
 }
 #endif

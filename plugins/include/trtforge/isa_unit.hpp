@@ -7,6 +7,7 @@
 
 #include "trtforge/attention_kernels.hpp"
 #include "trtforge/elementwise_kernels.hpp"
+#include "trtforge/int4_kernels.hpp"
 
 namespace trtforge
 {
@@ -16,7 +17,7 @@ KernelTable const& TRTFORGE_ISA_TABLE()
     using namespace TRTFORGE_ISA_NAMESPACE;
     static constexpr KernelTable kTABLE{TRTFORGE_ISA_NAME, kLANES, &attentionScratch, &partialFloats, &attentionWrite,
         &attentionTask, &attentionMerge, &rmsNorm, &rope, &siluMul, &fp8FakeQuant, &nvfp4FakeQuant, &embedding,
-        &argmaxLogsumexp};
+        &argmaxLogsumexp, kINT4_PAIRS, &int4Scratch, &int4Widen, &int4Linear};
     return kTABLE;
 }
 

@@ -137,6 +137,26 @@ struct LogitsCall
     float* logsumexp;
 };
 
+//! Outputs of a panel of packed INT4 weights.
+constexpr int kINT4_PANEL = 16;
+
+struct Int4LinearCall
+{
+    void const* x;
+    uint32_t const* weights;
+    float const* scales;
+    float const* bias; //!< may be null
+    void* out;
+    int64_t xStride;
+    int64_t outStride;
+    int64_t rows;
+    int64_t outputs;
+    int64_t inputs;
+    int64_t group;
+    int32_t xDtype;
+    int32_t outDtype;
+};
+
 //! The kernels of one instruction set. All are noexcept in effect: they neither allocate nor throw.
 struct KernelTable
 {
@@ -157,12 +177,17 @@ struct KernelTable
     void (*nvfp4FakeQuant)(RowCall const&, int64_t begin, int64_t end);
     void (*embedding)(EmbeddingCall const&, int64_t begin, int64_t end);
     void (*argmaxLogsumexp)(LogitsCall const&, int64_t begin, int64_t end);
+    bool int4Pairs;                                 //!< int4Linear takes bfloat16 inputs; all take float32
+    int64_t (*int4Scratch)(Int4LinearCall const&); //!< floats a thread needs
+    void (*int4Widen)(Int4LinearCall const&, float* out, int64_t begin, int64_t end);
+    void (*int4Linear)(Int4LinearCall const&, int64_t begin, int64_t end, float* scratch); //!< panels
 };
 
 KernelTable const& plainKernels();
 KernelTable const& avx2Kernels();
 KernelTable const& avx512Kernels();
 KernelTable const& avx512VbmiKernels();
+KernelTable const& avx512Bf16Kernels();
 KernelTable const& wideKernels();
 
 } // namespace trtforge
