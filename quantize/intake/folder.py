@@ -16,17 +16,21 @@ from typing import Any
 
 from quantize.intake.info import CheckpointInfo
 from quantize.intake.model_config import ModelShape, check_config, expected_tensors, read_json, require_architecture
+from quantize.intake.prefixes import renaming
 from quantize.intake.prequantized import Prequantized, is_quantization_tensor, recognize
 from quantize.intake.source import resolved
 from quantize.intake.tokenizer import check_template
+from trtforge import template_places
 from trtforge.errors import ForgeError
+from trtforge.folder_kind import FolderKind, kind_of
+from trtforge.other_tokenizers import other_tokenizers, tokenizer_remedies
 from trtforge.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-CHAT_TEMPLATE = "chat_template.jinja"
+CHAT_TEMPLATE = template_places.JINJA
 #: small files that travel with a checkpoint when they are there
 COMPANIONS = (
     CONFIG,
@@ -35,11 +39,11 @@ COMPANIONS = (
     TOKENIZER_CONFIG,
     CHAT_TEMPLATE,
     "chat_template.json",
+    "processor_config.json",
     "special_tokens_map.json",
     "hf_quant_config.json",
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_SLOW_TOKENIZERS = ("tokenizer.model", "vocab.json", "spiece.model")
 _STALE_BUFFERS = re.compile(r"(\.rotary_emb\.inv_freq|\.attention\.bias|\.masked_bias|\.rotary_emb\.(cos|sin)_cached)$")
 DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
@@ -112,16 +116,18 @@ def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
 
 def chat_template(path: Path, companions: tuple[str, ...], tokenizer_config: dict[str, Any]) -> str | None:
     """The default chat template, from any of the places where transformers has kept it."""
-    if CHAT_TEMPLATE in companions:
-        return _as_text((path / CHAT_TEMPLATE).read_bytes().decode("utf-8", errors="surrogateescape"))
-    value = tokenizer_config.get("chat_template")
-    if value is None and "chat_template.json" in companions:
-        value = read_json(path / "chat_template.json").get("chat_template")
-    if isinstance(value, list):  # named templates
-        value = next(
-            (row.get("template") for row in value if isinstance(row, dict) and row.get("name") == "default"), None
-        )
-    return _as_text(value) if isinstance(value, str) else None
+
+    def values(name: str) -> dict[str, Any]:
+        if name == TOKENIZER_CONFIG:
+            return tokenizer_config
+        return read_json(path / name) if name in companions else {}
+
+    def text(name: str) -> str | None:
+        there = name in companions
+        return (path / name).read_bytes().decode("utf-8", errors="surrogateescape") if there else None
+
+    found = template_places.default_template(template_places.chat_templates(text, values))
+    return _as_text(found.text) if found is not None else None
 
 
 def _as_text(template: str) -> str:
@@ -202,21 +208,37 @@ def common_dtype(tensors: dict[str, TensorInfo]) -> str:
 
 
 def _refuse_no_checkpoint(path: Path) -> None:
+    """``TF-SRC-028`` for a folder without config.json, and for one of another kind than a Hugging Face checkpoint."""
     if (path / CONFIG).is_file():
+        _require_inside(path, CONFIG)
+        refuse_pointer(path / CONFIG)
+        kind = kind_of(path, read_json(path / CONFIG))
+        if kind is not None:
+            raise _other_kind(path, kind)
         return
-    ggufs = sorted(file.name for file in path.glob("*.gguf"))
-    if (path / "adapter_config.json").exists():
-        remedy = "merge the adapter into its base model first (peft: merge_and_unload) and save the result"
-    elif ggufs:
-        remedy = f"name the GGUF file itself: {path / ggufs[0]}"
-    else:
-        remedy = "name the folder that holds config.json"
+    kind = kind_of(path, {})
+    if kind is not None:
+        raise _other_kind(path, kind)
     raise ForgeError(
         "TF-SRC-028",
         f"{path} holds no checkpoint: there is no {CONFIG}",
         asked=str(path),
         numbers={"files": ", ".join(sorted(file.name for file in path.iterdir())[:8])},
-        remedies=[remedy],
+        remedies=["name the folder that holds config.json"],
+    )
+
+
+def _other_kind(path: Path, kind: FolderKind) -> ForgeError:
+    remedies = list(kind.remedies)
+    if kind.name == "gguf":
+        remedies = [f"name the GGUF file itself: {next(iter(sorted(path.glob('*.gguf'))))}"]
+    return ForgeError(
+        "TF-SRC-028",
+        f"{path} is {kind.title}, no Hugging Face checkpoint",
+        asked=str(path),
+        numbers={"kind": kind.name, "files": ", ".join(sorted(file.name for file in path.iterdir())[:8])},
+        why="Intake reads config.json, tokenizer and safetensors as Hugging Face's models have them.",
+        remedies=remedies,
     )
 
 
@@ -297,17 +319,25 @@ def _require_weights(path: Path) -> list[str]:
 def _require_tokenizer(path: Path) -> None:
     if (path / TOKENIZER).is_file():
         return
-    slow = [name for name in _SLOW_TOKENIZERS if (path / name).exists()]
+    found = other_tokenizers(lambda name: (path / name).exists())
     raise ForgeError(
         "TF-SRC-008",
-        f"the checkpoint has no {TOKENIZER}" + (f", only {', '.join(slow)}" if slow else ""),
+        f"the checkpoint has no {TOKENIZER}" + (f", only {', '.join(found)}" if found else ""),
         asked=str(path),
         why="Tokenizer and weights belong together: with another one the model reads and writes the wrong words.",
-        remedies=[
-            f"download {TOKENIZER} of the same revision into the folder",
-            "make it once: transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir)",
-        ],
+        remedies=tokenizer_remedies(found),
     )
+
+
+def _other_rows(tensors: dict[str, TensorInfo], expected: dict[str, tuple[int, ...]], wrong: list[str]) -> int | None:
+    """The rows of embedding and head where they alone differ, and only in their rows: tokens were added or cut."""
+    found = {
+        tensors[name].shape[0]
+        for name in ("model.embed_tokens.weight", "lm_head.weight")
+        if name in expected and name in tensors and tensors[name].shape[1:] == expected[name][1:]
+    }
+    tables = sum(name in expected for name in ("model.embed_tokens.weight", "lm_head.weight"))
+    return next(iter(found)) if len(found) == 1 and len(wrong) == tables else None
 
 
 def _compare(
@@ -348,6 +378,12 @@ def _compare(
             remedies.insert(
                 0, "set tie_word_embeddings: true in config.json, if the model ties its output to the embedding"
             )
+        rows = _other_rows(tensors, expected, wrong)
+        if rows is not None:
+            remedies.insert(0, f"set vocab_size: {rows} in config.json, the rows that the embedding has")
+        named = renaming(tensors, expected)
+        if named is not None:
+            text, remedies = named.message, named.remedies
         raise ForgeError(
             "TF-SRC-022",
             f"the tensors are not those of a {shape.architecture} with this config.json ({text})",

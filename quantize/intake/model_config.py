@@ -11,11 +11,13 @@ dynamic rope) are refused here, not after quantizing.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.folder_kind import kind_by_config
 from trtforge.tables.decoders import FULL, SLIDING, Decoder, decoders
 
 #: rope types that the graphs express, with the keys that each needs and may have
@@ -43,6 +45,8 @@ ROPE_TYPES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 }
 #: deeper than any model by far; keeps a damaged number from being taken for work to do
 _MOST_LAYERS = 10_000
+#: keys that give every layer a shape of its own
+_LAYER_KEYS = ("block_configs", "num_key_value_heads_per_layer", "layer_intermediate_sizes", "pruned_heads_per_layer")
 #: keys that describe the writer or its moment, not the model
 _DROPPED = ("_name_or_path", "transformers_version", "torch_dtype", "_attn_implementation", "_commit_hash")
 
@@ -98,18 +102,34 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _invalid(name: str, reason: str, **numbers: Any) -> ForgeError:
+def _invalid(name: str, reason: str, *, remedies: Sequence[str] = (), **numbers: Any) -> ForgeError:
     return ForgeError(
         "TF-SRC-021",
         f"{name} cannot be used: {reason}",
         asked=name,
         numbers=numbers,
-        remedies=[f"download {name} again from the model's publisher", "correct the value in a copy of the checkpoint"],
+        remedies=list(remedies)
+        or [f"download {name} again from the model's publisher", "correct the value in a copy of the checkpoint"],
     )
 
 
 def require_architecture(config: dict[str, Any]) -> Decoder:
-    """The row of the checkpoint's class; ``TF-SRC-009`` when it is not supported."""
+    """The row of the checkpoint's class.
+
+    Raises:
+        ForgeError: ``TF-SRC-009`` when it is not supported, ``TF-SRC-028`` when this is the config.json of another kind
+            of folder, ``TF-SRC-021`` when the layers differ from each other.
+    """
+    kind = kind_by_config(config)
+    if kind is not None:
+        raise ForgeError(
+            "TF-SRC-028",
+            f"config.json is that of {kind.title}, no Hugging Face checkpoint",
+            asked="config.json",
+            numbers={"kind": kind.name},
+            remedies=list(kind.remedies),
+        )
+    _refuse_differing_layers(config)
     named = config.get("architectures")
     if named is None and isinstance(config.get("model_type"), str):
         named = [name for name, row in decoders().items() if row.model_type == config["model_type"]][:1]
@@ -126,6 +146,27 @@ def require_architecture(config: dict[str, Any]) -> Decoder:
             remedies=[f"use a model of a supported architecture: {supported}"],
         )
     return decoders()[name]
+
+
+def _refuse_differing_layers(config: dict[str, Any]) -> None:
+    """``TF-SRC-021`` for a model whose layers have different shapes, as architecture search and pruning leave them."""
+    listed = [
+        key
+        for key in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
+        if isinstance(config.get(key), list) and len({str(item) for item in config[key]}) > 1
+    ]
+    named = [key for key in _LAYER_KEYS if config.get(key)]
+    if named or listed:
+        raise _invalid(
+            "config.json",
+            f"its layers differ from each other ({', '.join([*named, *listed])}): a model of architecture search (NAS) "
+            "or pruning, and every layer here has one shape",
+            remedies=[
+                "use the model that it was derived from, or one whose layers are alike",
+                "serve it with TensorRT-LLM's own converter for its class (NemotronNAS), outside this pipeline",
+            ],
+            keys=[*named, *listed],
+        )
 
 
 def check_config(config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelShape:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from trtforge.preflight.remedies import Remedy, by_hand
+from trtforge.preflight.remedies import Remedy, by_hand, joint
 from trtforge.preflight.retarget import to_format, to_method, without_speculation
 
 if TYPE_CHECKING:
@@ -46,6 +46,19 @@ def fp8_context_attention(facts: Facts) -> bool:
     own = facts.recipe.build.trtllm
     implied = own.paged_context_attention and used(facts, "fp8-weights") and used(facts, "fp8-kv")
     return own.fp8_context_attention or implied
+
+
+def other_context(facts: Facts) -> Sequence[str | Remedy]:
+    """What takes FP8 context attention away: over an FP8 cache TensorRT-LLM turns it on again by itself."""
+    off = ["build.trtllm.fp8_context_attention: false"] if facts.recipe.build.trtllm.fp8_context_attention else []
+    return [joint(way, *off) for way in other_kv(facts)] if used(facts, "fp8-kv") else off
+
+
+def context_asked(facts: Facts) -> str:
+    """Where FP8 context attention is said: by its key, or by what makes the builder turn it on."""
+    if facts.recipe.build.trtllm.fp8_context_attention:
+        return "build.trtllm.fp8_context_attention: true"
+    return f"build.trtllm.paged_context_attention: true over {written(facts, 'fp8-kv')}"
 
 
 def _flag(name: str) -> Feature:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trtforge.errors import ForgeError
+from trtforge.folder_kind import FolderKind, kind_of
 from trtforge.safetensors_header import TensorInfo, is_pointer_file, read_header, read_headers
+from trtforge.template_places import NAMED, PlacedTemplate, chat_templates, default_template
 
 #: a text beside a model is at most this long; tokenizer.json of the largest vocabularies has 35 MB
 MAX_TEXT_BYTES = 128 * 2**20
@@ -227,14 +229,24 @@ class SourceFiles:
         return max(ids, default=None)
 
     @cached_property
-    def chat_template(self) -> str:
-        """The default chat template as text; empty when there is none."""
-        if self.has("chat_template.jinja"):
-            return self.text("chat_template.jinja")
-        value = self.tokenizer_config.get("chat_template")
-        if isinstance(value, list):
-            value = next((row.get("template") for row in value if isinstance(row, dict)), None)
-        return value if isinstance(value, str) else ""
+    def chat_templates(self) -> Sequence[PlacedTemplate]:
+        """Every chat template of the folder, wherever it stands."""
+        named = self.folder / NAMED
+        try:
+            files = [path.name for path in named.iterdir()] if named.is_dir() else []
+        except OSError:
+            files = []
+        return chat_templates(self.text, self.json, files)
+
+    @cached_property
+    def chat_template(self) -> PlacedTemplate | None:
+        """The default chat template; None when there is none."""
+        return default_template(self.chat_templates)
+
+    @cached_property
+    def kind(self) -> FolderKind | None:
+        """What the folder is, where it is no Hugging Face checkpoint."""
+        return kind_of(self.folder, self.config)
 
     def eos_ids(self) -> tuple[int, ...]:
         """The ids at which generation ends: generation_config.json, else config.json."""

@@ -101,9 +101,28 @@ class Kernel(_Row):
     says: str
 
 
+class AttentionKernel(_Row):
+    """The head sizes that an attention in FP8 has kernels for, on these targets and architectures.
+
+    ``attention``: ``fp8-context`` is context attention in FP8, ``fp8-kv`` attention over an FP8 KV cache.
+    ``otherwise``: other head sizes are refused (``no``) or computed without a fused kernel (``slow``).
+    """
+
+    attention: Literal["fp8-context", "fp8-kv"]
+    targets: tuple[str, ...] = Field(min_length=1)
+    architectures: tuple[str, ...] = Field(min_length=1)
+    head_sizes: tuple[int, ...] = Field(min_length=1)
+    otherwise: Literal["no", "slow"]
+    since: str | None = None
+    until: str | None = None
+    source: str = Field(pattern=_LINK)
+    says: str
+
+
 class KernelTable(_Row):
     as_of: str = Field(pattern=_DAY)
     rows: tuple[Kernel, ...] = Field(min_length=1)
+    attention: tuple[AttentionKernel, ...] = ()
 
     @model_validator(mode="after")
     def _unique(self) -> KernelTable:

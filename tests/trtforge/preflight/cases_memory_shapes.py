@@ -156,6 +156,37 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(ENGINE, build(limits={"max_seq_len": 2048})), {"model": replace(LLAMA_8B, head_size=100)}),
         (merged(ENGINE, build(limits={"max_seq_len": 2048})), {"model": replace(LLAMA_8B, head_size=96)}),
     ),
+    "TF-K5-008": (
+        # Phi-3-mini's heads
+        (
+            merged(
+                ENGINE,
+                quant(format="fp8", kv_cache="fp8"),
+                trtllm(fp8_context_attention=True),
+                build(architectures=["sm_100"], limits={"max_seq_len": 2048}),
+            ),
+            {"model": replace(LLAMA_8B, heads=8, kv_heads=8, head_size=96), "machine": BIG},
+        ),
+        (
+            merged(
+                ENGINE,
+                quant(format="fp8", kv_cache="fp8"),
+                trtllm(fp8_context_attention=True),
+                build(architectures=["sm_100"], limits={"max_seq_len": 2048}),
+            ),
+            {"model": LLAMA_8B, "machine": BIG},
+        ),
+    ),
+    "TF-K5-009": (
+        (
+            merged(API, quant(format="fp8", kv_cache="fp8"), build(architectures=["sm_120"])),
+            {"model": replace(LLAMA_8B, head_size=256), "machine": BIG},
+        ),
+        (
+            merged(API, quant(format="fp8", kv_cache="fp8"), build(architectures=["sm_90"])),
+            {"model": replace(LLAMA_8B, head_size=256), "machine": BIG},
+        ),
+    ),
     "TF-K6-003": (
         (build(target="tensorrt", parallel={"tp": 3}), {"model": replace(SMOL, vocab=49_153)}),
         (build(target="tensorrt", parallel={"tp": 3}), {}),

@@ -59,10 +59,14 @@ class Valid:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """The draft that the settings name, with the target's vocabulary and width."""
+        """The draft that the settings name, of the method's kind, with the target's vocabulary and width."""
         if "draft" in self.settings.get("speculation", {}):
             heads = {"medusa_num_heads": 4, "medusa_num_layers": 1}
-            tensors = {f"{head}.0.linear.weight": zeros(2, 2) for head in range(4)}
+            tensors = {
+                "medusa": {f"{head}.0.linear.weight": zeros(2, 2) for head in range(4)},
+                "eagle": {"fc.weight": zeros(2, 4)},
+                "eagle3": {"fc.weight": zeros(2, 6), "d2t": zeros(2), "midlayer.mlp.up_proj.weight": zeros(2, 2)},
+            }.get(self.settings["speculation"]["method"], {"model.norm.weight": zeros(2)})
             config = {"vocab_size": self.model.vocab, "hidden_size": self.model.hidden, **heads}
             write_draft(folder / "draft", config=config, tensors=tensors)
 

@@ -138,6 +138,10 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
         (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 6)}), EAGLE_1, {}),
         (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 4)}), EAGLE_1, {}),
     ),
+    "TF-K12-026": (
+        (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 4)}), EAGLE, {}),
+        (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 6)}), EAGLE, {}),
+    ),
     "TF-K12-025": (
         (draft(config={"max_position_embeddings": 1024}), DRAFTED_ENGINE, {}),
         (draft(config={"max_position_embeddings": 2048}), DRAFTED_ENGINE, {}),
@@ -151,8 +155,16 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
         (model(), merged(API, MODEL, trtllm(guided_decoding="xgrammar")), {}),
     ),
     "TF-K15-001": (
-        (model(tokenizer_config=_CHAT), MODEL, SMALL_VOCABULARY),
-        (model(tokenizer_config=_CHAT, generation={"eos_token_id": [2, 99]}), MODEL, SMALL_VOCABULARY),
+        (model(tokenizer_config={**_CHAT, "eos_token": "<|eot_id|>"}), MODEL, SMALL_VOCABULARY),
+        (
+            model(tokenizer_config={**_CHAT, "eos_token": "<|eot_id|>"}, generation={"eos_token_id": [2, 99]}),
+            MODEL,
+            SMALL_VOCABULARY,
+        ),
+    ),
+    "TF-K15-003": (
+        (model(tokenizer_config={**_CHAT, "eos_token": "</s>"}), MODEL, SMALL_VOCABULARY),
+        (model(tokenizer_config={"eos_token": "</s>"}), MODEL, SMALL_VOCABULARY),
     ),
     "TF-K17-001": ((model(tokenizer=False), MODEL, {}), (model(), MODEL, {})),
     "TF-K17-002": (

@@ -68,8 +68,9 @@ def adapters_are_there(facts: Facts) -> Iterator[Violation]:
         if files is None:
             continue
         if not files.adapter:
+            found = files.kind.title if files.kind is not None else "a whole model" if files.config else ""
             yield Violation(
-                f"adapter {name} has no adapter_config.json",
+                f"adapter {name} has no adapter_config.json" + (f": the folder is {found}" if found else ""),
                 _asked(facts, name),
                 {"folder": str(files.folder)},
                 by_hand("name the folder that PEFT's save_pretrained wrote"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.other_tokenizers import other_tokenizers, tokenizer_remedies
 from trtforge.preflight.engine import Check, Facts, Violation, rule
 from trtforge.preflight.features import combined, turned_on, unmet_needs, without, written
 from trtforge.preflight.remedies import by_hand
@@ -127,7 +128,7 @@ def guided_needs_tokenizer(facts: Facts) -> Iterator[Violation]:
             f"build.trtllm.guided_decoding: {facts.recipe.build.trtllm.guided_decoding}",
             {"folder": str(facts.files.folder)},
             [
-                *by_hand("transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir) writes tokenizer.json"),
+                *by_hand(*tokenizer_remedies(other_tokenizers(facts.files.has))),
                 "build.trtllm.guided_decoding: none",
             ],
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtforge.drafters import is_eagle_3
+from trtforge.drafters import drafter_method, is_eagle_3
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target, without_speculation
@@ -47,6 +47,41 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
                 {"drafter": found, "model": wanted},
                 [*by_hand("a drafter that was trained for this model"), without_speculation(facts)],
             )
+
+
+#: what a method's drafter is called
+_DRAFTERS = {"eagle": "an EAGLE drafter (-1 or -2)", "eagle3": "an EAGLE-3 drafter", "medusa": "Medusa heads"}
+
+
+@rule(
+    "TF-K12-026",
+    "a drafter of another method",
+    why="EAGLE-3 joins hidden states of three layers, EAGLE-1 and -2 an embedding and one hidden state, and Medusa's "
+    "heads read the last one only: the weights of one have no place in another.",
+    source="https://arxiv.org/abs/2503.01840",
+    needs=("draft",),
+    waivable=False,
+)
+def drafter_is_of_method(facts: Facts) -> Iterator[Violation]:
+    files, recipe = facts.draft_files, facts.recipe
+    method = recipe.speculation.method
+    found = drafter_method(files.tensors) if files is not None and method in _DRAFTERS else None
+    if files is None or found is None or found == method:
+        return
+    if (method, found) == ("eagle", "eagle3") and recipe.build.target == "trtllm-engine":
+        return  # TF-K12-024 names it
+    fc = files.tensors.get("fc.weight")
+    hosts = [row.target for row in facts.features.methods if row.method == found and row.support == "yes"]
+    yield Violation(
+        f"the draft is {_DRAFTERS[found]}, speculation.method {method} wants {_DRAFTERS[method]}",
+        f"speculation.method: {method}, speculation.draft: {recipe.speculation.draft}",
+        {"found": found, "fc": list(fc.shape) if fc is not None else None, "maps": "d2t" in files.tensors},
+        [
+            *(to_target(facts, host, method=found) for host in hosts),
+            *by_hand(f"{_DRAFTERS[method]} of this model as speculation.draft"),
+            without_speculation(facts),
+        ],
+    )
 
 
 @rule(

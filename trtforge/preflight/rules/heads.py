@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import TRTLLM_TARGETS
+from trtforge.preflight.features import (
+    TRTLLM_TARGETS,
+    context_asked,
+    fp8_context_attention,
+    in_range,
+    kv_asked,
+    other_context,
+    other_kv,
+    used,
+)
 from trtforge.preflight.model import ModelShape
 from trtforge.preflight.remedies import by_hand
-from trtforge.preflight.retarget import to_target
+from trtforge.preflight.retarget import for_architectures, to_target
+from trtforge.tables.features import AttentionKernel
 
 #: tensor-parallel sizes that people run
 TPS = (1, 2, 4, 8, 16)
@@ -178,3 +188,63 @@ def head_size_compiled(facts: Facts) -> Iterator[Violation]:
             to_target(facts, "torch"),
         ],
     )
+
+
+def _unfused(facts: Facts, otherwise: str) -> Iterator[tuple[AttentionKernel, str]]:
+    """Rows of the attention table that have no kernel for the model's heads, each with the architecture asked for."""
+    size, target = facts.require_model().head_size, facts.recipe.build.target
+    uses = {
+        "fp8-context": target == "trtllm-engine" and fp8_context_attention(facts),
+        "fp8-kv": used(facts, "fp8-kv"),
+    }
+    for row in facts.kernels.attention:
+        if row.otherwise != otherwise or target not in row.targets or size in row.head_sizes or not uses[row.attention]:
+            continue
+        if in_range(facts, row.since, row.until):
+            yield from ((row, name) for name in facts.target_architectures if name in row.architectures)
+
+
+def _without_kernel(facts: Facts, row: AttentionKernel, name: str, verdict: str) -> Violation:
+    size, context = facts.require_model().head_size, row.attention == "fp8-context"
+    what = "FP8 context attention" if context else "attention over an FP8 KV cache"
+    larger = next((other for other in row.head_sizes if other > size), None)
+    hosts = [
+        item.name
+        for item in facts.architectures.rows
+        if item.context_fp8 == "yes" and item.kv_cache.get("fp8") == "yes" and item.name not in row.architectures
+    ]
+    return Violation(
+        f"{what} on {name} {verdict} heads of {size}",
+        f"{context_asked(facts) if context else kv_asked(facts)}, build.architectures: {name}",
+        {"head_size": size, "compiled": list(row.head_sizes), "architecture": name},
+        [
+            *(other_context(facts) if context else other_kv(facts)),
+            *for_architectures(facts, name, hosts),
+            *(by_hand(f"pad the checkpoint's heads with zeros to {larger}") if larger is not None else []),
+        ],
+        source=row.source,
+    )
+
+
+@rule(
+    "TF-K5-008",
+    "heads that FP8 attention has no kernel for on the architecture",
+    why="FP8 attention is compiled for some head sizes on each architecture: others stop the build or the server.",
+    needs=("model", "build.architectures"),
+)
+def fp8_attention_has_heads(facts: Facts) -> Iterator[Violation]:
+    for row, name in _unfused(facts, "no"):
+        yield _without_kernel(facts, row, name, "has no kernel for")
+
+
+@rule(
+    "TF-K5-009",
+    "heads that FP8 attention computes without a fused kernel",
+    why="Without a fused kernel the context is computed whole: it takes much memory, and blocks of earlier requests "
+    "are not reused.",
+    severity="warning",
+    needs=("model", "build.architectures"),
+)
+def fp8_attention_is_fused(facts: Facts) -> Iterator[Violation]:
+    for row, name in _unfused(facts, "slow"):
+        yield _without_kernel(facts, row, name, "is not fused for")

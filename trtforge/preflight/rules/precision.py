@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import (
+    context_asked,
     fp8_context_attention,
     kv_asked,
     kv_format,
+    other_context,
     other_kv,
     other_weights,
-    used,
     weight_format,
     weights_asked,
-    written,
 )
-from trtforge.preflight.remedies import by_hand, joint, line
+from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import BUILT_WHERE_IT_RUNS, for_architectures, to_format, to_target
 from trtforge.recipe.keys import nearest
 from trtforge.tables import Architecture
@@ -280,22 +280,15 @@ def one_architecture(facts: Facts) -> Iterator[Violation]:
 def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
     if facts.recipe.build.target != "trtllm-engine" or not fp8_context_attention(facts):
         return
-    flag = facts.recipe.build.trtllm.fp8_context_attention
-    asked = "build.trtllm.fp8_context_attention: true"
-    if not flag:
-        asked = f"build.trtllm.paged_context_attention: true over {written(facts, 'fp8-kv')}"
-    off = ["build.trtllm.fp8_context_attention: false"] if flag else []
-    # over an FP8 cache TensorRT-LLM turns it on again by itself
-    ways = [joint(way, *off) for way in other_kv(facts)] if used(facts, "fp8-kv") else off
     for row in facts.target_rows:
         if row.context_fp8 in ("no", "disputed"):
             hosts = [item.name for item in facts.architectures.rows if item.context_fp8 == "yes"]
             stated = "said to work and reported not to" if row.context_fp8 == "disputed" else "missing"
             yield Violation(
                 f"FP8 context attention on {row.name} ({row.title}) is {stated}",
-                f"{asked}, build.architectures: {row.name}",
+                f"{context_asked(facts)}, build.architectures: {row.name}",
                 {"support": row.context_fp8, "works_on": hosts},
-                [*ways, *for_architectures(facts, row.name, hosts)],
+                [*other_context(facts), *for_architectures(facts, row.name, hosts)],
             )
 
 

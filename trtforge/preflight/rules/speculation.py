@@ -107,7 +107,14 @@ def draft_is_there(facts: Facts) -> Iterator[Violation]:
     files = facts.draft_files
     if files is None:
         return
-    if not files.config:
+    if files.kind is not None:
+        yield Violation(
+            f"the draft {files.folder.name} is {files.kind.title}",
+            asked,
+            {"kind": files.kind.name},
+            by_hand(*files.kind.remedies),
+        )
+    elif not files.config:
         yield Violation(
             f"{files.folder.name} holds no config.json that can be read",
             asked,

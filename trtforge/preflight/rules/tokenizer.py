@@ -2,17 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
+from trtforge.other_tokenizers import other_tokenizers, tokenizer_remedies
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.sources import TURN_ENDS, SourceFiles
-
-_SLOW = ("tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+from trtforge.template_places import PlacedTemplate
 
 
 def _asked(facts: Facts) -> str:
     return f"model.source: {facts.recipe.model.source}"
+
+
+#: names of models that were trained on chats
+_CHAT_NAME = re.compile(r"(?:^|[-_./])(?:instruct|chat|it|sft|dpo|assistant)(?:$|[-_.@/])", re.IGNORECASE)
+
+
+def _open_turn(facts: Facts) -> tuple[str, dict[str, int], PlacedTemplate] | None:
+    """The token that ends a turn, the ids of all such tokens and the template, where none of them ends an answer."""
+    files = facts.files
+    template = files.chat_template if files is not None else None
+    if files is None or template is None:
+        return None
+    ids = {
+        token: files.added_tokens[token]
+        for token in TURN_ENDS
+        if token in template.text and token in files.added_tokens
+    }
+    if not ids or any(number in files.eos_ids() for number in ids.values()):
+        return None
+    return next(iter(ids)), ids, template
+
+
+def _is_chat_model(facts: Facts, turn_ends: Iterable[str]) -> bool:
+    """Whether the checkpoint says that it was trained on chats: by a name of it, or by the tokenizer's end token.
+
+    Base models ship the template of their Instruct sisters, and end their texts with another token on purpose.
+    """
+    files = facts.files
+    if files is None:
+        return False
+    end = files.tokenizer_config.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    names = (facts.recipe.model.source, str(files.config.get("_name_or_path") or ""))
+    return end in tuple(turn_ends) or any(_CHAT_NAME.search(name) for name in names)
+
+
+def _turn_violation(facts: Facts, found: tuple[str, dict[str, int], PlacedTemplate], *ways: str) -> Violation:
+    token, ids, template = found
+    eos = list(facts.files.eos_ids()) if facts.files is not None else []
+    return Violation(
+        f"the chat template ({template.place}) ends turns with {token} (id {ids[token]}), the end tokens are {eos}",
+        _asked(facts),
+        {"turn_ends": ids, "eos_token_id": eos, "place": template.place},
+        by_hand(
+            *ways,
+            f"eos_token_id {[*eos, ids[token]]} in generation_config.json of the checkpoint",
+            f"send {token} as a stop word with every chat request",
+        ),
+    )
 
 
 @rule(
@@ -24,24 +74,26 @@ def _asked(facts: Facts) -> str:
     needs=("files",),
 )
 def turns_end(facts: Facts) -> Iterator[Violation]:
-    files = facts.files
-    if files is None or not files.chat_template or not files.added_tokens:
-        return
-    eos = files.eos_ids()
-    ends = [token for token in TURN_ENDS if token in files.chat_template and token in files.added_tokens]
-    if not ends or any(files.added_tokens[token] in eos for token in ends):
-        return
-    ids = {token: files.added_tokens[token] for token in ends}
-    token = ends[0]
-    yield Violation(
-        f"the chat template ends turns with {token} (id {ids[token]}), the end tokens are {list(eos)}",
-        _asked(facts),
-        {"turn_ends": ids, "eos_token_id": list(eos)},
-        by_hand(
-            f"eos_token_id: {[*eos, ids[token]]} in generation_config.json of the checkpoint",
-            f"send {token} as a stop word with every chat request",
-        ),
-    )
+    found = _open_turn(facts)
+    if found is not None and _is_chat_model(facts, found[1]):
+        yield _turn_violation(facts, found)
+
+
+@rule(
+    "TF-K15-003",
+    "a chat template beside what looks like a base model",
+    why="Base models are published with the template of their Instruct sisters; they end texts with their own token, "
+    "know no turns, and answer chats poorly. Answers to chats run on unless the turn's end is a stop word.",
+    source="https://huggingface.co/Qwen/Qwen2.5-7B",
+    severity="warning",
+    needs=("files",),
+)
+def base_models_do_not_chat(facts: Facts) -> Iterator[Violation]:
+    found = _open_turn(facts)
+    if found is not None and not _is_chat_model(facts, found[1]):
+        yield _turn_violation(
+            facts, found, "send plain prompts to a base model (waive this)", "the Instruct checkpoint, to serve chats"
+        )
 
 
 @rule(
@@ -73,15 +125,12 @@ def tokenizer_is_there(facts: Facts) -> Iterator[Violation]:
     files = facts.files
     if files is None or files.has("tokenizer.json"):
         return
-    slow = [name for name in _SLOW if files.has(name)]
+    slow = other_tokenizers(files.has)
     yield Violation(
         "the checkpoint has no tokenizer.json" + (f", only {', '.join(slow)}" if slow else ""),
         _asked(facts),
         {"folder": str(files.folder), "found": slow},
-        by_hand(
-            "download tokenizer.json of the same revision into the folder",
-            "transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir) writes it",
-        ),
+        by_hand(*tokenizer_remedies(slow)),
     )
 
 
