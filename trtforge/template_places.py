@@ -50,7 +50,7 @@ def chat_templates(
         rows = value if isinstance(value, list) else [{"name": DEFAULT, "template": value}]
         for row in rows:
             if isinstance(row, Mapping) and isinstance(row.get("template"), str):
-                found.append(PlacedTemplate(str(row.get("name", DEFAULT)), row["template"], file))
+                found.append(PlacedTemplate(str(row.get("name", DEFAULT)), str(row["template"]), file))
     return [item for item in found if item.text]
 
 
