@@ -208,10 +208,10 @@ class EngineCore:
             slots=request.params.n,
             now=now,
         )
+        self._attach(live, sequence)  # first: when it fails, nothing of the request is left
         self._live[request_id] = live
         if live.deadline is not None:
             self._deadlines[request_id] = live.deadline
-        self._attach(live, sequence)
         self.scheduler.add(sequence)
         return request_id
 

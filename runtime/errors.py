@@ -160,6 +160,17 @@ def step_failed(cause: BaseException) -> ForgeError:
     )
 
 
+def cannot_add(cause: BaseException) -> ForgeError:
+    """Something unforeseen while an accepted request joins the others; it ends alone."""
+    return ForgeError(
+        "TF-RUN-069",
+        f"the request could not join the batch: {type(cause).__name__}: {cause}",
+        why="what the request asks for could not be set up; other requests go on",
+        remedies=["ask for less (samples, words, tokens)", "see the log for the traceback; report it if it repeats"],
+        exit_code=ExitCode.INTERNAL,
+    )
+
+
 def not_finite() -> ForgeError:
     """A row of logits with NaN or infinity, or with every token banned."""
     return ForgeError(

@@ -76,7 +76,7 @@ def prompt_tokens(
     if tokenizer is None:
         raise errors.needs_tokenizer(given[0])
     chat = request.prompt is None
-    text = tokenizer.render_chat(request.messages or ()) if chat else request.prompt
+    text = tokenizer.render_chat(request.messages) if request.messages is not None else request.prompt
     if not isinstance(text, str):
         raise errors.bad_request(errors.short_repr(text), "a prompt is text")
     if not is_unicode(text):

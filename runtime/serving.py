@@ -225,6 +225,9 @@ class AsyncEngine:
             self.core.add_request(command)
         except ForgeError as error:
             self._deliver(_failed(request_id, error, len(command.prompt)))
+        except Exception as error:  # whatever it is, it is this request's and no other's
+            log.exception("request %s cannot be added", request_id)
+            self._deliver(_failed(request_id, errors.cannot_add(error), len(command.prompt)))
         finally:
             with self._changed:
                 self._arriving -= 1

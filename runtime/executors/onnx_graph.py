@@ -9,6 +9,7 @@ interpreter implements (default domain 23–24, ``trtforge`` 1).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections.abc import Iterator
@@ -125,7 +126,7 @@ def load_graph(path: Path) -> Graph:
 
     Raises:
         ForgeError: TF-RUN-004 no valid ONNX file, TF-RUN-005 external data missing, truncated or
-            outside the folder, TF-RUN-006 opset not supported.
+            outside the folder, TF-RUN-006 opset not supported, TF-RUN-014 its parts do not fit together.
     """
     import onnx
 
@@ -150,17 +151,56 @@ def load_graph(path: Path) -> Graph:
     opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import}
     _check_opsets(opsets)
     reader = _ExternalData(path.parent)
-    constants = {tensor.name: _constant(tensor, reader) for tensor in model.graph.initializer}
-    nodes = list(_nodes(model.graph, reader, constants))
-    return Graph(
-        nodes=nodes,
-        constants=constants,
-        inputs={v.name: _value_info(v) for v in model.graph.input if v.name not in constants},
-        outputs={v.name: _value_info(v) for v in model.graph.output},
-        opsets=opsets,
-        directory=path.parent,
-        maps=list(reader.maps.values()),
-    )
+    with coherent(path.parent):
+        constants = {tensor.name: _constant(tensor, reader) for tensor in model.graph.initializer}
+        nodes = list(_nodes(model.graph, reader, constants))
+        graph = Graph(
+            nodes=nodes,
+            constants=constants,
+            inputs={v.name: _value_info(v) for v in model.graph.input if v.name not in constants},
+            outputs={v.name: _value_info(v) for v in model.graph.output},
+            opsets=opsets,
+            directory=path.parent,
+            maps=list(reader.maps.values()),
+        )
+        _check_values(graph)
+    return graph
+
+
+@contextlib.contextmanager
+def coherent(directory: Path) -> Iterator[None]:
+    """While a graph is read and bound: what breaks is the graph's fault, whatever Python or torch calls it.
+
+    Raises:
+        ForgeError: ``TF-RUN-014``.
+    """
+    try:
+        yield
+    # shapes that do not fit, names that nobody makes, attributes of another type, dimensions below zero
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError, AssertionError) as error:
+        raise ForgeError(
+            "TF-RUN-014",
+            f"the parts of the graph do not fit together: {f'{type(error).__name__}: {error}'[:300]}",
+            asked=str(directory / "model.onnx"),
+            why="the file can be parsed, but is not what a build writes: it was changed or damaged",
+            remedies=["run `trtforge verify` on the bundle to find damaged files", "build the engine again"],
+        ) from error
+
+
+def _check_values(graph: Graph) -> None:
+    """Every value is made once, before it is read."""
+    made = {*graph.constants, *graph.inputs}
+    for node in graph.nodes:
+        absent = [name for name in node.inputs if name and name not in made]
+        if absent:
+            raise ValueError(f"node {node.name or node.op} reads {absent[0]!r}, which nothing before it makes")
+        twice = [name for name in node.outputs if name and name in made]
+        if twice:
+            raise ValueError(f"node {node.name or node.op} makes {twice[0]!r} again")
+        made.update(name for name in node.outputs if name)
+    absent = [name for name in graph.outputs if name not in made]
+    if absent:
+        raise ValueError(f"nothing makes the output {absent[0]!r}")
 
 
 def _check_opsets(opsets: dict[str, int]) -> None:

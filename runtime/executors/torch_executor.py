@@ -26,7 +26,7 @@ from runtime.executors.interpreter import Interpreter
 from runtime.executors.kernels import StepIndex, TorchKernels
 from runtime.executors.linears import Capability, PackedLinear, detect
 from runtime.executors.lowering import Lowered, Lowering
-from runtime.executors.onnx_graph import Graph, load_graph
+from runtime.executors.onnx_graph import Graph, coherent, load_graph
 from runtime.executors.onnx_ops import OpContext
 from runtime.executors.weight_check import WeightCheck, check_weights
 from trtforge.errors import EnvironmentLacks, ForgeError
@@ -57,7 +57,7 @@ class TorchExecutor:
         host_library: False does without the host op library.
 
     Raises:
-        ForgeError: TF-RUN-001 … TF-RUN-011, TF-RUN-013 for an engine or arguments that cannot work.
+        ForgeError: TF-RUN-001 … TF-RUN-011, TF-RUN-013, TF-RUN-014 for an engine or arguments that cannot work.
         EnvironmentLacks: TF-OPS-001 … 004 for a host library that is named but unusable.
     """
 
@@ -243,7 +243,7 @@ class TorchExecutor:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), coherent(graph.directory):
                 lowered = lowering.lower()
         finally:
             torch.set_num_threads(threads)

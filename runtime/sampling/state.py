@@ -14,6 +14,9 @@ from runtime.sampling.random import uniform
 if TYPE_CHECKING:
     from runtime.sampling.guided import GuidedState
 
+#: distinct generated tokens that a new state has room for
+_ROOM = 64
+
 
 class SamplingState:
     """Counts, bans and random stream of one sequence. Survives preemption: it depends on tokens only.
@@ -78,7 +81,8 @@ class SamplingState:
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
         seen = np.unique(prompt) if params.repetition_penalty != 1.0 else np.zeros(0, dtype=np.int64)
-        self._seen = np.zeros(len(seen) + (params.max_tokens if self.penalized else 0), dtype=np.int64)
+        # grows with what is generated: max_tokens is the client's word, and may be in the billions
+        self._seen = np.zeros(len(seen) + (_ROOM if self.penalized else 0), dtype=np.int64)
         self._seen[: len(seen)] = seen
         self._seen_counts = np.zeros(len(self._seen), dtype=np.float32)
         self._seen_index = {token: at for at, token in enumerate(seen.tolist())} if self.penalized else {}
@@ -137,5 +141,8 @@ class SamplingState:
 
     def _count(self, token: int) -> None:
         at = self._seen_index.setdefault(token, len(self._seen_index))
+        if at == len(self._seen):
+            self._seen = np.concatenate((self._seen, np.zeros_like(self._seen)))
+            self._seen_counts = np.concatenate((self._seen_counts, np.zeros_like(self._seen_counts)))
         self._seen[at] = token
         self._seen_counts[at] += 1.0

@@ -33,13 +33,9 @@ def main() -> int:
     for name in TARGETS if options.target == "all" else [options.target]:
         target = TARGETS[name]
         faulthandler.dump_traceback_later((seconds or 3600) + 60 * target.seconds, exit=True)  # a hang in native code
-        tally = run_target(
-            target,
-            first=options.first,
-            cases=options.cases,
-            seconds=seconds,
-            found=lambda number, text: print(f"case {number}: {text}", file=sys.stderr, flush=True),
-        )
+        tally = run_target(target, first=options.first, cases=options.cases, seconds=seconds)
+        for numbers in tally.kinds().values():  # the first of each kind whole
+            print(f"case {numbers[0]}: {tally.faults[numbers[0]]}", file=sys.stderr)
         print(json.dumps({"target": name, **tally.to_json()}, indent=2), flush=True)
         faulty = faulty or bool(tally.faults)
     faulthandler.cancel_dump_traceback_later()

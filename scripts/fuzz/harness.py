@@ -79,6 +79,15 @@ class Tally:
         """Cases run."""
         return self.ends.total() + len(self.faults)
 
+    def kinds(self) -> dict[str, list[int]]:
+        """The faults by kind (a traceback's last frame and line) → the numbers of the cases."""
+        found: dict[str, list[int]] = {}
+        for number, text in sorted(self.faults.items()):
+            places = re.findall(r'File ".*?([^/"]+/[^/"]+)", line (\d+)', text)
+            place = f" ({places[-1][0]}:{places[-1][1]})" if places else ""
+            found.setdefault(text.strip().splitlines()[-1][:200] + place, []).append(number)
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Figures for people and documents."""
         return {
@@ -89,7 +98,7 @@ class Tally:
             "codes": dict(sorted((code, n) for code, n in self.ends.items() if code != "fine")),
             "slowest_seconds": round(self.slowest, 2),
             "most_megabytes": round(self.most_megabytes),
-            "faults": {str(number): text for number, text in sorted(self.faults.items())},
+            "faults": {words: numbers[:20] for words, numbers in self.kinds().items()},
         }
 
 
@@ -99,7 +108,6 @@ def run_target(
     first: int = 0,
     cases: int | None = None,
     seconds: float | None = None,
-    found: Callable[[int, str], None] = lambda number, text: None,
 ) -> Tally:
     """Run cases ``first``, ``first`` + 1, … until ``cases`` are done or ``seconds`` are over; main thread only."""
     tally = Tally()
@@ -114,7 +122,6 @@ def run_target(
             text = run_case(target, attempt, number, folder, tally)
             if text is not None:
                 tally.faults[number] = text
-                found(number, text)
             _remove(folder)
             number += 1
     tally.seconds = time.monotonic() - started

@@ -133,6 +133,55 @@ def test_initializers_that_would_read_wrong_memory(broken: Path, entries: dict[s
     assert refusal(TorchExecutor, broken).code == code
 
 
+def _rename_input(model: Any) -> None:
+    model.graph.node[3].input[0] = "nobody makes this"
+
+
+def _make_twice(model: Any) -> None:
+    model.graph.node.append(model.graph.node[-1])
+
+
+def _reverse(model: Any) -> None:
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+
+
+def _lose_the_output(model: Any) -> None:
+    model.graph.output[0].name = "gone"
+
+
+def _below_zero(model: Any) -> None:
+    initializer(model).dims[:] = [-1, -4]
+
+
+def _no_such_type(model: Any) -> None:
+    initializer(model).data_type = 99
+
+
+def _lose_a_weight(model: Any) -> None:
+    model.graph.initializer.remove(initializer(model, "model.layers.0.self_attn.v_proj.weight"))
+
+
+def _constant_of_nothing(model: Any) -> None:
+    model.graph.node.insert(0, onnx.NodeProto(op_type="Constant"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _rename_input, _make_twice, _reverse, _lose_the_output, _below_zero, _no_such_type, _lose_a_weight,
+        _constant_of_nothing,
+    ],
+)  # fmt: skip
+def test_a_graph_whose_parts_do_not_fit_together(broken: Path, change: Callable[[Any], None]) -> None:
+    edit_graph(broken, change)
+    error = refusal(TorchExecutor, broken)
+    assert error.code in ("TF-RUN-014", "TF-RUN-009", "TF-RUN-007") and error.remedies
+    if change in (_rename_input, _make_twice, _reverse, _lose_the_output, _lose_a_weight):
+        assert error.code == "TF-RUN-014"
+
+
 def test_operator_sets_and_operators(broken: Path, engine: Path) -> None:
     def old(model: Any) -> None:
         model.opset_import[0].version = 13

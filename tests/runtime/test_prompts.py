@@ -221,3 +221,12 @@ def test_threads_that_are_no_number_have_a_code(tmp_path: Path, threads: object)
 def test_blocks_that_are_no_number_have_a_code(tmp_path: Path, num_blocks: object) -> None:
     with pytest.raises(ForgeError, match="TF-RUN-068"):
         Engine.load(tmp_path, num_blocks=num_blocks)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("messages", [np.arange(3), "", b"", 0, {}, []])
+def test_a_chat_of_another_kind_is_refused(source: Path, messages: object) -> None:
+    core = EngineCore(SimulatedExecutor(), byte_level(source, False))
+    assert core.tokenizer is not None
+    core.tokenizer.chat_template = "{{ messages }}"
+    with pytest.raises(ForgeError, match="TF-RUN-092"):
+        core.prepare(Request(messages=messages))  # type: ignore[arg-type]

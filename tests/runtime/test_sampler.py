@@ -283,3 +283,13 @@ def test_buffers_are_reused_between_batches_of_any_shape() -> None:
         again = [state(seed=i, temperature=0.9, repetition_penalty=1.1 + i, logprobs=1) for i in range(count)]
         one, other = sampler.sample(logits, states), sample(logits, again)
         assert one.tokens == other.tokens and one.logprobs == other.logprobs
+
+
+def test_penalties_take_room_for_what_is_generated_not_for_what_was_asked() -> None:
+    tokens = np.random.default_rng(3).integers(0, 400, 1500).tolist()
+    made = state(generated=tuple(tokens), max_tokens=2**31 - 1, repetition_penalty=1.2, frequency_penalty=0.5)
+    seen, counts = made.seen()
+    assert dict(zip(seen.tolist(), counts.tolist(), strict=True)) == {
+        token: float(tokens.count(token)) for token in {1, 2, *tokens}
+    }
+    assert made._seen.nbytes + made._seen_counts.nbytes < 20000

@@ -283,3 +283,24 @@ def test_stats_while_running(engine: AsyncEngine) -> None:
     assert engine.stats()["kv_blocks_total"] == 64
     client.wait()
     assert engine.core.metrics.prometheus_text().startswith("# HELP")
+
+
+def test_a_request_that_cannot_be_set_up_ends_alone(executor: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = EngineCore(executor)
+    attach = core._attach
+
+    def failing(live, sequence):  # type: ignore[no-untyped-def]
+        if live.prepared.request.params.max_tokens == 3:
+            raise MemoryError("no room")
+        return attach(live, sequence)
+
+    monkeypatch.setattr(core, "_attach", failing)
+    engine = AsyncEngine(core)
+    bad, good = Client(), Client()
+    engine.submit(Request(prompt_token_ids=[5], params=SamplingParams(max_tokens=3)), bad)
+    engine.submit(Request(prompt_token_ids=[5], params=SamplingParams(max_tokens=4)), good)
+    error = bad.wait().error
+    assert error is not None and error["code"] == "TF-RUN-069" and "no room" in error["message"]
+    assert len(good.wait().token_ids) == 4
+    assert engine.alive and not core.has_unfinished() and core.pool.num_used == 0
+    assert engine.shutdown(WAIT)
