@@ -22,6 +22,8 @@ from typing import Any, Literal
 
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Recipe
+from trtforge.server_launch import body_limit, closing
+from trtforge.tables import stack_table
 
 Mode = Literal["leader", "orchestrator", "single"]
 #: ports of a rank: http, grpc, metrics
@@ -39,6 +41,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9._/:@+=,-]+")
 _SETS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*(;[0-9]{1,4}(,[0-9]{1,4})*)*")
 #: stands for a number that the script knows when it runs: it keeps two servers' regions apart
 JOB = "${job}"
+#: stands for the key of the closed APIs, which the script draws when it runs: no plan and no script holds one
+ADMIN_KEY = "${key}"
+#: how the shared-memory regions of a job's servers begin
+REGIONS = f"trtllm_{JOB}_"
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Rank:
         rank: number in the job; 0 answers clients.
         node: number of its node.
         device: number of its device among the node's visible ones; None where the server uses several.
-        command: program and arguments; ``${job}`` is filled in by the script.
+        command: program and arguments; ``${job}`` and ``${key}`` are filled in by the script.
     """
 
     rank: int
@@ -155,7 +161,7 @@ def plan(
         )
     ranks = []
     for rank in range(count):
-        command = _server(rank, host if rank == 0 else "127.0.0.1", first_port)
+        command = _server(rank, host if rank == 0 else "127.0.0.1", first_port, triton_of(recipe))
         if rank > 0:
             command += ["--model-control-mode=explicit", "--load-model=tensorrt_llm"]
         if mode == "orchestrator":
@@ -179,7 +185,14 @@ def plan(
     )
 
 
-def _server(rank: int, host: str, first_port: int) -> list[str]:
+def triton_of(recipe: Recipe) -> str | None:
+    """The Triton release that a recipe's bundle is for; None where its stack is tied to none."""
+    table = stack_table()
+    row = table.row(recipe.stack) if recipe.stack else table.newest(recipe.build.target)
+    return recipe.triton.version or (row.triton if row else None)
+
+
+def _server(rank: int, host: str, first_port: int, release: str | None) -> list[str]:
     port = first_port + PORTS_A_RANK * rank
     return [
         "tritonserver",
@@ -192,7 +205,9 @@ def _server(rank: int, host: str, first_port: int) -> list[str]:
         f"--metrics-port={port + 2}",
         f"--exit-timeout-secs={EXIT_TIMEOUT}",
         "--disable-auto-complete-config",
-        f"--backend-config=python,shm-region-prefix-name=trtllm_{JOB}_rank{rank}_",
+        f"--backend-config=python,shm-region-prefix-name={REGIONS}rank{rank}_",
+        *closing(ADMIN_KEY),
+        *body_limit(release),
     ]
 
 

@@ -2,16 +2,19 @@
 
 Each script starts in the bundle, refuses a bundle whose engine is not compiled and a machine with too few devices
 (exit code 3) before anything is started, and replaces itself by the server (or by mpirun or srun), so that a signal
-reaches it.
+reaches it. It draws the key that closes Triton's dangerous APIs, gives threads a large stack, keeps the server's files
+and shared memory to its user, and leaves a watch behind that ends a server whose Python model died.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.plans import LaunchPlan, check_name
+from launcher.plans import REGIONS, LaunchPlan, check_name
+from trtforge.server_launch import STACK, UMASK
 
 _HEAD = """#!/bin/sh
 # {title}
@@ -23,6 +26,45 @@ if [ ! -d repository ]; then
   exit 3
 fi
 job={job}
+"""
+#: what holds for everything that a script starts. The stack is a number: threads under "unlimited" get 2 MiB.
+_SAFETY = f"""\
+# files are the user's own, threads get a large stack, what no client needs is closed by a key that nobody is told
+umask {UMASK:03o}
+ulimit -S -s {STACK >> 10} 2>/dev/null || ulimit -S -s "$(ulimit -H -s)" 2>/dev/null || true
+key=$(od -An -v -tx1 -N24 /dev/urandom | tr -d ' \\n')
+if [ "${{#key}}" -ne 48 ]; then
+  echo "no random key could be drawn for the server's closed APIs" >&2
+  exit 3
+fi
+"""
+#: Triton stays ready when the process of a Python model is gone, and waiting requests wait for ever. A process that is
+#: dead at two looks is nobody's ordinary end. Triton makes its regions readable by all, whatever the umask.
+_WATCH = f"""# Triton does not notice that the process of a Python model died; this ends the server with it
+watch() {{
+  before=""
+  while sleep 1 && read -r line 2>/dev/null <"/proc/$1/stat"; do
+    case $line in *") Z "*) break ;; esac
+    dead=""
+    for stat in /proc/[0-9]*/stat; do
+      read -r line 2>/dev/null <"$stat" || continue
+      case $line in *" (triton_python_b) Z "*) ;; *) continue ;; esac
+      server=${{line##*") Z "}}
+      server=${{server%% *}}
+      tr '\\0' ' ' 2>/dev/null <"/proc/$server/cmdline" | grep -q "={REGIONS}" || continue
+      dead="$dead $server"
+      case " $before " in *" $server "*)
+        echo "the process of a Python model died, and its server is ended" >&2
+        kill -KILL "$server" ;;
+      esac
+    done
+    before=$dead
+    for region in /dev/shm/{REGIONS}*; do
+      [ ! -O "$region" ] || chmod 600 "$region" || true
+    done
+  done
+}}
+watch "$$" </dev/null >/dev/null &
 """
 _ENGINE = """if [ ! -f {engine}/config.json ]; then
   echo "no compiled engine in {engine}: first sh {scripts}/container.sh, on the GPU machine" >&2
@@ -80,7 +122,7 @@ def write_scripts(plan: LaunchPlan, folder: Path, *, bundle: str = "..") -> list
     if plan.devices_a_node:
         needs += _DEVICES.format(needed=plan.devices_a_node, world=plan.world_size, nodes=plan.nodes)
     texts = {
-        "server.sh": lambda: _head("One server", "$$", bundle) + needs + f"exec {' '.join(plan.ranks[0].command)}\n",
+        "server.sh": lambda: _head("One server", "$$", bundle) + needs + _start(plan.ranks[0].command),
         "mpirun.sh": lambda: _head(_TITLES[plan.mode], "$$", bundle) + needs + _mpirun(plan),
         "slurm.sh": lambda: _slurm(plan, bundle, needs),
     }
@@ -95,10 +137,14 @@ def write_scripts(plan: LaunchPlan, folder: Path, *, bundle: str = "..") -> list
     return sorted([*written, path])
 
 
+def _start(command: Sequence[str]) -> str:
+    return f"{_SAFETY}{_WATCH}exec {' '.join(command)}\n"
+
+
 def _mpirun(plan: LaunchPlan) -> str:
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(plan.environment.items()))
     parts = " : \\\n".join(f"  -n 1 {' '.join(rank.command)}" for rank in plan.ranks)
-    return exports + _MPIRUN + parts + "\n"
+    return _SAFETY + _WATCH + exports + _MPIRUN + parts + "\n"
 
 
 def _slurm(plan: LaunchPlan, bundle: str, needs: str) -> str:
@@ -112,7 +158,7 @@ def _slurm(plan: LaunchPlan, bundle: str, needs: str) -> str:
     head = head.replace("set -eu\n", f"{directives}\nset -eu\n")
     head = head.replace(f'cd "$(dirname "$0")/{bundle}"', f'cd "${{SLURM_SUBMIT_DIR:-$(dirname "$0")/{bundle}}}"')
     return (
-        f'{head}{needs}ranks=$(mktemp)\ncat > "$ranks" <<END\n{lines}\nEND\n'
+        f'{head}{needs}{_SAFETY}{_WATCH}ranks=$(mktemp)\ncat > "$ranks" <<END\n{lines}\nEND\n'
         f'exec srun --mpi=pmix --kill-on-bad-exit=1 {options} --multi-prog "$ranks"\n'
     )
 

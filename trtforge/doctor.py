@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trtforge.examination import engines, host
+from trtforge.examination import engines, host, safety
 from trtforge.examination.items import Item
 from trtforge.preflight.machine import Machine
 from trtforge.tables import StackTable, stack_table
@@ -111,17 +111,20 @@ class Diagnosis:
         }
 
 
-def examine(machine: Machine, find_server: Callable[[], str], ports: Sequence[int] = PORTS) -> Diagnosis:
+def examine(
+    machine: Machine, find_server: Callable[[], tuple[str | None, str]], ports: Sequence[int] = PORTS
+) -> Diagnosis:
     """Look at this machine.
 
     Args:
         machine: memory, disk and GPUs.
-        find_server: says which Triton server would be started; raises ForgeError when none can.
+        find_server: version and place of the Triton server that would be started; raises ForgeError when none can.
         ports: the ports that ``trtforge serve`` takes by default.
     """
     table = stack_table()
     row = table.newest(DEFAULT_TARGET)
     assert row is not None
+    server, server_version = host.server(find_server)
     items = [
         host.python(),
         host.host_library(),
@@ -129,7 +132,7 @@ def examine(machine: Machine, find_server: Callable[[], str], ports: Sequence[in
         host.program("cmake", "cmake", "configures the build of the native libraries (pip brings its own)"),
         *host.packages(row),
         host.numpy(row),
-        host.server(find_server),
+        server,
         host.shared_memory(),
         *(host.port(port) for port in ports),
         host.memory(machine),
@@ -144,6 +147,8 @@ def examine(machine: Machine, find_server: Callable[[], str], ports: Sequence[in
         engines.tensorrt_llm(table),
         engines.triton_backend(),
         engines.container_runtime(),
+        *safety.holes(server_version),
+        *safety.running_servers(),
     ]
     targets = dict.fromkeys(target for stack in table.rows for target in stack.targets)
     return Diagnosis(tuple(items), tuple(verdict(target, items, table) for target in targets))

@@ -15,6 +15,11 @@ def test_every_code_is_in_troubleshooting():
     assert result.returncode == 0, result.stdout
 
 
+def test_the_known_holes_are_those_of_the_table():
+    result = subprocess.run([sys.executable, "scripts/advisories.py", "--check"], cwd=ROOT, capture_output=True)
+    assert result.returncode == 0, result.stdout
+
+
 def test_links_of_the_documents_lead_somewhere():
     broken = []
     for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:

@@ -185,6 +185,35 @@ def test_scripts_start_every_rank_in_the_bundle(machine, tmp_path):
     assert json.loads((bundle / "launch" / "plan.json").read_text())["world_size"] == 2
 
 
+def test_scripts_close_the_servers_apis_with_a_key_that_is_drawn_at_each_start(machine, tmp_path):
+    made = plan(recipe(tp=2))
+    for rank in made.ranks:
+        closed = [word for word in rank.command if word.endswith(":admin-key=${key}")]
+        assert [word.split("=")[0] for word in closed] == ["--http-restricted-api", "--grpc-restricted-protocol"]
+        assert all("=shared-memory,model-repository,trace,logging:" in word for word in closed)
+        assert "--http-max-input-size=16777216" in rank.command
+    write_scripts(made, tmp_path / "launch")
+    texts = [path.read_text() for path in (tmp_path / "launch").iterdir()]
+    assert not any(re.search(r"admin-key=(?!\$\{key\})", text) for text in texts)
+    drawn = set()
+    for script, environment in (
+        ("mpirun.sh", {}),
+        ("mpirun.sh", {}),
+        ("slurm.sh", {"SLURM_SUBMIT_DIR": str(tmp_path)}),
+    ):
+        text = machine(tmp_path / "launch" / script, **environment).stdout
+        keys = re.findall(r"admin-key=([0-9a-f]{48})\b", text)
+        assert len(keys) == 4 and len(set(keys)) == 1, text
+        drawn.update(keys)
+    assert len(drawn) == 3
+
+
+def test_bodies_are_limited_by_servers_that_can():
+    for made in (plan(recipe("native")), plan(recipe(version="24.10"))):
+        assert not any("max-input-size" in word for word in made.ranks[0].command)
+    assert "--http-max-input-size=16777216" in plan(recipe("native", version="2.62.0")).ranks[0].command
+
+
 def test_the_orchestrator_script_sets_its_environment(machine, tmp_path):
     write_scripts(plan(recipe(tp=2, launch="orchestrator")), tmp_path / "launch")
     words = machine(tmp_path / "launch" / "mpirun.sh").stdout.splitlines()

@@ -41,4 +41,5 @@ def test_every_rule_has_a_fault_that_shows_it():
     elsewhere |= {"TF-TRI-155", "TF-TRI-156", "TF-TRI-158", "TF-TRI-257", "TF-TRI-258"}
     elsewhere |= {"TF-TRI-253", "TF-TRI-254"}  # in test_lint_field_reports.py, with folders beside the repository
     shown = {plant.code for plant in PLANTS} | elsewhere
-    assert {rule.code for rule in all_rules()} == shown
+    # in test_lint_launch.py, whose faults lie beside the repository
+    assert {rule.code for rule in all_rules() if rule.module != "rules_launch"} == shown

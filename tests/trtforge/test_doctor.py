@@ -14,9 +14,10 @@ import pytest
 from tests.support.preflight import H100
 from trtforge import doctor
 from trtforge.errors import EnvironmentLacks
-from trtforge.examination import engines, host
+from trtforge.examination import engines, host, safety
 from trtforge.examination.items import ALL, Item
 from trtforge.preflight import Machine
+from trtforge.server_launch import closing
 from trtforge.stack.probe import Loaded
 from trtforge.tables import Component, stack_table
 
@@ -24,8 +25,8 @@ MACHINE = Machine(memory_total=24 << 30, memory_available=20 << 30, disk_free=10
 TABLE = stack_table()
 
 
-def server() -> str:
-    return "2.51.0 from a test"
+def server() -> tuple[str | None, str]:
+    return "2.51.0", "a test"
 
 
 def loads(version: str | None, pip: str | None = None) -> Callable[[Component], Loaded]:
@@ -45,6 +46,8 @@ def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engines, f"real_{name}", getattr(engines, name), raising=False)
         answer = [item] if name == "drivers" else item
         monkeypatch.setattr(engines, name, lambda *arguments, answer=answer: answer)
+    monkeypatch.setattr(safety, "_ASKED", {})
+    monkeypatch.setattr(safety, "_processes", lambda: iter(()))
 
 
 def real(name: str) -> Any:
@@ -113,7 +116,7 @@ def test_a_missing_compiler_names_its_package(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_missing_libpython_comes_from_the_launcher() -> None:
-    def lacking() -> str:
+    def lacking() -> tuple[str | None, str]:
         raise EnvironmentLacks("TF-ENV-022", "no shared libpython", remedies=["apt-get install libpython3.11"])
 
     diagnosis = doctor.examine(MACHINE, lacking, ports=())
@@ -239,3 +242,37 @@ def test_targets_of_a_container_are_told_to_take_it_whole(monkeypatch: pytest.Mo
 def test_only_the_driver_missing_needs_no_container() -> None:
     driver = Item("NVIDIA driver", "missing", "", (), ("trtllm-engine",), "install it")
     assert doctor.verdict("trtllm-engine", [driver], TABLE).install == ("install it",)
+
+
+def test_the_holes_of_what_loads_are_said_and_forbid_nothing() -> None:
+    diagnosis = doctor.examine(MACHINE, server, ports=())
+    item = found(diagnosis, "holes of tritonserver")
+    assert item.status == "warning"
+    assert item.detail.startswith("2.51.0: ") and "CVE-2025-23310" in item.detail
+    assert item.remedy is not None and "26.07" in item.remedy
+    assert not item.builds and not item.runs
+    sound = doctor.examine(MACHINE, lambda: ("2.75.0", "a test"), ports=())
+    assert [item.name for item in sound.items if item.name.startswith("holes of tritonserver")] == []
+
+
+def test_libraries_that_load_are_asked_for_their_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"TensorRT": Component(name="TensorRT", version=""), "TensorRT-LLM": Component(name="L", version="")}
+    monkeypatch.setattr(safety, "_ASKED", asked)
+    names = {item.name: item.detail for item in safety.holes(None, loads("1.2.1"))}
+    assert "CVE-2026-24233" in names["holes of TensorRT-LLM"]
+    assert "holes of TensorRT" in names
+    assert safety.holes(None, loads(None)) == []
+
+
+def test_running_servers_say_what_they_leave_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = ["/opt/tritonserver/bin/tritonserver", "--model-repository=/m"]
+    processes = [(7, start), (8, [*start, *closing("f00")]), (9, ["vim", "tritonserver"]), (10, [])]
+    monkeypatch.setattr(safety, "_processes", lambda: iter(processes))
+    items = {item.name: item for item in safety.running_servers()}
+    assert sorted(items) == ["server 7", "server 8"]
+    assert items["server 8"].status == "ok"
+    assert "f00" not in items["server 8"].detail
+    opened = items["server 7"]
+    assert opened.status == "warning" and "shared-memory" in opened.detail and "gRPC" in opened.detail
+    assert opened.remedy is not None and "--http-restricted-api=" in opened.remedy
+    assert not opened.runs and not opened.builds

@@ -29,6 +29,7 @@ _AREAS = {
     "rules_python_devices": "Models in Python: GPUs",
     "rules_completion": "Models in Python: auto-complete",
     "rules_native": "The native layout",
+    "rules_launch": "Starts of a server",
 }
 
 

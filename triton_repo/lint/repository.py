@@ -231,12 +231,18 @@ class Engine:
 
 @dataclass
 class Repository:
-    """A repository: where it is, its models by folder name, and what could not be read."""
+    """A repository: where it is, its models by folder name, and what could not be read.
+
+    ``launch_files`` are scripts and manifests that may start a server on it, ``named_launch_files`` those of them that
+    the user named.
+    """
 
     root: Path
     models: dict[str, Model]
     problems: list[Problem]
     engine_dir: Path | None = None
+    launch_files: tuple[Path, ...] = ()
+    named_launch_files: tuple[Path, ...] = ()
 
     def get(self, name: str) -> Model | None:
         """The model that clients and ensembles reach as ``name``."""

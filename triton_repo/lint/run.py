@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from triton_repo.lint import (  # noqa: F401
     rules_engine,
     rules_ensemble,
     rules_files,
+    rules_launch,
     rules_llm_arguments,
     rules_llmapi,
     rules_model_files,
@@ -76,17 +78,24 @@ def all_rules() -> list[Rule]:
     return sorted(RULES, key=lambda rule: rule.code)
 
 
-def lint_repository(folder: Path, engine_dir: Path | None = None) -> Report:
+def lint_repository(
+    folder: Path, engine_dir: Path | None = None, *, launch_files: Sequence[Path] = (), near: bool = False
+) -> Report:
     """Apply every rule.
 
     Args:
         folder: the model repository.
         engine_dir: engine that a ``native`` model will serve, where its own reference does not reach it yet.
+        launch_files: scripts and manifests that start a server on it.
+        near: without those, look at the ones that lie near the repository.
 
     Raises:
         ForgeError: TF-TRI-100 when there is no such folder or it cannot be listed.
     """
     repository = read_repository(folder, engine_dir)
+    repository.named_launch_files = tuple(launch_files)
+    found_near = rules_launch.launch_files_near(folder) if near and not launch_files else []
+    repository.launch_files = tuple(launch_files) or tuple(found_near)
     rules = sorted(all_rules(), key=lambda rule: rule.code in _READING)
     found = [(rule, hit) for rule in rules for hit in rule.check(repository)]
     findings = [_finding(rule, hit) for rule, hit in found]

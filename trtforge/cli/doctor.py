@@ -46,9 +46,8 @@ def doctor(console: Console, store: StoreOption = None) -> None:
         raise common.Failed(ExitCode.ENVIRONMENT)
 
 
-def _server() -> str:
+def _server() -> tuple[str | None, str]:
     from launcher.installation import find_installation
 
     found = find_installation()
-    place = "the nvidia-pytriton wheel" if found.kind == "wheel" else str(found.binary)
-    return f"{found.version or 'unknown version'} from {place}"
+    return found.version, "the nvidia-pytriton wheel" if found.kind == "wheel" else str(found.binary)

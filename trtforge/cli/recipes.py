@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from quantize.intake import CheckpointInfo
     from trtforge.console import Console
     from trtforge.progress import Progress
+    from trtforge.tables.advisories import Known
 
 
 @common.forge_command
@@ -190,11 +192,34 @@ def check_stack_here(console: Console, name: str | None) -> None:
     for piece in report.pieces:
         for code, message in piece.findings:
             console.print(f"{code}: {message}")
+    _show_holes(console, [known for piece in report.pieces for known in piece.holes])
     if not report.ok and report.row.container:
         console.print(f"The container {report.row.container} holds this stack.")
     console.value("fits" if report.ok else "does not fit")
     if not report.ok:
         raise common.Failed(ExitCode.GATE_FAILED)
+
+
+def _show_holes(console: Console, known: Sequence[Known]) -> None:
+    """The holes one by one; what loads is judged by the row alone, so they end no command."""
+    if known:
+        console.table(
+            "Known holes (what a start eases is in docs/security.md)",
+            ["piece", "version", "hole", "CVSS", "what", "in", "fixed in", "bulletin"],
+            [
+                [
+                    item.product,
+                    item.version,
+                    item.hole.id,
+                    f"{item.hole.score:.1f}",
+                    item.hole.what,
+                    item.hole.part or "-",
+                    item.hole.before,
+                    f"{item.bulletin.number} of {item.bulletin.date}",
+                ]
+                for item in known
+            ],
+        )
 
 
 def triton_server() -> tuple[str | None, str]:

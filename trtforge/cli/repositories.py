@@ -30,14 +30,23 @@ def lint(
     repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A model repository.", show_default=False)],
     engine: EngineOption = None,
     format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, sarif or github.")] = "table",
+    launch: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--launch",
+            metavar="FILE",
+            help="A script or manifest that starts a server on it (repeatable); default those that lie near it.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Check any Triton model repository; findings carry file and line; exit 1 on an error."""
+    """Check any Triton model repository, and the lines that start a server on it; exit 1 on an error."""
     from triton_repo.lint.run import lint_repository
     from trtforge.errors import ExitCode, ForgeError
 
     forms.chosen(console, format_, code="TF-CLI-020")
     try:
-        report = lint_repository(repository, engine)
+        report = lint_repository(repository, engine, launch_files=launch or (), near=True)
     except ForgeError as error:
         if format_ != "table":
             forms.show(console, list(forms.refusals(error, repository)), format_)

@@ -99,17 +99,18 @@ def numpy(row: StackRow) -> Item:
     return Item("numpy", "missing", detail, (), TORCH, f"pip install 'numpy{rule}'")
 
 
-def server(find_server: Callable[[], str]) -> Item:
-    """The Triton server that ``trtforge serve`` would start."""
+def server(find_server: Callable[[], tuple[str | None, str]]) -> tuple[Item, str | None]:
+    """The Triton server that ``trtforge serve`` would start, and its version."""
     runs = ("torch", "tensorrt")
     try:
-        return Item("Triton server", "ok", find_server(), (), runs)
+        version, place = find_server()
+        return Item("Triton server", "ok", f"{version or 'unknown version'} from {place}", (), runs), version
     except ForgeError as error:
         remedy = error.remedies[0] if error.remedies else None
         package = None
         if remedy and remedy.startswith("apt-get install "):
             package = remedy.removeprefix("apt-get install ").split()[0]
-        return Item("Triton server", "missing", f"{error.code}: {error.message}", (), runs, remedy, package)
+        return Item("Triton server", "missing", f"{error.code}: {error.message}", (), runs, remedy, package), None
 
 
 def shared_memory() -> Item:

@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 from trtforge.errors import ForgeError
 from trtforge.stack.probe import Loaded, probe
 from trtforge.tables import Component, StackRow, StackTable, stack_table
+from trtforge.tables.advisories import Known, known_holes
 
 Verdict = Literal["ok", "differs", "absent", "not asked"]
 
@@ -26,6 +27,11 @@ class PieceCheck:
     verdict: Verdict
     findings: tuple[tuple[str, str], ...]
 
+    @property
+    def holes(self) -> list[Known]:
+        """Known holes of what loads here; of the release that the row names where nothing does."""
+        return known_holes(self.component.name, self.loaded.version or self.loaded.pip or self.component.version)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.component.name,
@@ -35,6 +41,7 @@ class PieceCheck:
             "pip": self.loaded.pip,
             "verdict": self.verdict,
             "findings": [{"code": code, "message": message} for code, message in self.findings],
+            "holes": [known.to_json() for known in self.holes],
         }
 
 

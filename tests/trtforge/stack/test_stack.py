@@ -231,3 +231,15 @@ def test_a_container_s_month_is_not_held_against_a_server_s_own_count(wanted: st
     component = Component(name="tritonserver", version=wanted, probe="tritonserver")
     ((code, message),) = check_piece(component, Loaded(found, "/x", None)).findings
     assert code == "TF-STK-001" and message.endswith(said)
+
+
+def test_the_holes_of_what_loads_or_is_named_are_told_and_change_no_verdict() -> None:
+    server = Component(name="tritonserver", version="26.11", probe="tritonserver")
+    old = check_piece(server, Loaded("2.51.0", "/x", None))
+    assert "CVE-2025-23310" in {known.hole.id for known in old.holes}
+    assert old.to_json()["holes"][0]["bulletin"].startswith("https://")
+    assert check_piece(server, Loaded("26.11", "/x", None)).holes == []
+    absent = check_piece(Component(name="TensorRT-LLM", version="1.2.1", probe="tensorrt_llm"), Loaded(None))
+    assert "CVE-2026-47472" in {known.hole.id for known in absent.holes}
+    fine = check_piece(Component(name="tritonserver", version="2.51.0", probe="tritonserver"), Loaded("2.51.0"))
+    assert fine.verdict == "ok" and not fine.findings and fine.holes

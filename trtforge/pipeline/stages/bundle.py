@@ -62,7 +62,7 @@ class BundleStage(StageBase):
 
     name = "bundle"
     needs = ("intake", "baseline", "quantize", "evaluate", "build", "parity", "repository", "smoke", "bench")
-    code_version = "6"
+    code_version = "7"
     carries_measurements = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:

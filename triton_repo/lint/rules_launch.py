@@ -1,0 +1,100 @@
+"""Rules on the lines that start a server on the repository: what they leave open to clients, and their release."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from triton_repo.lint.files import Unreadable, entries, read_text
+from triton_repo.lint.repository import Repository
+from triton_repo.lint.rules import Hit, rule
+from trtforge.launch_lines import SERVER, images, launch_lines, weaknesses
+from trtforge.tables.advisories import fixed_in, known_holes, summary
+
+_DEPLOY = "https://github.com/triton-inference-server/server/blob/main/docs/customization_guide/deploy.md"
+_BULLETINS = "https://github.com/NVIDIA/product-security"
+#: folders beside a repository where starts are kept
+_FOLDERS = ("launch", "scripts", "deploy", "docker", "compose", "k8s", "kubernetes", "manifests", "slurm")
+_SUFFIXES = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".service", ".mk"})
+_NAMES = ("Dockerfile", "Containerfile", "Makefile")
+MAX_FILES = 200
+MAX_SIZE = 1 << 20
+
+
+def launch_files_near(repository: Path) -> list[Path]:
+    """Scripts and manifests at, beside or in a usual folder beside a repository, at most :data:`MAX_FILES`."""
+    root = Path(os.path.realpath(repository))
+    found: list[Path] = []
+    for folder in (root, root.parent, *(root.parent / name for name in _FOLDERS)):
+        try:
+            listing = entries(folder)
+        except Unreadable:
+            continue
+        for entry in listing:
+            named = Path(entry.name).suffix in _SUFFIXES or entry.name.startswith(_NAMES)
+            if named and entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size <= MAX_SIZE:
+                found.append(folder / entry.name)
+    return found[:MAX_FILES]
+
+
+def _texts(repository: Repository) -> Iterator[tuple[Path, str]]:
+    for path in repository.launch_files:
+        try:
+            yield path, read_text(path, Path(os.path.realpath(path.parent)))
+        except Unreadable:
+            continue
+
+
+@rule(
+    "TF-TRI-260",
+    "warning",
+    "a start leaves dangerous APIs open to every client",
+    why="Triton opens all its APIs to whoever reaches a port: through shared memory a client reads and writes other "
+    "clients' data and ends the server, through logs and traces it writes files.",
+    source=_DEPLOY,
+)
+def open_to_clients(repository: Repository) -> Iterator[Hit]:
+    for path, text in _texts(repository):
+        for launch in launch_lines(text, path.name):
+            for weakness in weaknesses(launch):
+                yield Hit(weakness.what, weakness.remedy, "", path, launch.line)
+
+
+@rule(
+    "TF-TRI-261",
+    "warning",
+    "the image's Triton has known holes",
+    why="NVIDIA's security bulletins name the releases that have them; a later image is the only repair.",
+    source=_BULLETINS,
+)
+def holes_of_images(repository: Repository) -> Iterator[Hit]:
+    for path, text in _texts(repository):
+        for line, image, month in images(text):
+            known = known_holes(SERVER, month)
+            if known:
+                yield Hit(f"{image}: {summary(known)}", f"an image of {fixed_in(known)} or later", "", path, line)
+
+
+@rule(
+    "TF-TRI-262",
+    "error",
+    "a launch file says nothing",
+    why="It was named to be looked at, and it cannot be read or holds no line that starts a server on a repository.",
+    source=_DEPLOY,
+)
+def nothing_to_look_at(repository: Repository) -> Iterator[Hit]:
+    for path in repository.named_launch_files:
+        try:
+            text = read_text(path, Path(os.path.realpath(path.parent)))
+        except Unreadable as error:
+            yield Hit(f"{path.name}: {error.reason}", "a text file", "", path)
+            continue
+        if not launch_lines(text, path.name):
+            yield Hit(
+                f"{path.name}: no line starts tritonserver with --model-repository",
+                "the script or manifest that starts it",
+                "",
+                path,
+                severity="note",
+            )
