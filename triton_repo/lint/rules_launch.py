@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from triton_repo.lint.files import Unreadable, entries, read_text
+from triton_repo.lint.remedies import person
 from triton_repo.lint.repository import Repository
 from triton_repo.lint.rules import Hit, rule
 from trtforge.launch_lines import SERVER, images, launch_lines, weaknesses
@@ -58,7 +59,7 @@ def open_to_clients(repository: Repository) -> Iterator[Hit]:
     for path, text in _texts(repository):
         for launch in launch_lines(text, path.name):
             for weakness in weaknesses(launch):
-                yield Hit(weakness.what, weakness.remedy, "", path, launch.line)
+                yield Hit(weakness.what, (person(weakness.remedy),), "", path, launch.line)
 
 
 @rule(
@@ -73,7 +74,8 @@ def holes_of_images(repository: Repository) -> Iterator[Hit]:
         for line, image, month in images(text):
             known = known_holes(SERVER, month)
             if known:
-                yield Hit(f"{image}: {summary(known)}", f"an image of {fixed_in(known)} or later", "", path, line)
+                remedy = person(f"an image of {fixed_in(known)} or later")
+                yield Hit(f"{image}: {summary(known)}", (remedy,), "", path, line)
 
 
 @rule(
@@ -88,12 +90,12 @@ def nothing_to_look_at(repository: Repository) -> Iterator[Hit]:
         try:
             text = read_text(path, Path(os.path.realpath(path.parent)))
         except Unreadable as error:
-            yield Hit(f"{path.name}: {error.reason}", "a text file", "", path)
+            yield Hit(f"{path.name}: {error.reason}", (person("a text file"),), "", path)
             continue
         if not launch_lines(text, path.name):
             yield Hit(
                 f"{path.name}: no line starts tritonserver with --model-repository",
-                "the script or manifest that starts it",
+                (person("the script or manifest that starts it"),),
                 "",
                 path,
                 severity="note",
