@@ -6,9 +6,12 @@ person, and there is a reason for each: it needs what no repository holds.
 
 from __future__ import annotations
 
+import ast
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,12 +19,14 @@ import pytest
 from tests.support.edits import carry_out
 from tests.triton_repo import corpus_llm, corpus_published, corpus_triton  # noqa: F401 - they fill the corpus
 from tests.triton_repo.corpus import CORPUS
+from tests.triton_repo.remedy_cases import MORE
 from tests.triton_repo.test_lint_faults import PLANTS
 from triton_repo.lint.rules import Finding
-from triton_repo.lint.run import lint_repository
+from triton_repo.lint.run import all_rules, lint_repository
 
 CASES: list[tuple[str, Callable[[Path], object]]] = [
     *((f"{plant.code}-{plant.name}".replace(" ", "-"), plant.plant) for plant in PLANTS),
+    *((f"{code}-{name}".replace(" ", "-"), build) for name, code, build in MORE),
     *((f"corpus-{item.name}", item.build) for item in CORPUS),
 ]
 
@@ -54,6 +59,42 @@ def test_every_remedy_clears_its_finding_and_raises_no_other(tmp_path, name, bui
             for path in here.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             shutil.copytree(kept, here, symlinks=True, dirs_exist_ok=True)
+
+
+def test_every_place_where_a_rule_speaks_is_reached(tmp_path, monkeypatch):
+    """So that no remedy is printed that was never tried; ONNX files are in test_lint_model_files.py."""
+    elsewhere = {"rules_model_files.py", "rules_completion.py"}
+    spoken: dict[str, set[int]] = {}
+    modules = [import_module(f"triton_repo.lint.{rule.module}") for rule in all_rules()]
+    modules.append(import_module("triton_repo.lint.engine_models"))
+
+    def heard(speak):
+        def wrapped(*arguments, **options):
+            frame = sys._getframe(1)
+            spoken.setdefault(Path(frame.f_code.co_filename).name, set()).add(frame.f_lineno)
+            return speak(*arguments, **options)
+
+        return wrapped
+
+    for module in dict.fromkeys(modules):
+        for name in ("hit", "hit_file", "Hit"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, heard(getattr(module, name)))
+    for index, (_, build) in enumerate(CASES):
+        root = tmp_path / str(index) / "repository"
+        root.parent.mkdir()
+        build(root)
+        lint_repository(root)
+    silent = []
+    for module in dict.fromkeys(modules):
+        path = Path(str(module.__file__))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            if called in ("hit", "hit_file", "Hit") and path.name not in elsewhere:
+                assert isinstance(node, ast.Call) and node.end_lineno is not None
+                if not spoken.get(path.name, set()) & set(range(node.lineno, node.end_lineno + 1)):
+                    silent.append(f"{path.name}:{node.lineno}")
+    assert silent == []
 
 
 def test_most_remedies_are_edits_and_the_rest_say_that_a_person_is_needed(tmp_path):

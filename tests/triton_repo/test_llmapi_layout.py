@@ -232,6 +232,51 @@ def test_only_what_was_sent_is_passed_on():
         code.sampling({"sampling_param_top_k": np.array([1, 2], dtype=np.int32)})
 
 
+def guided_tensors(**values):
+    return {f"guided_decoding_{name}": np.array([text.encode()], dtype=np.object_) for name, text in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("values", "given"),
+    [
+        ({}, None),
+        ({"guide_type": "json"}, {"json_object": True}),
+        ({"guide_type": "json_schema", "guide": "{}"}, {"json": "{}"}),
+        ({"guide_type": "regex", "guide": "[ab]+"}, {"regex": "[ab]+"}),
+        ({"guide_type": "ebnf_grammar", "guide": "root ::= x"}, {"grammar": "root ::= x"}),
+        ({"guide_type": "regexp", "guide": "x"}, "one of json, json_schema"),
+        ({"guide": "x"}, "guide_type is None"),
+        ({"guide_type": "regex"}, "needs guided_decoding_guide"),
+        ({"guide_type": "json", "guide": "{}"}, "takes no guided_decoding_guide"),
+    ],
+)
+def test_a_guide_becomes_the_arguments_of_guided_decoding(values, given):
+    if isinstance(given, str):
+        with pytest.raises(code.Refused, match=f"TF-TRI-091.*{given}"):
+            code.guide(guided_tensors(**values))
+    else:
+        assert code.guide(guided_tensors(**values)) == given
+
+
+def test_a_recipe_with_guided_decoding_gets_tensors_to_ask_for_it(tmp_path):
+    config, document, _ = emitted(tmp_path, recipe(build={"trtllm": {"guided_decoding": "xgrammar"}}))
+    names = [tensor.name for tensor in config.input]
+    assert names == [*_INPUTS.split(), "guided_decoding_guide_type", "guided_decoding_guide"]
+    assert document["guided_decoding_backend"] == "xgrammar"
+    assert validate_repository(tmp_path / "repository") == []
+
+
+def test_a_recipe_with_beams_gets_a_tensor_to_ask_for_them(tmp_path):
+    config, document, _ = emitted(tmp_path, recipe(build={"trtllm": {"max_beam_width": 4}}))
+    assert [tensor.name for tensor in config.input] == [*_INPUTS.split(), "sampling_param_use_beam_search"]
+    assert document["max_beam_width"] == 4 and validate_repository(tmp_path / "repository") == []
+    asked = {
+        "sampling_param_use_beam_search": np.array([True]),
+        "sampling_param_best_of": np.array([4], dtype=np.int32),
+    }
+    assert code.sampling(asked) == {"use_beam_search": True, "best_of": 4}
+
+
 def adapter_tensors(path):
     return {
         "lora_id": np.array([3], dtype=np.uint64),

@@ -31,7 +31,11 @@ def server(folder, *, decoupled=True, parameters=None, model="../../checkpoint",
         {
             "name": "x",
             "model": {"source": "/m"},
-            "build": {"target": "trtllm-llmapi", "trtllm": {"lora": {}}, "parallel": {"tp": tp}},
+            "build": {
+                "target": "trtllm-llmapi",
+                "trtllm": {"lora": {}, "guided_decoding": "xgrammar"},
+                "parallel": {"tp": tp},
+            },
             "triton": {"layout": "llmapi", "decoupled": decoupled, "parameters": parameters or {}},
         }
     )
@@ -102,6 +106,14 @@ def test_an_adapter_of_the_server_s_folder(streaming):
     assert text(ask(streaming.grpc_url, MODEL, sent(**lora, lora_path="fr"), batched=False)) == "fr 3 fr"
     with pytest.raises(InferenceServerException, match="TF-TRI-082"):
         ask(streaming.grpc_url, MODEL, sent(**lora, lora_path="../checkpoint"), batched=False)
+
+
+def test_a_guide_reaches_the_engine(streaming):
+    schema = '{"type": "object"}'
+    guide = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": schema}
+    assert json.loads(text(ask(streaming.grpc_url, MODEL, sent(**guide), batched=False))) == {"json": schema}
+    with pytest.raises(InferenceServerException, match="TF-TRI-091"):
+        ask(streaming.grpc_url, MODEL, sent(guided_decoding_guide_type="yaml"), batched=False)
 
 
 def test_faults_are_answered_to_their_request(streaming):

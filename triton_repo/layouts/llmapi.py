@@ -56,6 +56,15 @@ INPUTS: tuple[TensorRow, ...] = (
     _given("lora_path", "STRING", "its folder below the server's folder of adapters"),
     _given("lora_ckpt_source", "STRING", "hf or nemo; default hf"),
 )
+#: what a recipe with ``build.trtllm.guided_decoding`` adds, by the names of the engines' ensemble
+GUIDE_INPUTS: tuple[TensorRow, ...] = (
+    _given("guided_decoding_guide_type", "STRING", "json, json_schema, regex, ebnf_grammar, structural_tag"),
+    _given("guided_decoding_guide", "STRING", "the schema, expression or grammar; none with json"),
+)
+#: what a recipe with ``build.trtllm.max_beam_width`` over 1 adds
+BEAM_INPUTS: tuple[TensorRow, ...] = (
+    _given("sampling_param_use_beam_search", "BOOL", "beams, as many as sampling_param_best_of"),
+)
 OUTPUTS: tuple[TensorRow, ...] = (
     TensorRow("text_output", "STRING", (-1,), False, "the answer, or the next piece of it, one a sequence"),
     TensorRow("finish_reason", "STRING", (-1,), False, "stop, length, timeout or cancelled"),
@@ -110,7 +119,7 @@ def emit(
     if recipe.build.trtllm.lora is not None and adapters_reference is not None:
         settings["lora_directory"] = adapters_reference
     config = new_config("tensorrt_llm", backend="python", max_batch_size=0, decoupled=decoupled)
-    add_tensors(config, INPUTS, OUTPUTS)
+    add_tensors(config, _inputs(recipe), OUTPUTS)
     add_cpu_instance(config, instances)
     set_parameters(config, parameters)
     with writing(out) as folder:
@@ -128,6 +137,13 @@ def emit(
         "decoupled": decoupled,
         "arguments": arguments,
     }
+
+
+def _inputs(recipe: Recipe) -> list[TensorRow]:
+    """NVIDIA's inputs, and those that ask for what the recipe turns on."""
+    settings = recipe.build.trtllm
+    guide = GUIDE_INPUTS if settings.guided_decoding != "none" else ()
+    return [*INPUTS, *guide, *(BEAM_INPUTS if settings.max_beam_width > 1 else ())]
 
 
 def code_files() -> list[Path]:

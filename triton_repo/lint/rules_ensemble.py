@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from triton_repo.lint.ensemble_graph import End, all_named, each_ensemble, graph_of, judged, running_order, step_path
 from triton_repo.lint.ensemble_remedies import another_key, no_input, other_output, owned, shaped
@@ -84,13 +85,25 @@ def unknown_model(model: Model, repository: Repository) -> Iterator[Hit]:
         if not name or HOLE.search(name) or step.model_namespace or name in broken:
             continue
         if repository.get(name) is None:
-            near = nearest(name, repository.models)
+            fitting = [other.name for other in repository.models.values() if _takes(other, step)]
+            near = nearest(name, fitting)
             yield hit(
                 model,
                 f"step {index + 1}: there is no model {name!r}",
                 here(f'"{near}"') if near else person("one of " + listed(repository.models)),
                 *step_path(index, "model_name"),
             )
+
+
+def _takes(model: Model, step: Any) -> bool:
+    """Whether a model has the tensors that a step maps, and needs no other."""
+    if not model.readable:
+        return False
+    inputs, outputs = model.message.input, model.message.output
+    needed = {row.name for row in inputs if not row.optional}
+    return needed <= set(step.input_map) <= {row.name for row in inputs} and set(step.output_map) <= {
+        row.name for row in outputs
+    }
 
 
 @rule(

@@ -90,6 +90,7 @@ _ASKED = {
     "guided_decoding_backend": ("guided_decoding", "no request can carry a grammar"),
     "lora_config": ("lora", "no request can name an adapter"),
     "logits_post_processors": ("logits_post_processor", "no request can name one"),
+    "max_beam_width": ("beam", "no request can ask for beams"),
     "gather_generation_logits": ("generation_logits", "no response can carry them"),
 }
 
@@ -109,7 +110,12 @@ def unasked(model: Model, path: Path, text: str, document: Mapping[str, Any]) ->
         return
     for setting, (part, without) in _ASKED.items():
         value = document.get(setting)
-        if not value or any(part in name for name in names) or part in (model.code or ""):
+        if (
+            not value
+            or (value is not True and value == 1)
+            or any(part in name for name in names)
+            or part in (model.code or "")
+        ):
             continue
         yield hit_file(
             model,

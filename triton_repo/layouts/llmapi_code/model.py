@@ -21,6 +21,7 @@ import yaml
 from triton_repo.layouts.llmapi_code.request import (
     Refused,
     adapter,
+    guide,
     instance_devices,
     performance,
     piece,
@@ -111,7 +112,13 @@ class TritonPythonModel:
             from tensorrt_llm.executor.request import LoRARequest
 
             arguments["lora_request"] = LoRARequest(**lora)
-        params = self._library.SamplingParams(**sampling(tensors))
+        given = sampling(tensors)
+        guided = guide(tensors)
+        if guided is not None:
+            from tensorrt_llm.llmapi import GuidedDecodingParams
+
+            given["guided_decoding"] = GuidedDecodingParams(**guided)
+        params = self._library.SamplingParams(**given)
         output = self._llm.generate_async(prompt, params, streaming=stream, **arguments)
         self._running.setdefault(request_id, set()).add(output)
         watcher = asyncio.ensure_future(self._watch(output, sender))

@@ -22,6 +22,15 @@ SAMPLING: Mapping[str, type] = {
     "seed": int,
     "exclude_input_from_output": bool,
     "return_perf_metrics": bool,
+    "use_beam_search": bool,
+}
+#: kinds of a guide, as the engines' ensemble calls them → the argument of ``GuidedDecodingParams`` that takes it
+GUIDES: Mapping[str, str] = {
+    "json": "json_object",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf_grammar": "grammar",
+    "structural_tag": "structural_tag",
 }
 _LORA = ("lora_id", "lora_name", "lora_path")
 
@@ -58,6 +67,24 @@ def sampling(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     if scalar(tensors, "return_cumulative_logprob", False):
         given["logprobs"] = 1  # without them there is nothing to add up
     return given
+
+
+def guide(tensors: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
+    """Arguments of ``GuidedDecodingParams``, or None when no guide is sent; ``json`` alone needs no text.
+
+    Raises:
+        Refused: TF-TRI-091 for a kind that is none of :data:`GUIDES`, or a kind and a text that do not come together.
+    """
+    kind = scalar(tensors, "guided_decoding_guide_type")
+    text = scalar(tensors, "guided_decoding_guide")
+    if kind is None and text is None:
+        return None
+    if kind not in GUIDES:
+        raise Refused(f"TF-TRI-091: guided_decoding_guide_type is {kind!r}; it is one of {', '.join(GUIDES)}")
+    if (kind == "json") != (not text):
+        needed = "takes no guided_decoding_guide" if text else "needs guided_decoding_guide"
+        raise Refused(f"TF-TRI-091: guided_decoding_guide_type {kind} {needed}")
+    return {GUIDES[kind]: text or True}
 
 
 def adapter(tensors: Mapping[str, np.ndarray], folder: Path | None) -> dict[str, Any] | None:

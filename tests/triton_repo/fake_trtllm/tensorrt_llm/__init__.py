@@ -28,6 +28,8 @@ class SamplingParams:
     exclude_input_from_output: bool = True
     return_perf_metrics: bool = False
     logprobs: int | None = None
+    guided_decoding: object = None
+    use_beam_search: bool = False
 
 
 class Output:
@@ -104,6 +106,8 @@ class LLM:
             note = json.dumps(seen, default=str)
         if lora_request is not None:
             note = f"{lora_request.lora_name} {lora_request.lora_int_id} {Path(lora_request.lora_path).name}"
+        if sampling_params is not None and sampling_params.guided_decoding is not None:
+            note = json.dumps({k: v for k, v in vars(sampling_params.guided_decoding).items() if v})
         if inputs == "fail":
             raise ValueError("the prompt was refused")
         return Output(inputs, sampling_params, streaming, note)
