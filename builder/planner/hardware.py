@@ -38,6 +38,7 @@ class Gpu(_Row):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     title: str
     aliases: tuple[str, ...] = ()
+    reported: tuple[str, ...] = Field((), description="Names that nvidia-smi and torch print for it")
     arch: str = Field(pattern=r"^sm_\d{2,3}$")
     memory_gib: float = Field(gt=0)
     visible_mib: int = Field(gt=0)
@@ -50,6 +51,14 @@ class Gpu(_Row):
     power_watts: float = Field(gt=0)
     interconnect: str
     sources: tuple[Source, ...] = Field(min_length=1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that it goes by, in the form that is compared."""
+        return (self.name, *self.aliases, *dict.fromkeys(_plain(name) for name in self.reported if not self._has(name)))
+
+    def _has(self, reported: str) -> bool:
+        return _plain(reported) in (self.name, *self.aliases)
 
     @property
     def memory_bytes(self) -> int:
@@ -116,7 +125,7 @@ class HardwareTable(_Row):
 
     @model_validator(mode="after")
     def _unique(self) -> HardwareTable:
-        names = [name for row in self.gpus for name in (row.name, *row.aliases)]
+        names = [name for row in self.gpus for name in row.names]
         links = [row.name for row in self.links]
         if len(set(names)) != len(names) or len(set(links)) != len(links):
             raise ValueError("names repeat in the hardware table")
@@ -132,12 +141,12 @@ def load_hardware() -> HardwareTable:
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU called ``name`` or by one of its aliases, in any case, ``_`` or blank for ``-``.
+    """The GPU called ``name``, by an alias, or as nvidia-smi prints it; in any case, ``_`` or blank for ``-``.
 
     Raises:
         ForgeError: ``TF-PLN-001`` no such GPU, with the nearest names.
     """
-    known = {alias: row for row in load_hardware().gpus for alias in (row.name, *row.aliases)}
+    known = {alias: row for row in load_hardware().gpus for alias in row.names}
     wanted = _plain(name)
     if wanted in known:
         return known[wanted]

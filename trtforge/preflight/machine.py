@@ -89,16 +89,24 @@ def _has_hub_token() -> bool:
 @functools.cache
 def all_gpus() -> tuple[Gpu, ...]:
     """The GPUs that the driver shows, in its order; empty without a driver."""
-    return parse_gpus("\n".join(ask_driver("name,memory.total,compute_cap")))
+    import psutil
+
+    return parse_gpus("\n".join(ask_driver("name,memory.total,compute_cap")), int(psutil.virtual_memory().total))
 
 
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """GPUs from nvidia-smi's ``name, MiB, compute capability`` lines; lines that do not fit are left out."""
+def parse_gpus(text: str, shared: int = 0) -> tuple[Gpu, ...]:
+    """GPUs from nvidia-smi's ``name, MiB, compute capability`` lines; lines that do not fit are left out.
+
+    ``shared`` are the host's bytes: a GPU that shares them (GB10) has no memory of its own to print, only "[N/A]".
+    """
     found = []
     for line in text.splitlines():
         parts = [part.strip() for part in line.rsplit(",", 2)]
-        if len(parts) == 3 and parts[1].isdigit() and parts[2].replace(".", "").isdigit():
-            found.append(Gpu(parts[0], int(parts[1]) * 2**20, f"sm_{parts[2].replace('.', '')}"))
+        if len(parts) != 3 or not parts[2].replace(".", "").isdigit():
+            continue
+        memory = int(parts[1]) * 2**20 if parts[1].isdigit() else shared if "N/A" in parts[1] else 0
+        if memory:
+            found.append(Gpu(parts[0], memory, f"sm_{parts[2].replace('.', '')}"))
     return tuple(found)
 
 

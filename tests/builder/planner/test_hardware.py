@@ -14,6 +14,33 @@ from tests.support.refusals import refusal
 from trtforge.tables import architecture_table
 
 CARDS = load_hardware().gpus
+#: how much faster than fp16: Blackwell Ultra has more FP4 and little INT8, GB10's FP8 runs as FP16
+OTHER_RATES = {"b300": {"fp4": 13125 / 2250, "int8": 125 / 2250}, "gb10": {"fp8": 1.0, "int8": 1.0, "fp4": 2.0}}
+#: what nvidia-smi prints, and what the table makes of it: row, architecture, MiB
+PRINTED = [
+    ("NVIDIA A100-SXM4-40GB", "a100-40gb", "sm_80", 40960),
+    ("NVIDIA A100-SXM4-80GB", "a100-80gb", "sm_80", 81920),
+    ("A100-SXM4-80GB", "a100-80gb", "sm_80", 81920),
+    ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb", "sm_80", 40960),
+    ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb", "sm_80", 81920),
+    ("NVIDIA A10G", "a10g", "sm_86", 23028),
+    ("NVIDIA L4", "l4", "sm_89", 23034),
+    ("NVIDIA L40S", "l40s", "sm_89", 46068),
+    ("NVIDIA H100 PCIe", "h100-pcie", "sm_90", 81559),
+    ("NVIDIA H100 80GB HBM3", "h100-sxm", "sm_90", 81559),
+    ("H100 80GB HBM3", "h100-sxm", "sm_90", 81559),
+    ("NVIDIA H100 NVL", "h100-nvl", "sm_90", 95830),
+    ("NVIDIA H20", "h20", "sm_90", 97871),
+    ("NVIDIA H200", "h200", "sm_90", 143771),
+    ("NVIDIA H200 NVL", "h200-nvl", "sm_90", 143771),
+    ("NVIDIA B200", "b200", "sm_100", 183359),
+    ("NVIDIA GB200", "gb200", "sm_100", 189471),
+    ("NVIDIA B300 SXM6 AC", "b300", "sm_103", 275040),
+    ("NVIDIA GB10", "gb10", "sm_121", 122583),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000", "sm_120", 97887),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000-workstation", "sm_120", 97887),
+    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx-pro-6000-max-q", "sm_120", 97887),
+]
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
@@ -22,7 +49,7 @@ def test_rows_are_plausible_and_sourced(card: Gpu) -> None:
     assert 0.9 < card.visible_bytes / card.memory_bytes <= 1
     # fp8 and int8 run at twice fp16's rate, fp4 at four times: anything else is a sparse figure by mistake
     dense = card.dense_tflops
-    for format, factor in (("fp8", 2), ("int8", 2), ("fp4", 4)):
+    for format, factor in {"fp8": 2.0, "int8": 2.0, "fp4": 4.0, **OTHER_RATES.get(card.name, {})}.items():
         if format in dense:
             assert dense[format] == pytest.approx(factor * dense["fp16"], rel=0.02)
     assert (card.nvlink_gbs is None) == (card.nvlink_domain == 1)
@@ -35,6 +62,17 @@ def test_fp8_and_fp4_agree_with_the_architecture_table() -> None:
         assert row is not None
         assert card.executes("fp8") == (row.formats["fp8"] == "yes")
         assert card.executes("fp4") == (row.formats["nvfp4"] == "yes")
+
+
+@pytest.mark.parametrize(("printed", "name", "arch", "mib"), PRINTED)
+def test_a_gpu_is_known_by_the_name_that_nvidia_smi_prints(printed: str, name: str, arch: str, mib: int) -> None:
+    card = gpu(printed)
+    assert (card.name, card.arch, card.visible_mib) == (name, arch, mib)
+
+
+def test_every_gpu_of_the_table_has_a_name_that_is_printed() -> None:
+    assert {name for card in CARDS for name in card.reported} <= {printed for printed, *_ in PRINTED}
+    assert all(card.reported for card in CARDS)
 
 
 @pytest.mark.parametrize(("name", "found"), [("H100", "h100-sxm"), ("NVIDIA_H200", "h200"), ("rtx pro 6000", None)])

@@ -41,6 +41,13 @@ def test_gpus_from_the_drivers_lines() -> None:
     )
 
 
+def test_a_gpu_that_shares_the_hosts_memory_is_seen() -> None:
+    """GB10 prints no memory of its own."""
+    line = "NVIDIA GB10, [N/A], 12.1"
+    assert parse_gpus(line, 128 * 2**30) == (Gpu("NVIDIA GB10", 128 * 2**30, "sm_121"),)
+    assert parse_gpus(line) == ()
+
+
 @pytest.mark.parametrize(
     ("setting", "left"),
     [(None, "0123"), ("", ""), ("2,0", "20"), ("1,7,2", "1"), ("-1", ""), ("GPU-aa,GPU-bb", "01"), ("junk,1", "")],
