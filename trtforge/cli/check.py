@@ -85,8 +85,13 @@ def show(console: Console, report: Report, recipe: Path) -> None:
             elif finding.blocks and not finding.waivable:
                 console.print("  this rule cannot be waived: what it refuses cannot work")
         if report.together is not None:
-            console.print("\nTogether these changes leave nothing that blocks:")
-            for text in str(report.together).split(" with "):
+            leaves = report.together.leaves
+            console.print(
+                f"\nTogether these changes leave nothing that blocks (then {', '.join(leaves)}):"
+                if leaves
+                else "\nTogether these changes leave nothing that blocks:"
+            )
+            for text in report.together.lines:
                 console.print(f"  {text}")
         console.print()
     for reason, codes in report.unapplied.items():

@@ -37,6 +37,11 @@ class Remedy:
     leaves: tuple[str, ...] = ()
 
     @property
+    def lines(self) -> list[str]:
+        """The changes as lines of a recipe, one a key."""
+        return [line(key, value) for key, value in self.changes.items()]
+
+    @property
     def by_hand(self) -> bool:
         """Whether only a person can do it."""
         return not self.changes
@@ -119,7 +124,7 @@ def joined(remedies: Iterable[Remedy]) -> Remedy:
         for key in remedy.changes:
             changes.pop(key, None)
         changes.update(remedy.changes)
-    return Remedy(_JOINT.join(map(line, changes, changes.values())), changes)
+    return Remedy(_JOINT.join(Remedy("", changes).lines), changes)
 
 
 def joint(remedy: str | Remedy, *lines: str) -> str | Remedy:
