@@ -76,16 +76,22 @@ def find_repository(bundle: Path) -> tuple[Path, str]:
     if engine is not None:
         _require_loadable(bundle, engine)
     if engine is None or not repository.is_dir():
-        raise ForgeError(
-            "TF-LCH-030",
-            "this is no bundle",
-            asked=str(bundle),
-            why="a bundle holds engine/engine.json and repository/",
-            remedies=["trtforge run RECIPE prints the bundle's path", "trtforge artifacts list"],
-        )
+        raise _no_bundle(bundle, "a bundle holds engine/engine.json and repository/")
     require_valid(repository)
     models = sorted(p.name for p in repository.iterdir() if (p / "config.pbtxt").is_file())
+    if not models:
+        raise _no_bundle(bundle, "its repository holds no model with a config.pbtxt")
     return repository, read_config(repository / models[0] / "config.pbtxt").name
+
+
+def _no_bundle(bundle: Path, why: str) -> ForgeError:
+    return ForgeError(
+        "TF-LCH-030",
+        "this is no bundle",
+        asked=str(bundle),
+        why=why,
+        remedies=["trtforge run RECIPE prints the bundle's path", "trtforge artifacts list"],
+    )
 
 
 def _engine(bundle: Path) -> Mapping[str, Any] | None:

@@ -14,7 +14,6 @@ ties, ``TF-K7-…`` scales and gaps, ``TF-K17-…`` tokenizer; ``TF-QNT-04x`` re
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from quantize.formats import FormatRow, load_formats
-from quantize.plan import LM_HEAD, QuantPlan, is_tied, read_config
+from quantize.plan import LM_HEAD, QuantPlan, is_tied, read_config, read_quantization_record
+from trtforge.json_file import MAX_TOKENIZER_BYTES, read_json_object
 from trtforge.safetensors_header import TensorInfo, read_headers
 
 _MAX_LISTED = 8
@@ -94,10 +94,9 @@ class _Checkpoint:
         self.directory = directory
         self.config = read_config(directory)
         self.headers = read_headers(directory)
-        record = directory / "hf_quant_config.json"
-        self.has_record = record.is_file()
-        text = record.read_text(encoding="utf-8") if self.has_record else "{}"
-        self.section: dict[str, Any] = json.loads(text).get("quantization", {})
+        section = read_quantization_record(directory)
+        self.has_record = section is not None
+        self.section: dict[str, Any] = section or {}
         self.parts: dict[str, dict[str, TensorInfo]] = {}
         for name, info in self.headers.items():
             module, _, leaf = name.rpartition(".")
@@ -343,8 +342,8 @@ def _check_ties(checkpoint: _Checkpoint) -> Iterator[AuditFinding]:
 def _check_tokenizer(checkpoint: _Checkpoint) -> Iterator[AuditFinding]:
     path = checkpoint.directory / "tokenizer.json"
     try:
-        valid = isinstance(json.loads(path.read_text(encoding="utf-8")).get("model"), dict)
-    except (OSError, ValueError, AttributeError):
+        valid = isinstance(read_json_object(path, MAX_TOKENIZER_BYTES).get("model"), dict)
+    except (OSError, ValueError):
         valid = False
     if not valid:
         yield AuditFinding(

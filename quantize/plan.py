@@ -9,7 +9,6 @@ its parents matches a pattern, by the same rule as in preflight.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from quantize.formats import FormatRow, KvMode, check_group_size, format_row, kv_mode, resolve_group_size
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file, read_json_object
 from trtforge.preflight.model import matches
 from trtforge.recipe.schema import Quantize
 from trtforge.safetensors_header import TensorInfo
@@ -155,12 +155,36 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
     """
     path = Path(checkpoint) / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json_file(path)
     except (OSError, ValueError) as error:
         raise _no_config(path, str(error)) from error
     if not isinstance(config, dict):
         raise _no_config(path, "it is no JSON object")
     return config
+
+
+def read_quantization_record(checkpoint: Path) -> dict[str, Any] | None:
+    """The section ``quantization`` of ``hf_quant_config.json``; None without that file.
+
+    Raises:
+        ForgeError: ``TF-QNT-043`` the file holds no such section.
+    """
+    path = Path(checkpoint) / "hf_quant_config.json"
+    if not path.exists():
+        return None
+    try:
+        section = read_json_object(path).get("quantization", {})
+        if not isinstance(section, dict):
+            raise ValueError("quantization is no object")
+    except (OSError, ValueError) as error:
+        raise ForgeError(
+            "TF-QNT-043",
+            f"{path.name} does not say how the weights are stored: {error}",
+            asked=str(path),
+            why="It must be JSON with a section named quantization, as ModelOpt writes it.",
+            remedies=["export the quantized checkpoint again", "trtforge run RECIPE --force quantize"],
+        ) from error
+    return section
 
 
 def _no_config(path: Path, error: str) -> ForgeError:

@@ -21,7 +21,6 @@ All figures that come from here are "emulated": no matrix unit of a GPU took par
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,9 +34,10 @@ from quantize.emulation import (
     fake_quant_e4m3,
     fake_quant_nvfp4,
 )
-from quantize.plan import read_config
+from quantize.plan import read_config, read_quantization_record
 from quantize.quiet import quiet
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_object
 from trtforge.safetensors_header import weight_files
 
 if TYPE_CHECKING:
@@ -172,9 +172,8 @@ def read_quantization(checkpoint: Path) -> tuple[str | None, str | None]:
 
     A checkpoint without that file but with ``quantization_config`` in ``config.json`` is asked there.
     """
-    path = checkpoint / "hf_quant_config.json"
-    if path.is_file():
-        section = json.loads(path.read_text(encoding="utf-8")).get("quantization", {})
+    section = read_quantization_record(checkpoint)
+    if section is not None:
         return section.get("quant_algo"), section.get("kv_cache_quant_algo")
     section = read_config(checkpoint).get("quantization_config") or {}
     algorithm = section.get("quant_algo") or section.get("quant_method")
@@ -348,7 +347,7 @@ def _hook_attention(model: Any, kv_scales: Mapping[str, Mapping[str, float]]) ->
 
 def _eos_ids(checkpoint: Path) -> tuple[int, ...]:
     path = checkpoint / "generation_config.json"
-    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    generation = read_json_object(path) if path.is_file() else {}
     ids = generation.get("eos_token_id", read_config(checkpoint).get("eos_token_id"))
     if ids is None:
         return ()

@@ -10,7 +10,6 @@ costs milliseconds.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from runtime.detokenizer import Detokenizer, DetokenizerFactory
 from runtime.token_bound import TokenBound
 from trtforge.chat_template import render_chat, start_rendering
 from trtforge.errors import ForgeError
+from trtforge.json_file import MAX_TOKENIZER_BYTES, read_json_object, read_text_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,14 +64,14 @@ class EngineTokenizer:
 
         path = directory / "tokenizer.json"
         try:
-            tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
+            tokenizer = Tokenizer.from_str(read_text_file(path, MAX_TOKENIZER_BYTES))
             config_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
-            config = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
+            config = read_json_object(config_path) if config_path.exists() else {}
             map_path = directory / "special_tokens_map.json"
             if map_path.exists():
-                for name, value in json.loads(map_path.read_text("utf-8")).items():
+                for name, value in read_json_object(map_path).items():
                     config.setdefault(name, value)
-            template = template_path.read_text("utf-8") if template_path.exists() else config.get("chat_template")
+            template = read_text_file(template_path) if template_path.exists() else config.get("chat_template")
         # tokenizers raises plain Exception for a file that it cannot parse
         except Exception as error:
             raise ForgeError(

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from triton_repo.lint.files import MAX_BYTES
 from triton_repo.tensors import TensorRow
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_text_file
 
 
 def new_config(name: str, *, backend: str, max_batch_size: int, decoupled: bool) -> Any:
@@ -79,9 +81,9 @@ def read_config(path: Path) -> Any:
     from tritonclient.grpc import model_config_pb2 as pb
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text_file(path, MAX_BYTES)
         return text_format.Parse(text, pb.ModelConfig())
-    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+    except (OSError, ValueError, RecursionError, text_format.ParseError) as error:
         raise ForgeError(
             "TF-TRI-001",
             f"{path} is no model configuration",

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 
 #: bits of one element (the format's own names); sub-byte types pack along the last axis
 DTYPE_BITS: dict[str, int] = {
@@ -235,9 +236,9 @@ def read_index(directory: Path) -> dict[str, str]:
     path = directory / INDEX_NAME
     refuse_pointer(path)
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json_file(path)["weight_map"]
         valid = isinstance(weight_map, dict) and weight_map and all(isinstance(v, str) for v in weight_map.values())
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         valid = False
     if not valid:
         raise ForgeError(

@@ -8,13 +8,13 @@ ignored.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 from trtforge.tables.decoders import Decoder, decoders
 
 #: what PagedAttention v1 takes
@@ -82,7 +82,7 @@ def read_config(directory: Path) -> ModelConfig:
     """
     path = Path(directory) / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json_file(path)
         if not isinstance(raw, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:

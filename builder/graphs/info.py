@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 
 GRAPH_FILE = "model.onnx"
 INFO_FILE = "graph.json"
@@ -76,7 +77,7 @@ class GraphInfo:
         """
         path = Path(directory) / INFO_FILE
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            raw = read_json_file(path)
             if raw.get("version") != INFO_VERSION:
                 raise ValueError(f"its version is {raw.get('version')}, this program reads {INFO_VERSION}")
             raw["linears"] = tuple(

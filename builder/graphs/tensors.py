@@ -7,7 +7,6 @@ Weights are never read here; scales are (a few bytes each), where equal values l
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 from trtforge.safetensors_header import TensorInfo, read_headers
 
 #: tensors that carry nothing the graph needs, with the reason that graph.json records
@@ -69,7 +69,7 @@ def read_quant_config(directory: Path) -> QuantConfig:
     path = directory / "hf_quant_config.json"
     if path.is_file():
         try:
-            section = json.loads(path.read_text(encoding="utf-8"))["quantization"] or {}
+            section = read_json_file(path)["quantization"] or {}
             section.get("quant_algo")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ForgeError(

@@ -8,7 +8,6 @@ ratio keep their range. A calibration of another GPU is refused: the ratios are 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 
 VERSION = 1
 
@@ -74,7 +74,7 @@ def read_calibration(path: Path, gpu: str) -> Calibration:
     from builder.planner.speed.efficiency import CLASSES
 
     try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        raw = read_json_file(Path(path))
         if not isinstance(raw, dict) or raw.get("version") != VERSION:
             raise ValueError(f"it is no JSON object with version {VERSION}")
         ratios = {name: _ratio(name, row) for name, row in dict(raw["ratios"]).items()}

@@ -7,13 +7,13 @@ leaves out is taken from the class's own default, or said to be assumed, never f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from builder.planner.families import MIXTURES, check_family
 from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, bad_input
+from trtforge.json_file import read_json_file
 from trtforge.model_record import ModelSizes
 from trtforge.tables.decoders import Decoder, decoders
 
@@ -111,8 +111,8 @@ def read_config(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise _bad_config(f"{file} is no file", str(path))
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = read_json_file(file)
+    except (OSError, ValueError) as error:
         raise _bad_config(f"{file} cannot be read: {error}", str(path)) from error
     if not isinstance(value, dict):
         raise _bad_config(f"{file} is no JSON object", str(path))

@@ -1,9 +1,8 @@
-"""What the targets that build from the graph share: limits, sizes, special tokens, hashes."""
+"""What the targets that build from the graph share: limits, sizes, hashes."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -112,18 +111,6 @@ def graph_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str,
         },
         "memory_plan": plan.to_json(),
     }
-
-
-def special_tokens(directory: Path) -> dict[str, Any]:
-    """End and start tokens; generation_config.json wins over config.json, as in transformers' generate."""
-    found: dict[str, Any] = {}
-    for file in ("config.json", "generation_config.json"):
-        path = directory / file
-        if path.is_file():
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            found |= {key: raw[key] for key in ("eos_token_id", "bos_token_id") if raw.get(key) is not None}
-    ends = found.get("eos_token_id", [])
-    return {"eos_token_ids": [ends] if isinstance(ends, int) else list(ends), "bos_token_id": found.get("bos_token_id")}
 
 
 def hash_files(directory: Path, exclude: frozenset[str], progress: Progress) -> dict[str, str]:

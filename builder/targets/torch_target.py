@@ -17,8 +17,9 @@ from builder.files import copy_directory
 from builder.graphs.info import GraphInfo
 from builder.machine import cpu_capability, free_memory
 from builder.memory import plan_memory
+from builder.special_tokens import special_tokens
 from builder.targets.kernels import choose, table, weight_bytes
-from builder.targets.parts import check_limits, graph_facts, hash_files, model_shape, special_tokens
+from builder.targets.parts import check_limits, graph_facts, hash_files, model_shape
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build

@@ -10,7 +10,6 @@ dynamic rope) are refused here, not after quantizing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from trtforge.errors import ForgeError
 from trtforge.folder_kind import kind_by_config
+from trtforge.json_file import MAX_TOKENIZER_BYTES, read_json_file
 from trtforge.tables.decoders import FULL, SLIDING, Decoder, decoders
 
 #: rope types that the graphs express, with the keys that each needs and may have
@@ -90,8 +90,8 @@ class ModelShape:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from ``path``; ``TF-SRC-021`` when it is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value = read_json_file(path, MAX_TOKENIZER_BYTES, parse_constant=_no_constant)
+    except (OSError, ValueError) as error:
         value = error
     if not isinstance(value, dict):
         raise _invalid(path.name, f"it is no JSON object{f' ({value})' if isinstance(value, Exception) else ''}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from typing import Any
 
 #: the place itself is removed
@@ -28,6 +29,13 @@ ODD: tuple[Any, ...] = (
     "\ud800",
     "a\0b",
 )
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place below the document itself."""
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*at, key)
+        yield from places(below, (*at, key))
 
 
 def changed(document: Any, at: tuple[Any, ...], value: Any) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from trtforge.json_file import read_json_file
+from trtforge.json_file import MAX_DEPTH, read_bytes_file, read_json_file, read_json_object
 
 
 def test_a_value_is_read(tmp_path: Path) -> None:
@@ -36,3 +37,32 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("[1, 2, 3]")
     with pytest.raises(ValueError, match="more than 4 bytes"):
         read_json_file(tmp_path / "a", 4)
+
+
+def test_nesting_is_bounded_so_that_whoever_walks_the_value_may_recurse(tmp_path: Path) -> None:
+    for depth, fits in ((MAX_DEPTH, True), (MAX_DEPTH + 2, False)):
+        (tmp_path / "a").write_text("[" * depth + "1" + "]" * depth)
+        if fits:
+            read_json_file(tmp_path / "a")
+        else:
+            with pytest.raises(ValueError, match="too deeply"):
+                read_json_file(tmp_path / "a")
+
+
+def test_a_sparse_giant_and_a_socket_cost_nothing(tmp_path: Path) -> None:
+    with (tmp_path / "giant").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match="more than"):
+        read_bytes_file(tmp_path / "giant")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        with pytest.raises(OSError):
+            read_bytes_file(tmp_path / "s")
+
+
+def test_an_object_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("[]")
+    with pytest.raises(ValueError, match="no JSON object"):
+        read_json_object(tmp_path / "a")
+    (tmp_path / "a").write_text("{}")
+    assert read_json_object(tmp_path / "a") == {}

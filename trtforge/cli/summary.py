@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtforge.json_file import read_json_file
 from trtforge.recipe.units import format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def show_run(console: Console, name: str, result: RunResult) -> None:
 def _described(bundle: Path) -> str:
     """A bundle's folder with its target, where it is still there."""
     try:
-        target = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["stamps"]["target"]
+        target = read_json_file(bundle / "manifest.json")["stamps"]["target"]
     except (OSError, ValueError, LookupError, TypeError):
         return f"{bundle} (removed)" if not bundle.is_dir() else str(bundle)
     return f"{bundle} (target {target})"

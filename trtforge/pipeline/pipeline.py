@@ -395,7 +395,10 @@ def carries_current_measurements(stage: Stage, artifact: Artifact, inputs: dict[
     if not getattr(stage, "carries_measurements", False):
         return True
     recorded = artifact.manifest["inputs"]
-    return all(recorded[name]["measured_hash"] == inputs[name].manifest["measured_hash"] for name in inputs)
+    return all(
+        recorded.get(name, {}).get("measured_hash") == artifact.manifest["measured_hash"]
+        for name, artifact in inputs.items()
+    )
 
 
 def _taken_away(stage: Stage, gone: Artifact) -> ForgeError:

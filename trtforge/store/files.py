@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trtforge.json_file import read_json_file
+
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of one file with another
 _COPY_CHUNK = 8 << 20
 
@@ -59,7 +61,7 @@ def write_json_atomic(path: Path, value: Any, *, durable: bool = True) -> None:
 def read_json(path: Path) -> Any | None:
     """The JSON value in ``path``; ``None`` when it is missing or not JSON (a damaged record is no record)."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_file(path)
     except (OSError, ValueError):
         return None
 
@@ -80,26 +82,33 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path)  # second pass reports what stands in the way
 
 
-def walk_files(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+def walk_files(root: Path, *, lenient: bool = False) -> Iterator[tuple[str, os.stat_result]]:
     """Every entry below ``root`` that is no directory, as (posix path relative to root, lstat), sorted by path.
 
     Directories come too when they are empty, so that a published tree can be told apart from one that lost them.
+
+    Args:
+        lenient: leave out what cannot be read, or is gone by the time that it is looked at.
+
+    Raises:
+        OSError: a directory cannot be read (not when ``lenient``).
     """
     pending: list[tuple[str, Path]] = [("", root)]
     found: list[tuple[str, os.stat_result]] = []
     while pending:
         prefix, directory = pending.pop()
         empty = True
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                empty = False
-                name = f"{prefix}{entry.name}"
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append((f"{name}/", Path(entry.path)))
-                else:
-                    found.append((name, entry.stat(follow_symlinks=False)))
-        if empty and prefix:
-            found.append((prefix.rstrip("/"), directory.lstat()))
+        with contextlib.suppress(*((OSError,) if lenient else ())):
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    empty = False
+                    name = f"{prefix}{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append((f"{name}/", Path(entry.path)))
+                    else:
+                        found.append((name, entry.stat(follow_symlinks=False)))
+            if empty and prefix:
+                found.append((prefix.rstrip("/"), directory.lstat()))
     return iter(sorted(found))
 
 
@@ -107,7 +116,7 @@ def tree_bytes(root: Path) -> int:
     """Bytes of all regular files below ``root`` (0 when it does not exist)."""
     if not root.is_dir():
         return 0
-    return sum(status.st_size for _, status in walk_files(root) if stat.S_ISREG(status.st_mode))
+    return sum(status.st_size for _, status in walk_files(root, lenient=True) if stat.S_ISREG(status.st_mode))
 
 
 def free_bytes(path: Path) -> int:

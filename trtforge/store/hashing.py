@@ -51,6 +51,11 @@ def json_safe(value: Any) -> Any:
     return value
 
 
+def as_read_back(value: Any) -> Any:
+    """``value``, which :func:`json_safe` made, as a JSON file gives it back: keys are texts; so its hash stays."""
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
 def hash_json(value: Any) -> str:
     """SHA-256 (64 hexadecimal digits) over the canonical JSON of ``value``."""
     return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()

@@ -6,15 +6,17 @@ TF-BND-009), so that a caller can tell a truncated copy from a tampered file.
 
 from __future__ import annotations
 
+import os
 import stat
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
+from trtforge.json_file import kind_of
 from trtforge.progress import Progress, SilentProgress
 from trtforge.store.files import walk_files
 from trtforge.store.hashing import hash_files
-from trtforge.store.manifest import COMPLETE, MANIFEST, RESERVED, link_stays_inside, read_sealed
+from trtforge.store.manifest import COMPLETE, MANIFEST, RESERVED, link_fault, read_sealed
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,22 @@ _COPY_AGAIN = "copy the directory again from where it was published, or rebuild 
 _CHECK_DISK = f"check permissions and the disk (dmesg, smartctl); then {_COPY_AGAIN}"
 
 
+#: a file of at least so many bytes …
+_LARGE = 1 << 30
+#: … with less than this part of them on the disk is a hole; no file system compresses weights so far
+_FILLED = 1000
+
+
+def _is_hollow(status: os.stat_result) -> bool:
+    """Whether a file is a sparse giant, whose zeros would take hours to hash and hold nothing."""
+    return status.st_size >= _LARGE and status.st_blocks * 512 * _FILLED < status.st_size
+
+
+def _is_folder(root: Path, name: str) -> bool:
+    """Whether a directory is there under its own name, not through a link."""
+    return (root / name).is_dir() and os.path.realpath(root / name) == os.path.realpath(root) + f"/{name}"
+
+
 def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyReport:
     """Compare a published directory with its manifest, every byte of it.
 
@@ -89,23 +107,19 @@ def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyR
         return report
     manifest, _ = sealed
     report.manifest = manifest
-    try:
-        listed = {entry["path"]: entry for entry in manifest["files"]}
-        links = {entry["path"]: entry["target"] for entry in manifest["links"]}
-        directories = set(manifest["directories"])
-        report.bytes = sum(int(entry["size"]) for entry in listed.values())
-    except (KeyError, TypeError, ValueError) as fault:
-        error("TF-BND-002", MANIFEST, f"manifest.json lacks a part that this version reads ({fault})")
-        return report
-    for name in [*listed, *links, *directories]:
-        pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts:
-            error("TF-BND-007", name, "the manifest names a path outside the directory")
-            return report
+    listed = {entry["path"]: entry for entry in manifest["files"]}
+    links = {entry["path"]: entry["target"] for entry in manifest["links"]}
+    directories = set(manifest["directories"])
+    report.bytes = sum(entry["size"] for entry in listed.values())
 
     bar = progress or SilentProgress()
     bar.start(f"verifying {root.name}", float(report.bytes))
-    present = dict(walk_files(root))
+    try:
+        present = dict(walk_files(root))
+    except OSError as fault:  # no permission, or taken away meanwhile
+        named = str(fault.filename or root).removeprefix(f"{root}/")
+        error("TF-BND-008", named, f"it cannot be read ({fault.strerror or fault})", _CHECK_DISK)
+        return report
     sound: dict[str, Path] = {}
     for name, entry in sorted(listed.items()):
         status = present.get(name)
@@ -113,11 +127,14 @@ def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyR
             error("TF-BND-003", name, "the file is missing")
             continue
         if not stat.S_ISREG(status.st_mode):
-            error("TF-BND-007", name, "the manifest lists a regular file, the directory holds something else")
+            error("TF-BND-007", name, f"the manifest lists a regular file, here is {kind_of(status.st_mode)}")
             continue
         report.files += 1
         if status.st_size != entry["size"]:
             error("TF-BND-004", name, f"the file has {status.st_size} bytes, the manifest says {entry['size']}")
+            continue
+        if _is_hollow(status):
+            error("TF-BND-036", name, f"the file has {status.st_size} bytes and {status.st_blocks * 512} on the disk")
             continue
         sound[name] = root / name
     for name, digest in sorted(hash_files(sound, bar.advance).items()):
@@ -132,11 +149,11 @@ def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyR
             error("TF-BND-003", name, "the symbolic link is missing")
         elif not stat.S_ISLNK(status.st_mode) or str((root / name).readlink()) != target:
             error("TF-BND-007", name, f"the manifest lists a symbolic link to {target}, not what is there")
-        elif not link_stays_inside(name, target):
-            error("TF-BND-007", name, f"the symbolic link leaves the directory ({target})")
+        elif fault := link_fault(root, name):
+            error("TF-BND-007", name, f"it is {fault}")
     for name in sorted(directories):
         status = present.get(name)
-        if status is None and not (root / name).is_dir():
+        if status is None and not _is_folder(root, name):
             error("TF-BND-003", name, "the (empty) directory is missing")
         elif status is not None and not stat.S_ISDIR(status.st_mode):
             error("TF-BND-007", name, "the manifest lists a directory, the directory holds something else")

@@ -6,6 +6,7 @@ now, protects nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -29,7 +30,8 @@ def linked_artifacts(store: Store) -> set[str]:
         value = read_json(record)
         link = Path(str(value["link"])) if isinstance(value, Mapping) and "link" in value else None
         if link is None or not link.is_symlink():
-            record.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a read-only store, or a folder of that name
+                record.unlink()
             continue
         target = link.resolve()
         if target == store.artifact_path(target.parent.name, target.name).resolve():

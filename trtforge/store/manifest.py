@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import json
+import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -20,15 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.json_file import kind_of, parse_json, read_bytes_file
 from trtforge.pipeline.stage import GateResult
 from trtforge.store.files import fsync_path, walk_files, write_text_atomic
 from trtforge.store.hashing import hash_bytes, hash_file, hash_json, json_safe
+from trtforge.store.shape import is_name, manifest_fault
 from trtforge.store.steps import step
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 COMPLETE = "COMPLETE"
 RESERVED = (MANIFEST, COMPLETE)
+#: bytes of COMPLETE that are read at most: it holds one hash
+_MAX_COMPLETE = 4096
 
 
 def link_stays_inside(name: str, target: str) -> bool:
@@ -44,6 +49,26 @@ def link_stays_inside(name: str, target: str) -> bool:
         elif part not in ("", "."):
             depth += 1
     return True
+
+
+def link_fault(root: Path, name: str) -> str | None:
+    """A sentence when the symbolic link at ``name`` below ``root`` leads out of it; ``None`` when it stays inside.
+
+    Both ways count: by its own words, and where it really leads, through other links.
+    """
+    path = root / name
+    target = str(path.readlink())
+    if not link_stays_inside(name, target):
+        return f"a symbolic link that leaves the directory ({target})"
+    try:
+        real = os.path.realpath(path, strict=True)
+    except FileNotFoundError:
+        real = os.path.realpath(path)
+    except OSError as error:
+        return f"a symbolic link that leads nowhere ({(error.strerror or str(error)).lower()})"
+    if not Path(real).is_relative_to(os.path.realpath(root)):
+        return f"a symbolic link that leaves the directory through another link ({real})"
+    return None
 
 
 def list_content(
@@ -71,6 +96,8 @@ def list_content(
                 why="manifest.json and COMPLETE at the top of an artifact say that it is finished",
                 remedies=["write the file below another name"],
             )
+        if not is_name(name):
+            raise _unpublishable(path, "its name is no UTF-8", "rename the file")
         if stat.S_ISREG(status.st_mode):
             entry: dict[str, Any] = {"path": name, "size": status.st_size, "sha256": hash_file(path, advance)}
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in measured):
@@ -78,18 +105,25 @@ def list_content(
             files.append(entry)
         elif stat.S_ISDIR(status.st_mode):
             directories.append(name)
-        elif stat.S_ISLNK(status.st_mode) and link_stays_inside(name, str(path.readlink())):
+        elif stat.S_ISLNK(status.st_mode):
+            if fault := link_fault(directory, name):
+                raise _unpublishable(path, f"it is {fault}")
             links.append({"path": name, "target": str(path.readlink())})
         else:
-            kind = "a symbolic link that leaves the directory" if stat.S_ISLNK(status.st_mode) else "no regular file"
-            raise ForgeError(
-                "TF-STO-003",
-                f"{name} cannot be published: it is {kind}",
-                asked=str(path),
-                why="an artifact must hold everything it needs, so that its hashes mean something on another machine",
-                remedies=["copy the file into the artifact instead of linking to it"],
-            )
+            raise _unpublishable(path, f"it is {kind_of(status.st_mode)}, no regular file")
     return {"files": files, "links": links, "directories": directories}
+
+
+def _unpublishable(
+    path: Path, what: str, remedy: str = "copy the file into the artifact instead of linking to it"
+) -> ForgeError:
+    return ForgeError(
+        "TF-STO-003",
+        f"{path.name!r} cannot be published: {what}",
+        asked=repr(str(path)),
+        why="an artifact must hold everything it needs, so that its hashes mean something on another machine",
+        remedies=[remedy],
+    )
 
 
 def content_hash(content: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -158,26 +192,44 @@ def read_sealed(directory: Path) -> tuple[dict[str, Any], str] | str:
     Reads two small files; the artifact's own files are not looked at.
     """
     try:
-        complete = (directory / COMPLETE).read_bytes()
+        complete = read_bytes_file(directory / COMPLETE, _MAX_COMPLETE)
     except FileNotFoundError:
         return "COMPLETE is missing"
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return f"COMPLETE cannot be read ({error})"
     try:
-        raw = (directory / MANIFEST).read_bytes()
-    except OSError:
-        return "manifest.json is missing or cannot be read"
+        raw = read_bytes_file(directory / MANIFEST)
+    except FileNotFoundError:
+        return "manifest.json is missing"
+    except (OSError, ValueError) as error:
+        return f"manifest.json cannot be read ({error})"
     digest = hash_bytes(raw)
     if complete != digest.encode("ascii") + b"\n":
         return "manifest.json does not match the hash in COMPLETE"
     try:
-        manifest = json.loads(raw)
+        manifest = parse_json(raw, MANIFEST, parse_constant=_no_constant)
     except ValueError:
         return "manifest.json is not JSON"
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA_VERSION:
         found = manifest.get("schema") if isinstance(manifest, dict) else None
-        return f"manifest.json has schema {found!r}, this version reads {SCHEMA_VERSION}"
-    return manifest, digest
+        return f"manifest.json has schema {str(found)[:40]!r}, this version reads {SCHEMA_VERSION}"
+    fault = manifest_fault(manifest)
+    return f"manifest.json is of another shape ({fault})" if fault else (manifest, digest)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def self_contradiction(manifest: Mapping[str, Any]) -> str | None:
+    """A sentence when figures or listing of a manifest are not those that its hashes were made of."""
+    for name, part, digest in (
+        ("content_hash", "summary", content_hash(manifest, manifest["summary"])),
+        ("measured_hash", "measurements", measured_hash(manifest, manifest["measurements"])),
+    ):
+        if manifest[name] != digest:
+            return f"manifest.json contradicts itself: {name} is not the hash of its files and {part}"
+    return None
 
 
 def cheap_damage(directory: Path, manifest: Mapping[str, Any]) -> str | None:
@@ -197,10 +249,12 @@ def cheap_damage(directory: Path, manifest: Mapping[str, Any]) -> str | None:
             return f"{entry['path']} is missing"
         if status.st_size != entry["size"]:
             return f"{entry['path']} has {status.st_size} bytes, the manifest says {entry['size']}"
+        if not stat.S_ISREG(status.st_mode):
+            return f"{entry['path']} is {kind_of(status.st_mode)}, no regular file"
         # not only later: a change within one tick of the file system's clock has the manifest's own time
         if status.st_mtime_ns >= sealed_at:
             try:
-                digest = hash_file(directory / entry["path"]) if stat.S_ISREG(status.st_mode) else "no regular file"
+                digest = hash_file(directory / entry["path"])
             except OSError as error:
                 return f"{entry['path']} cannot be read ({error})"
             if digest != entry["sha256"]:

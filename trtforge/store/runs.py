@@ -19,6 +19,7 @@ from trtforge.pipeline.stage import Artifact
 from trtforge.store import locks
 from trtforge.store.files import read_json, write_json_atomic
 from trtforge.store.manifest import now
+from trtforge.store.shape import record_fault
 from trtforge.store.store import KEY_DIGITS, Store
 
 
@@ -66,16 +67,15 @@ def record_path(store: Store, name: str) -> Path:
 def load_record(store: Store, name: str) -> RunRecord | None:
     """The last run of the recipe called ``name``; ``None`` when there was none (or its record is damaged)."""
     value = read_json(record_path(store, name))
-    if not isinstance(value, Mapping) or value.get("version") != 1:
-        return None
-    try:
-        stages = {
-            stage: StageRecord(entry["key"], dict(entry["ingredients"]), entry["status"])
-            for stage, entry in value["stages"].items()
-        }
-        return RunRecord(value["name"], value["recipe"], value["updated"], value["status"], value["log"], stages)
-    except (KeyError, TypeError, AttributeError):
-        return None
+    return None if value is None or record_fault(value) else _record(value)
+
+
+def _record(value: Mapping[str, Any]) -> RunRecord:
+    stages = {
+        stage: StageRecord(entry["key"], dict(entry["ingredients"]), entry["status"])
+        for stage, entry in value["stages"].items()
+    }
+    return RunRecord(value["name"], value["recipe"], value["updated"], value["status"], value["log"], stages)
 
 
 def save_record(store: Store, record: RunRecord) -> None:
@@ -145,5 +145,9 @@ def active_artifacts(store: Store) -> set[str]:
                 continue  # its process is gone; Store.sweep removes the record
         value = read_json(path)
         if isinstance(value, Mapping):
-            used.update(str(name) for name in value.get("artifacts", ()))
+            used.update(str(name) for name in _names(value.get("artifacts")))
     return used
+
+
+def _names(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -35,7 +35,7 @@ from trtforge.progress import Progress
 from trtforge.redaction import redact_value
 from trtforge.store import locks
 from trtforge.store.files import free_bytes, fsync_path, read_json, remove_tree, tree_bytes, write_json_atomic
-from trtforge.store.hashing import json_safe
+from trtforge.store.hashing import as_read_back, json_safe
 from trtforge.store.machine import machine_stamps
 from trtforge.store.manifest import (
     SCHEMA_VERSION,
@@ -47,6 +47,7 @@ from trtforge.store.manifest import (
     now,
     read_sealed,
     seal,
+    self_contradiction,
 )
 from trtforge.store.steps import step
 
@@ -168,12 +169,11 @@ class Store:
         if isinstance(sealed, str):
             return Damage(path, sealed)
         manifest, digest = sealed
-        try:
-            damage = cheap_damage(path, manifest)
-            artifact = Artifact(manifest["stage"], manifest["key"], path, {**manifest, "manifest_sha256": digest})
-        except (KeyError, TypeError) as error:
-            return Damage(path, f"manifest.json lacks a part that this version reads ({error})")
-        return Damage(path, damage) if damage else artifact
+        if contradiction := self_contradiction(manifest):
+            return Damage(path, contradiction)
+        if damage := cheap_damage(path, manifest):
+            return Damage(path, damage)
+        return Artifact(manifest["stage"], manifest["key"], path, {**manifest, "manifest_sha256": digest})
 
     def find(self, stage: str, key: str, *, full: bool = False) -> Artifact | Damage | None:
         """The artifact of (stage, key), :class:`Damage` when it must not be used, ``None`` when there is none.
@@ -264,7 +264,8 @@ class Store:
             ForgeError: TF-STO-003 on content that cannot be published.
         """
         content = list_content(temporary, measured=result.measured, advance=advance)
-        summary, measurements = redact_value(json_safe(result.summary)), redact_value(json_safe(result.measurements))
+        summary = as_read_back(redact_value(json_safe(result.summary)))
+        measurements = as_read_back(redact_value(json_safe(result.measurements)))
         step("publish.hashed")
         manifest: dict[str, Any] = {
             "schema": SCHEMA_VERSION,

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from builder.graphs.info import GRAPH_FILE, GraphInfo
-from builder.targets.parts import check_limits, model_facts, special_tokens
+from builder.special_tokens import special_tokens
+from builder.targets.parts import check_limits, model_facts
 from builder.targets.rtx import refusals
 from builder.targets.rtx.compiler import Request, compile_engine
 from builder.targets.rtx.heap import compile_heap

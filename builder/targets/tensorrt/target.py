@@ -30,7 +30,8 @@ from typing import Any
 from builder.files import content_files, copy_directory, copy_file
 from builder.graphs.info import GRAPH_FILE, INFO_FILE, GraphInfo
 from builder.memory import plan_memory
-from builder.targets.parts import check_limits, graph_facts, hash_files, model_shape, special_tokens
+from builder.special_tokens import special_tokens
+from builder.targets.parts import check_limits, graph_facts, hash_files, model_shape
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.lowering import Network, lower
 from builder.targets.tensorrt.process import run_worker

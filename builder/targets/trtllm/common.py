@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.files import copy_file
+from builder.special_tokens import special_tokens
 from builder.targets.trtllm.source import Checkpoint
 from trtforge.errors import ForgeError
 from trtforge.tables import StackRow, stack_table
@@ -76,18 +77,6 @@ def describe_model(source: Checkpoint, checkpoint: Path, tp: int, pp: int, *, la
         * (1 if source.kv_algorithm == "FP8" else {"float32": 4}.get(config.dtype, 2)),
         **special_tokens(checkpoint),
     }
-
-
-def special_tokens(directory: Path) -> dict[str, Any]:
-    """End and start tokens; generation_config.json wins over config.json, as in transformers' generate."""
-    found: dict[str, Any] = {}
-    for file in ("config.json", "generation_config.json"):
-        path = directory / file
-        if path.is_file():
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            found |= {key: raw[key] for key in ("eos_token_id", "bos_token_id") if raw.get(key) is not None}
-    ends = found.get("eos_token_id", [])
-    return {"eos_token_ids": [ends] if isinstance(ends, int) else list(ends), "bos_token_id": found.get("bos_token_id")}
 
 
 def copy_tokenizer(checkpoint: Path, out: Path) -> None:

@@ -10,7 +10,6 @@ Source: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from builder.targets.trtllm.ranks import Rank
 from builder.targets.trtllm.source import BITS, Array, Checkpoint, widen
 from builder.targets.trtllm.tensors import Tensor, bands
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 from trtforge.safetensors_header import TensorInfo, read_headers
 
 ARCHITECTURE = "MedusaForCausalLM"
@@ -76,7 +76,7 @@ class MedusaHeads:
                 "speculation.draft: PATH of the heads, relative to the recipe",
             )
         try:
-            config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+            config = read_json_file(directory / "config.json")
             found, layers = int(config["medusa_num_heads"]), int(config["medusa_num_layers"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _refuse(

@@ -6,7 +6,6 @@ travel as their bits (uint16, uint8).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from builder.graphs.config import ModelConfig, read_config
 from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 from trtforge.safetensors_header import TensorInfo, read_headers
 
 Array = npt.NDArray[Any]
@@ -137,7 +137,7 @@ def _quantization(directory: Path) -> tuple[str | None, str | None, int | None]:
     if not path.is_file():
         return None, None, None
     try:
-        section = json.loads(path.read_text(encoding="utf-8"))["quantization"]
+        section = read_json_file(path)["quantization"]
         return section.get("quant_algo"), section.get("kv_cache_quant_algo"), section.get("group_size")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ForgeError(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.damage import ODD, changed
+from tests.support.damage import ODD, changed, places
 from trtforge.cli.main import invoke
 
 COMMON = {
@@ -40,13 +39,6 @@ RECORDS: dict[str, dict[str, Any]] = {
         ],
     },
 }  # fmt: skip
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place below the document itself."""
-    for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield (*at, key)
-        yield from places(below, (*at, key))
 
 
 @pytest.mark.parametrize("target", RECORDS)

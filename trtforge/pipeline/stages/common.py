@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trtforge.errors import ForgeError
+from trtforge.json_file import read_json_file
 from trtforge.pipeline.stage import Artifact
 from trtforge.store.hashing import json_safe
 from trtforge.store.machine import host_isa, host_library_hash
@@ -30,8 +32,26 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in ``path``."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The JSON value in ``path``, a file of an artifact.
+
+    Raises:
+        ForgeError: TF-STO-015 it is no regular file, or no JSON.
+    """
+    try:
+        return read_json_file(path)
+    except (OSError, ValueError) as error:
+        raise bad_record(path, str(error)) from error
+
+
+def bad_record(path: Path, reason: str) -> ForgeError:
+    """The refusal of a record in an artifact that no stage of this version writes like that."""
+    return ForgeError(
+        "TF-STO-015",
+        f"{path.name} is no record that this version reads: {reason}",
+        asked=str(path),
+        why="Stages read what others have published; this was written by another version, or by hand.",
+        remedies=[f"make it anew: trtforge run RECIPE --force {path.parent.parent.name}"],
+    )
 
 
 def corpus_identity(spec: str, recipe_dir: Path, role: str) -> dict[str, Any]:
