@@ -5,10 +5,11 @@ from __future__ import annotations
 from scripts.fuzz.checkpoints import CONFIGS, GGUF, SAFETENSORS
 from scripts.fuzz.engines import ENGINES
 from scripts.fuzz.harness import Target
+from scripts.fuzz.published import BUNDLES, STORE
 from scripts.fuzz.recipes import RECIPES
 from scripts.fuzz.repositories import REPOSITORIES
 from scripts.fuzz.requests import REQUESTS
 from scripts.fuzz.templates import TEMPLATES
 
-_ALL = (RECIPES, TEMPLATES, CONFIGS, SAFETENSORS, GGUF, ENGINES, REPOSITORIES, REQUESTS)
+_ALL = (RECIPES, TEMPLATES, CONFIGS, SAFETENSORS, GGUF, ENGINES, REPOSITORIES, REQUESTS, BUNDLES, STORE)
 TARGETS: dict[str, Target] = {target.name: target for target in _ALL}

@@ -116,9 +116,9 @@ def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyR
     bar.start(f"verifying {root.name}", float(report.bytes))
     try:
         present = dict(walk_files(root))
-    except OSError as fault:  # no permission, or taken away meanwhile
-        named = str(fault.filename or root).removeprefix(f"{root}/")
-        error("TF-BND-008", named, f"it cannot be read ({fault.strerror or fault})", _CHECK_DISK)
+    except OSError as unread:  # no permission, or taken away meanwhile
+        named = str(unread.filename or root).removeprefix(f"{root}/")
+        error("TF-BND-008", named, f"it cannot be read ({unread.strerror or unread})", _CHECK_DISK)
         return report
     sound: dict[str, Path] = {}
     for name, entry in sorted(listed.items()):
