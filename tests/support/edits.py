@@ -148,7 +148,7 @@ def _settings(text: str, edit: Edit, is_json: bool) -> str:
 def _root(text: str) -> Any:
     import yaml
 
-    return yaml.compose(text, Loader=yaml.SafeLoader)
+    return yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)  # JSON may be indented by tabs
 
 
 def _pair(root: Any, place: Place) -> tuple[Any, Any, Any]:

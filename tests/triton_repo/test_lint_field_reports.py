@@ -194,6 +194,19 @@ def test_names_of_a_draft_move_into_one_section_one_by_one(tmp_path):
     assert document["speculative_config"] == {"model": "/draft", "num_speculative_tokens": 5}
 
 
+def test_a_model_json_that_is_indented_by_tabs_has_its_lines(tmp_path):
+    text = json.dumps({"model": "m", "seed": 1, "gpu_memory_utilisation": 0.5}, indent="\t")
+    add(tmp_path / "r", "vllm_model", VLLM, {"1/model.json": text})
+    (error,) = found(tmp_path / "r")
+    assert error.line == 4 and cured(tmp_path / "r", error) == []
+
+
+def test_values_that_are_repeated_are_for_a_person(tmp_path):
+    llmapi(tmp_path / "r", "kv_cache_config: {moe_config: &a {backend: TRTLLM}}\nmoe_confg: *a\n")
+    errors = found(tmp_path / "r")
+    assert errors and not any(remedy.edits for error in errors for remedy in error.remedies)
+
+
 def test_a_name_that_went_lately_is_a_warning_and_a_text_for_false_is_an_error(tmp_path):
     vllm(tmp_path / "r", swap_space=4, enforce_eager="false", enable_prefix_caching=1, kv_cache_dtype="fp8")
     assert {(f.code, f.severity) for f in found(tmp_path / "r")} == {("TF-TRI-251", "warning"), ("TF-TRI-252", "error")}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.llm_arguments import Arguments, keys_twice, load_arguments
 from triton_repo.lint.names import nearest
-from triton_repo.lint.remedies import Edit, Remedies, Remedy, key, key_named, no_key, person, together
+from triton_repo.lint.remedies import Edit, Remedies, Remedy, key, key_named, leaving, no_key, person, together
 from triton_repo.lint.repository import Model
 from triton_repo.lint.rules import Hit, hit_file, listed, rule
 from triton_repo.lint.rules_llmapi import each_document
-from triton_repo.lint.settings import Entry, Lines, entries, homes, section_of, wraps
+from triton_repo.lint.settings import Entry, Lines, entries, homes, placed, wraps
 from triton_repo.parameters import load_parameters
 
 _REFERENCE = "https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
@@ -54,9 +55,11 @@ def _key_fault(entry: Entry, table: Arguments, path: Path, document: Mapping[str
     """What is wrong with a key's name or place, and what would work."""
     name, known = entry.key, table.known[entry.section]
     of = entry.section or "LLM()"
+    if entry.odd:
+        return f"{name} is no name: YAML reads it as another kind of value", person("the name of an argument")
     gone = table.removed.get(entry.section, {}).get(name)
     if name in known:
-        if section_of(entry, table) and not isinstance(entry.value, dict) and entry.value is not None:
+        if entry.name in table.known and not isinstance(entry.value, dict) and entry.value is not None:
             if entry.name == "moe_config.load_balancer" and isinstance(entry.value, str):
                 return None  # the name of a file that holds it
             return f"{name} is a section, and {entry.value!r} is none", person(
@@ -127,11 +130,20 @@ def _to(entry: Entry, value: Any, place: tuple[str, ...], path: Path, document: 
     """Move a key, or only take it out where its new place is taken already."""
     taken, there = _value_at(document, place)
     gone = _without(entry, path)
+    if ".".join(place) in load_arguments().known and value is not None and not isinstance(value, dict):
+        return Remedy(f"leave {entry.key} out: it is a section, and its value is none", gone.edits)
     if taken:
         same = " as well" if there == value else f" to {there!r}"
         return Remedy(f"leave {entry.key} out: {'.'.join(place)} is set{same}", gone.edits)
     where = f"move it to the top of model.yaml: {_shown(place, value)}" if len(place) == 1 else _shown(place, value)
-    return together(gone, key(path, value, *place), text=where)
+    moved = together(gone, key(path, value, *place), text=where)
+    if place[0] in document:
+        return moved
+    if place[0] == "speculative_config" and place[-1] != "decoding_type":
+        return leaving(replace(moved, text=f"{where}, where decoding_type is missing yet"), "TF-TRI-226")
+    if place[0] == "lora_config":
+        return leaving(replace(moved, text=f"{where}, with tensors that ask for an adapter"), "TF-TRI-255")
+    return moved
 
 
 def _renamed(entry: Entry, name: str, path: Path, document: Mapping[str, Any]) -> Remedy:
@@ -218,23 +230,25 @@ def _like(spoken: str, values: tuple[str, ...]) -> str | None:
 )
 @each_document
 def guided_speculation(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
-    section = document.get("speculative_config")
-    if document.get("guided_decoding_backend") is None or not isinstance(section, dict):
+    table, lines = load_arguments(), Lines(text)
+    arguments = placed(document, table)
+    entry, grammar = arguments.get("speculative_config"), arguments.get("guided_decoding_backend")
+    if grammar is None or grammar.value is None or entry is None or not isinstance(entry.value, dict):
         return
-    lines = Lines(text)
-    for row in load_arguments().guided_with_speculation:
-        if str(section.get("decoding_type")) not in row.types or not section.get(row.key):
+    for row in table.guided_with_speculation:
+        kind = str(entry.value.get("decoding_type"))
+        if kind not in row.types or not entry.value.get(row.key):
             continue
         until = f", reported on {row.until} and mended since" if row.until else ""
         yield hit_file(
             model,
             path,
-            f"guided_decoding_backend with {section['decoding_type']} and {row.key}: {row.says}{until} ({row.source})",
+            f"guided_decoding_backend with {kind} and {row.key}: {row.says}{until} ({row.source})",
             (
-                no_key(path, "speculative_config", row.key),
-                no_key(path, "guided_decoding_backend"),
+                no_key(path, *entry.path, row.key),
+                no_key(path, *grammar.path),
                 *((person(f"a release after {row.until}"),) if row.until else ()),
             ),
-            lines.of("speculative_config", row.key),
+            lines.of(*entry.path, row.key),
             "error" if row.refused else None,
         )

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.engine_models import device_faults
 from triton_repo.lint.llm_arguments import load_arguments
 from triton_repo.lint.names import nearest
-from triton_repo.lint.remedies import Remedy, drop, here, key, key_named, no_key, person
+from triton_repo.lint.remedies import Remedy, drop, here, key, key_named, no_key, person, together
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.roles import is_llmapi
 from triton_repo.lint.rules import TRTLLM_LLMAPI, Hit, each_model, hit, hit_file, listed, rule
-from triton_repo.lint.settings import Lines, file_of, parsed
+from triton_repo.lint.settings import Lines, file_of, has_anchors, parsed, placed
 from triton_repo.parameters import load_parameters
 
 #: keys of ``triton_config`` (https://github.com/NVIDIA/TensorRT-LLM, llmapi/tensorrt_llm/1/model.py)
@@ -70,8 +71,12 @@ def each_document(
 
     def checked(model: Model, repository: Repository) -> Iterable[Hit]:
         found = _settings(model)
-        if found is not None:
-            yield from check(model, *found)
+        if found is None:
+            return
+        anchored = has_anchors(found[1])
+        for one in check(model, *found):
+            # an edit of what other places repeat would change or break those
+            yield replace(one, remedies=tuple(person(way.text) for way in one.remedies)) if anchored else one
 
     return each_model(functools.wraps(check)(checked))
 
@@ -181,15 +186,17 @@ def _subscripts(model: Model) -> set[str]:
 )
 @each_document
 def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
-    section = document.get("speculative_config")
-    if not isinstance(section, dict):
-        return
     table, lines = load_arguments(), Lines(text)
-    place = ("speculative_config", "decoding_type")
+    arguments = placed(document, table)
+    entry = arguments.get("speculative_config")
+    section = entry.value if entry is not None else None
+    if entry is None or not isinstance(section, dict):
+        return
+    place = (*entry.path, "decoding_type")
     kind = section.get("decoding_type")
     line = lines.of(*place)
     row = table.decoding_types.get(str(kind))
-    none = no_key(path, "speculative_config", text="no speculative_config")
+    none = no_key(path, *entry.path, text="no speculative_config")
     if kind in table.engine_decoding_types:
         remedies = (person("decoding_type: Eagle3 with its draft, or NGram"), none)
         yield hit_file(model, path, f"decoding_type {kind} ran on engines only", remedies, line)
@@ -206,22 +213,19 @@ def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str,
     elif row.draft and not (section.get("speculative_model") or section.get("speculative_model_dir")):
         message = f"decoding_type {kind} drafts with a model, and none is named"
         yield hit_file(model, path, message, (person("speculative_model: the draft's folder"), none), line)
-    pipeline = document.get("pipeline_parallel_size", 1)
-    if isinstance(pipeline, int) and pipeline > 1 and kind != "SaveState":
-        tensor = document.get("tensor_parallel_size", 1)
-        ranks = pipeline * tensor if isinstance(tensor, int) else pipeline
+    sizes = {name: arguments[name].value if name in arguments else 1 for name in _RANKS}
+    pipeline = sizes["pipeline_parallel_size"]
+    if type(pipeline) is int and pipeline > 1 and kind != "SaveState":
+        tensor = sizes["tensor_parallel_size"]
+        ranks = pipeline * tensor if type(tensor) is int else pipeline
+        at = {name: arguments[name].path if name in arguments else (name,) for name in _RANKS}
+        one = key(path, 1, *at["pipeline_parallel_size"])
         yield hit_file(
             model,
             path,
             f"speculation with pipeline_parallel_size {pipeline}",
-            (
-                Remedy(
-                    f"pipeline_parallel_size: 1 and tensor_parallel_size: {ranks}",
-                    key(path, 1, "pipeline_parallel_size").edits + key(path, ranks, "tensor_parallel_size").edits,
-                ),
-                none,
-            ),
-            lines.of("pipeline_parallel_size"),
+            (together(one, key(path, ranks, *at["tensor_parallel_size"])), none),
+            lines.of(*at["pipeline_parallel_size"]),
         )
 
 
@@ -234,25 +238,19 @@ def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str,
 )
 @each_document
 def llmapi_devices(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
-    sizes = [document.get(name, 1) for name in _RANKS]
-    if all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+    arguments = placed(document, load_arguments())
+    sizes = [arguments[name].value if name in arguments else 1 for name in _RANKS]
+    wrong = [name for name, size in zip(_RANKS, sizes, strict=True) if type(size) is not int or size < 1]
+    if not wrong:
         yield from device_faults(model, sizes[0] * sizes[1])
-    else:
-        yield hit_file(
-            model,
-            path,
-            f"tensor_parallel_size {sizes[0]!r}, pipeline_parallel_size {sizes[1]!r}",
-            Remedy(
-                "whole numbers of at least 1",
-                tuple(
-                    edit
-                    for name, size in zip(_RANKS, sizes, strict=True)
-                    if not (isinstance(size, int) and not isinstance(size, bool) and size > 0)
-                    for edit in key(path, _whole(size), name).edits
-                ),
-            ),
-            Lines(text).of("tensor_parallel_size"),
-        )
+        return
+    yield hit_file(
+        model,
+        path,
+        f"tensor_parallel_size {sizes[0]!r}, pipeline_parallel_size {sizes[1]!r}",
+        together(*(key(path, _whole(arguments[name].value), *arguments[name].path) for name in wrong)),
+        Lines(text).of(*arguments[wrong[0]].path),
+    )
 
 
 _RANKS = ("tensor_parallel_size", "pipeline_parallel_size")

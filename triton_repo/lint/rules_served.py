@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.folder_kind import folder_kind
+from triton_repo.lint.llm_arguments import load_arguments
 from triton_repo.lint.remedies import no_key, person
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import is_vllm
 from triton_repo.lint.rules import Hit, each_model, hit_file, rule, thread
 from triton_repo.lint.rules_llmapi import each_document
-from triton_repo.lint.settings import Lines, file_of
+from triton_repo.lint.settings import Lines, file_of, placed
 
 #: kinds of folders that each loads
 _LLMAPI = ("a Hugging Face checkpoint",)
@@ -30,16 +31,10 @@ _VLLM = (*_LLMAPI, "a checkpoint in its maker's own format", "a GGUF file in a f
 )
 @each_document
 def llmapi_folder(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
-    section = document.get("speculative_config")
-    named: list[tuple[str, ...]] = [("model",)]
-    if isinstance(section, dict):
-        named += [
-            ("speculative_config", key) for key in ("speculative_model", "speculative_model_dir") if key in section
-        ]
-    for place in named:
-        value = document[place[0]] if len(place) == 1 and place[0] in document else None
-        value = section[place[1]] if len(place) == 2 and isinstance(section, dict) else value
-        yield from _folder(model, path, text, place, value, _LLMAPI)
+    arguments = placed(document, load_arguments())
+    for name in ("model", "speculative_config.speculative_model", "speculative_config.speculative_model_dir"):
+        if name in arguments:
+            yield from _folder(model, path, text, arguments[name].path, arguments[name].value, _LLMAPI)
 
 
 @rule(
@@ -108,8 +103,10 @@ def unasked(model: Model, path: Path, text: str, document: Mapping[str, Any]) ->
     names = [row.name for row in (*model.message.input, *model.message.output)]
     if not names or not (model.knows("input") and model.knows("output")):
         return
+    arguments = placed(document, load_arguments())
     for setting, (part, without) in _ASKED.items():
-        value = document.get(setting)
+        place = arguments[setting].path if setting in arguments else (setting,)
+        value = arguments[setting].value if setting in arguments else document.get(setting)
         if (
             not value
             or (value is not True and value == 1)
@@ -122,9 +119,9 @@ def unasked(model: Model, path: Path, text: str, document: Mapping[str, Any]) ->
             path,
             f"{setting} is set and the model has no tensor of {part}: {without}",
             (
-                no_key(path, setting),
+                no_key(path, *place),
                 person("tensors for it in config.pbtxt and model.py; trtforge triton emit writes them"),
                 person("trtllm-serve, whose requests can"),
             ),
-            Lines(text).of(setting),
+            Lines(text).of(*place),
         )

@@ -145,7 +145,8 @@ def _instead(name: str, gone: Gone, path: Path, document: Mapping[str, Any]) -> 
             return (leave,)
         return (together(leave, key(path, not value, gone.inverse), text=_json(gone.inverse, not value)), leave)
     place = tuple((gone.to or "").split(".")) if gone.to else ()
-    if place and _free(document, place):
+    takes = load_vllm_arguments().kinds.get(place[0], ()) if len(place) == 1 else ()
+    if place and _free(document, place) and fits(value, takes):
         return (together(leave, key(path, value, *place), text=_json(".".join(place), value)), leave)
     if gone.says is not None:
         return (leave, person(gone.says))

@@ -44,6 +44,14 @@ def parsed(text: str) -> tuple[Any, int, str | None]:
         return None, 1, str(error) or "it is nested too deeply"
 
 
+def has_anchors(text: str) -> bool:
+    """Whether a YAML text that parses names values to repeat them elsewhere."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text, Loader=loader))
+
+
 class Lines:
     """The lines of a YAML or JSON text's keys, by their path; a merged or unknown one has the nearest above it."""
 
@@ -53,7 +61,7 @@ class Lines:
         self._lines: dict[tuple[str, ...], int] = {}
         loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            root = yaml.compose(text, Loader=loader)
+            root = yaml.compose(text.replace("\t", " "), Loader=loader)  # JSON may be indented by tabs
         except (yaml.YAMLError, RecursionError, ValueError):  # JSON that is no YAML
             return
         todo: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
@@ -80,26 +88,20 @@ class Entry:
     """One key.
 
     Attributes:
-        section: the section that it is judged as, dotted; empty for the top.
+        section: the section that it stands in, dotted; empty for the top.
+        name: the argument that it is or should be, dotted.
         path: where it stands.
         alone: whether it is the only key of its mapping.
+        odd: whether YAML reads it as something else than a text (``true``, ``1``).
     """
 
     section: str
     key: str
+    name: str
     value: Any
     path: tuple[str, ...]
     alone: bool
-
-    @property
-    def name(self) -> str:
-        """The key's full name, dotted."""
-        return f"{self.section}.{self.key}" if self.section else self.key
-
-    @property
-    def home(self) -> tuple[str, ...]:
-        """Where a key of this name belongs."""
-        return tuple(self.name.split("."))
+    odd: bool = False
 
 
 def entries(
@@ -111,21 +113,35 @@ def entries(
         key = str(raw)
         if not section and key in table.wrapper:
             continue
-        entry = Entry(section, key, value, (*path, key), len(document) == 1)
+        name = f"{section}.{key}" if section else key
+        if key not in known:
+            name = _meant(key, section, table) or name
+        entry = Entry(section, key, name, value, (*path, key), len(document) == 1, not isinstance(raw, str))
         yield entry
         if not isinstance(value, dict):
             continue
-        inner = section_of(entry, table) if key in known else None
-        if key not in known:
-            place = homes(key, section, table)
-            inner = place[0] if len(place) == 1 and place[0] in table.known else "" if wraps(entry, table) else None
-        if inner is not None:
-            yield from entries(value, table, inner, entry.path)
+        if name in table.known:
+            yield from entries(value, table, name, entry.path)
+        elif key not in known and wraps(entry, table):
+            yield from entries(value, table, "", entry.path)
 
 
-def section_of(entry: Entry, table: Arguments) -> str | None:
-    """The section that a known key opens; None for one whose value is free."""
-    return entry.name if entry.name in table.known else None
+def placed(document: Mapping[Any, Any], table: Arguments) -> dict[str, Entry]:
+    """Argument (dotted) → its key, the one in its right place first, wherever it stands."""
+    found: dict[str, Entry] = {}
+    for entry in entries(document, table):
+        if entry.name not in found or ".".join(entry.path) == entry.name:
+            found[entry.name] = entry
+    return found
+
+
+def _meant(key: str, section: str, table: Arguments) -> str | None:
+    """The argument that a key should be which its section does not have: by its old name, or of another section."""
+    gone = table.removed.get(section, {}).get(key)
+    if gone is not None:
+        return gone.to
+    places = homes(key, section, table)
+    return key if key in places else places[0] if len(places) == 1 else None
 
 
 def homes(key: str, section: str, table: Arguments) -> list[str]:
