@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import re
 import resource
@@ -31,11 +32,17 @@ import psutil
 from launcher.installation import Installation, find_installation
 from launcher.ports import pick_free, require_free
 from launcher.stubs import StubWatch
+from trtforge.drain_notice import NOTICE, leave_notice
 from trtforge.errors import ForgeError
 from trtforge.server_launch import KEY, UMASK, body_limit, closing, stack_limit
 
 _PR_SET_PDEATHSIG = 1
+SHARED_MEMORY = Path("/dev/shm")
 _SHM_PREFIX = "trtforge_"
+#: ends of the names of a launcher's lock and of what it tells its models when it drains, beside its regions
+_LOCK, _DRAIN = "lock", "drain"
+#: seconds between the end of a drain, when requests are told that they get no answer, and the end of the server
+LAST_WORDS = 5
 _ERROR_LINE = re.compile(r"^E\d{4} |error:|failed to|ModuleNotFoundError|Exception|Error:", re.IGNORECASE)
 #: what the CPU build of the server always says about GPUs that are not there
 _HARMLESS = re.compile(r"cuda|nvml|dcgm|gpu memory|pinned", re.IGNORECASE)
@@ -59,13 +66,23 @@ def _stack() -> tuple[int, int]:
     return stack_limit(soft, hard, space, infinite=resource.RLIM_INFINITY), hard
 
 
-def remove_abandoned_shared_memory(folder: Path = Path("/dev/shm")) -> None:
-    """Remove regions whose launcher was killed: their names carry its process id."""
-    for region in folder.glob(f"{_SHM_PREFIX}*_*"):
-        owner = region.name[len(_SHM_PREFIX) :].split("_")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            with contextlib.suppress(OSError):
-                region.unlink()
+def remove_abandoned_shared_memory(folder: Path = SHARED_MEMORY) -> None:
+    """Remove the regions of launchers that were killed.
+
+    A launcher holds a lock on a file beside its regions as long as it lives. Its process id would not tell: containers
+    may share the folder and number their processes apart. Regions without such a file are left alone.
+    """
+    for lock in folder.glob(f"{_SHM_PREFIX}*_{_LOCK}"):
+        with contextlib.suppress(OSError), lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its launcher lives
+            _remove(folder, lock.name.removesuffix(_LOCK))
+
+
+def _remove(folder: Path, prefix: str) -> None:
+    """Remove the regions of one server, its lock last."""
+    for region in sorted(folder.glob(f"{prefix}*"), key=lambda path: path.name.endswith(_LOCK)):
+        with contextlib.suppress(OSError):
+            region.unlink()
 
 
 class TritonServer:
@@ -76,7 +93,7 @@ class TritonServer:
         host: address to bind.
         http_port, grpc_port, metrics_port: 0 picks a free one.
         log_path: where the server's output goes.
-        exit_timeout: seconds that draining may take.
+        exit_timeout: seconds that requests get when the server drains.
         extra_arguments: further command-line arguments of tritonserver.
     """
 
@@ -109,6 +126,7 @@ class TritonServer:
         self._watch: StubWatch | None = None
         #: which model's process died before the server did; empty while none has
         self.fallen = ""
+        self._lock: int | None = None
 
     def _pick_ports(self) -> None:
         """A port of its own for each one that was left open (0)."""
@@ -143,7 +161,7 @@ class TritonServer:
             f"--http-port={self.http_port}",
             f"--grpc-port={self.grpc_port}",
             f"--metrics-port={self.metrics_port}",
-            f"--exit-timeout-secs={self.exit_timeout}",
+            f"--exit-timeout-secs={self.exit_timeout + LAST_WORDS}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             "--disable-auto-complete-config",
             "--exit-on-error=true",
@@ -160,8 +178,9 @@ class TritonServer:
     def start(self) -> None:
         """Start the process; :meth:`wait_ready` says when it serves."""
         remove_abandoned_shared_memory()
+        self._hold_lock()
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, **self.installation.environment}
+        environment = {**os.environ, **self.installation.environment, NOTICE: str(self._own(_DRAIN))}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command(),
@@ -173,6 +192,15 @@ class TritonServer:
                 umask=UMASK,
                 preexec_fn=partial(_before_exec, _stack()),
             )
+
+    def _own(self, name: str) -> Path:
+        return SHARED_MEMORY / f"{self._shm_prefix}{name}"
+
+    def _hold_lock(self) -> None:
+        if self._lock is None:
+            descriptor = os.open(self._own(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._lock = descriptor
 
     def wait_ready(self, timeout: float = 120.0, give_up: threading.Event | None = None) -> float:
         """Seconds until every model was ready; returns early, the server not ready, when ``give_up`` is set.
@@ -280,10 +308,12 @@ class TritonServer:
             return None
         self._end_watch()
         if process.poll() is None:
+            with contextlib.suppress(OSError):
+                leave_notice(self._own(_DRAIN), self.exit_timeout)
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=self.exit_timeout + 10)
+                process.wait(timeout=self.exit_timeout + LAST_WORDS + 10)
         self._kill_group(process.pid)
         code = process.wait()
         self._remove_shared_memory()
@@ -311,7 +341,7 @@ class TritonServer:
 
     def _regions(self) -> Iterator[Path]:
         """The server's shared memory: a region a Python model, made while it loads."""
-        return Path("/dev/shm").glob(f"{self._shm_prefix}*")
+        return SHARED_MEMORY.glob(f"{self._shm_prefix}*")
 
     def _close_regions(self) -> None:
         """Prompts and answers pass through the regions, and Triton makes them readable by all, whatever its umask."""
@@ -320,9 +350,10 @@ class TritonServer:
                 region.chmod(0o600)
 
     def _remove_shared_memory(self) -> None:
-        for region in self._regions():
-            with contextlib.suppress(OSError):
-                region.unlink()
+        _remove(SHARED_MEMORY, self._shm_prefix)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> TritonServer:
         self.start()

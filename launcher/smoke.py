@@ -21,6 +21,8 @@ from trtforge.errors import ForgeError, GateFailed
 from trtforge.progress import Progress, SilentProgress
 
 ANSWER_SECONDS = 120.0
+#: seconds after which a request that does not stream is taken to run
+RUNNING_SECONDS = 0.2
 #: short requests of each client in a burst
 BURST = 16
 
@@ -42,6 +44,7 @@ class SmokeTarget:
         expected: greedy answers of the offline engine by prompt, ``max_tokens`` tokens each.
         excuses: whether rounding explains a different answer to a prompt in a batch; for engines whose rows depend
             on their number. None: every answer has to be the expected one.
+        streams: whether the model is decoupled; without, every answer is whole.
         max_input_len: tokens of the longest prompt that the engine takes.
     """
 
@@ -54,6 +57,7 @@ class SmokeTarget:
     max_input_len: int
     clients: int = 32
     excuses: Callable[[str, str], bool] | None = None
+    streams: bool = True
 
 
 def run_smoke(target: SmokeTarget, progress: Progress | None = None) -> list[Check]:
@@ -111,14 +115,14 @@ def _same_answers(target: SmokeTarget) -> str:
     pieces = 0
     with StreamClient(target.grpc_url, target.model) as client:
         for prompt, expected in target.expected.items():
-            streamed = client.ask(_greedy(prompt, target, stream=True), ANSWER_SECONDS)
             whole = client.ask(_greedy(prompt, target), ANSWER_SECONDS)
+            streamed = client.ask(_greedy(prompt, target, stream=True), ANSWER_SECONDS) if target.streams else whole
             _expect(streamed.error is None and whole.error is None, f"refused: {streamed.error or whole.error}")
             _expect(len(whole.pieces) == 1, f"a request without stream got {len(whole.pieces)} responses")
             _expect(streamed.text == whole.text, f"stream {streamed.text!r} differs from whole {whole.text!r}")
             _expect(whole.text == expected, f"server {whole.text!r} differs from offline {expected!r}")
             pieces += len(streamed.pieces)
-    return f"{len(target.expected)} prompts, {pieces} streamed pieces"
+    return f"{len(target.expected)} prompts, {pieces} {'streamed pieces' if target.streams else 'whole answers'}"
 
 
 def _http_agrees(target: SmokeTarget) -> str:
@@ -144,11 +148,13 @@ def _http_answer(target: SmokeTarget, prompt: str) -> int:
     body = json.dumps({"text_input": prompt, "max_tokens": target.max_tokens}).encode()
     with _post(f"{url}/generate", body) as answer:
         whole = json.loads(answer.read())["text_output"]
+    _expect(whole == expected, f"generate returned {whole!r}, expected {expected!r}")
+    if not target.streams:
+        return 1
     body = json.dumps({"text_input": prompt, "max_tokens": target.max_tokens, "stream": True}).encode()
     with _post(f"{url}/generate_stream", body) as answer:
         events = [line[len("data:") :] for line in answer.read().decode().splitlines() if line.startswith("data:")]
     streamed = "".join(json.loads(event)["text_output"] for event in events)
-    _expect(whole == expected, f"generate returned {whole!r}, expected {expected!r}")
     _expect(streamed == expected, f"generate_stream joined to {streamed!r}, expected {expected!r}")
     return len(events)
 
@@ -160,7 +166,7 @@ def _concurrent_clients(target: SmokeTarget) -> str:
     def one(index: int) -> None:
         try:
             with StreamClient(target.grpc_url, target.model) as client:
-                values = _greedy(prompts[index % len(prompts)], target, stream=index % 2 == 0)
+                values = _greedy(prompts[index % len(prompts)], target, stream=target.streams and index % 2 == 0)
                 answers[index] = client.ask(values, ANSWER_SECONDS)
         except Exception as error:  # a client's thread must not die in silence
             answers[index] = f"{type(error).__name__}: {error}"
@@ -200,7 +206,8 @@ def _burst(target: SmokeTarget) -> str:
         try:
             with StreamClient(target.grpc_url, target.model) as client:
                 for turn in range(BURST):
-                    values = {"text_input": prompt, "max_tokens": 1 + (index + turn) % 3, "stream": turn % 2 == 0}
+                    stream = target.streams and turn % 2 == 0
+                    values = {"text_input": prompt, "max_tokens": 1 + (index + turn) % 3, "stream": stream}
                     answer = client.ask(values, ANSWER_SECONDS)
                     if answer.error is not None:
                         failed.append(answer.error)
@@ -243,9 +250,10 @@ def _wait_idle(target: SmokeTarget, seconds: float = 20.0) -> dict[str, float]:
 
 
 def _long_request(target: SmokeTarget) -> dict[str, Any]:
-    """A streamed request that runs as long as the engine's limits allow."""
+    """A request that runs as long as the engine's limits allow, streamed where the model streams."""
     tokens = max(1, target.max_input_len - 64)
-    return {"text_input": next(iter(target.expected)), "max_tokens": tokens, "min_tokens": tokens, "stream": True}
+    prompt = next(iter(target.expected))
+    return {"text_input": prompt, "max_tokens": tokens, "min_tokens": tokens, "stream": target.streams}
 
 
 def _cancelled_client(target: SmokeTarget) -> str:
@@ -253,7 +261,10 @@ def _cancelled_client(target: SmokeTarget) -> str:
     request = _long_request(target)
     client = StreamClient(target.grpc_url, target.model)
     client.send(request)
-    next(iter(client.receive(ANSWER_SECONDS)))
+    if target.streams:
+        next(iter(client.receive(ANSWER_SECONDS)))
+    else:
+        time.sleep(RUNNING_SECONDS)
     client.close(cancel=True)
     after = _wait_idle(target)
     generated = after[_GENERATED] - before
@@ -266,13 +277,17 @@ def _vanishing_client(target: SmokeTarget) -> str:
     prompt, expected = next(iter(target.expected.items()))
     host, port = target.http_url.rsplit(":", 1)
     body = json.dumps(_long_request(target))
+    verb = "generate_stream" if target.streams else "generate"
     request = (
-        f"POST /v2/models/{target.model}/generate_stream HTTP/1.1\r\nHost: {target.http_url}\r\n"
+        f"POST /v2/models/{target.model}/{verb} HTTP/1.1\r\nHost: {target.http_url}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
     )
     with socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS) as raw:
         raw.sendall(request.encode())
-        raw.recv(256)  # the answer has begun; now the client is gone
+        if target.streams:
+            raw.recv(256)  # the answer has begun; now the client is gone
+        else:
+            time.sleep(RUNNING_SECONDS)
     with StreamClient(target.grpc_url, target.model) as client:
         answer = client.ask(_greedy(prompt, target), ANSWER_SECONDS)
     _expect(answer.text == expected, f"the next client got {answer.text!r} ({answer.error})")
@@ -313,7 +328,7 @@ def _stop_words(target: SmokeTarget) -> str:
     cut = expected[: expected.index(stop)]
     with StreamClient(target.grpc_url, target.model) as client:
         whole = client.ask(_greedy(prompt, target, stop_words=[stop]), ANSWER_SECONDS)
-        streamed = client.ask(_greedy(prompt, target, stop_words=[stop], stream=True), ANSWER_SECONDS)
+        streamed = client.ask(_greedy(prompt, target, stop_words=[stop], stream=target.streams), ANSWER_SECONDS)
     _expect(whole.text == cut, f"stop word {stop!r}: got {whole.text!r}, expected {cut!r}")
     _expect(streamed.text == cut, f"stop word {stop!r} in a stream: got {streamed.text!r}, expected {cut!r}")
     _expect(whole.finish_reason == "stop", f"finish_reason is {whole.finish_reason!r}")

@@ -87,7 +87,7 @@ class _Live:
     first_scheduled: float | None = None
     first_token: float | None = None
     error: dict[str, Any] | None = None
-    forked: bool = False
+    blocks: int = 0
 
 
 class EngineCore:
@@ -166,7 +166,9 @@ class EngineCore:
             raise errors.too_few_blocks(capacity, needed, self.pool.num_blocks, self.executor.block_size)
         if params.n > self.scheduler.config.max_running:
             raise errors.too_many_samples(params.n, self.scheduler.config.max_running)
-        for token in itertools.chain(params.stop_token_ids, *params.bad_token_sequences):
+        biased = (token for token, _ in params.logit_bias)
+        sequences = (*params.bad_token_sequences, *params.stop_token_sequences)
+        for token in itertools.chain(params.stop_token_ids, biased, *sequences):
             if token >= self.executor.vocab_size:
                 raise errors.token_out_of_range(token, self.executor.vocab_size)
         if self.tokenizer is None and (params.stop or params.bad_words or params.guided):
@@ -410,6 +412,8 @@ class EngineCore:
     def _emit(self, live: _Live, samples: list[Sample], now: float) -> RequestOutput:
         """Take the samples' news; drop the ended ones, and the request with its last one."""
         news = []
+        blocks = _blocks(samples)
+        last = max((s.last_token_at for s in samples if s.last_token_at is not None), default=None)
         for sample in samples:
             output = sample.take_output()
             if sample.finish_reason is not None:
@@ -419,6 +423,7 @@ class EngineCore:
             news.append(output)
         if not live.prepared.request.stream:
             live.ended.extend(news)
+            live.blocks = max(live.blocks, blocks)
             news = [] if live.samples else sorted(live.ended, key=lambda o: o.index)
         finished = not live.samples
         if finished:
@@ -431,8 +436,10 @@ class EngineCore:
             finished=finished,
             num_prompt_tokens=len(live.prepared.prompt),
             num_cached_tokens=samples[0].sequence.cached_tokens or 0 if samples else 0,
-            times=RequestTimes(live.arrival, live.first_scheduled, live.first_token, now if finished else None),
+            times=RequestTimes(live.arrival, live.first_scheduled, live.first_token, now if finished else None, last),
             error=live.error,
+            max_tokens=live.prepared.capacity - len(live.prepared.prompt),
+            num_blocks=max(live.blocks, blocks),
         )
 
     def _record_end(self, live: _Live, news: list[SampleOutput], now: float) -> None:
@@ -463,6 +470,13 @@ class EngineCore:
             "prefix_cache_hits_total": scheduler.prefix_hits,
             "num_preemptions_total": scheduler.preemptions,
         }
+
+
+def _blocks(samples: list[Sample]) -> int:
+    """KV blocks that the samples hold, shared ones counted once."""
+    if len(samples) == 1:
+        return len(samples[0].sequence.blocks)
+    return len({block for sample in samples for block in sample.sequence.blocks})
 
 
 def _check_limits(limits: ExecutorLimits, executor: Executor) -> None:

@@ -137,6 +137,17 @@ def shutting_down() -> ForgeError:
     )
 
 
+def drain_ended() -> ForgeError:
+    """What a live request is told when a drain's time is over."""
+    return ForgeError(
+        "TF-RUN-057",
+        "the engine is shutting down: its drain ended before this answer was complete",
+        why="a drain gives running and waiting requests a limited time",
+        remedies=["send the request to another replica", "a longer drain (trtforge serve --drain SECONDS)"],
+        exit_code=ExitCode.GATE_FAILED,
+    )
+
+
 def engine_dead(cause: str, failures: int) -> ForgeError:
     """The engine gave up after repeated failures."""
     return ForgeError(

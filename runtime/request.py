@@ -83,6 +83,7 @@ class RequestTimes:
     first_scheduled: float | None = None
     first_token: float | None = None
     finished: float | None = None
+    last_token: float | None = None
 
 
 @dataclass(slots=True)
@@ -92,6 +93,8 @@ class RequestOutput:
     Attributes:
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: of these, how many the prefix cache supplied at first scheduling.
+        max_tokens: tokens that a sample may have: what was asked for, or fewer where the context ends sooner.
+        num_blocks: KV blocks that the samples of this output hold, those that they share counted once.
         error: the error (``ForgeError.to_json`` shape) when a sample finished with ``error``.
     """
 
@@ -102,6 +105,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     times: RequestTimes | None = None
     error: dict[str, Any] | None = None
+    max_tokens: int = 0
+    num_blocks: int = 0
 
     @property
     def text(self) -> str:

@@ -80,7 +80,9 @@ class Sample:
                 self._show(piece, armed=count >= params.min_tokens)
                 if self.finish_reason is not None:
                     return
-        if sampling.guided is not None and sampling.guided.accept(token) and count >= params.min_tokens:
+        if sampling.stopped() or (
+            sampling.guided is not None and sampling.guided.accept(token) and count >= params.min_tokens
+        ):
             self._end(FinishReason.STOP, None)
         elif count >= params.max_tokens or self.sequence.length >= len(self.sequence.tokens):
             self._end(FinishReason.LENGTH, None)

@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class AsyncEngine:
         self._ids = itertools.count()
         self._draining = False
         self._stopping = False
+        self._ending: ForgeError | None = None
         self._death: ForgeError | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -90,24 +91,34 @@ class AsyncEngine:
             ForgeError: what ``EngineCore.prepare`` raises; ``TF-RUN-053`` id in use, ``TF-RUN-056`` queue full,
                 ``TF-RUN-057`` shutting down, ``TF-RUN-058`` dead.
         """
+        return self.submit_all([(request, callback)])[0]
+
+    def submit_all(self, pairs: Sequence[tuple[Request, Callback]]) -> list[str]:
+        """Queue several requests, or none of them; ids and errors as of :meth:`submit`."""
         self._refuse_if_closed()
         # Tokenizing and grammar compilation happen here, on the client's time.
-        prepared = self.core.prepare(request)
+        prepared = [self.core.prepare(request) for request, _ in pairs]
         with self._changed:
             self._refuse_if_closed()
-            request_id = request.request_id
-            while request_id is None or (request.request_id is None and request_id in self._callbacks):
-                request_id = f"async-{next(self._ids)}"
-            if request_id in self._callbacks:
-                raise errors.duplicate_id(request_id)
+            given = [request.request_id for request, _ in pairs if request.request_id is not None]
+            for at, name in enumerate(given):
+                if name in self._callbacks or name in given[:at]:
+                    raise errors.duplicate_id(name)
             waiting = self._arriving + len(self.core.scheduler.waiting)
-            if waiting >= self.core.config.max_waiting:
+            if waiting + len(pairs) > self.core.config.max_waiting:
                 raise errors.queue_full(waiting, self.core.config.max_waiting)
-            self._callbacks[request_id] = callback
-            self._inbox.append(replace(prepared, request=replace(request, request_id=request_id)))
-            self._arriving += 1
+            ids = []
+            for one, (request, callback) in zip(prepared, pairs, strict=True):
+                request_id = request.request_id
+                while request_id is None:
+                    request_id = f"async-{next(self._ids)}"
+                    request_id = None if request_id in self._callbacks or request_id in given else request_id
+                self._callbacks[request_id] = callback
+                self._inbox.append(replace(one, request=replace(request, request_id=request_id)))
+                self._arriving += 1
+                ids.append(request_id)
             self._changed.notify_all()
-        return request_id
+        return ids
 
     def cancel(self, request_id: str) -> bool:
         """Ask for a request to end; its callback gets a final output ``cancelled``. False: it is not live."""
@@ -145,6 +156,13 @@ class AsyncEngine:
         with self._changed:
             self._draining = True
             return self._changed.wait_for(lambda: not self._callbacks or self._death is not None, timeout)
+
+    def end(self, error: ForgeError) -> None:
+        """Refuse new requests and end the live ones with ``error``, which their callbacks get before the next step."""
+        with self._changed:
+            self._draining = True
+            self._ending = error
+            self._changed.notify_all()
 
     def shutdown(self, timeout: float | None = 30.0) -> bool:
         """Drain for up to ``timeout`` seconds, cancel what is left, stop the thread.
@@ -196,14 +214,20 @@ class AsyncEngine:
         """One turn: inbox, step, callbacks. False ends the thread."""
         with self._changed:
             while not self._inbox and not self.core.has_unfinished():
+                self._ending = None  # nobody is left to be told
                 if self._stopping:
                     return False
                 self._changed.wait()
             commands = list(self._inbox)
             self._inbox.clear()
-            stopping = self._stopping
+            stopping, ending = self._stopping, self._ending
+            self._ending = None
         for command in commands:
             self._obey(command)
+        if ending is not None:
+            for output in self.core.fail_all(ending):
+                self._deliver(output)
+            return True
         if stopping:
             for request_id in self.core.live_ids():
                 self._deliver(self.core.abort(request_id))

@@ -63,15 +63,15 @@ def library_environment(folder: Path) -> dict[str, str]:
     return environment
 
 
-def input_data(prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
-    """perf_analyzer's ``--input-data`` for streaming requests of a fixed length."""
+def input_data(prompts: Sequence[str], max_tokens: int, *, stream: bool = True) -> dict[str, Any]:
+    """perf_analyzer's ``--input-data`` for requests of a fixed length."""
     return {
         "data": [
             {
                 "text_input": [prompt],
                 "max_tokens": [max_tokens],
                 "min_tokens": [max_tokens],
-                "stream": [True],
+                "stream": [stream],
                 "exclude_input_in_output": [True],
             }
             for prompt in prompts
@@ -105,6 +105,18 @@ def parse_export(export: dict[str, Any], max_tokens: int) -> list[RequestTiming]
     return timings
 
 
+def streams(grpc_url: str, model: str) -> bool:
+    """Whether a served model may stream; True where no server says otherwise."""
+    import tritonclient.grpc as grpc
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        with grpc.InferenceServerClient(grpc_url) as client:
+            return bool(client.get_model_config(model).config.model_transaction_policy.decoupled)
+    except InferenceServerException:
+        return True
+
+
 def measure(
     *,
     grpc_url: str,
@@ -119,6 +131,7 @@ def measure(
 ) -> list[LevelResult]:
     """A concurrency sweep against ``model`` on a running server.
 
+    A model that is not decoupled sends whole answers: the time to the first token is then that of the answer.
     A level whose export is empty or cut is measured once more: perf_analyzer now and then ends with code 0 without
     having written all of it.
 
@@ -134,7 +147,7 @@ def measure(
         folder = Path(name)
         environment = library_environment(folder)
         data = folder / "input.json"
-        data.write_text(json.dumps(input_data(prompts, max_tokens)), encoding="utf-8")
+        data.write_text(json.dumps(input_data(prompts, max_tokens, stream=streams(grpc_url, model))), encoding="utf-8")
         report.start(f"perf_analyzer against {model}", total=len(concurrency))
         for level in concurrency:
             export = folder / f"export-{level}.json"

@@ -57,6 +57,10 @@ class GrammarCompiler:
                 grammar = matcher_class.grammar_from_json_schema(schema)
             elif guide.regex is not None:
                 grammar = matcher_class.grammar_from_regex(guide.regex)
+            elif guide.grammar is not None:
+                from llguidance.gbnf_to_lark import any_to_lark
+
+                grammar = matcher_class.grammar_from_lark(any_to_lark(guide.grammar))
             else:
                 choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in guide.choice or ())
                 grammar = matcher_class.grammar_from_lark(f"start: {choices}")

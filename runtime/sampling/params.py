@@ -31,13 +31,17 @@ class GuidedDecoding:
         json_schema: a JSON Schema as text or mapping.
         regex: a regular expression that the whole output matches.
         choice: the output is one of these strings.
+        grammar: an EBNF grammar (GBNF as llama.cpp and xgrammar read it, or Lark) whose start is ``root``.
     """
 
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
+        if self.grammar is not None and not isinstance(self.grammar, str):
+            _refuse("guided", self.grammar, "a grammar that is text")
         if self.json_schema is not None and not isinstance(self.json_schema, (str, Mapping)):
             _refuse("guided", self.json_schema, "a json_schema that is text or a JSON object")
         if self.regex is not None and not isinstance(self.regex, str):
@@ -67,6 +71,8 @@ class SamplingParams:
         bad_token_sequences: token sequences that are never completed.
         stop: texts that end the request; the output is cut before the first one.
         stop_token_ids: tokens that end the request; not part of the text.
+        stop_token_sequences: token sequences that end the request once generated; part of the output.
+        logit_bias: (token, bias) pairs, added to the logits before everything else; each token once.
         include_stop: keep the stop text at the end of the output.
         ignore_eos: generate past the model's own end-of-sequence tokens.
         seed: in [0, 2^64); the same seed gives the same tokens in any batch. None: drawn by the engine.
@@ -91,6 +97,8 @@ class SamplingParams:
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_token_sequences: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
     seed: int | None = None
@@ -104,13 +112,9 @@ class SamplingParams:
         for name in ("bad_words", "stop"):
             object.__setattr__(self, name, _strings(name, getattr(self, name)))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        sequences = self.bad_token_sequences
-        if isinstance(sequences, (str, bytes)) or not isinstance(sequences, Sequence):
-            _refuse("bad_token_sequences", sequences, "a list of token id lists")
-        _check_count("bad_token_sequences", sequences)
-        object.__setattr__(
-            self, "bad_token_sequences", tuple(_token_ids("bad_token_sequences", s, least=1) for s in sequences)
-        )
+        for name in ("bad_token_sequences", "stop_token_sequences"):
+            object.__setattr__(self, name, _token_sequences(name, getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name, (test, allowed) in _NUMBER_RULES.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -130,10 +134,10 @@ class SamplingParams:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.guided is not None:
             if not isinstance(self.guided, GuidedDecoding):
-                _refuse("guided", self.guided, "a GuidedDecoding (over the wire: one of json_schema, regex, choice)")
+                _refuse("guided", self.guided, f"a GuidedDecoding (over the wire: one of {_GUIDES})")
             given = [f.name for f in dataclasses.fields(self.guided) if getattr(self.guided, f.name) is not None]
             if len(given) != 1:
-                _refuse("guided", given, "exactly one of json_schema, regex, choice")
+                _refuse("guided", given, f"exactly one of {_GUIDES}")
 
     @property
     def effective_temperature(self) -> float:
@@ -170,7 +174,7 @@ class SamplingParams:
             try:
                 arguments["guided"] = GuidedDecoding(**arguments["guided"])
             except TypeError:  # an unknown field
-                _refuse("guided", arguments["guided"], "one of json_schema, regex, choice")
+                _refuse("guided", arguments["guided"], f"one of {_GUIDES}")
         return cls(**arguments)
 
 
@@ -186,6 +190,8 @@ _CODES = {
     "min_tokens": "TF-RUN-078",
     "stop": "TF-RUN-079",
     "stop_token_ids": "TF-RUN-080",
+    "stop_token_sequences": "TF-RUN-080",
+    "logit_bias": "TF-RUN-118",
     "bad_words": "TF-RUN-081",
     "bad_token_sequences": "TF-RUN-081",
     "seed": "TF-RUN-082",
@@ -212,6 +218,7 @@ _NUMBER_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "logprobs": (lambda v: 0 <= v <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}"),
     "n": (lambda v: v >= 1, "at least 1"),
 }
+_GUIDES = "json_schema, regex, choice, grammar"
 _WHOLE = {"max_tokens", "top_k", "min_tokens", "seed", "logprobs", "n"}
 _OPTIONAL = {"temperature", "seed", "logprobs"}
 
@@ -258,6 +265,28 @@ def _strings(name: str, values: Any) -> tuple[str, ...]:
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_STOP_CHARACTERS:
             _refuse(name, value, f"texts of 1 to {MAX_STOP_CHARACTERS} characters")
     return tuple(values)
+
+
+def _token_sequences(name: str, values: Any) -> tuple[tuple[int, ...], ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        _refuse(name, values, "a list of token id lists")
+    _check_count(name, values)
+    return tuple(_token_ids(name, value, least=1) for value in values)
+
+
+def _biases(values: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of token and bias, from pairs or from a mapping."""
+    pairs = list(values.items()) if isinstance(values, Mapping) else values
+    if not isinstance(pairs, (list, tuple)) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
+        _refuse("logit_bias", values, "a list of (token, bias) pairs")
+    tokens = _token_ids("logit_bias", [token for token, _ in pairs])
+    for _, bias in pairs:
+        number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
+        if not number or not _representable(bias):
+            _refuse("logit_bias", bias, "pairs of a token and a finite number")
+    if len(set(tokens)) < len(tokens):
+        _refuse("logit_bias", [token for token in tokens if tokens.count(token) > 1], "pairs with each token once")
+    return tuple((token, float(bias)) for token, (_, bias) in zip(tokens, pairs, strict=True))
 
 
 def _token_ids(name: str, values: Any, least: int = 0) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 Policy: greedy rows (the common case) cost one maximum over [L, V] for all of them together. The others are
 processed together, row-wise only, so that a row's result depends on its own logits and state and never on
-its neighbours. Order of processing: penalties, bans (min_tokens, token sequences, grammar), temperature,
+its neighbours. Order of processing: bias, penalties, bans (min_tokens, token sequences, grammar), temperature,
 min_p, top_k, top_p (as vLLM orders them), choice by inverse distribution function with the row's own uniform
 number, and last the text-level bad words (a token that would complete one is struck out and the choice
 repeated).
@@ -118,9 +118,10 @@ class Sampler:
         values, _ = best = _argmax(x_RV)
         broken = (~torch.isfinite(values)).tolist()
         bans = [state.banned() for state in states]
-        if any(bans) or any(state.penalized or state.guided is not None for state in states):
+        if any(bans) or any(s.penalized or s.guided is not None or s.bias is not None for s in states):
             if x_RV is x_LV:
                 x_RV = self._buffer("logits", x_LV, len(rows)).copy_(x_LV)
+            _add_bias(x_RV, states)
             _penalize(x_RV, states)
             _ban(x_RV, states, bans)
             best = _argmax(x_RV)
@@ -278,6 +279,13 @@ class Sampler:
             scaled = torch.full_like(x_1V, -torch.inf)
             scaled[0, ids[0]] = weight[0].log().float()
         return self._log_probabilities(scaled, [token], [state.params.logprobs or 0])[0]
+
+
+def _add_bias(x_RV: torch.Tensor, states: list[SamplingState]) -> None:
+    for r, state in enumerate(states):
+        if state.bias is not None:
+            tokens, values = (torch.from_numpy(array).to(x_RV.device) for array in state.bias)
+            x_RV[r].index_add_(0, tokens, values.to(x_RV.dtype))
 
 
 def _penalize(x_RV: torch.Tensor, states: list[SamplingState]) -> None:

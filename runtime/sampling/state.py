@@ -37,7 +37,9 @@ class SamplingState:
         "_seen_counts",
         "_seen_index",
         "_single_bans",
+        "_stop_sequences",
         "bad_sequences",
+        "bias",
         "completes_bad_word",
         "direct",
         "end_ids",
@@ -86,8 +88,16 @@ class SamplingState:
         self._seen[: len(seen)] = seen
         self._seen_counts = np.zeros(len(self._seen), dtype=np.float32)
         self._seen_index = {token: at for at, token in enumerate(seen.tolist())} if self.penalized else {}
+        self._stop_sequences = params.stop_token_sequences
+        #: tokens int64 [n] and what is added to their logits float32 [n]; None: nothing is
+        self.bias: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None = None
+        if params.logit_bias:
+            tokens, values = zip(*params.logit_bias, strict=True)
+            self.bias = np.array(tokens, dtype=np.int64), np.array(values, dtype=np.float32)
         #: the likeliest token of the raw logits is the answer, unless :meth:`vetoes` says no
-        self.direct = self.greedy and not self.penalized and guided is None and params.logprobs is None
+        self.direct = (
+            self.greedy and not self.penalized and guided is None and params.logprobs is None and self.bias is None
+        )
         self._guarded = bool(params.bad_token_sequences or params.min_tokens or completes_bad_word is not None)
 
     def fork(
@@ -122,6 +132,12 @@ class SamplingState:
         self.generated.append(token)
         if self.penalized:
             self._count(token)
+
+    def stopped(self) -> bool:
+        """Whether the newest tokens complete a stop sequence; none counts before ``min_tokens``."""
+        if not self._stop_sequences or len(self.generated) < self.params.min_tokens:
+            return False
+        return any(tuple(self.generated[-len(s) :]) == s for s in self._stop_sequences)
 
     def seen(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Tokens under a penalty and how often each occurs in the output (0: prompt only)."""

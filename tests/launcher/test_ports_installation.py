@@ -1,5 +1,7 @@
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -52,11 +54,28 @@ def test_a_machine_without_a_server_says_what_to_install(monkeypatch):
 
 
 def test_shared_memory_of_dead_launchers_is_removed_and_others_are_left(tmp_path):
-    dead, alive, other = tmp_path / "trtforge_4194399_80_x", tmp_path / f"trtforge_{os.getpid()}_80_x", tmp_path / "x"
-    for region in (dead, alive, other):
+    """Process ids say nothing where containers share the folder: a lock that nobody holds does."""
+    names = ("trtforge_4194399_80_", "trtforge_1_81_", f"trtforge_{os.getpid()}_82_")
+    dead, other_namespace, unmarked = (tmp_path / f"{name}region" for name in names)
+    for region in (dead, other_namespace, unmarked, tmp_path / "x"):
         region.touch()
+    for name in names[:2]:
+        (tmp_path / f"{name}lock").touch()
+    holds = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(); time.sleep(60)"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", holds, str(tmp_path / f"{names[1]}lock")], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        holder.stdout.readline()
+        remove_abandoned_shared_memory(tmp_path)
+        assert not list(tmp_path.glob(f"{names[0]}*"))
+        assert [path.exists() for path in (other_namespace, unmarked, tmp_path / "x")] == [True, True, True]
+    finally:
+        holder.kill()
+        holder.wait()
     remove_abandoned_shared_memory(tmp_path)
-    assert [dead.exists(), alive.exists(), other.exists()] == [False, True, True]
+    assert not list(tmp_path.glob(f"{names[1]}*"))
+    assert unmarked.exists()
 
 
 def test_a_server_on_path_comes_first(monkeypatch):

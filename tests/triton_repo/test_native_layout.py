@@ -5,9 +5,13 @@ import sys
 
 import pytest
 
+from runtime.frontend.asking import READ
+from runtime.frontend.offered import NOT_OFFERED, WITHOUT_EFFECT
 from triton_repo.configs import print_config, read_config
+from triton_repo.layouts.ifb_tensors import BLS_INPUTS, BLS_OUTPUTS, ENGINE_INPUTS, ENGINE_OUTPUTS
 from triton_repo.layouts.native import emit
-from triton_repo.tensors import INPUTS, OUTPUTS
+from triton_repo.layouts.native_names import CLIENT_NAMES
+from triton_repo.layouts.native_tensors import FROM_ENGINE, INPUTS, OUTPUTS
 from triton_repo.validate import require_valid, validate_repository
 from trtforge.errors import ForgeError
 
@@ -45,27 +49,68 @@ def test_emitted_repository_is_valid_reproducible_and_carries_the_limits(bundle)
 
 
 def test_ensemble_clients_find_their_tensor_names():
-    names = {row.name for row in INPUTS}
-    assert {
-        "text_input", "max_tokens", "bad_words", "stop_words", "end_id", "pad_id", "top_k", "top_p", "temperature",
-        "repetition_penalty", "min_tokens", "presence_penalty", "frequency_penalty", "random_seed", "seed",
-        "length_penalty", "return_log_probs", "beam_width", "stream", "exclude_input_in_output",
-    } <= names  # fmt: skip
-    assert {"text_output", "cum_log_probs", "output_log_probs"} <= {row.name for row in OUTPUTS}
-    assert [row.name for row in INPUTS if not row.optional] == ["text_input", "max_tokens"]
+    names, outputs = [row.name for row in INPUTS], [row.name for row in OUTPUTS]
+    assert len(set(names)) == len(names)
+    assert len(set(outputs)) == len(outputs)
+    assert {row.name for row in BLS_INPUTS} <= set(names)
+    assert {FROM_ENGINE.get(row.name, row.name) for row in ENGINE_INPUTS} <= set(names)
+    assert {row.name for row in (*BLS_OUTPUTS, *ENGINE_OUTPUTS)} <= set(outputs)
+
+
+def test_what_is_declared_is_read_or_refused_or_known_to_change_nothing():
+    """Triton's count of required inputs does not say which is missing, so none is required: the model refuses."""
+    assert {row.name for row in INPUTS} == READ | NOT_OFFERED.keys() | WITHOUT_EFFECT
+    assert not READ & NOT_OFFERED.keys()
+    assert not (READ | NOT_OFFERED.keys()) & WITHOUT_EFFECT
+    assert all(row.optional for row in INPUTS)
+
+
+def test_names_that_clients_fix_hand_every_tensor_on(tmp_path, bundle):
+    emit(bundle / "engine", tmp_path / "named", name="demo", client_names=True, decoupled=False)
+    assert validate_repository(tmp_path / "named", bundle / "engine") == []
+    core = read_config(tmp_path / "named/demo/config.pbtxt")
+    assert not core.model_transaction_policy.decoupled
+    assert core.max_batch_size == LIMITS["max_batch_size"]
+    for name in CLIENT_NAMES:
+        config = read_config(tmp_path / "named" / name / "config.pbtxt")
+        assert config.platform == "ensemble"
+        [step] = config.ensemble_scheduling.step
+        assert step.model_name == "demo"
+        assert set(step.input_map.values()) == {i.name for i in config.input}
+        assert set(step.input_map) <= {i.name for i in core.input}
+        assert set(step.output_map.values()) == {o.name for o in config.output}
+        assert set(step.output_map) <= {o.name for o in core.output}
+        assert not {i.name for i in config.input} & {o.name for o in config.output}, "one tensor a name"
+        types = {i.name: i.data_type for i in core.input}
+        assert all(
+            types[inner] == i.data_type
+            for inner, outer in step.input_map.items()
+            for i in config.input
+            if i.name == outer
+        )
+    token = read_config(tmp_path / "named/tensorrt_llm/config.pbtxt")
+    assert {i.name for i in token.input} >= {row.name for row in ENGINE_INPUTS}
+
+
+def test_a_model_with_a_name_that_clients_fix_cannot_stand_beside_it(tmp_path, bundle):
+    with pytest.raises(ForgeError) as caught:
+        emit(bundle / "engine", tmp_path / "named", name="ensemble", client_names=True)
+    assert caught.value.code == "TF-TRI-090"
+    assert not (tmp_path / "named").exists()
+    emit(bundle / "engine", tmp_path / "plain", name="ensemble")
+    assert [path.name for path in (tmp_path / "plain").iterdir()] == ["ensemble"]
 
 
 FAULTS = [
-    ("TF-TRI-102", lambda t: t.replace("max_batch_size: 1", "max_batchsize: 1")),
+    ("TF-TRI-102", lambda t: t.replace("max_batch_size: 8", "max_batchsize: 8")),
     ("TF-TRI-001", lambda t: t + "\ninput ["),
-    ("TF-TRI-101", lambda t: t.replace("max_batch_size: 1", "max_batch_size: ${max_batch_size}")),
+    ("TF-TRI-101", lambda t: t.replace("max_batch_size: 8", "max_batch_size: ${max_batch_size}")),
     ("TF-TRI-023", lambda t: t.replace('name: "demo"', 'name: "other"', 1)),
     ("TF-TRI-024", lambda t: t.replace('name: "top_k"', 'name: "top_p"', 1)),
     ("TF-TRI-024", lambda t: t.replace("dims: 1", "dims: 0", 1)),
     ("TF-TRI-027", lambda t: t.replace("../../engine", "${engine_dir}")),
     ("TF-TRI-027", lambda t: t.replace("../../engine", "../../nowhere")),
     ("TF-TRI-028", lambda t: t.replace('string_value: "256"', 'string_value: "512"')),
-    ("TF-TRI-029", lambda t: t.replace("decoupled: true", "decoupled: false")),
 ]
 
 
@@ -77,6 +122,14 @@ def test_planted_faults_are_found(bundle, code, change):
         require_valid(bundle / "repository")
     assert caught.value.code == "TF-TRI-021"
     assert code in (caught.value.why or "")
+
+
+def test_a_model_written_before_the_choice_must_be_decoupled(bundle):
+    _edit(bundle, lambda t: t.replace("decoupled: true", "decoupled: false"))
+    assert validate_repository(bundle / "repository") == []
+    code = bundle / "repository/demo/1/model.py"
+    code.write_text(f"from runtime.triton_frontend import request_from_tensors\n{code.read_text()}")
+    assert [f.code for f in validate_repository(bundle / "repository")] == ["TF-TRI-029"]
 
 
 def test_importing_the_model_leaves_no_bytecode_in_the_bundle(bundle):

@@ -45,7 +45,14 @@ def emit_for(
         elif recipe.triton.layout == "llmapi":
             summary = _checkpoint(loaded, source, folder)
         else:
-            summary = native.emit(source, folder, name=name, engine_reference=_from_model(source, folder, name))
+            summary = native.emit(
+                source,
+                folder,
+                name=name,
+                engine_reference=_from_model(source, folder, name),
+                decoupled=recipe.triton.decoupled,
+                client_names=recipe.triton.client_names,
+            )
         require_valid(folder, source if recipe.triton.layout == "native" else None, place=out)
     return summary
 

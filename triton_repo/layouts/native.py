@@ -1,9 +1,10 @@
-"""The ``native`` layout: one decoupled Python-backend model that embeds the runtime and the tokenizer.
+"""The ``native`` layout: one Python-backend model that embeds the runtime and the tokenizer.
 
 ``REPOSITORY/NAME/config.pbtxt`` and ``REPOSITORY/NAME/1/model.py``. The model finds its engine by the
 ``engine_dir`` parameter, a path relative to the model's own folder, so a bundle can be moved. Limits
 are copied from the engine and checked against it again at load. Batching happens inside the runtime,
-token by token, so Triton's own batcher is off and ``max_batch_size`` is 1: a request carries one prompt.
+token by token, so Triton's own batcher is off; a client's request may hold as many prompts as a step has rows.
+With ``client_names`` three more models hand requests on to it (:mod:`triton_repo.layouts.native_names`).
 A warm-up request runs at load, so that the first client does not pay for first-touch costs.
 """
 
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.configs import add_cpu_instance, add_tensors, new_config, print_config, set_parameters
-from triton_repo.tensors import INPUTS, OUTPUTS
+from triton_repo.layouts import native_names
+from triton_repo.layouts.native_tensors import INPUTS, OUTPUTS
 from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
 
@@ -32,6 +34,8 @@ def emit(
     *,
     name: str,
     engine_reference: str = "../../engine",
+    decoupled: bool = True,
+    client_names: bool = False,
 ) -> dict[str, Any]:
     """Write the repository below ``out`` (an empty or missing folder).
 
@@ -40,12 +44,15 @@ def emit(
         out: the repository's folder.
         name: the model's name, as clients say it.
         engine_reference: ``engine_dir`` parameter: relative to the model's folder.
+        decoupled: answers may be streamed; without, plain ``infer`` calls work and get one whole answer.
+        client_names: also write ``ensemble``, ``tensorrt_llm_bls`` and ``tensorrt_llm``.
 
     Returns:
         The emitted model's name, limits and files.
 
     Raises:
-        ForgeError: TF-TRI-002 when the engine cannot be read, TF-TRI-003 when the folder is not empty.
+        ForgeError: TF-TRI-002 when the engine cannot be read, TF-TRI-003 when the folder is not empty,
+            TF-TRI-090 when ``name`` is one that ``client_names`` writes.
     """
     engine = read_engine(engine_dir)
     if out.exists() and any(out.iterdir()):
@@ -56,7 +63,9 @@ def emit(
             remedies=["name an empty folder"],
         )
     limits = engine["limits"]
-    config = new_config(name, backend="python", max_batch_size=1, decoupled=True)
+    rows = limits["max_batch_size"]
+    others = native_names.configurations(name, max_batch_size=rows, decoupled=decoupled) if client_names else {}
+    config = new_config(name, backend="python", max_batch_size=rows, decoupled=decoupled)
     add_tensors(config, INPUTS, OUTPUTS)
     add_cpu_instance(config)
     set_parameters(
@@ -78,7 +87,19 @@ def emit(
     # The server's Python would leave bytecode beside the model, and a bundle with one file more no longer
     # verifies. It takes no environment variable that says otherwise; a file of the folder's name stops it.
     (model_dir / "1" / "__pycache__").touch()
-    return {"layout": "native", "model": name, "limits": limits, "engine_reference": engine_reference}
+    for other, message in others.items():
+        (out / other / "1").mkdir(parents=True)
+        (out / other / "config.pbtxt").write_text(print_config(message), encoding="utf-8")
+        # a folder of nothing does not survive an archive or a version control system
+        (out / other / "1" / ".keep").touch()
+    return {
+        "layout": "native",
+        "model": name,
+        "models": [name, *others],
+        "decoupled": decoupled,
+        "limits": limits,
+        "engine_reference": engine_reference,
+    }
 
 
 def _add_warmup(config: Any, model_dir: Path) -> None:

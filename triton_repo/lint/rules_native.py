@@ -48,6 +48,14 @@ def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None
         )
 
 
+def _always_streams(model: Model) -> bool:
+    """Whether the model's code is of the kind that does not look at the flag."""
+    try:
+        return "runtime.triton_frontend" in read_text(model.folder / "1" / "model.py", model.folder.resolve())
+    except Unreadable:
+        return False
+
+
 def _is_native(model: Model) -> bool:
     """The native layout's model; others have an engine_dir too (TensorRT-LLM's whisper_bls), but none of the limits."""
     parameters = model.message.parameters
@@ -96,13 +104,15 @@ def limits(model: Model, repository: Repository) -> Iterator[Hit]:
     "TF-TRI-029",
     "error",
     "a native model streams and is not decoupled",
-    why="It sends a response for each piece of text, which only a decoupled model may.",
+    why="Code written before the native layout could choose sends a response for each piece of text, which only a "
+    "decoupled model may.",
     source=TRITON_PYTHON,
 )
 @each_model
 def not_decoupled(model: Model, repository: Repository) -> Iterator[Hit]:
     if (
         _is_native(model)
+        and _always_streams(model)
         and _engine(model, repository)[0] is not None
         and model.knows("model_transaction_policy", "decoupled")
     ) and not model.message.model_transaction_policy.decoupled:

@@ -285,6 +285,11 @@ class Triton(Section):
     )
     version: str | None = Field(None, description="A Triton release; default: the stack's")
     decoupled: bool = Field(True, description="Answers may be streamed; one choice for every model of the repository")
+    client_names: bool = Field(
+        False,
+        description="Also write ensemble, tensorrt_llm_bls and tensorrt_llm (tokens), the names that clients of "
+        "TensorRT-LLM ask for (native)",
+    )
     preprocessing_instances: PositiveInt = Field(
         5, description="Tokenizers that run in parallel (inflight_batcher_llm)"
     )

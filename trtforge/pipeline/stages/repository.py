@@ -20,7 +20,7 @@ class RepositoryStage(StageBase):
 
     name = "repository"
     needs = ("build",)
-    code_version = "2"
+    code_version = "3"
     tools = ("tritonclient",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -30,7 +30,8 @@ class RepositoryStage(StageBase):
             "version": recipe.triton.version,
         }
         if recipe.triton.layout == "native":
-            return {**section, "model_code": _code_hash([_native_code()])}
+            choices = {"decoupled": recipe.triton.decoupled, "client_names": recipe.triton.client_names}
+            return {**section, **choices, "model_code": _code_hash([_native_code()])}
         return {
             **section,
             "triton": plain(recipe.triton),
@@ -48,7 +49,13 @@ class RepositoryStage(StageBase):
         if recipe.triton.layout == "native":
             from triton_repo.layouts import native
 
-            summary = native.emit(engine_dir, out, name=recipe.name)
+            summary = native.emit(
+                engine_dir,
+                out,
+                name=recipe.name,
+                decoupled=recipe.triton.decoupled,
+                client_names=recipe.triton.client_names,
+            )
             require_valid(out, engine_dir)
             return StageResult(summary=summary)
         engine = context.inputs["build"].summary

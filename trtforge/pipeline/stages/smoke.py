@@ -93,6 +93,7 @@ class SmokeStage(StageBase):
                 max_input_len=limits.max_input_len,
                 clients=min(CLIENTS, 2 * limits.max_batch_size),
                 excuses=near_ties if depends else None,
+                streams=context.recipe.triton.decoupled,
             )
             checks = run_smoke(target, context.progress)
         write_json(context.out / EXPECTED_FILE, expected)

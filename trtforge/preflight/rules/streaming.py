@@ -9,8 +9,6 @@ from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.retarget import streaming, to_beams
 
 _IFB = "inflight_batcher_llm"
-#: the layouts that read ``triton.decoupled``; the native model always streams (TF-K9-010 names a key without effect)
-_CHOOSING = (_IFB, "llmapi")
 #: names that templates and older repositories give the choice of streaming
 STREAMING_PARAMETERS = ("decoupled", "decoupled_mode")
 
@@ -42,7 +40,7 @@ def streams_accumulate(facts: Facts) -> Iterator[Violation]:
 )
 def slo_needs_streaming(facts: Facts) -> Iterator[Violation]:
     triton, slo = facts.recipe.triton, facts.recipe.bench.slo
-    if triton.layout not in _CHOOSING or triton.decoupled or slo is None:
+    if triton.decoupled or slo is None:
         return
     for key, value in {"ttft_p99": slo.ttft_p99, "itl_p99": slo.itl_p99}.items():
         if value is not None:
@@ -63,7 +61,7 @@ def slo_needs_streaming(facts: Facts) -> Iterator[Violation]:
 )
 def streaming_is_set_once(facts: Facts) -> Iterator[Violation]:
     triton = facts.recipe.triton
-    if triton.layout not in _CHOOSING:
+    if triton.layout == "native":
         return
     for name in STREAMING_PARAMETERS:
         value = triton.parameters.get(name)

@@ -1,0 +1,284 @@
+"""A client's tensors as requests of the runtime: text as ``ensemble`` takes it, or tokens as ``tensorrt_llm`` does.
+
+Policy: names and meanings are those of TensorRT-LLM's Triton backend
+(https://github.com/NVIDIA/TensorRT-LLM/tree/v1.2.1/triton_backend). What a client sends is honoured or refused by
+name. The likeliest token is taken unless ``top_k`` over 1, ``top_p`` or ``min_p`` asks for a choice, as there; one
+departure: a ``temperature`` other than 1 (which clients always send) asks for a choice too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.frontend.offered import refuse_not_offered
+from runtime.frontend.reading import Rows, text, together
+from runtime.request import Request
+from runtime.sampling.params import GuidedDecoding, SamplingParams
+from trtforge.errors import ForgeError
+
+Encode = Callable[[str], list[int]]
+
+_FLOATS = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+#: a JSON object or array, which guide type ``json`` asks for
+_ANY_JSON = '{"type": ["object", "array"]}'
+GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar")
+#: inputs that are read here, for the test that every declared input is read, refused or known to have no effect
+READ = frozenset(
+    {
+        "text_input", "input_ids", "input_lengths", "max_tokens", "stream", "chat", "temperature", "top_k", "top_p",
+        *_FLOATS, "min_tokens", "seed", "random_seed", "stop_words", "bad_words", "stop_words_list", "bad_words_list",
+        "embedding_bias", "embedding_bias_words", "embedding_bias_weights", "end_id", "return_log_probs",
+        "return_perf_metrics", "exclude_input_in_output", "num_return_sequences", "beam_width", "priority",
+        "timeout_ms", "guided_decoding_guide_type", "guided_decoding_guide", "stop",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt of a client's request.
+
+    Attributes:
+        echo: text before the answer, where the prompt is to be repeated.
+        echo_tokens: tokens before the answer, likewise.
+        tokens: the prompt came as tokens; the answer's end token is then left out of ``output_ids``.
+        log_probs, metrics: which optional outputs are wanted.
+    """
+
+    request: Request
+    echo: str = ""
+    echo_tokens: tuple[int, ...] = ()
+    tokens: bool = False
+    log_probs: bool = False
+    metrics: bool = False
+
+
+def read(
+    tensors: Mapping[str, npt.NDArray[Any]],
+    *,
+    eos_token_ids: tuple[int, ...] = (),
+    encode: Encode | None = None,
+    exclude_default: bool = True,
+) -> list[Asked]:
+    """What a client asks for, one entry a row.
+
+    Args:
+        tensors: arrays by input name with the batch axis first; inputs that were not sent are left out.
+        eos_token_ids: the model's end-of-sequence tokens, which an ``end_id`` of the client replaces.
+        encode: tokens of a text without special tokens, for ``embedding_bias_words``.
+        exclude_default: whether the prompt stays out of a text answer when the client does not say.
+
+    Raises:
+        ForgeError: ``TF-RUN-101`` … ``109``, ``117``, ``118`` and the codes of SamplingParams.
+    """
+    rows = Rows(tensors)
+    if "text_input" not in rows and "input_ids" not in rows:
+        raise _missing("text_input", "there is nothing to continue")
+    if "text_input" in rows and "input_ids" in rows:
+        raise ForgeError(
+            "TF-RUN-108",
+            "text_input and input_ids came together",
+            why="a request has one prompt, as text or as tokens",
+            remedies=["send one of them"],
+        )
+    if "max_tokens" not in rows:
+        raise _missing("max_tokens", "how much to generate is the client's to say; there is no default")
+    refuse_not_offered(rows)
+    return [_row(rows, row, eos_token_ids, encode, exclude_default) for row in range(rows.count)]
+
+
+def _row(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None, exclude_default: bool) -> Asked:
+    tokens = "input_ids" in rows
+    stream, chat = rows.flag("stream", row), rows.flag("chat", row)
+    params = SamplingParams(**_sampling(rows, row, eos, encode))
+    timeout = None
+    if "timeout_ms" in rows:
+        timeout = int(rows.one("timeout_ms", row)) / 1000.0
+        if timeout <= 0:
+            raise ForgeError(
+                "TF-RUN-104",
+                "the deadline has passed already",
+                asked=f"timeout_ms: {rows.one('timeout_ms', row)}",
+                remedies=["timeout_ms: 30000", "leave timeout_ms out"],
+            )
+    common: dict[str, Any] = {
+        "params": params,
+        "priority": int(rows.one("priority", row, 0)),
+        "timeout": timeout,
+        "stream": stream,
+    }
+    wants = {"log_probs": rows.flag("return_log_probs", row), "metrics": rows.flag("return_perf_metrics", row)}
+    # TensorRT-LLM repeats the prompt in whole answers only: a stream has nothing but new tokens.
+    echo = not stream and not rows.flag("exclude_input_in_output", row, exclude_default and not tokens)
+    if tokens:
+        if chat:
+            raise ForgeError(
+                "TF-RUN-108",
+                "chat came with input_ids",
+                why="the chat template takes text",
+                remedies=["send text_input", "leave chat out"],
+            )
+        prompt = _prompt_tokens(rows, row)
+        request = Request(prompt_token_ids=prompt, **common)
+        return Asked(request, echo_tokens=tuple(prompt) if echo else (), tokens=True, **wants)
+    prompt_text = text("text_input", rows.one("text_input", row))
+    if not prompt_text:
+        raise ForgeError(
+            "TF-RUN-105",
+            "text_input is empty",
+            why="a model continues a text; there is nothing to continue",
+            remedies=["put the prompt into text_input"],
+        )
+    if chat:
+        return Asked(Request(messages=[{"role": "user", "content": prompt_text}], **common), **wants)
+    return Asked(Request(prompt=prompt_text, **common), echo=prompt_text if echo else "", **wants)
+
+
+def _prompt_tokens(rows: Rows, row: int) -> list[int]:
+    ids = rows.many("input_ids", row)
+    length = int(rows.one("input_lengths", row, len(ids)))
+    if not 0 < length <= len(ids):
+        raise ForgeError(
+            "TF-RUN-101",
+            f"input_lengths says {length}, and input_ids has {len(ids)} tokens",
+            asked=f"input_lengths: {length}",
+            numbers={"input_lengths": length, "tokens": len(ids)},
+            why="that many tokens of input_ids are the prompt",
+            remedies=[f"input_lengths from 1 to {len(ids)}"],
+        )
+    return [int(token) for token in ids[:length]]
+
+
+def _sampling(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None) -> dict[str, Any]:
+    given: dict[str, Any] = {"max_tokens": int(rows.one("max_tokens", row))}
+    given |= {name: float(rows.one(name, row)) for name in _FLOATS if name in rows}
+    given |= _choice(rows, row)
+    for name, inner in (("min_tokens", "min_tokens"), ("num_return_sequences", "n")):
+        if name in rows:
+            given[inner] = int(rows.one(name, row))
+    for name in ("random_seed", "seed"):  # the newer name wins
+        if name in rows:
+            given["seed"] = int(rows.one(name, row))
+    if rows.flag("return_log_probs", row):
+        given["logprobs"] = 0
+    given |= _end(rows, row, eos)
+    for tensor, name in (("stop_words", "stop"), ("bad_words", "bad_words")):
+        if tensor in rows:
+            given[name] = tuple(rows.texts(tensor, row))
+    for tensor, name in (("stop_words_list", "stop_token_sequences"), ("bad_words_list", "bad_token_sequences")):
+        if tensor in rows:
+            given[name] = _token_words(tensor, rows.tensors[tensor][row])
+    bias = _bias(rows, row, encode)
+    if bias:
+        given["logit_bias"] = tuple(sorted(bias.items()))
+    guide = _guide(rows, row)
+    if guide is not None:
+        given["guided"] = guide
+    return given
+
+
+def _choice(rows: Rows, row: int) -> dict[str, Any]:
+    """temperature, top_k and top_p; a ``top_p`` of 0 is off, as TensorRT-LLM has it."""
+    given: dict[str, Any] = {}
+    if "top_k" in rows:
+        given["top_k"] = int(rows.one("top_k", row))
+    top_p = float(rows.one("top_p", row, 0.0))
+    if top_p != 0:
+        given["top_p"] = top_p
+    narrowed = given.get("top_k", 0) > 1 or top_p != 0 or float(rows.one("min_p", row, 0.0)) > 0
+    temperature = float(rows.one("temperature", row, 1.0))
+    given["temperature"] = temperature if narrowed or temperature != 1 else 0.0
+    return given
+
+
+def _end(rows: Rows, row: int, eos: tuple[int, ...]) -> dict[str, Any]:
+    """The client's own end token; -1 is none at all."""
+    end_id = None if "end_id" not in rows else int(rows.one("end_id", row))
+    if end_id is None or end_id in eos:
+        return {}
+    return {"ignore_eos": True, "stop_token_ids": () if end_id == -1 else (end_id,)}
+
+
+def _token_words(name: str, pair: npt.NDArray[Any]) -> tuple[tuple[int, ...], ...]:
+    """Words from [2, n]: row 0 their tokens one after the other, row 1 where each word ends, -1 beyond the last."""
+    if pair.ndim != 2 or len(pair) != 2:
+        raise ForgeError(
+            "TF-RUN-101",
+            f"{name} must have the shape [rows, 2, tokens]",
+            asked=f"{name} of shape {[1, *pair.shape]}",
+            why="one line holds the words' tokens, the other where each word ends",
+            remedies=[f"leave {name} out", "stop_words and bad_words take texts"],
+        )
+    tokens, ends = pair[0].tolist(), [int(end) for end in pair[1] if end != -1]
+    words, start = [], 0
+    for end in ends:
+        if not start < end <= len(tokens):
+            raise ForgeError(
+                "TF-RUN-101",
+                f"{name} says that a word ends at {end}; it began at {start} of {len(tokens)} tokens",
+                asked=f"{name}: {ends}",
+                why="ends rise and stay within the tokens",
+                remedies=["ends are running sums of the words' lengths, then -1"],
+            )
+        words.append(tuple(tokens[start:end]))
+        start = end
+    return tuple(words)
+
+
+def _bias(rows: Rows, row: int, encode: Encode | None) -> dict[int, float]:
+    """What is added to tokens' logits: each token of a word gets the word's weight."""
+    bias: dict[int, float] = {}
+    vector = rows.many("embedding_bias", row)
+    for token in np.flatnonzero(vector):
+        bias[int(token)] = float(vector[token])
+    names = {name: name in rows for name in ("embedding_bias_words", "embedding_bias_weights")}
+    if not together(names):
+        return bias
+    words = [text("embedding_bias_words", word) for word in rows.many("embedding_bias_words", row)]
+    weights = [float(weight) for weight in rows.many("embedding_bias_weights", row)]
+    if len(words) != len(weights):
+        raise ForgeError(
+            "TF-RUN-108",
+            f"{len(words)} embedding_bias_words and {len(weights)} embedding_bias_weights",
+            numbers={"words": len(words), "weights": len(weights)},
+            why="each word has its own weight",
+            remedies=["send as many weights as words"],
+        )
+    for word, weight in zip(words, weights, strict=True):
+        for token in encode(word) if encode is not None and word else ():
+            bias[token] = bias.get(token, 0.0) + weight
+    return bias
+
+
+def _guide(rows: Rows, row: int) -> GuidedDecoding | None:
+    """The grammar that an answer is held to."""
+    kind = text("guided_decoding_guide_type", rows.one("guided_decoding_guide_type", row, ""))
+    guide = text("guided_decoding_guide", rows.one("guided_decoding_guide", row, ""))
+    if kind == "json" and not guide:
+        return GuidedDecoding(json_schema=_ANY_JSON)
+    if not together({"guided_decoding_guide_type": bool(kind), "guided_decoding_guide": bool(guide)}):
+        return None
+    if kind == "json_schema":
+        return GuidedDecoding(json_schema=guide)
+    if kind == "regex":
+        return GuidedDecoding(regex=guide)
+    if kind == "ebnf_grammar":
+        return GuidedDecoding(grammar=guide)
+    if kind == "json":
+        return GuidedDecoding(json_schema=_ANY_JSON)
+    raise ForgeError(
+        "TF-RUN-109",
+        f"guided_decoding_guide_type {kind!r} is not known",
+        asked=kind[:100],
+        why="the guide could not be read",
+        remedies=[f"one of {', '.join(GUIDE_TYPES)}"],
+    )
+
+
+def _missing(name: str, why: str) -> ForgeError:
+    return ForgeError("TF-RUN-117", f"{name} is missing", asked="a request", why=why, remedies=[f"send {name}"])

@@ -1,0 +1,59 @@
+"""Request parameters that no model reads: refused with the name that was meant.
+
+Triton hands JSON keys of ``generate`` that are no input on as request *parameters*, and gRPC and HTTP requests may
+carry parameters of their own. A model that does not look at them drops a misspelt key in silence. Only the
+standard library and our errors, so that repositories for servers without trtforge can take a copy along.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection
+
+from trtforge.errors import ForgeError
+
+#: what Triton keeps for itself and may hand on:
+#: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_parameters.md; ``id`` is the
+#: request's id in the body of ``generate`` (extension_generate.md)
+RESERVED = frozenset({"id", "headers", "sequence_id", "sequence_start", "sequence_end"})
+RESERVED_PREFIX = "triton_"
+
+
+def refuse_unknown(parameters: str, inputs: Collection[str], *, also: Collection[str] = ()) -> None:
+    """Refuse request parameters that nothing reads.
+
+    Args:
+        parameters: the request's parameters as a JSON object, as Triton's Python backend gives them.
+        inputs: names of the model's input tensors.
+        also: parameters that the model does read.
+
+    Raises:
+        ForgeError: ``TF-RUN-106`` with the nearest known names.
+    """
+    if parameters in ("", "{}"):
+        return
+    given = json.loads(parameters)
+    unknown = [
+        name for name in given if name not in RESERVED and name not in also and not name.startswith(RESERVED_PREFIX)
+    ]
+    if not unknown:
+        return
+    remedies = []
+    for name in unknown:
+        if name in inputs:
+            remedies.append(f"{name} is an input tensor, not a parameter")
+            continue
+        near = difflib.get_close_matches(name.lower(), inputs, n=1)
+        if near:
+            remedies.append(f"{name}: did you mean {near[0]!r}?")
+        else:
+            remedies.append(f"{name}: no input has a name like it; known: {', '.join(sorted(inputs))}")
+    listed = ", ".join(repr(name) for name in unknown)
+    raise ForgeError(
+        "TF-RUN-106",
+        f"unknown request {'keys' if len(unknown) > 1 else 'key'} {listed}",
+        asked=", ".join(f"{name}={given[name]!r}" for name in unknown)[:200],
+        why="a key that is dropped in silence changes the answer without a trace",
+        remedies=remedies[:4],
+    )

@@ -1,0 +1,224 @@
+"""Requests of Triton's Python backend on their way through the engine and back.
+
+A client's request may hold several prompts and ask for several samples of each: every prompt is a request of the
+engine, and every piece of news is a response of its own, until the last one ends them all. A fault of one prompt ends
+the client's request. In a model that is not decoupled the one response has to be the whole answer.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from runtime import errors
+from runtime.frontend.answering import Answer
+from runtime.frontend.asking import Asked, Encode, read
+from runtime.frontend.names import refuse_unknown
+from runtime.request import Request, RequestOutput
+from runtime.serving import AsyncEngine
+from runtime.triton_channel import Channel
+from trtforge.chat_workers import MOST
+from trtforge.drain_notice import DrainNotice
+from trtforge.errors import ForgeError
+
+#: a parameter that NVIDIA's token client sends beside its tensor ``streaming``
+TOKEN_CLIENT_PARAMETERS = frozenset({"Streaming"})
+
+
+class Service:
+    """The engine behind one Triton model.
+
+    Args:
+        engine: what answers.
+        backend: the module ``triton_python_backend_utils``.
+        inputs: names of the model's inputs.
+        exclude_default: whether the prompt stays out of a text answer when the client does not say.
+        decoupled: whether a request may have more than one response.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        backend: Any,
+        *,
+        inputs: Collection[str],
+        exclude_default: bool = True,
+        decoupled: bool = True,
+    ) -> None:
+        self._engine = engine
+        self._backend = backend
+        self._inputs = inputs
+        self._exclude_default = exclude_default
+        self._decoupled = decoupled
+        self._notice = DrainNotice()
+        self._lock = threading.Lock()
+        self._live: set[_Job] = set()
+        self._chats = ThreadPoolExecutor(MOST, "chats")
+
+    def take(self, request: Any) -> None:
+        """Submit one of Triton's requests; whatever is wrong with it is its answer."""
+        client = Channel(request.get_response_sender(), self._backend)
+        _answering(client, partial(self._submit, request, client))
+
+    def idle(self) -> bool:
+        """Whether every client that was there at the last :meth:`watch` has its answer."""
+        with self._lock:
+            return all(job.client.ended for job in self._live)
+
+    def close(self) -> None:
+        """Wait for the chats that are being rendered; nothing is taken any more."""
+        self._chats.shutdown()
+
+    def watch(self) -> None:
+        """Cancel the requests whose clients have gone, and end all of them when a drain's time is over."""
+        with self._lock:
+            self._live = {job for job in self._live if not job.client.ended}
+            live = list(self._live)
+        for job in live:
+            if job.client.gone():
+                job.cancel()
+        if live and self._notice.over():
+            self._engine.end(errors.drain_ended())
+
+    def _submit(self, request: Any, client: Channel) -> None:
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        by_tokens = "input_ids" in tensors
+        also = TOKEN_CLIENT_PARAMETERS if by_tokens else frozenset()
+        refuse_unknown(request.parameters(), self._inputs, also=also)
+        if "stop" in tensors and tensors["stop"].any():
+            self._stop(request.request_id())
+            client.end(self._nothing())
+            return
+        asked = read(
+            tensors,
+            eos_token_ids=self._engine.eos_token_ids,
+            encode=self._encode(),
+            exclude_default=self._exclude_default,
+        )
+        if by_tokens:
+            _agree(request.parameters(), asked)
+        if not self._decoupled:
+            _one_response(asked)
+        wanted = frozenset(request.requested_output_names())
+        job = _Job(client, self._engine, request.request_id(), len(asked))
+        block_size = self._engine.core.executor.block_size
+        answers = [Answer(one, row, wanted, block_size) for row, one in enumerate(asked)]
+        pairs = [(one.request, self._deliverer(job, answer)) for one, answer in zip(asked, answers, strict=True)]
+        start = partial(self._start, job, pairs)
+        if any(one.request.messages is not None for one in asked):
+            # a chat waits for its template, and nothing else waits for the chat
+            self._chats.submit(_answering, client, start)
+        else:
+            start()
+
+    def _start(self, job: _Job, pairs: list[tuple[Request, Callable[[RequestOutput], None]]]) -> None:
+        job.keys = self._engine.submit_all(pairs)
+        with self._lock:
+            self._live.add(job)
+
+    def _encode(self) -> Encode | None:
+        tokenizer = self._engine.core.tokenizer
+        return None if tokenizer is None else lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+    def _deliverer(self, job: _Job, answer: Answer) -> Callable[[RequestOutput], None]:
+        def deliver(output: RequestOutput) -> None:
+            if job.client.ended:  # another prompt failed, or the client has gone
+                job.cancel()
+                return
+            if output.error is not None:
+                job.client.fail(output.error)
+                job.cancel()
+                return
+            job.open -= output.finished
+            responses = list(answer.responses(output))
+            for at, arrays in enumerate(responses):
+                tensors = [self._backend.Tensor(name, array) for name, array in arrays.items()]
+                response = self._backend.InferenceResponse(output_tensors=tensors)
+                if job.open or at < len(responses) - 1:
+                    job.client.send(response)  # raises when the client is gone: the engine then cancels the request
+                else:
+                    job.client.end(response)
+            if not job.open:
+                job.client.end(self._nothing())
+
+        return deliver
+
+    def _nothing(self) -> Any:
+        """A response without outputs: a model that is not decoupled has to give one."""
+        return self._backend.InferenceResponse(output_tensors=[])
+
+    def _stop(self, request_id: str) -> None:
+        if not request_id:
+            raise ForgeError(
+                "TF-RUN-119",
+                "stop needs the id of the request that it ends",
+                asked="stop: true",
+                why="requests are told apart by their ids",
+                remedies=["send both requests with the same request id", "cancel the request instead"],
+            )
+        with self._lock:
+            named = [job for job in self._live if job.request_id == request_id]
+        for job in named:
+            job.cancel()
+
+
+class _Job:
+    """One of Triton's requests: its way back, and what runs for it. ``open`` is the stepping thread's alone."""
+
+    def __init__(self, client: Channel, engine: AsyncEngine, request_id: str, prompts: int) -> None:
+        self.client = client
+        self.request_id = request_id
+        self.keys: list[str] = []
+        self.open = prompts
+        self._engine = engine
+
+    def cancel(self) -> None:
+        for key in self.keys:
+            self._engine.cancel(key)
+
+
+def _answering(client: Channel, work: Callable[[], None]) -> None:
+    """Do ``work``; whatever goes wrong, the client gets an answer."""
+    try:
+        work()
+    except ForgeError as error:
+        client.fail(error.to_json())
+    except Exception as error:
+        client.fail({"code": "TF-RUN-199", "message": f"{type(error).__name__}: {error}"})
+
+
+def _agree(parameters: str, asked: list[Asked]) -> None:
+    """Refuse a parameter ``Streaming`` that says something else than the tensor."""
+    given: Mapping[str, Any] = json.loads(parameters or "{}")
+    stream = any(one.request.stream for one in asked)
+    if "Streaming" in given and bool(given["Streaming"]) != stream:
+        raise ForgeError(
+            "TF-RUN-108",
+            f"the parameter Streaming is {given['Streaming']} and the tensor says {stream}",
+            asked=f"Streaming: {given['Streaming']}",
+            why="the tensor decides, and both should say the same",
+            remedies=["leave the parameter out", f"streaming: {str(bool(given['Streaming'])).lower()}"],
+        )
+
+
+def _one_response(asked: list[Asked]) -> None:
+    """Refuse what takes more than one response."""
+    samples = asked[0].request.params.n
+    faults = {
+        "stream": any(one.request.stream for one in asked),
+        f"{len(asked)} prompts": len(asked) > 1,
+        f"num_return_sequences {samples}": samples > 1,
+    }
+    named = [name for name, there in faults.items() if there]
+    if named:
+        raise ForgeError(
+            "TF-RUN-120",
+            f"not in a model that is not decoupled: {', '.join(named)}",
+            asked=", ".join(named),
+            why="with triton.decoupled: false, for plain infer calls, a request has one response",
+            remedies=["one prompt, one sample, stream: false", "write the repository with triton.decoupled: true"],
+        )

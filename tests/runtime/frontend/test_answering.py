@@ -1,0 +1,72 @@
+"""Shapes and meanings of what a client is told."""
+
+import numpy as np
+
+from runtime.frontend.answering import Answer
+from runtime.frontend.asking import Asked
+from runtime.request import FinishReason, Request, RequestOutput, RequestTimes, SampleOutput
+from runtime.sampling.sampler import TokenLogprobs
+from triton_repo.layouts.native_tensors import OUTPUTS
+
+ALL = frozenset(row.name for row in OUTPUTS)
+REQUEST = Request(prompt="Hi")
+
+
+def _one(asked, output, wanted=ALL, row=0):
+    [arrays] = Answer(asked, row, wanted, 16).responses(output)
+    return arrays
+
+
+def test_a_text_answer_has_the_ensembles_shapes_and_the_prompt_once():
+    sample = SampleOutput(0, text="ä", token_ids=[1], num_tokens=3, finish_reason=FinishReason.STOP)
+    arrays = _one(Asked(REQUEST, echo="Hi "), RequestOutput("r", [sample], True, 5, max_tokens=9), row=2)
+    assert arrays["text_output"].shape == (1,)
+    assert arrays["text_output"][0].decode() == "Hi ä"
+    assert arrays["finish_reason"].tolist() == [[b"stop"]]
+    expected = {"batch_index": 2, "sequence_index": 0, "num_input_tokens": 5, "num_output_tokens": 3}
+    assert {name: arrays[name].tolist() for name in expected} == {name: [[value]] for name, value in expected.items()}
+    assert arrays["max_tokens_granted"].tolist() == [[9]]
+    assert "output_ids" not in arrays
+    assert "cum_log_probs" not in arrays
+    assert "arrival_time_ns" not in arrays
+
+
+def test_only_what_is_wanted():
+    output = RequestOutput("r", [SampleOutput(0, text="a")], False, 5)
+    assert set(_one(Asked(REQUEST, metrics=True), output, {"text_output"})) == {"text_output"}
+
+
+def test_a_token_answer_leaves_the_end_token_out():
+    logprobs = [TokenLogprobs(7, -0.5), TokenLogprobs(2, -0.25)]
+    ended = SampleOutput(
+        1, token_ids=[7, 2], logprobs=logprobs, cumulative_logprob=-0.75, finish_reason=FinishReason.STOP, stop_reason=2
+    )
+    asked = Asked(REQUEST, echo_tokens=(5, 6), tokens=True, log_probs=True)
+    arrays = _one(asked, RequestOutput("r", [ended], True, 2))
+    assert arrays["output_ids"].tolist() == [[[5, 6, 7]]]
+    assert arrays["sequence_length"].tolist() == [[3]]
+    assert arrays["output_log_probs"].tolist() == [[[-0.5]]]
+    assert arrays["sequence_index"].tolist() == [[1]]
+    cut = SampleOutput(0, token_ids=[7, 2], logprobs=logprobs, finish_reason=FinishReason.LENGTH)
+    assert _one(asked, RequestOutput("r", [cut], True, 2))["output_ids"].tolist() == [[[5, 6, 7, 2]]]
+
+
+def test_one_response_a_sample():
+    samples = [SampleOutput(index, text=str(index)) for index in range(3)]
+    responses = list(Answer(Asked(REQUEST), 0, ALL, 16).responses(RequestOutput("r", samples, False, 1)))
+    assert [arrays["sequence_index"].item() for arrays in responses] == [0, 1, 2]
+    assert [arrays["text_output"][0] for arrays in responses] == [b"0", b"1", b"2"]
+    assert all("max_tokens_granted" not in arrays for arrays in responses), "said with the end"
+
+
+def test_performance_counts_blocks_and_nanoseconds():
+    times = RequestTimes(1.0, 2.0, 3.0, None, 4.0)
+    output = RequestOutput("r", [SampleOutput(0)], False, 40, 32, times, num_blocks=5)
+    arrays = _one(Asked(REQUEST, metrics=True), output)
+    assert arrays["kv_cache_reused_blocks"].tolist() == [[2]]
+    assert arrays["kv_cache_alloc_new_blocks"].tolist() == [[3]]
+    assert arrays["kv_cache_alloc_total_blocks"].tolist() == [[5]]
+    stamps = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
+    assert [arrays[name].item() for name in stamps] == [1e9, 2e9, 3e9, 4e9]
+    assert {arrays[name].dtype for name in stamps} == {np.dtype(np.int64)}
+    assert arrays["acceptance_rate"].tolist() == [[0.0]]
