@@ -112,7 +112,10 @@ def _row(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None, excl
         "timeout": timeout,
         "stream": stream,
     }
-    wants = {"log_probs": rows.flag("return_log_probs", row), "metrics": rows.flag("return_perf_metrics", row)}
+    wants: dict[str, Any] = {
+        "log_probs": rows.flag("return_log_probs", row),
+        "metrics": rows.flag("return_perf_metrics", row),
+    }
     # TensorRT-LLM repeats the prompt in whole answers only: a stream has nothing but new tokens.
     echo = not stream and not rows.flag("exclude_input_in_output", row, exclude_default and not tokens)
     if tokens:

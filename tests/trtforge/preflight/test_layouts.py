@@ -15,13 +15,18 @@ SERVED_BY_NATIVE: dict[str, dict[str, Any]] = {"torch": {}, "tensorrt": GPU, "te
 
 
 @pytest.mark.parametrize("target", SERVED_BY_NATIVE)
-def test_native_streams_whatever_the_recipe_says(target: str) -> None:
-    """Its model is always decoupled: a limit on streams is measured, and the key is named as one without effect."""
+def test_native_takes_the_choice_of_streams(target: str) -> None:
     base = SERVED_BY_NATIVE[target]
-    asked = merged(base, triton(decoupled=False, accumulate_tokens=False), SLO)
-    found = codes(asked)
+    assert "TF-K14-002" in codes(merged(base, triton(decoupled=False), SLO))
+    found = codes(merged(base, triton(decoupled=False, accumulate_tokens=False)))
     assert not found & STREAMING
-    assert "TF-K9-010" in found
+    assert "TF-K9-010" in found, "it has no BLS model"
+    assert "TF-K9-010" not in codes(merged(base, triton(decoupled=False, client_names=True)))
+
+
+@pytest.mark.parametrize("base", [ENGINE, API], ids=["inflight_batcher_llm", "llmapi"])
+def test_names_of_clients_are_a_choice_of_native_alone(base: dict[str, Any]) -> None:
+    assert "TF-K9-010" in codes(merged(base, triton(client_names=True)))
 
 
 def test_native_has_no_parameter_that_sets_streaming_twice() -> None:
