@@ -85,12 +85,9 @@ def show(console: Console, report: Report, recipe: Path) -> None:
             elif finding.blocks and not finding.waivable:
                 console.print("  this rule cannot be waived: what it refuses cannot work")
         if report.together is not None:
-            leaves = report.together.leaves
-            console.print(
-                f"\nTogether these changes leave nothing that blocks (then {', '.join(leaves)}):"
-                if leaves
-                else "\nTogether these changes leave nothing that blocks:"
-            )
+            left = report.together.leaves
+            rest = f"leave {', '.join(left)}" if left else "leave nothing that blocks"
+            console.print(f"\nTogether these changes {rest}:")
             for text in report.together.lines:
                 console.print(f"  {text}")
         console.print()

@@ -49,10 +49,10 @@ where they lie here, the shipped tables, and the machine. A finding names what w
 its source, and changes that would work, computed from those numbers. A change of the recipe is tried before it is
 printed: it is applied and the rules run again. What does not clear its finding is not offered, and what it brings in
 turn stands beside it ("then TF-K16-003"). Several errors whose changes might undo each other get one set of changes
-that clears them all, where there is one ("Together …"). What only a person can do (another checkpoint, another
-machine) is said in words. In the JSON document a finding's `ways` are its remedies as data: the keys to `set` and to
-`remove`, the codes that it `leaves`, or `by_hand`. A rule whose facts are not known (a model that is
-not downloaded yet) is named as skipped, never passed in silence.
+that clears all that a recipe can, where there is one ("Together …"). What only a person can do (another checkpoint,
+another machine) is said in words. In the JSON document a finding's `ways` are its remedies as data: the keys to `set`
+and to `remove`, the codes that it `leaves`, or `by_hand`. A rule whose facts are not known (a model that is not
+downloaded yet) is named as skipped, never passed in silence.
 
 | Option | Writes |
 |---|---|

@@ -231,8 +231,8 @@ class Rule:
 class Report:
     """What preflight found, and which rules it could not apply.
 
-    ``together``: changes after which nothing blocks, where one remedy alone is not enough. ``withdrawn``: code and text
-    of the remedies that did not stand their trial.
+    ``together``: changes that clear all that a recipe can change, where one remedy is not enough. ``withdrawn``: code
+    and text of the remedies that did not stand their trial.
     """
 
     findings: tuple[Finding, ...]

@@ -219,7 +219,8 @@ FEATURES: dict[str, Feature] = {
     "int8-kv": (
         lambda facts: kv_format(facts) == "int8",
         kv_asked,
-        lambda facts: other_kv(facts, "fp8"),
+        # 4-bit weights go with an FP8 cache no better
+        lambda facts: other_kv(facts, "none" if used(facts, "int4-awq") else "fp8"),
         "quantize.kv_cache: int8",
     ),
     "fp8-weights": (

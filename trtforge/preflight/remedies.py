@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 #: the sections of a recipe that a remedy may change
@@ -80,6 +81,7 @@ def as_remedy(given: str | Remedy) -> Remedy:
     return Remedy(given, changes)
 
 
+@lru_cache(maxsize=4096)
 def _change(text: str) -> tuple[str, Any]:
     import yaml
 
@@ -117,13 +119,19 @@ def applied(written: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     return result
 
 
-def joined(remedies: Iterable[Remedy]) -> Remedy:
-    """Several remedies as one; a later one wins over an earlier one's key."""
+def changes_of(remedies: Iterable[Remedy]) -> dict[str, Any]:
+    """The changes of several remedies; a later one wins over an earlier one's key."""
     changes: dict[str, Any] = {}
     for remedy in remedies:
         for key in remedy.changes:
             changes.pop(key, None)
         changes.update(remedy.changes)
+    return changes
+
+
+def joined(remedies: Iterable[Remedy]) -> Remedy:
+    """Several remedies as one."""
+    changes = changes_of(remedies)
     return Remedy(_JOINT.join(Remedy("", changes).lines), changes)
 
 

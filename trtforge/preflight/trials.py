@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtforge.errors import ForgeError
-from trtforge.preflight.remedies import Remedy, joined
+from trtforge.preflight.remedies import Remedy, changes_of, joined
 
 if TYPE_CHECKING:
     from trtforge.preflight.engine import Facts, Finding, Report
 
 #: runs of all rules that one report may cost
-MOST_TRIALS = 200
+MOST_TRIALS = 120
 #: changes that are offered together
 _MOST_CHANGES = 8
 
@@ -35,15 +35,16 @@ class Trials:
         self._facts, self._rules, self._left = facts, rules, MOST_TRIALS
         self._known: dict[str, Report | None] = {}
 
-    def report(self, change: Remedy) -> Report | None:
-        """What the rules say after a change; None for one that no recipe can hold, or when enough was tried."""
-        key = joined([change]).text
+    def report(self, *remedies: Remedy) -> Report | None:
+        """What the rules say after these changes; None where no recipe can hold them, or when enough was tried."""
+        changes = changes_of(remedies)
+        key = repr(changes)
         if key not in self._known:
             if self._left == 0:
                 return None
             self._left -= 1
             try:
-                self._known[key] = self._rules(self._facts.changed(change.changes))
+                self._known[key] = self._rules(self._facts.changed(changes))
             except ForgeError:
                 self._known[key] = None
         return self._known[key]
@@ -100,13 +101,15 @@ def _ordered(ways: Sequence[Remedy]) -> list[Remedy]:
 
 
 def _together(report: Report, trials: Trials) -> Remedy | None:
-    """One set of changes after which nothing blocks; None where one remedy is enough, or none was found.
+    """One set of changes that clears all that a recipe can change; None where one remedy is enough, or none was found.
 
-    Each step takes the change that leaves the fewest blocking findings, then the fewest findings.
+    Each step takes the change that leaves the fewest blocking findings, then the fewest findings. What only a person
+    can clear stays, and is named among what the changes leave.
     """
     blocking = [item for item in report.findings if item.blocks]
+    manual = {item.code for item in blocking if all(way.by_hand for way in item.ways)}
     clean = [way for item in blocking for way in item.ways if way.changes and not way.leaves]
-    if not blocking or (len(blocking) == 1 and clean):
+    if not blocking or (len(blocking) - len(manual) == 1 and clean):
         return None
     chosen: list[Remedy] = []
     now = report
@@ -116,7 +119,7 @@ def _together(report: Report, trials: Trials) -> Remedy | None:
             if not finding.blocks:
                 continue
             for way in finding.ways:
-                after = None if way.by_hand else trials.report(joined([*chosen, way]))
+                after = None if way.by_hand else trials.report(*chosen, way)
                 if after is None:
                     continue
                 rank = _rank(after)
@@ -126,10 +129,10 @@ def _together(report: Report, trials: Trials) -> Remedy | None:
             break
         chosen.append(best[1])
         now = best[2]
-    if not chosen or any(item.blocks for item in now.findings):
+    stays = {item.code for item in now.findings if item.blocks}
+    if not chosen or not stays <= manual:
         return None
-    whole = joined(chosen)
-    return replace(whole, leaves=tuple((_counts(now) - _counts(report)).keys()))
+    return replace(joined(chosen), leaves=(*sorted(stays), *(_counts(now) - _counts(report)).keys()))
 
 
 def _rank(report: Report) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from tests.trtforge.preflight.corpus import UNSERVED, VALID
 from tests.trtforge.preflight.folder_cases import FOLDER_CASES
 from tests.trtforge.preflight.settings import ENGINE, build, merged, quant, speculation
 from tests.trtforge.preflight.test_corpus import PLANTED
+from trtforge.errors import ForgeError
+from trtforge.preflight import trials
 from trtforge.preflight.engine import Report
 from trtforge.preflight.remedies import REMOVED, Remedy, applied, as_remedy, by_hand, joined
 from trtforge.tables.features import feature_table
@@ -78,8 +81,36 @@ def test_changes_that_are_offered_together_clear_every_error_together(name: str,
         return
     written = merged({"name": "x", "model": {"source": "pypi:x==1#x.gguf"}}, settings)
     after = report(applied(written, before.together.changes), directory=tmp_path, **facts)
-    assert not after.blocked
-    assert set(counts(after) - counts(before)) == set(before.together.leaves)
+    by_hand_only = {item.code for item in before.findings if all(way.by_hand for way in item.ways)}
+    stays = {item.code for item in after.findings if item.blocks}
+    assert stays <= by_hand_only, "what a recipe can change is cleared"
+    assert set(counts(after) - counts(before)) | stays == set(before.together.leaves)
+
+
+def _pairs(number: int) -> list[tuple[str, str]]:
+    random = Random(7)
+    return [tuple(random.sample(sorted(CASES), 2)) for _ in range(number)]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("pair", _pairs(150), ids="-".join)
+def test_no_rule_offers_what_does_not_work_beside_a_second_fault(pair: tuple[str, str]) -> None:
+    one, other = (CASES[code][0] for code in pair)
+    try:
+        found = report(merged(one[0], other[0]), **{**one[1], **other[1]})
+    except ForgeError:
+        return  # the two settings make no recipe
+    assert found.withdrawn == ()
+    assert all(finding.ways for finding in found.findings)
+
+
+def test_trials_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "MOST_TRIALS", 2)
+    settings, facts = CASES["TF-K4-001"][0]
+    found = report(settings, **facts)
+    (finding,) = [item for item in found.findings if item.code == "TF-K4-001"]
+    assert len([way for way in finding.ways if not way.by_hand]) >= 3, (
+        "what was not tried is offered as the rule gives it"
+    )
 
 
 def test_remedies_of_two_rules_about_one_width_hold_together() -> None:

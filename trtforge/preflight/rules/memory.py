@@ -92,6 +92,7 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
     token, least = token_bytes(facts), request_bytes(facts)
     if memory < least:
         size = facts.recipe.build.kv_cache.block_size
+        halved = kv_format(facts) == "none" and memory >= -(-least // DTYPE_BYTES[kv_dtype(facts)])
         held, longest = memory // (token * size) * size, longest_request(facts, memory)
         kept = -(-least // token)
         yield Violation(
@@ -109,7 +110,7 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
             [
                 f"build.kv_cache.memory: {-(-least // 2**20)}MiB  # or more",
                 *([f"build.limits.max_seq_len: {longest}"] if longest else []),
-                *(["quantize.kv_cache: fp8  # halves the bytes"] if kv_format(facts) == "none" else []),
+                *(["quantize.kv_cache: fp8  # halves the bytes"] if halved else []),
             ],
         )
 
@@ -307,6 +308,7 @@ def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
                 else []
             ),
             *_halved_weights(facts, facts.target_rows, ranks, smallest - GPU_RESERVE_BYTES - wanted),
+            *by_hand(f"GPUs with {format_size(share + wanted + GPU_RESERVE_BYTES)} or more"),
         ],
     )
 

@@ -297,7 +297,10 @@ def step_holds_drafts(facts: Facts) -> Iterator[Violation]:
             f"max_num_tokens is {limits.max_num_tokens}",
             f"build.limits: {{max_num_tokens: {limits.max_num_tokens}, max_batch_size: {limits.max_batch_size}}}",
             {"draft_tokens": drafts, "needed": needed, "max_num_tokens": limits.max_num_tokens, "largest_batch": fits},
-            [f"build.limits.max_num_tokens: {needed}", f"build.limits.max_batch_size: {fits}"],
+            [
+                f"build.limits.max_num_tokens: {needed}",
+                *([f"build.limits.max_batch_size: {fits}"] if fits * (1 + drafts) <= limits.max_num_tokens else []),
+            ],
         )
 
 
