@@ -143,6 +143,8 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> FolderKind | None:
     try:
         for path in folder.iterdir():
             names.add(path.name)
+            if path.is_dir() and (path / "config.pbtxt").is_file():
+                names.add("config.pbtxt")  # a repository holds its models one folder deeper
             if len(names) >= _MOST_NAMES:
                 break
     except OSError:

@@ -86,7 +86,7 @@ _TABLES = """## Tables
 
 Rules of what goes together are rows of data in `trtforge/tables/`, each with its source: `stack.yaml` (which versions
 belong together), `architectures.yaml` (precision by GPU architecture and target), `kernels.yaml` (the shapes that a
-format's kernel takes, the head sizes of FP8 attention), `features.yaml` (what needs what, what excludes what, which
+format's kernel takes, the head sizes of attention), `features.yaml` (what needs what, what excludes what, which
 target has which speculation method, which keys are read by which target), `decoders.yaml` (the classes of models that
 are taken). A row is corrected there, never in code.
 """
@@ -147,7 +147,7 @@ def _feature_tables() -> list[str]:
         (
             row.attention,
             ", ".join(row.targets),
-            ", ".join(row.architectures),
+            ", ".join(row.architectures) or "all",
             ", ".join(map(str, row.head_sizes)),
             row.otherwise,
             _link(row.source),
@@ -169,7 +169,7 @@ def _feature_tables() -> list[str]:
         _table(("Architecture", "GPUs", "Formats with a kernel", "KV caches", "Targets"), boards),
         f"### Kernel shapes (as of {kernels.as_of})\n",
         _table(("Format", "Targets", "Kernel", "Group sizes", "K × N multiples", "Source"), shapes),
-        "### Head sizes of FP8 attention\n",
+        "### Head sizes of attention\n",
         _table(("Attention", "Targets", "Architectures", "Head sizes", "Others", "Source"), attention),
         f"### Speculation (as of {features.as_of})\n",
         _table(("Method", "Target", "Support", "Instead", "Source"), methods),

@@ -102,15 +102,16 @@ class Kernel(_Row):
 
 
 class AttentionKernel(_Row):
-    """The head sizes that an attention in FP8 has kernels for, on these targets and architectures.
+    """The head sizes that an attention has kernels for, on these targets and architectures (none named: on all).
 
-    ``attention``: ``fp8-context`` is context attention in FP8, ``fp8-kv`` attention over an FP8 KV cache.
-    ``otherwise``: other head sizes are refused (``no``) or computed without a fused kernel (``slow``).
+    ``attention``: ``decode`` is that of every answer's tokens, ``fp8-context`` context attention in FP8, ``fp8-kv``
+    attention over an FP8 KV cache. ``otherwise``: other head sizes are refused (``no``) or computed without a fused
+    kernel (``slow``).
     """
 
-    attention: Literal["fp8-context", "fp8-kv"]
+    attention: Literal["decode", "fp8-context", "fp8-kv"]
     targets: tuple[str, ...] = Field(min_length=1)
-    architectures: tuple[str, ...] = Field(min_length=1)
+    architectures: tuple[str, ...] = ()
     head_sizes: tuple[int, ...] = Field(min_length=1)
     otherwise: Literal["no", "slow"]
     since: str | None = None
@@ -130,6 +131,11 @@ class KernelTable(_Row):
         if len(set(pairs)) != len(pairs):
             raise ValueError("a format has two rows for one target")
         return self
+
+    def decoding(self, target: str) -> tuple[int, ...]:
+        """The head sizes that a target decodes with; empty when nothing is stated."""
+        rows = (row for row in self.attention if row.attention == "decode" and target in row.targets)
+        return next((row.head_sizes for row in rows), ())
 
     def row(self, format: str, target: str) -> Kernel | None:
         """The kernel of a format on a target, or None when nothing is known of its shapes."""

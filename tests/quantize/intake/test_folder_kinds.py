@@ -77,6 +77,12 @@ def test_a_folder_of_another_kind_is_called_by_its_name(kind: str, tmp_path: Pat
     assert error.remedies
 
 
+def test_a_repository_holds_its_models_one_folder_deeper(tmp_path: Path) -> None:
+    (tmp_path / "repository" / "llama").mkdir(parents=True)
+    (tmp_path / "repository" / "llama" / "config.pbtxt").write_text('backend: "python"')
+    assert "a Triton model repository" in refusal(tmp_path / "repository").message
+
+
 def test_the_config_of_a_trtllm_checkpoint_alone_is_known_too() -> None:
     with pytest.raises(ForgeError, match="TensorRT-LLM checkpoint"):
         require_architecture(TRTLLM)

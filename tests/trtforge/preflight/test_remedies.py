@@ -123,10 +123,21 @@ def test_remedies_of_two_rules_about_one_width_hold_together() -> None:
     # down is cut along its columns: both rules pad it to the same width, which groups of 16 and tiles of 32 fill
     assert by_code["TF-K4-001"].numbers["padded_K"]["down_proj"] == 2048
     assert by_code["TF-K4-004"].numbers["padded"]["down_proj"]["K"] == 2048
+    padding = "pad the checkpoint's MLP with zeros to 2048 (rows of gate and up, columns of down)"
+    assert padding in by_code["TF-K4-001"].remedies
+    assert padding in by_code["TF-K4-004"].remedies
     assert found.together is not None
     after = report(applied(settings, found.together.changes), model=model, machine=BIG)
     assert not {"TF-K4-001", "TF-K4-004"} & set(counts(after))
     assert not after.blocked
+
+
+def test_weights_of_a_checkpoint_are_not_excluded_by_a_recipe() -> None:
+    model = public("Qwen/Qwen1.5-1.8B-Chat", prequantized="fp8")
+    settings = merged(ENGINE, build(parallel={"tp": 16}))
+    (finding,) = [item for item in report(settings, model=model, machine=BIG).findings if item.code == "TF-K4-004"]
+    assert not any(text.startswith("quantize.exclude") for text in finding.remedies)
+    assert "quant_algo of the checkpoint (fp8)" in finding.asked
 
 
 def test_a_remedy_that_is_set_already_is_not_offered() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trtforge.preflight.engine import Facts, Violation, rule
@@ -24,6 +24,20 @@ def k_multiple(facts: Facts, name: str) -> int:
     row, kernel = facts.formats.get(name), facts.kernels.row(name, facts.recipe.build.target)
     group = facts.recipe.quantize.group_size or (row.default_group_size if row is not None else None)
     return math.lcm(group or 1, kernel.k if kernel is not None else 1)
+
+
+def mlp_padding(facts: Facts, name: str, kinds: Iterable[str]) -> list[Remedy]:
+    """The MLP's width that whole groups and tiles fill on every rank, where the MLP alone is at fault.
+
+    Zeros beside an MLP's rows and columns change no answer; a wider model or wider heads would be another model.
+    """
+    model, kernel = facts.require_model(), facts.kernels.row(name, facts.recipe.build.target)
+    k, n = k_multiple(facts, name), kernel.n if kernel is not None else 1
+    if not set(kinds) <= {"gate_proj", "up_proj", "down_proj"} or model.hidden % k or model.hidden % n:
+        return []
+    whole = math.lcm(k, n) * facts.recipe.build.parallel.tp
+    size = -(-model.ffn // whole) * whole
+    return by_hand(f"pad the checkpoint's MLP with zeros to {size} (rows of gate and up, columns of down)")
 
 
 @rule(
@@ -68,7 +82,7 @@ def group_divides(facts: Facts) -> Iterator[Violation]:
     ][:4]
     remedies.append(f"{to_format(facts, 'fp8')}  # one scale a tensor, no groups")
     remedies.append(line("quantize.exclude", [*quantize.exclude, *offenders]))
-    remedies += by_hand("pad the checkpoint: " + ", ".join(f"{kind} to K = {size}" for kind, size in pads.items()))
+    remedies += mlp_padding(facts, row.name, offenders)
     widths = ", ".join(f"{kind} (K = {item['K_per_rank']:g})" for kind, item in offenders.items())
     yield Violation(
         f"group size {group} does not divide {widths}" + (f" with tp {tp}" if tp > 1 else ""),

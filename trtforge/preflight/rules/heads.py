@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import (
-    TRTLLM_TARGETS,
     context_asked,
     fp8_context_attention,
     in_range,
@@ -22,8 +21,6 @@ from trtforge.tables.features import AttentionKernel
 
 #: tensor-parallel sizes that people run
 TPS = (1, 2, 4, 8, 16)
-#: head sizes that TensorRT-LLM's masked multi-head attention is compiled for (decoderMaskedMultiheadAttention.cu)
-MMHA_HEAD_SIZES = (32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 192, 224, 256)
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -159,10 +156,11 @@ def experts_split(facts: Facts) -> Iterator[Violation]:
     yield Violation(message, f"build.parallel.ep: {parallel.ep}", numbers, remedies)
 
 
-def is_compiled(target: str, head_size: int) -> bool:
-    """Whether the target's attention has kernels for a head size, where TensorRT-LLM's decide."""
+def is_compiled(facts: Facts, target: str, head_size: int) -> bool:
+    """Whether the target's attention has kernels for a head size, where the table knows."""
+    sizes = facts.kernels.decoding(target)
     # beyond the largest, the PyTorch backend has kernels of other libraries
-    return target not in TRTLLM_TARGETS or head_size in MMHA_HEAD_SIZES or head_size > MMHA_HEAD_SIZES[-1]
+    return not sizes or head_size in sizes or head_size > sizes[-1]
 
 
 @rule(
@@ -176,15 +174,15 @@ def is_compiled(target: str, head_size: int) -> bool:
 )
 def head_size_compiled(facts: Facts) -> Iterator[Violation]:
     size, target = facts.require_model().head_size, facts.recipe.build.target
-    if is_compiled(target, size):
+    if is_compiled(facts, target, size):
         return
-    larger = next(other for other in MMHA_HEAD_SIZES if other > size)
+    sizes = facts.kernels.decoding(target)
     yield Violation(
-        f"heads of {size} values; TensorRT-LLM has kernels for {', '.join(map(str, MMHA_HEAD_SIZES))}",
+        f"heads of {size} values; TensorRT-LLM has kernels for {', '.join(map(str, sizes))}",
         f"config.json of {facts.recipe.model.source}: head size {size}",
-        {"head_size": size, "compiled": list(MMHA_HEAD_SIZES)},
+        {"head_size": size, "compiled": list(sizes)},
         [
-            *by_hand(f"pad the checkpoint's heads with zeros to {larger}"),
+            *by_hand("a model whose heads have one of these sizes"),
             to_target(facts, "torch"),
         ],
     )
@@ -196,6 +194,7 @@ def _unfused(facts: Facts, otherwise: str) -> Iterator[tuple[AttentionKernel, st
     uses = {
         "fp8-context": target == "trtllm-engine" and fp8_context_attention(facts),
         "fp8-kv": used(facts, "fp8-kv"),
+        "decode": False,  # TF-K5-007
     }
     for row in facts.kernels.attention:
         if row.otherwise != otherwise or target not in row.targets or size in row.head_sizes or not uses[row.attention]:
@@ -207,7 +206,6 @@ def _unfused(facts: Facts, otherwise: str) -> Iterator[tuple[AttentionKernel, st
 def _without_kernel(facts: Facts, row: AttentionKernel, name: str, verdict: str) -> Violation:
     size, context = facts.require_model().head_size, row.attention == "fp8-context"
     what = "FP8 context attention" if context else "attention over an FP8 KV cache"
-    larger = next((other for other in row.head_sizes if other > size), None)
     hosts = [
         item.name
         for item in facts.architectures.rows
@@ -220,7 +218,6 @@ def _without_kernel(facts: Facts, row: AttentionKernel, name: str, verdict: str)
         [
             *(other_context(facts) if context else other_kv(facts)),
             *for_architectures(facts, name, hosts),
-            *(by_hand(f"pad the checkpoint's heads with zeros to {larger}") if larger is not None else []),
         ],
         source=row.source,
     )

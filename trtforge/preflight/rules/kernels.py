@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import weight_format, weights_asked
+from trtforge.preflight.features import stored_weights, weight_format, weights_asked
 from trtforge.preflight.model import Linear, quantized_linears, width
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import to_format
-from trtforge.preflight.rules.groups import k_multiple, padded
+from trtforge.preflight.rules.groups import k_multiple, mlp_padding, padded
 from trtforge.preflight.rules.heads import TPS, tp_works
 from trtforge.tables.features import Kernel
 
@@ -75,7 +75,6 @@ def tiles_filled(facts: Facts) -> Iterator[Violation]:
         if linear.kind in bad:
             n = kernel.n * (tp if linear.split == "rows" else 1)
             pads[linear.kind] = {"K": padded(linear, tp, k_multiple(facts, name)), "N": -(-linear.rows // n) * n}
-    wider = ", ".join(f"{kind} to {item['N']} x {item['K']}" for kind, item in pads.items())
     shares = ", ".join(f"{kind} [{item['N_per_rank']:g}, {item['K_per_rank']:g}]" for kind, item in bad.items())
     yield Violation(
         f"{kernel.kernel} takes multiples of {kernel.n} x {kernel.k}; with tp {tp} a rank has {shares}",
@@ -83,8 +82,12 @@ def tiles_filled(facts: Facts) -> Iterator[Violation]:
         {"k_multiple": kernel.k, "n_multiple": kernel.n, "linears": bad, "works_tp": good, "padded": pads},
         [
             *(f"build.parallel.tp: {ranks}" for ranks in good),
-            line("quantize.exclude", [*facts.recipe.quantize.exclude, *bad]),
-            *by_hand(f"pad the checkpoint: {wider}"),
+            *(
+                by_hand(f"a checkpoint that was exported with {', '.join(bad)} excluded")
+                if stored_weights(facts)
+                else [line("quantize.exclude", [*facts.recipe.quantize.exclude, *bad])]
+            ),
+            *mlp_padding(facts, name, bad),
         ],
         source=kernel.source,
     )

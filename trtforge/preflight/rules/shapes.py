@@ -47,7 +47,7 @@ def head_size_taken(facts: Facts) -> Iterator[Violation]:
         {"head_size": size, "smallest": low, "largest": high, "multiple": HEAD_MULTIPLES[target]},
         [
             *by_hand(f"a checkpoint with heads of {low} to {high} values"),
-            *(to_target(facts, name) for name in (*others, "trtllm-llmapi") if is_compiled(name, size)),
+            *(to_target(facts, name) for name in (*others, "trtllm-llmapi") if is_compiled(facts, name, size)),
         ],
     )
 
