@@ -393,6 +393,58 @@ def llmapi_agentic(root: Path) -> None:
     llmapi_with(root, "Qwen/Qwen3.5", settings)
 
 
+_CURATED = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/configs/curated"
+
+
+@published(f"{_CURATED}/deepseek-v4-pro-throughput.yaml")
+def llmapi_throughput(root: Path) -> None:
+    settings = (
+        "attention_dp_config:\n  enable_balance: true\ncuda_graph_config:\n  batch_sizes:\n  - 1\n  - 2\n  - 32\n"
+        "  enable_padding: true\ndisable_overlap_scheduler: false\nenable_attention_dp: true\n"
+        "enable_lm_head_tp_in_adp: true\nkv_cache_config:\n  dtype: fp8\n  enable_block_reuse: false\n"
+        "  free_gpu_memory_fraction: 0.6\n  tokens_per_block: 128\nmax_batch_size: 32\nmax_num_tokens: 8448\n"
+        "max_seq_len: 9256\nmoe_config:\n  backend: TRTLLM\n  use_low_precision_moe_combine: true\n"
+        "moe_expert_parallel_size: 8\nnum_postprocess_workers: 4\npipeline_parallel_size: 1\nprint_iter_log: true\n"
+        "speculative_config:\n  decoding_type: MTP\n  max_draft_len: 1\nstream_interval: 100\n"
+        "tensor_parallel_size: 8\n"
+    )
+    llmapi_with(root, "deepseek-ai/DeepSeek-V4-Pro", settings)
+
+
+@published(f"{_CURATED}/nemotron-3-ultra-throughput.yaml")
+def llmapi_mamba(root: Path) -> None:
+    settings = (
+        "max_batch_size: 256\nmax_num_tokens: 2048\ntensor_parallel_size: 4\nmoe_expert_parallel_size: 4\n"
+        "trust_remote_code: true\nenable_attention_dp: true\ncuda_graph_config:\n  enable_padding: true\n"
+        "  max_batch_size: 256\nkv_cache_config:\n  free_gpu_memory_fraction: 0.8\n  enable_block_reuse: false\n"
+        "  mamba_ssm_cache_dtype: float16\n  mamba_ssm_philox_rounds: 5\n  mamba_ssm_stochastic_rounding: true\n"
+        "moe_config:\n  backend: CUTEDSL\nnum_postprocess_workers: 4\nstream_interval: 10\n"
+    )
+    llmapi_with(root, "nvidia/Nemotron-3-Ultra", settings)
+
+
+@published(f"{_CURATED}/qwen3.8-flash-next-disagg-gen.yaml")
+def llmapi_disaggregated(root: Path) -> None:
+    settings = (
+        "trust_remote_code: true\nmax_batch_size: 16\ncuda_graph_config:\n  enable_padding: true\n"
+        "  max_batch_size: 16\nmoe_config:\n  backend: TRTLLM\nkv_cache_config:\n  free_gpu_memory_fraction: 0.5\n"
+        "  mamba_ssm_cache_dtype: bfloat16\ncache_transceiver_config:\n  backend: NIXL\n"
+        "  transceiver_runtime: PYTHON\n  max_tokens_in_buffer: 8192\n"
+    )
+    llmapi_with(root, "Qwen/Qwen3.8-Flash-Next", settings)
+
+
+@published(f"{_CURATED}/minimax-m3-throughput.yaml")
+def llmapi_sparse(root: Path) -> None:
+    settings = (
+        "max_batch_size: 256\nmax_num_tokens: 8192\nmax_seq_len: 2068\ntensor_parallel_size: 8\n"
+        "moe_expert_parallel_size: 8\nenable_attention_dp: true\ntrust_remote_code: true\n"
+        "kv_cache_config:\n  free_gpu_memory_fraction: 0.7\n  enable_block_reuse: false\n"
+        "sparse_attention_config:\n  algorithm: minimax_m3\nstream_interval: 10\nnum_postprocess_workers: 4\n"
+    )
+    llmapi_with(root, "MiniMaxAI/MiniMax-M3", settings)
+
+
 @published("https://github.com/NVIDIA/TensorRT-LLM/issues/10396")
 def llmapi_eagle(root: Path) -> None:
     settings = (

@@ -357,6 +357,7 @@ MORE: list[Case] = [
     ("cache type twice over", "TF-TRI-223", yaml("kv_cache_dtype: fp8\nkv_cache_config: {dtype: fp8}")),
     ("key of several sections", "TF-TRI-223", yaml("moe_config: {enable_padding: true}")),
     ("key of one other section", "TF-TRI-223", yaml("scheduler_config: {free_gpu_memory_fraction: 0.5}")),
+    ("options of trtllm-serve", "TF-TRI-223", yaml("kv_cache_free_gpu_memory_fraction: 0.9\nep_size: 1")),
     ("drafts at the top", "TF-TRI-223", yaml("max_draft_len: 4")),
     ("adapters at the top", "TF-TRI-223", yaml("max_lora_rank: 8")),
     ("backend of experts by its old name", "TF-TRI-223", yaml("moe_backend: Cutlass")),

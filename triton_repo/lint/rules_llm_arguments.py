@@ -72,7 +72,9 @@ def _key_fault(entry: Entry, table: Arguments, path: Path, document: Mapping[str
         if target is not None and gone.inverse and isinstance(value, bool):
             value = not value
         if target is not None and (gone.to or isinstance(value, bool)):
-            return f"{name} is no argument any more", _to(entry, value, tuple(target.split(".")), path, document)
+            return f"{name} is no argument of {of}; {target} is", _to(
+                entry, value, tuple(target.split(".")), path, document
+            )
         return f"{name} is no argument any more", _without(entry, path, gone.says or f"{target}, the other way round")
     if not entry.section and name in table.engine_only:
         return f"{name} was for engines; the PyTorch backend does not have it", _without(entry, path)
