@@ -134,14 +134,14 @@ def compare(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> Comparis
     )
 
 
-def sanity_gate(found: Comparison, min_sane: float) -> GateResult:
+def sanity_gate(found: Comparison, min_sane: float, name: str = "generation_sanity") -> GateResult:
     """At least ``min_sane`` of the prompts on which the baseline is sane stay sane; the detail names the others."""
     share = found.kept_share
     kept = f"{found.baseline_sane - len(found.lost)} of {found.baseline_sane}"
     detail = f"{kept} answers that were sane stay sane, {share:.4g} {'>=' if share >= min_sane else '<'} {min_sane:.4g}"
     if found.lost:
         detail += "; lost: " + "; ".join(_lost(answer) for answer in found.lost)
-    return at_least("generation_sanity", share, min_sane, detail)
+    return at_least(name, share, min_sane, detail)
 
 
 def _lost(answer: Answer) -> str:

@@ -9,9 +9,9 @@ engine's 16-bit type; for engines with float32 activations its embeddings pertur
 the model's dtype), and the distance of the reference to itself is the noise floor that the engine is held
 against.
 
-* The engine *agrees* at a position when its choice is the reference's best token or lies closer to it
-  than the noise: ``max(NEAR_TIE_LOGITS, TIE_SIGMAS x RMS change of the gap between the reference's two
-  best logits under the perturbation)``. A choice farther away counts against the engine at every
+* The engine *agrees* at a position when its choice is the reference's best token or a near tie of it by
+  :func:`runtime.determinism.near_tie_bound`, with the measured RMS change of the gap between the reference's two
+  best logits under the perturbation as the noise. A choice farther away counts against the engine at every
   position. The raw share of equal choices is reported beside it, and so is the reference's with itself.
 * The engine's mean KL divergence must stay within ``MAX_KL_RATIO`` of the floor's. A wrong scale, a
   wrong kernel or a dropped rounding moves the distribution far more than rounding noise does.
@@ -24,15 +24,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from evals.statistics import Interval, wilson
+from runtime.determinism import near_tie_bound
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     import torch
 
-#: logits; bfloat16 keeps 8 bits, so logits around 16 carry an error of about 1/16
-NEAR_TIE_LOGITS = 0.0625
-TIE_SIGMAS = 3.0
 #: the engine's KL over the floor's; two independent perturbations are about equally far from the reference
 MAX_KL_RATIO = 2.0
 #: nats; differences below it are rounding of the logits themselves
@@ -46,7 +44,8 @@ class ParityResult:
     ``agreement`` counts choices within the noise of the best (``near_tie_flips`` of them are not the best
     itself); ``raw_agreement`` only the best. ``near_tie_share`` is the share of positions at which the
     reference's second-best lies within the noise. The ``floor_`` figures are the reference against its
-    own perturbation (None when it was not run).
+    own perturbation (None when it was not run). ``near_tie_logits`` is the mean of the positions' bounds, ``noise`` the
+    measured RMS change of the gap that they rest on.
     """
 
     positions: int
@@ -60,6 +59,7 @@ class ParityResult:
     worst_prompt: int
     floor_raw_agreement: float | None = None
     floor_kl: float | None = None
+    noise: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,6 +85,7 @@ def compare(
     prompts: Sequence[Sequence[int]],
     *,
     perturbed_logits: LogitsFn | None = None,
+    activations: str = "bfloat16",
     progress: Progress | None = None,
 ) -> ParityResult:
     """Compare two models position by position.
@@ -94,6 +95,7 @@ def compare(
         reference_logits: the same for the checkpoint's reference implementation.
         prompts: token ids of each prompt.
         perturbed_logits: the reference with rounding added: the noise floor.
+        activations: the type of the engine's activations.
 
     Raises:
         ForgeError: TF-EVL-005 when there is nothing to compare or shapes differ; TF-EVL-006 when the
@@ -106,12 +108,13 @@ def compare(
     report = progress or SilentProgress()
     report.start(f"engine parity on {len(prompts)} prompts", total=len(prompts))
     engine, floor = _Positions([], [], [], []), _Positions([], [], [], [])
-    gaps = []
+    gaps, largest = [], []
     for index, prompt in enumerate(prompts):
         ids = torch.as_tensor(list(prompt), dtype=torch.int64)
         want_SV = reference_logits(ids).float()
         top2 = want_SV.topk(2, dim=-1)
         gaps.append(top2.values[:, 0] - top2.values[:, 1])
+        largest.append(want_SV.abs().amax(-1))
         got_SV = engine_logits(ids).float()
         _check(got_SV, want_SV, index)
         _add(engine, got_SV, want_SV, top2.indices)
@@ -119,25 +122,24 @@ def compare(
             _add(floor, perturbed_logits(ids).float(), want_SV, top2.indices)
         report.advance()
     gap_P = torch.cat(gaps)
-    near_tie = NEAR_TIE_LOGITS
-    if perturbed_logits is not None:
-        noise = float(torch.cat(floor.gap_change).square().mean().sqrt())
-        near_tie = max(near_tie, TIE_SIGMAS * noise)
-    same_P, tie_P = torch.cat(engine.same), gap_P < near_tie
-    flips = int((~same_P & (torch.cat(engine.shortfall) < near_tie)).sum())
+    noise = float(torch.cat(floor.gap_change).square().mean().sqrt()) if perturbed_logits is not None else 0.0
+    bound_P = torch.tensor([near_tie_bound(value, activations, noise) for value in torch.cat(largest).tolist()])
+    same_P, tie_P = torch.cat(engine.same), gap_P < bound_P
+    flips = int((~same_P & (torch.cat(engine.shortfall) <= bound_P)).sum())
     positions, agreed = len(same_P), int(same_P.sum())
     return ParityResult(
         positions=positions,
         agreement=wilson(agreed + flips, positions),
         raw_agreement=wilson(agreed, positions),
         near_tie_flips=flips,
-        near_tie_logits=near_tie,
+        near_tie_logits=float(bound_P.mean()),
         near_tie_share=float(tie_P.float().mean()),
         mean_kl=max(0.0, float(torch.cat(engine.kl).mean())),
         max_abs_logit_difference=engine.max_difference,
         worst_prompt=max(range(len(prompts)), key=lambda i: float(engine.kl[i].mean())),
         floor_raw_agreement=float(torch.cat(floor.same).float().mean()) if floor.same else None,
         floor_kl=max(0.0, float(torch.cat(floor.kl).mean())) if floor.kl else None,
+        noise=noise,
     )
 
 

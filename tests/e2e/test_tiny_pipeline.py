@@ -46,7 +46,8 @@ def first(recipe: Path) -> dict[str, Any]:
 def test_every_stage_runs_and_every_gate_passes(first: dict[str, Any]) -> None:
     assert column(first, "status") == dict.fromkeys(OFFLINE, "ran")
     gates = {gate["name"]: gate["passed"] for stage in first["stages"] for gate in stage["gates"]}
-    expected = ("audit", "perplexity_increase", "generation_sanity", "top1_agreement", "engine_kl")
+    expected = ("audit", "perplexity_increase", "generation_sanity", "top1_agreement", "engine_kl", "engine_answers",
+                "engine_sanity", "deployed_weights")  # fmt: skip
     assert gates == dict.fromkeys(expected, True)
 
 

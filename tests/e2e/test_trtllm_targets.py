@@ -47,7 +47,7 @@ def test_a_bundle_says_what_nobody_has_looked_at(folder: Path, target: str) -> N
     missing = json.loads((bundle / "evidence" / "not_run.json").read_text())
     assert sorted(missing) == sorted(LEFT_OUT)
     report = json.loads((bundle / "report.json").read_text())
-    assert "gates were not run: top1_agreement, engine_kl, smoke" in report["verdict"]
+    assert "gates were not run: top1_agreement, engine_kl, engine_answers, engine_sanity, smoke" in report["verdict"]
     assert report["passed"] is None
     shown = (bundle / "report.md").read_text()
     assert "**INCOMPLETE**" in shown and "PASSED" not in shown
@@ -74,13 +74,15 @@ def test_a_bundle_says_what_nobody_has_looked_at(folder: Path, target: str) -> N
     verified = verify_published(bundle)
     assert verified.ok, verified.to_json()
     assert {f.code for f in verified.findings} <= {"TF-BND-031", "TF-BND-032", "TF-BND-033"}
+    assert "rounded again for TensorRT-LLM" in shown and "before they were evaluated" in shown
     models = sorted(path.name for path in (bundle / "repository").iterdir())
     if target == "trtllm-engine":
         assert len(deshard(bundle / "engine" / "checkpoint")) == 3 + 2 * 9
         assert models == ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
         config = (bundle / "repository" / "tensorrt_llm" / "config.pbtxt").read_text()
         assert '"engine/trtllm"' in config and "${" not in config
-        assert "rounded again for TensorRT-LLM" in shown
+        assert engine["conversion"]["requantized"]["weights"] == 0
+        assert {gate["name"]: gate["passed"] for gate in report["data"]["gates"]}["deployed_weights"] is True
     else:
         assert models == ["tensorrt_llm"]
         model = yaml.safe_load((bundle / "repository" / "tensorrt_llm" / "1" / "model.yaml").read_text())

@@ -111,7 +111,7 @@ def test_noise_of_the_references_own_size_passes_and_a_systematic_error_does_not
     assert good.agreement.low > 0.99
     assert good.mean_kl <= parity.kl_limit(good)
     assert good.raw_agreement.value < 1.0
-    assert good.near_tie_logits == pytest.approx(3 * 0.3 * 2**0.5, rel=0.1)
+    assert good.near_tie_logits == pytest.approx(3 * 0.3 * 2**0.5, rel=0.1) == 3 * good.noise
     scaled = parity.compare(lambda ids: 1.3 * model(ids), model, prompts, perturbed_logits=_noisy(model, 0.3, 1))
     assert scaled.mean_kl > parity.kl_limit(scaled), "a wrong scale keeps every choice and must still be found"
     wrong = table.roll(1, dims=1)
@@ -129,10 +129,13 @@ def test_a_far_choice_at_a_near_tie_counts_against_the_engine():
     assert result.agreement.value == 0.0
 
 
-def test_without_noise_the_constant_near_tie_binds():
-    _, model = _table_model(0)
-    result = parity.compare(model, model, [list(range(11))], perturbed_logits=model)
-    assert result.near_tie_logits == parity.NEAR_TIE_LOGITS
+def test_without_noise_one_rounding_of_the_largest_logit_binds():
+    table, model = _table_model(0)
+    largest = table.abs().amax(-1).mean()
+    for activations, epsilon in (("bfloat16", 2.0**-7), ("float32", 2.0**-23)):
+        result = parity.compare(model, model, [list(range(11))], perturbed_logits=model, activations=activations)
+        assert result.near_tie_logits == pytest.approx(float(largest) * epsilon / 2, rel=1e-5)
+        assert result.noise == 0.0
     assert result.floor_kl == pytest.approx(0.0, abs=1e-6)
 
 

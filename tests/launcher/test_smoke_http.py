@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.smoke import SmokeTarget, _http_agrees
+from launcher.smoke import Parting, SmokeTarget, _agrees, _http_agrees
 
 #: prompt -> pieces of its answer
 ANSWERS = {"short": ["Yes."], "long": ["Rain ", "falls ", "down."]}
@@ -73,5 +73,34 @@ def test_without_a_longer_answer_that_is_said() -> None:
 
 
 def test_another_answer_fails_the_check() -> None:
-    with served(ANSWERS, []) as url, pytest.raises(AssertionError, match="generate returned 'Rain falls down"):
+    with (
+        served(ANSWERS, []) as url,
+        pytest.raises(AssertionError, match="generate, prompt 'long': got 'Rain falls down"),
+    ):
         _http_agrees(target(url, {**joined(ANSWERS), "long": "Something longer than that."}))
+
+
+@pytest.mark.parametrize(
+    ("ties", "near_tie", "batched", "passes"),
+    [(True, True, True, True), (True, False, True, False), (False, True, True, False), (True, True, False, False)],
+)
+def test_only_a_near_tie_in_a_batch_of_an_engine_that_has_them_excuses(
+    ties: bool, near_tie: bool, batched: bool, passes: bool
+) -> None:
+    """And what is not excused says where the answers part and by what margin."""
+    asked: list[tuple[str, str]] = []
+
+    def parting(prompt: str, text: str) -> Parting:
+        asked.append((prompt, text))
+        return Parting(near_tie, "they part at token 3: ' sun' against ' sky', 0.6 below the best logit")
+
+    smoke = SmokeTarget("", "", "", "m", {"why": "the sun"}, 8, 8, parting=parting, ties=ties)
+    assert _agrees(smoke, "client 5", "why", "the sun", batched=batched) and not asked
+    if passes:
+        assert _agrees(smoke, "client 5", "why", "the sky", batched=batched) is False
+    else:
+        with pytest.raises(
+            AssertionError, match=r"client 5, prompt 'why': got 'the sky'.*they part at token 3.*0\.6 below"
+        ):
+            _agrees(smoke, "client 5", "why", "the sky", batched=batched)
+    assert asked == [("why", "the sky")]

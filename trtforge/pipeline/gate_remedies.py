@@ -31,6 +31,20 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     ),
     "top1_agreement": _AGREEMENT,
     "graph_top1_agreement": _AGREEMENT,
+    "engine_answers": (
+        "the gate's detail says which answer leaves the quantized model's, where and by how much",
+        _KERNELS,
+        "trtforge run RECIPE --force build",
+    ),
+    "engine_sanity": (
+        "where generation_sanity passed the fault is the engine's: read parity.json in the artifact",
+        _KERNELS,
+        "lower evals.generation.gate.min_sane when the answers are acceptable",
+    ),
+    "deployed_weights": (
+        "parity.json or the build's summary names the linears; run the recipe again from quantize",
+        _KERNELS,
+    ),
     "engine_kl": _DIVERGENCE,
     "graph_kl": _DIVERGENCE,
     "smoke": ("read tritonserver.log in the artifact",),

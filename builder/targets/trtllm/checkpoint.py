@@ -64,7 +64,8 @@ def convert_checkpoint(
 
     Returns:
         ``ranks``, ``bytes``, and ``requantized``: the linears whose FP8 weights were rounded again under a
-        common scale, the number of weights and the largest relative change of a normal value.
+        common scale, the number of weights and the largest relative change of a normal value; and the layers whose
+        keys and values lose scales of their own.
 
     Raises:
         ForgeError: ``TF-BLD-030`` … ``TF-BLD-035``: a format, a rope, a tensor, a fusion, a split or an
@@ -95,7 +96,8 @@ def convert_checkpoint(
         "requantized": {
             "linears": len(requantized.linears),
             "weights": requantized.weights,
-            "largest_relative_change": round(requantized.largest, 6),
+            "largest_relative_change": requantized.largest,
+            "kv_layers": len(requantized.kv_layers),
         },
     }
 

@@ -11,7 +11,8 @@ and interleaves for the kernels happens there, at build time):
   ``activation_scaling_factor`` F32 [1].
 
 Query, key and value are one linear ``qkv``, each rank with its own heads of all three. Its FP8 form has one
-scale: the largest of the three, and the other two weights are rounded again under it. ``mlp.fc`` is Hugging
+scale: the largest of the three, and the other two weights are rounded again under it (``quantize.one_scale`` does so
+before the checkpoint is evaluated, and leaves nothing to round here). ``mlp.fc`` is Hugging
 Face's gate projection, ``mlp.gate`` its up projection. Norms of q and k (Qwen3) are ``q_layernorm``, ``k_layernorm``.
 
 Sources: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/modeling_utils.py
@@ -26,9 +27,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from builder.targets.trtllm.fp8 import decode, rescale_table
 from builder.targets.trtllm.ranks import Rank, kv_heads_of, layers_of
 from builder.targets.trtllm.source import BITS, Array, Checkpoint, widen
+from trtforge.e4m3 import largest_change, rescale_table
 from trtforge.errors import ForgeError
 
 #: bytes handled at once
@@ -63,11 +64,13 @@ class Part:
 
 @dataclass
 class Requantized:
-    """Weights that were rounded a second time, and the largest relative change of a normal value."""
+    """What the conversion changes: weights that are rounded a second time, with the largest relative change of a
+    normal value, and layers whose keys and values were calibrated with scales of their own."""
 
     linears: set[str] = field(default_factory=set)
     weights: int = 0
     largest: float = 0.0
+    kv_layers: set[str] = field(default_factory=set)
 
 
 def rank_tensors(source: Checkpoint, rank: Rank, requantized: Requantized) -> list[Tensor]:
@@ -132,7 +135,10 @@ class _Plan:
     def _kv_scale(self, name: str) -> float:
         """One scale for keys and values, the larger: TensorRT-LLM's attention has one. A cast cache stores none."""
         scales = [f"{name}.self_attn.{kind}_proj.{kind}_scale" for kind in "kv"]
-        return max((self.source.scalar(scale) for scale in scales if self.source.has(scale)), default=1.0)
+        own = [self.source.scalar(scale) for scale in scales if self.source.has(scale)]
+        if len(set(own)) > 1:
+            self.requantized.kv_layers.add(name)
+        return max(own, default=1.0)
 
     def _rows(self, out: str, name: str, spans: Sequence[tuple[int, int]] | None = None) -> Tensor:
         """Rows of a tensor as they are, in the order of ``spans``; default: all of it."""
@@ -199,19 +205,15 @@ class _Plan:
         }
         for part in parts:
             if part.module in tables:
-                self._count(part, scales[part.module] / scale, tables[part.module])
+                self._count(part, scales[part.module] / scale)
         yield self._stack(f"{out}.weight", parts, "weight", columns, tables=tables)
         yield _numbers(f"{out}.weights_scaling_factor", [scale])
         yield self._input_scale(out, parts)
 
-    def _count(self, part: Part, ratio: float, table: Array) -> None:
-        codes = np.arange(8, 0x7F, dtype=np.uint8)
-        before = decode(codes).astype(np.float64) * ratio
-        normal = before >= 2.0**-6
-        changes = np.abs(decode(table[codes]).astype(np.float64)[normal] / before[normal] - 1)
+    def _count(self, part: Part, ratio: float) -> None:
         self.requantized.linears.add(part.module)
         self.requantized.weights += (part.end - part.begin) * int(self.source.read(f"{part.module}.weight").shape[1])
-        self.requantized.largest = max(self.requantized.largest, float(changes.max(initial=0.0)))
+        self.requantized.largest = max(self.requantized.largest, largest_change(ratio))
 
     def _int4_awq(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Iterator[Tensor]:
         yield self._stack(f"{out}.weight", parts, "weight", columns, rows=2, dtype="I8")

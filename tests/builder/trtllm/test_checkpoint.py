@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builder.targets.trtllm.checkpoint import convert_checkpoint, trtllm_config
-from builder.targets.trtllm.fp8 import decode, rescale_table
 from builder.targets.trtllm.ranks import all_ranks, kv_heads_of, layers_of
 from builder.targets.trtllm.source import Checkpoint
 from tests.builder.quantized_tiny import Quantizer, read_tensors
 from tests.builder.trtllm.deshard import deshard, load_file, load_ranks
 from tests.support.tiny import write_tiny_llama
+from trtforge.e4m3 import decode, rescale_table
 from trtforge.errors import ForgeError
 
 FORMATS = ("none", "fp8", "int4_awq", "nvfp4")

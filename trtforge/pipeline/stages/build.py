@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.errors import ForgeError
-from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import Artifact, GateResult, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import copy_estimate, plain
 from trtforge.recipe.schema import Recipe
 from trtforge.store.machine import tool_versions
@@ -183,7 +183,8 @@ def _build_of_checkpoint(context: StageContext) -> StageResult:
             scratch=context.scratch,
             progress=context.progress,
         )
-        return StageResult(summary=engine, measured=MEASURED)
+        gate = _as_evaluated(engine["conversion"]["requantized"])
+        return StageResult(summary=engine, measured=MEASURED, gates=[gate])
     from builder.targets.trtllm import llmapi_target
 
     engine = llmapi_target.build_engine(
@@ -198,6 +199,19 @@ def _build_of_checkpoint(context: StageContext) -> StageResult:
         progress=context.progress,
     )
     return StageResult(summary=engine)
+
+
+def _as_evaluated(again: Mapping[str, Any]) -> GateResult:
+    """The converted checkpoint holds the weights and scales of the one that was evaluated."""
+    changed = again["weights"] + again["kv_layers"]
+    detail = "the converted weights and KV scales are those that were evaluated"
+    if changed:
+        detail = (
+            f"the conversion rounds {again['weights']:,} weights of {again['linears']} linears again, by up to "
+            f"{again['largest_relative_change']:.2%} each, and changes the KV scales of {again['kv_layers']} layers; "
+            "what was evaluated is not what the engine holds"
+        )
+    return GateResult("deployed_weights", changed == 0, float(changed), 0.0, detail)
 
 
 def _llm_settings(recipe: Recipe) -> LlmSettings:

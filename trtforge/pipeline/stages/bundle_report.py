@@ -71,6 +71,7 @@ def _model(inputs: Mapping[str, Artifact]) -> Any:
         ("engine", f"target {engine['target']}, {format_size(size_of(inputs['build']))}"),
         ("limits", ", ".join(f"{key} {value}" for key, value in engine["limits"].items())),
         *_engine_facts(engine),
+        *_shared_scales(quantized),
     )
     emulated = quantized.get("emulated") or []
     note = f"Emulated, for want of the hardware: {', '.join(emulated)}." if emulated else ""
@@ -108,22 +109,25 @@ def _torch_rows(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _trtllm_rows(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """What is known of an artifact for TensorRT-LLM; whether it was compiled stands first."""
-    parallel, again = engine["parallel"], engine.get("conversion", {}).get("requantized", {})
-    rows = [
+    parallel = engine["parallel"]
+    return (
         ("compiled", "yes" if engine["compiled"] else f"NO: {engine['not_compiled']}"),
         ("TensorRT-LLM", f"{engine['tensorrt_llm']} (stack {engine['stack']})"),
         ("ranks", f"tp {parallel['tp']} x pp {parallel['pp']}"),
         ("KV cache", f"{engine['kv_cache']['format']}, blocks of {engine['kv_cache']['block_size']} tokens"),
-    ]
-    if again.get("weights"):
-        rows.append(
-            (
-                "rounded again for TensorRT-LLM",
-                f"{again['weights']:,} weights of {again['linears']} linears that share a scale, by at most "
-                f"{again['largest_relative_change']:.2%} each; the figures below are of the checkpoint before that",
-            )
-        )
-    return tuple(rows)
+    )
+
+
+def _shared_scales(quantized: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What was rounded again for a target that multiplies several linears as one."""
+    again = quantized.get("one_scale") or {}
+    if not again.get("weights"):
+        return ()
+    text = (
+        f"{again['weights']:,} weights of {again['linears']} linears that share a scale with others, by at most "
+        f"{again['largest_relative_change']:.2%} each, before they were evaluated"
+    )
+    return (("rounded again for TensorRT-LLM", text),)
 
 
 def _interval(figures: Mapping[str, float], style: str) -> str:
@@ -178,7 +182,19 @@ def _engine_rows(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("  positions whose two best tokens lie within the noise", f"{parity['near_tie_share']:.2%}"),
         ("  the noise: a difference of logits up to", f"{parity['near_tie_logits']:.3g}"),
         *_floor(parity),
+        *_deployed(parity),
     )
+
+
+def _deployed(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The built engine itself: its weights, and what it answers."""
+    rows = []
+    if (weights := parity.get("weights")) is not None:
+        rows.append(("weights that the kernels hold otherwise", f"{weights['changed']:,} of {weights['weights']:,}"))
+    if (own := parity.get("answers")) is not None:
+        rows.append(("the engine's own answers that are sane", f"{own['sane']} of {own['answers']}"))
+        rows.append(("  their tokens that the quantized model would choose", f"{own['agreed']} of {own['tokens']}"))
+    return tuple(rows)
 
 
 def _floor(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,6 @@
-"""parity: the engine against the reference model of the quantized checkpoint, teacher-forced.
+"""parity: the engine against the reference model of the quantized checkpoint, teacher-forced and by its own answers.
+
+The packed weights are read back too and held against the stored ones: what was evaluated is what is deployed.
 
 An RTX engine cannot be run here. For it the graph that it is compiled from is compared, written in float32 and run
 by ONNX Runtime; gates and figures say so.
@@ -6,17 +8,21 @@ by ONNX Runtime; gates and figures say so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import GateResult, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, rounded, write_json
-from trtforge.pipeline.stages.scoring import REFERENCE_DTYPE, TOOLS
+from trtforge.pipeline.stages.scoring import REFERENCE_DTYPE, TOOLS, load_answers, prompt_tokens
 from trtforge.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     import torch
+
+    from quantize.reference import ReferenceModel
+    from runtime.offline import Engine
 
 PARITY_FILE = "parity.json"
 #: tokens of a prompt: 16 prompts give 2,048 positions, enough to tell 99 % from 99.5 %
@@ -30,11 +36,12 @@ ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-24}
 
 
 class ParityStage(StageBase):
-    """Gate: the lower bound of the top-1 agreement over all positions, near ties aside."""
+    """Gates: the lower bound of the top-1 agreement over all positions, near ties aside; the divergence; what the
+    engine writes by itself; the weights that its kernels hold."""
 
     name = "parity"
-    needs = ("quantize", "build")
-    code_version = "4"
+    needs = ("baseline", "quantize", "build")
+    code_version = "5"
     tools = TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -45,6 +52,7 @@ class ParityStage(StageBase):
             "corpus": corpus_identity(recipe.evals.perplexity.corpus, recipe_dir, "evaluation"),
             "prompt_tokens": PROMPT_TOKENS,
             "reference_dtype": REFERENCE_DTYPE,
+            "generation": {} if of_graph else plain(recipe.evals.generation),
         }
 
     def host_facts(self) -> dict[str, Any]:
@@ -59,7 +67,7 @@ class ParityStage(StageBase):
 
         asked = context.recipe.evals.engine_parity
         checkpoint = context.inputs["quantize"].path
-        engine_logits, activations, longest = _engine(context)
+        engine, engine_logits, activations, longest = _engine(context)
         context.progress.start("loading the reference model")
         reference = load_reference_model(checkpoint, dtype=REFERENCE_DTYPE)
 
@@ -77,6 +85,7 @@ class ParityStage(StageBase):
             reference.logits,
             slice_prompts(tokens, asked.prompts, length),
             perturbed_logits=noise,
+            activations=activations,
             progress=context.progress,
         )
         gates: list[GateResult] = []
@@ -95,14 +104,70 @@ class ParityStage(StageBase):
         figures = rounded(result.to_json())
         figures["prompt_tokens"] = length
         figures["activations"] = activations
+        if engine is not None:
+            own, more = _own(context, engine, reference, tokens, result.noise)
+            figures |= rounded(own)
+            gates += more
         if of_graph:
             figures["ran"] = FLOAT32_GRAPH
         write_json(context.out / PARITY_FILE, figures)
         return StageResult(summary=figures, gates=gates)
 
 
-def _engine(context: StageContext) -> tuple[Callable[[torch.Tensor], torch.Tensor], str, int]:
-    """(token ids [S] → logits float32 [S, V], type of the activations, tokens of the longest prompt)."""
+def _own(
+    context: StageContext, engine: Engine, reference: ReferenceModel, corpus: list[int], noise: float
+) -> tuple[dict[str, Any], list[GateResult]]:
+    """What only the engine itself can show: its answers, and the weights in its kernels."""
+    from evals.engine_answers import Question, agreement_gate, answer_questions, short_questions
+    from evals.gates import at_most
+    from evals.generation import compare, sanity_gate
+    from evals.statistics import Interval
+    from runtime.executors.weight_check import TOLERANCE
+    from runtime.sampling.params import SamplingParams
+
+    asked, tokenizer = context.recipe.evals, engine.tokenizer
+    assert tokenizer is not None
+    baseline = load_answers(context.inputs["baseline"].path)
+    questions = [Question(a.prompt, tuple(prompt_tokens(tokenizer, a.prompt)), True) for a in baseline]
+
+    def generate(ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        return engine.generate([list(ids)], SamplingParams(max_tokens=max_tokens, temperature=0.0))[0].token_ids
+
+    found = answer_questions(
+        generate,
+        reference.logits,
+        [*questions, *short_questions(corpus, tokenizer.decode)],
+        decode=tokenizer.decode,
+        max_tokens=asked.generation.max_tokens,
+        activations=str(engine.executor.describe()["activations"]),
+        noise=noise,
+        progress=context.progress,
+    )
+    answers = compare(baseline, found.to_baseline())
+    figures: dict[str, Any] = {"answers": {**found.to_json(), "against_baseline": answers.to_json()}}
+    gates = []
+    if asked.engine_parity.gate is not None:
+        gates.append(agreement_gate(found, asked.engine_parity.gate.min_top1_agreement))
+    if asked.generation.gate is not None:
+        gates.append(sanity_gate(answers, asked.generation.gate.min_sane, "engine_sanity"))
+    check = getattr(engine.executor, "check_weights", None)
+    if check is not None:  # a compiled engine's kernels cannot be asked
+        context.progress.start("reading the engine's weights back")
+        weights = check()
+        figures["weights"] = weights.to_json()
+        changed = Interval(weights.largest, weights.largest, weights.largest)
+        gate = at_most("deployed_weights", changed, TOLERANCE)
+        counts = f"{weights.changed:,} of {weights.weights:,} weights are not the stored ones"
+        worst = ", ".join(f"{name} ({row['kernel']})" for name, row in list(weights.linears.items())[:3])
+        gates.append(replace(gate, detail=f"{counts}; {gate.detail}{f'; first: {worst}' if worst else ''}"))
+    return figures, gates
+
+
+def _engine(
+    context: StageContext,
+) -> tuple[Engine | None, Callable[[torch.Tensor], torch.Tensor], str, int]:
+    """(the engine, None where it cannot be run; token ids [S] → logits float32 [S, V]; type of the activations; tokens
+    of the longest prompt)."""
     import torch
 
     if context.recipe.build.target == "tensorrt-rtx":
@@ -114,10 +179,12 @@ def _engine(context: StageContext) -> tuple[Callable[[torch.Tensor], torch.Tenso
         context.progress.start("loading the graph")
         session = Float32Session(folder)
         limits = context.inputs["build"].summary["limits"]
-        return lambda ids: torch.from_numpy(session.logits(ids.tolist())), "float32", int(limits["max_input_len"])
+        longest = int(limits["max_input_len"])
+        return None, lambda ids: torch.from_numpy(session.logits(ids.tolist())), "float32", longest
     from runtime.offline import Engine
 
     context.progress.start("loading the engine")
     engine = Engine.load(context.inputs["build"].path)
     activations = str(engine.executor.describe()["activations"])
-    return lambda ids: torch.from_numpy(engine.logits(ids.tolist())), activations, engine.core.limits.max_input_len
+    longest = engine.core.limits.max_input_len
+    return engine, lambda ids: torch.from_numpy(engine.logits(ids.tolist())), activations, longest

@@ -12,7 +12,7 @@ from trtforge.recipe.schema import Recipe
 
 
 class QuantizeStage(StageBase):
-    """Keyed by the section, the format's row of the table and the calibration text's hash."""
+    """Keyed by the section, the format's row of the table, the calibration text's hash and a target's fused linears."""
 
     name = "quantize"
     needs = ("intake",)
@@ -20,6 +20,7 @@ class QuantizeStage(StageBase):
     tools = ("nvidia-modelopt", "torch", "transformers")
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        from quantize import one_scale
         from quantize.formats import format_row, kv_mode
 
         asked = recipe.quantize
@@ -33,6 +34,8 @@ class QuantizeStage(StageBase):
         else:
             section.pop("calibration")  # no text is read: changing it changes nothing
         section["allow_remote_code"] = recipe.model.allow_remote_code
+        if recipe.build.target in one_scale.TARGETS:
+            section["one_scale"] = recipe.build.target
         return section
 
     def disk_estimate(self, recipe: Recipe, inputs: Mapping[str, Artifact]) -> int:
@@ -40,6 +43,8 @@ class QuantizeStage(StageBase):
 
     def run(self, context: StageContext) -> StageResult:
         from quantize.audit import Expected, audit_checkpoint
+        from quantize.export import SUMMARY_FILE, write_json
+        from quantize.one_scale import share_scales
         from quantize.plan import plan_quantization, read_config
         from quantize.ptq import quantize_checkpoint
         from trtforge.safetensors_header import read_headers
@@ -56,6 +61,10 @@ class QuantizeStage(StageBase):
             scratch=context.scratch,
         )
         timings = outcome.pop("timings", {})
+        shared = share_scales(context.out, context.recipe.build.target)
+        if shared is not None:
+            outcome["one_scale"] = shared
+            write_json(context.out / SUMMARY_FILE, outcome)
         context.progress.start("auditing the export")
         report = audit_checkpoint(context.out, Expected.from_plan(plan))
         faults = "; ".join(f"{fault.code} {fault.message}" for fault in report.findings)

@@ -15,6 +15,7 @@ from trtforge.pipeline.stages.common import execution_facts, write_json
 from trtforge.recipe.schema import Recipe
 
 if TYPE_CHECKING:
+    from launcher.smoke import Parting
     from runtime.offline import Engine
 
 SMOKE_FILE = "smoke.json"
@@ -24,19 +25,23 @@ MAX_TOKENS = 24
 CLIENTS = 32
 
 
-class NearTies:
-    """Whether an answer left the expected one at a near tie; loads the engine when it is first asked.
+class Partings:
+    """Where an answer leaves the expected one; loads the engine when it is first asked.
 
     Args:
         expected: the tokens of the offline engine's answers by prompt.
+        activations: the type of the engine's activations.
+        noise: what parity measured.
     """
 
-    def __init__(self, engine_dir: Path, expected: dict[str, list[int]]) -> None:
+    def __init__(self, engine_dir: Path, expected: dict[str, list[int]], activations: str, noise: float) -> None:
         self._engine_dir, self._expected = engine_dir, expected
+        self._activations, self._noise = activations, noise
         self._engine: Engine | None = None
 
-    def __call__(self, prompt: str, text: str) -> bool:
-        from runtime.determinism import leaves_at_near_tie
+    def __call__(self, prompt: str, text: str) -> Parting:
+        from launcher.smoke import Parting
+        from runtime.determinism import parting
         from runtime.offline import Engine
 
         if self._engine is None:
@@ -44,17 +49,25 @@ class NearTies:
         engine, tokenizer = self._engine, self._engine.tokenizer
         assert tokenizer is not None
         ids = tokenizer.encode(prompt)
-        return leaves_at_near_tie(
-            self._expected[prompt], text, tokenizer.decode, lambda tokens: engine.logits([*ids, *tokens])[-1]
+        found = parting(
+            self._expected[prompt],
+            text,
+            tokenizer.decode,
+            lambda tokens: engine.logits([*ids, *tokens])[-1],
+            dtype=self._activations,
+            noise=self._noise,
         )
+        if found is None:
+            return Parting(False, "the tokens decode to the same text in another way")
+        return Parting(found.near_tie, found.describe(tokenizer.decode))
 
 
 class SmokeStage(StageBase):
     """Every check is a gate."""
 
     name = "smoke"
-    needs = ("build", "repository")
-    code_version = "4"
+    needs = ("build", "parity", "repository")
+    code_version = "5"
     tools = serving.TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -77,10 +90,13 @@ class SmokeStage(StageBase):
         answers = {prompt: engine.generate(prompt, params)[0] for prompt in prompts}
         expected = {prompt: answer.text for prompt, answer in answers.items()}
         limits = engine.core.limits
-        depends = not engine.executor.describe()["row_invariant"]
+        described = engine.executor.describe()
         del engine
-        near_ties = NearTies(
-            context.inputs["build"].path, {prompt: answer.token_ids for prompt, answer in answers.items()}
+        partings = Partings(
+            context.inputs["build"].path,
+            {prompt: answer.token_ids for prompt, answer in answers.items()},
+            str(described["activations"]),
+            float(context.inputs["parity"].summary["noise"]),
         )
         with serving.live_server(context, context.out / serving.LOG_FILE) as server:
             target = SmokeTarget(
@@ -92,7 +108,8 @@ class SmokeStage(StageBase):
                 max_tokens=MAX_TOKENS,
                 max_input_len=limits.max_input_len,
                 clients=min(CLIENTS, 2 * limits.max_batch_size),
-                excuses=near_ties if depends else None,
+                parting=partings,
+                ties=not described["row_invariant"],
                 streams=context.recipe.triton.decoupled,
             )
             checks = run_smoke(target, context.progress)

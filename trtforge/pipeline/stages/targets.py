@@ -37,10 +37,14 @@ _LLMAPI = "TensorRT-LLM loads the checkpoint on a GPU when it starts, and this p
 _RTX = "an RTX engine runs on a GPU under TensorRT for RTX, which this pipeline has no runner for"
 
 
+#: gates of a running engine against the quantized model
+_AGREEMENT = ("top1_agreement", "engine_kl", "engine_answers")
+
+
 def _without_runner(why: str) -> Mapping[str, NotRun]:
     return {
         "graph": NotRun("TensorRT-LLM makes its own network from the checkpoint"),
-        "parity": NotRun(why, ("top1_agreement", "engine_kl")),
+        "parity": NotRun(why, (*_AGREEMENT, "engine_sanity")),
         "smoke": NotRun(why, ("smoke",)),
         "bench": NotRun(why, ("failed_requests", "slo")),
     }
@@ -53,7 +57,7 @@ LEFT_OUT: Mapping[str, Mapping[str, NotRun]] = {
     # parity runs: on the float32 form of the graph, under gates of its own names
     "tensorrt-rtx": {
         "repository": NotRun("no backend of Triton loads RTX engines"),
-        "smoke": NotRun(_RTX, ("smoke", "top1_agreement", "engine_kl")),
+        "smoke": NotRun(_RTX, ("smoke", *_AGREEMENT, "engine_sanity")),
         "bench": NotRun(_RTX, ("failed_requests", "slo")),
     },
 }
@@ -64,8 +68,10 @@ def left_out(recipe: Recipe, stage: str) -> NotRun | None:
     found = LEFT_OUT.get(recipe.build.target, {}).get(stage)
     if found is None:
         return None
-    if stage == "parity" and recipe.evals.engine_parity.gate is None:
-        return NotRun(found.reason)
+    unasked: tuple[str, ...] = () if recipe.evals.engine_parity.gate is not None else _AGREEMENT
+    unasked += () if recipe.evals.generation.gate is not None else ("engine_sanity",)
+    if unasked:
+        found = NotRun(found.reason, tuple(gate for gate in found.gates if gate not in unasked))
     if stage == "bench" and recipe.bench.slo is None:
         return NotRun(found.reason, tuple(gate for gate in found.gates if gate != "slo"))
     return found

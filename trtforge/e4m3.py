@@ -36,3 +36,12 @@ def rescale_table(ratio: float) -> Bytes:
     positive = np.where(up, right, right - 1).astype(np.uint8)
     half = np.append(positive, np.uint8(0x7F))
     return np.concatenate([half, half | 0x80]).astype(np.uint8)
+
+
+def largest_change(ratio: float) -> float:
+    """The largest relative change of a value that is normal before and after it is rounded under another scale."""
+    codes = np.arange(8, 0x7F, dtype=np.uint8)
+    before = decode(codes).astype(np.float64) * ratio
+    normal = before >= 2.0**-6
+    after = decode(rescale_table(ratio)[codes]).astype(np.float64)
+    return round(float(np.abs(after[normal] / before[normal] - 1).max(initial=0.0)), 6)
