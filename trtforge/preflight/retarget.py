@@ -5,6 +5,7 @@ The key alone would leave others that the new target refuses or does not read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,25 @@ def group_sizes(facts: Facts, name: str) -> tuple[int, ...]:
     row, kernel = facts.formats.get(name), facts.kernels.row(name, facts.recipe.build.target)
     sizes = row.group_sizes if row is not None else ()
     return tuple(size for size in sizes if kernel is None or kernel.groups is None or size in kernel.groups)
+
+
+def k_multiple(facts: Facts, name: str) -> int:
+    """What a rank's K of a format is a multiple of, for its groups and for the target's kernel alike."""
+    row, kernel = facts.formats.get(name), facts.kernels.row(name, facts.recipe.build.target)
+    group = facts.recipe.quantize.group_size or (row.default_group_size if row is not None else None)
+    return math.lcm(group or 1, kernel.k if kernel is not None else 1)
+
+
+def mlp_multiple(facts: Facts, name: str) -> int:
+    """What a rank's share of the MLP is a multiple of: down takes it as K, gate and up as N."""
+    kernel = facts.kernels.row(name, facts.recipe.build.target)
+    return math.lcm(k_multiple(facts, name), kernel.n if kernel is not None else 1)
+
+
+def padded_mlp(facts: Facts, name: str) -> int:
+    """The least width of the MLP, not below its own, that a format's groups and tiles fill on every rank."""
+    whole = mlp_multiple(facts, name) * facts.recipe.build.parallel.tp
+    return -(-facts.require_model().ffn // whole) * whole
 
 
 def to_beams(facts: Facts, beams: int) -> str:

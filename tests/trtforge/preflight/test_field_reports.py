@@ -172,3 +172,26 @@ def test_tekken_alone_is_named_with_a_way_that_works(tmp_path: Path) -> None:
     assert "only tekken.json" in finding.message
     assert "convert_tekken_tokenizer" in finding.remedies[0]
     assert not any("AutoTokenizer" in text for text in finding.remedies)
+
+
+def test_a_draft_that_is_not_there_is_not_sent_to_a_source_that_is_refused(tmp_path: Path) -> None:
+    settings = merged(API, speculation(method="draft_target", draft="draft", max_draft_len=4))
+    finding = found("TF-K12-005", settings, tmp_path)
+    assert not any("hf:" in text or "model.source" in text for text in finding.remedies)
+
+
+def test_the_paddings_of_three_rules_about_one_mlp_are_one_width() -> None:
+    """An MLP that neither splits over the ranks nor fills groups and tiles."""
+    model = replace(LLAMA, ffn=1858)
+    settings = merged(ENGINE, quant(format="nvfp4"), build(architectures=["sm_100"], parallel={"tp": 8}))
+    result = report(settings, model=model, machine=BIG)
+    pads = {text for item in result.findings for text in item.remedies if text.startswith("pad the checkpoint's MLP")}
+    assert {item.code for item in result.findings} >= {"TF-K4-001", "TF-K5-004"}
+    assert {text.split(" zeros to ")[1].split()[0] for text in pads} == {"2048"}
+    assert not {"TF-K4-001", "TF-K4-004", "TF-K5-004"} & codes(settings, model=replace(model, ffn=2048), machine=BIG)
+
+
+def test_scales_of_a_cache_that_is_not_quantized_are_not_judged(tmp_path: Path) -> None:
+    scales = folders.quantized_tensors(k_scale=1.0)
+    folders.write_quantized(tmp_path / "model", tensors=scales, kv=None)
+    assert not {"TF-K7-001", "TF-K7-002"} & codes({"model": {"source": "model"}}, directory=tmp_path)

@@ -56,12 +56,13 @@ def _modules(files: SourceFiles) -> set[str]:
 )
 def adapters_are_there(facts: Facts) -> Iterator[Violation]:
     for name, place in (facts.adapters or {}).items():
+        key = f"build.trtllm.lora.adapters.{name}"
         if place.problem:
             yield Violation(
                 place.problem,
                 _asked(facts, name),
                 {},
-                by_hand(*(place.remedies or [f"correct build.trtllm.lora.adapters.{name}"])),
+                by_hand(*(text.replace("model.source", key) for text in place.remedies or [f"correct {key}"])),
             )
             continue
         files = facts.adapter_files.get(name)
@@ -198,7 +199,10 @@ def bases_agree(facts: Facts) -> Iterator[Violation]:
                     f"adapter {name} was trained on a model whose {parts[-3]} has {found} where this one has {wanted}",
                     _asked(facts, name),
                     {"module": parts[-3], "adapter": found, "model": wanted, "base_model": base},
-                    by_hand(f"an adapter of {facts.recipe.model.source}", f"the base that it names: {base}"),
+                    by_hand(
+                        f"an adapter of {facts.recipe.model.source}",
+                        *([f"the base that it names: {base}"] if base else []),
+                    ),
                 )
                 break
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.model import Linear, fits, quantized_linears, width
 from trtforge.preflight.remedies import Remedy, by_hand, line
-from trtforge.preflight.retarget import group_sizes, to_format
+from trtforge.preflight.retarget import group_sizes, k_multiple, mlp_multiple, padded_mlp, to_format
 from trtforge.preflight.rules.heads import TPS, tp_works
 
 
@@ -19,24 +18,16 @@ def padded(linear: Linear, tp: int, multiple: int) -> int:
     return -(-linear.columns // whole) * whole
 
 
-def k_multiple(facts: Facts, name: str) -> int:
-    """What a rank's K of a format is a multiple of, for its groups and for the target's kernel alike."""
-    row, kernel = facts.formats.get(name), facts.kernels.row(name, facts.recipe.build.target)
-    group = facts.recipe.quantize.group_size or (row.default_group_size if row is not None else None)
-    return math.lcm(group or 1, kernel.k if kernel is not None else 1)
-
-
 def mlp_padding(facts: Facts, name: str, kinds: Iterable[str]) -> list[Remedy]:
     """The MLP's width that whole groups and tiles fill on every rank, where the MLP alone is at fault.
 
     Zeros beside an MLP's rows and columns change no answer; a wider model or wider heads would be another model.
     """
-    model, kernel = facts.require_model(), facts.kernels.row(name, facts.recipe.build.target)
-    k, n = k_multiple(facts, name), kernel.n if kernel is not None else 1
-    if not set(kinds) <= {"gate_proj", "up_proj", "down_proj"} or model.hidden % k or model.hidden % n:
+    if not set(kinds) <= {"gate_proj", "up_proj", "down_proj"} or facts.require_model().hidden % mlp_multiple(
+        facts, name
+    ):
         return []
-    whole = math.lcm(k, n) * facts.recipe.build.parallel.tp
-    size = -(-model.ffn // whole) * whole
+    size = padded_mlp(facts, name)
     return by_hand(f"pad the checkpoint's MLP with zeros to {size} (rows of gate and up, columns of down)")
 
 

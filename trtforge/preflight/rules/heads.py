@@ -13,10 +13,11 @@ from trtforge.preflight.features import (
     other_context,
     other_kv,
     used,
+    weight_format,
 )
 from trtforge.preflight.model import ModelShape
 from trtforge.preflight.remedies import by_hand
-from trtforge.preflight.retarget import for_architectures, to_target
+from trtforge.preflight.retarget import for_architectures, padded_mlp, to_target
 from trtforge.tables.features import AttentionKernel
 
 #: tensor-parallel sizes that people run
@@ -120,7 +121,7 @@ def kv_heads_copied(facts: Facts) -> Iterator[Violation]:
 def mlp_splits(facts: Facts) -> Iterator[Violation]:
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
     if model.ffn % tp:
-        padded = -(-model.ffn // tp) * tp
+        padded = padded_mlp(facts, weight_format(facts))  # so that groups and tiles fit too (TF-K4-001, TF-K4-004)
         yield Violation(
             f"an MLP of width {model.ffn} does not split over tp {tp}",
             f"build.parallel.tp: {tp}",

@@ -9,8 +9,8 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import stored_weights, weight_format, weights_asked
 from trtforge.preflight.model import Linear, quantized_linears, width
 from trtforge.preflight.remedies import by_hand, line
-from trtforge.preflight.retarget import to_format
-from trtforge.preflight.rules.groups import k_multiple, mlp_padding, padded
+from trtforge.preflight.retarget import k_multiple, to_format
+from trtforge.preflight.rules.groups import mlp_padding, padded
 from trtforge.preflight.rules.heads import TPS, tp_works
 from trtforge.tables.features import Kernel
 

@@ -167,7 +167,7 @@ def kv_scales_exist(facts: Facts) -> Iterator[Violation]:
 )
 def kv_scales_calibrated(facts: Facts) -> Iterator[Violation]:
     found = _described(facts)
-    if found is None:
+    if found is None or not (found[1].get("kv_cache_quant_algo") or found[1].get("kv_cache_scheme")):
         return
     scales = found[0].once("KV scales", lambda: dict(found[0].scalars(_KV_SCALES)))
     if len(scales) > 1 and all(value == 1.0 for value in scales.values()):
@@ -175,7 +175,10 @@ def kv_scales_calibrated(facts: Facts) -> Iterator[Violation]:
             f"all {len(scales)} KV scales are 1.0",
             _asked(facts),
             {"scales": len(scales)},
-            by_hand("calibrate the cache: quantize.kv_cache: fp8 from the unquantized checkpoint", "a 16-bit KV cache"),
+            by_hand(
+                "calibrate the cache: quantize.kv_cache: fp8 from the unquantized checkpoint",
+                "set kv_cache_quant_algo to null in hf_quant_config.json and serve a 16-bit cache",
+            ),
         )
 
 

@@ -100,9 +100,9 @@ def draft_is_there(facts: Facts) -> Iterator[Violation]:
         return
     asked = f"speculation.draft: {facts.draft.source}"
     if facts.draft.problem:
-        yield Violation(
-            facts.draft.problem, asked, {}, by_hand(*(facts.draft.remedies or ["correct speculation.draft"]))
-        )
+        # drafts are not fetched (TF-K12-019), whatever a source may be elsewhere
+        ways = by_hand("correct speculation.draft: the draft's directory, relative to the recipe's folder")
+        yield Violation(facts.draft.problem, asked, {}, ways)
         return
     files = facts.draft_files
     if files is None:
