@@ -46,6 +46,8 @@ def verify(
         )
     errors = sum(item.severity == "error" for item in report.findings)
     verdict = "verified" if report.ok else f"refused ({errors} faults)"
+    if report.manifest_sha256 is not None:
+        console.print(f"manifest.json has SHA-256 {report.manifest_sha256}; who made it, no hash can say")
     console.value(f"{bundle}: {verdict}, {report.files} files, {format_size(report.bytes)}")
     if not report.ok:
         raise common.Failed(ExitCode.GATE_FAILED)

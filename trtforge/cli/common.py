@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,9 +130,17 @@ def open_store(option: Path | None, *, read_only: bool = False) -> Store:
 
 
 def preflight(
-    loaded: LoadedRecipe, *, model: ModelShape | None, store: Path | None = None, machine: Machine | bool = True
+    loaded: LoadedRecipe,
+    *,
+    model: ModelShape | None,
+    store: Path | None = None,
+    machine: Machine | bool = True,
+    forced: Collection[str] = (),
 ) -> Report:
-    """Preflight of a loaded recipe with the shipped format table."""
+    """Preflight of a loaded recipe with the shipped format table.
+
+    ``store`` is where the results would go, or are already; of ``forced`` stages they do not count.
+    """
     from quantize.formats import load_formats
     from trtforge.preflight import check_report
 
@@ -152,7 +160,21 @@ def preflight(
         store=store,
         locate=locate,
         parameters=parameters,
+        made=None if store is None else lambda: made_stages(loaded, store) - set(forced),
     )
+
+
+def made_stages(loaded: LoadedRecipe, root: Path) -> set[str]:
+    """The stages of a recipe whose results the store at ``root`` has; none where that cannot be told."""
+    from trtforge.pipeline.catalogue import default_pipeline
+    from trtforge.pipeline.explain import explain
+    from trtforge.store.store import Store
+
+    try:
+        rows = explain(default_pipeline(Store(root, read_only=True)), loaded)
+    except (ForgeError, OSError):
+        return set()
+    return {row.stage for row in rows if row.path is not None or row.status == "left out"}
 
 
 def locate(source: str, directory: Path) -> Located:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,12 +98,12 @@ def run_loaded(
         )
 
     try:
-        if not check_before_run(console, loaded, store, builds=builds):
+        if not check_before_run(console, loaded, store, builds=builds, forced=forced):
             # the model is fetched first, so that its shape is checked before anything expensive starts
             result = go(FETCH_STAGE, [name for name in forced if name == FETCH_STAGE], False)
             forced = [name for name in forced if name != FETCH_STAGE]
             if until != FETCH_STAGE:
-                check_before_run(console, loaded, store, builds=builds, repeat=True)
+                check_before_run(console, loaded, store, builds=builds, forced=forced, repeat=True)
                 observer.seen.add(FETCH_STAGE)
                 result = go(until, forced, only_needed)
         else:
@@ -119,11 +119,18 @@ def run_loaded(
 
 
 def check_before_run(
-    console: Console, loaded: LoadedRecipe, store: Store, *, builds: bool = True, repeat: bool = False
+    console: Console,
+    loaded: LoadedRecipe,
+    store: Store,
+    *,
+    builds: bool = True,
+    forced: Collection[str] = (),
+    repeat: bool = False,
 ) -> bool:
     """Preflight; warnings are shown, errors end the command before anything is loaded.
 
-    ``builds``: the run goes through the build, so what this machine lacks for it ends the command too (exit code 3).
+    ``builds``: the run goes through the build, so what this machine lacks for it ends the command too (exit code 3);
+    ``forced``: stages that run although the store has their results.
 
     Returns:
         Whether the model was here to be looked at; ``repeat`` leaves out what a first pass has said.
@@ -131,7 +138,7 @@ def check_before_run(
     from trtforge.preflight import refusal
 
     model = common.inspect_model(loaded)
-    report = common.preflight(loaded, model=model, store=store.root)
+    report = common.preflight(loaded, model=model, store=store.root, forced=forced)
     stops = report.blocked or (builds and bool(report.lacks))
     for finding in report.findings:
         if stops and finding.stops_build:
@@ -162,7 +169,8 @@ def explain(
     loaded = load_recipe(recipe, overrides or ())
     pipeline = Pipeline(default_stages(), common.open_store(store, read_only=True))
     rows = explain_stages(pipeline, loaded, until)
-    refused = refusals(loaded, builds=any(stage.name == BUILD_STAGE for stage in pipeline.select(until)))
+    builds = any(stage.name == BUILD_STAGE for stage in pipeline.select(until))
+    refused = refusals(loaded, pipeline.store.root, builds=builds)
     console.result(
         {
             "recipe": str(recipe),
@@ -192,7 +200,7 @@ def shortened(reasons: Sequence[str]) -> str:
     return "; ".join(shown) + (f"; and {more} more" if more else "")
 
 
-def refusals(loaded: LoadedRecipe, *, builds: bool = True) -> list[str]:
+def refusals(loaded: LoadedRecipe, store: Path, *, builds: bool = True) -> list[str]:
     """Codes for which preflight would refuse a run; a source that cannot be looked into counts too.
 
     ``builds``: the run goes through the build, so what this machine lacks for it counts.
@@ -203,5 +211,5 @@ def refusals(loaded: LoadedRecipe, *, builds: bool = True) -> list[str]:
         model = common.inspect_model(loaded)
     except ForgeError as error:
         return [error.code]
-    findings = common.preflight(loaded, model=model).findings
+    findings = common.preflight(loaded, model=model, store=store).findings
     return [finding.code for finding in findings if finding.blocks or (builds and finding.stops_build)]

@@ -317,9 +317,10 @@ class _Run:
         damaged = error.artifact
         taken = quarantine_of(self.store, error, say=self._message)
         self.result.quarantined.extend(taken)
-        if (damaged.stage, damaged.key) in self.made_anew:
-            raise error
-        self.made_anew.add((damaged.stage, damaged.key))
+        if taken:  # else another run met the same damage first
+            if (damaged.stage, damaged.key) in self.made_anew:
+                raise error
+            self.made_anew.add((damaged.stage, damaged.key))
         gone = {(item.stage, item.key) for item in taken} | {(damaged.stage, damaged.key[:KEY_DIGITS])}
         used = {name: (artifact.stage, artifact.key[:KEY_DIGITS]) for name, artifact in artifacts.items()}
         position = min(names.index(name) for name, identity in used.items() if identity in gone)

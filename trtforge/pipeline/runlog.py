@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from trtforge.progress import Progress
 from trtforge.redaction import redact
@@ -37,6 +38,14 @@ def log_file(directory: Path, name: str) -> Path:
     return directory / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 
+def _opened(path: Path) -> TextIO:
+    """``path`` to append lines to, or nowhere when the disk has no room for another file."""
+    try:
+        return path.open("a", encoding="utf-8", buffering=1)
+    except OSError:
+        return Path(os.devnull).open("a", encoding="utf-8")
+
+
 class RunLog:
     """Appends lines with the time of day; a context manager that closes the file.
 
@@ -46,7 +55,7 @@ class RunLog:
 
     def __init__(self, directory: Path, name: str) -> None:
         self.path = log_file(directory, name)
-        self._file = self.path.open("a", encoding="utf-8", buffering=1)
+        self._file = _opened(self.path)
         self._handler = logging.StreamHandler(self._file)
         self._handler.setLevel(logging.INFO)
         self._handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))

@@ -6,7 +6,7 @@ by the command line or the pipeline, since the spine imports no stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,11 +29,13 @@ def check_report(
     store: Path | None = None,
     locate: Locate | None = None,
     parameters: Mapping[str, ParameterFacts] | None = None,
+    made: Callable[[], Collection[str]] | None = None,
 ) -> Report:
     """Apply every rule; ``machine=True`` asks this machine, ``False`` leaves machine rules out.
 
     ``locate`` says where the folders of model, draft and adapters lie, ``parameters`` what the recipe's Triton layout
-    takes; without them the rules over them are skipped.
+    takes; without them the rules over them are skipped. ``made`` tells which stages the store has the results of; it is
+    asked when that decides.
 
     Raises:
         ForgeError: TF-RCP-014 when the recipe waives a code that does not exist, or without a justification.
@@ -55,7 +57,7 @@ def check_report(
         locate=locate,
         parameters=parameters,
     )
-    return run_rules(facts)
+    return run_rules(replace(facts, made=made))
 
 
 def check(
@@ -68,6 +70,7 @@ def check(
     store: Path | None = None,
     locate: Locate | None = None,
     parameters: Mapping[str, ParameterFacts] | None = None,
+    made: Callable[[], Collection[str]] | None = None,
 ) -> list[Finding]:
     """The findings of :func:`check_report`, blocking ones first."""
     report = check_report(
@@ -79,5 +82,6 @@ def check(
         store=store,
         locate=locate,
         parameters=parameters,
+        made=made,
     )
     return list(report.findings)

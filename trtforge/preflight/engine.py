@@ -9,7 +9,7 @@ refuses cannot happen at all (something that this version does not have).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,8 @@ class Facts:
     """What rules may look at. What may be unknown is None or empty, and a rule says what it needs.
 
     ``source``, ``draft`` and ``adapters`` say where the folders lie that the recipe names; ``written`` is what
-    its files and overrides said, without defaults; ``parameters`` are the rows of the recipe's Triton layout by name.
+    its files and overrides said, without defaults; ``parameters`` are the rows of the recipe's Triton layout by name;
+    ``made`` tells which stages the store has the results of already.
     """
 
     recipe: Recipe
@@ -55,6 +56,7 @@ class Facts:
     written: Mapping[str, Any] = field(default_factory=dict)
     locate: Locate | None = None
     folders: dict[Path, SourceFiles] = field(default_factory=dict)
+    made: Callable[[], Collection[str]] | None = None
 
     def changed(self, changes: Mapping[str, Any]) -> Facts:
         """The facts of the recipe after ``changes`` (see :mod:`~trtforge.preflight.remedies`).
@@ -73,6 +75,7 @@ class Facts:
             draft=self.draft if recipe.speculation.draft == before.speculation.draft else draft,
             adapters=self.adapters if recipe.build.trtllm.lora == before.build.trtllm.lora else adapters,
             parameters=self.parameters if same_layout else None,
+            made=None,
         )
 
     def _files(self, place: Located | None) -> SourceFiles | None:

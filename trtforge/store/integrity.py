@@ -48,6 +48,8 @@ class VerifyReport:
     files: int = 0
     bytes: int = 0
     manifest: dict[str, Any] | None = None
+    #: SHA-256 of manifest.json, which stands for every byte of the directory when nothing was found
+    manifest_sha256: str | None = None
     findings: list[VerifyFinding] = field(default_factory=list)
 
     @property
@@ -60,6 +62,7 @@ class VerifyReport:
         return {
             "path": str(self.path),
             "ok": self.ok,
+            "manifest_sha256": self.manifest_sha256,
             "files": self.files,
             "bytes": self.bytes,
             "findings": [finding.to_json() for finding in self.findings],
@@ -105,7 +108,7 @@ def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyR
         code = "TF-BND-001" if "COMPLETE is missing" in sealed else "TF-BND-002"
         error(code, COMPLETE if code == "TF-BND-001" else MANIFEST, sealed)
         return report
-    manifest, _ = sealed
+    manifest, report.manifest_sha256 = sealed
     report.manifest = manifest
     listed = {entry["path"]: entry for entry in manifest["files"]}
     links = {entry["path"]: entry["target"] for entry in manifest["links"]}

@@ -20,7 +20,9 @@ def remember_link(store: Store, link: Path) -> None:
     """Keep what ``link`` points at from collection for as long as it does so."""
     path = os.fspath(link.absolute())
     name = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:KEY_DIGITS]
-    write_json_atomic(store.root / "links" / f"{name}.json", {"link": path}, durable=False)
+    record = store.root / "links" / f"{name}.json"
+    if read_json(record) != {"link": path}:
+        write_json_atomic(record, {"link": path}, durable=False)
 
 
 def linked_artifacts(store: Store) -> set[str]:

@@ -9,7 +9,7 @@ manifest's hash), so that what was made of an earlier or later artifact of the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,23 +95,31 @@ def _made_of(store: Store, damaged: _Published) -> list[tuple[_Published, _Publi
 
 
 def quarantine(
-    store: Store, damage: Damage, *, say: Callable[[str], None] = lambda text: None, locked: bool = False
+    store: Store,
+    damage: Damage,
+    *,
+    digest: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    locked: bool = False,
 ) -> list[TakenOut]:
     """Take a damaged artifact and everything that was made of it out of use.
 
     Args:
+        digest: hash of the manifest of the very artifact that is meant: what another run has made anew under its key
+            stays. None: the one that is there now.
         say: told of each, and of the process that a lock is waited for.
         locked: the caller holds the lock of the damaged artifact (and no other).
 
     Returns:
         What was moved; empty when another process had done so before.
     """
-    damaged = _published(damage.path)
+    here = _published(damage.path)
+    damaged = here if digest is None else replace(here, digest=digest)
     taken: list[TakenOut] = []
 
     def move(item: _Published, code: str, reason: str) -> None:
         # between looking and locking, another run may have replaced it: then it is not the one that is meant
-        if item.path.is_dir() and _published(item.path).digest == item.digest:
+        if item.path.is_dir() and _published(item.path).digest in (item.digest, None):
             where = store.quarantine(Damage(item.path, reason))
             taken.append(TakenOut(code, item.stage, item.key, reason, where))
             say(str(taken[-1]))
@@ -132,4 +140,5 @@ def quarantine_of(
     store: Store, error: DamagedArtifact, *, say: Callable[[str], None] = lambda text: None
 ) -> list[TakenOut]:
     """:func:`quarantine` for damage that was met while an artifact was used; the caller holds no lock."""
-    return quarantine(store, Damage(error.artifact.path, error.reason), say=say)
+    artifact = error.artifact
+    return quarantine(store, Damage(artifact.path, error.reason), digest=artifact.manifest["manifest_sha256"], say=say)

@@ -20,7 +20,7 @@ from trtforge.store import locks
 from trtforge.store.files import read_json, write_json_atomic
 from trtforge.store.manifest import now
 from trtforge.store.shape import record_fault
-from trtforge.store.store import KEY_DIGITS, Store
+from trtforge.store.store import KEY_DIGITS, Store, is_disk_full
 
 
 @dataclass
@@ -112,9 +112,20 @@ class ActiveRun:
             if not artifact.path.is_dir():
                 return False
             self._used.add(f"{artifact.stage}/{artifact.key[:KEY_DIGITS]}")
-            write_json_atomic(self._path, {"pid": os.getpid(), "artifacts": sorted(self._used)}, durable=False)
+            # on a full disk a run that finds everything still ends; its last record protects what it uses
+            with _unless_full():
+                write_json_atomic(self._path, {"pid": os.getpid(), "artifacts": sorted(self._used)}, durable=False)
         self._store.touch(artifact)
         return True
+
+
+@contextlib.contextmanager
+def _unless_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
 
 
 def gc_lock(store: Store) -> Path:
@@ -127,7 +138,9 @@ def active_run(store: Store) -> Iterator[ActiveRun]:
     """Register a run in progress for the block."""
     path = store.root / "active" / f"{os.getpid()}-{secrets.token_hex(4)}.json"
     lock = path.with_suffix(".lock")
-    with locks.hold(lock, note_holder=False):
+    with contextlib.ExitStack() as held:
+        with _unless_full():
+            held.enter_context(locks.hold(lock, note_holder=False))
         try:
             yield ActiveRun(store, path)
         finally:

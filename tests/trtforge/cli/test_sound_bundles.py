@@ -15,6 +15,7 @@ from trtforge.cli.main import invoke
 from trtforge.cli.stages import copy_out
 from trtforge.console import Console
 from trtforge.pipeline.stage import Artifact, StageResult
+from trtforge.store.hashing import hash_file
 from trtforge.store.integrity import verify_directory
 from trtforge.store.store import Store
 
@@ -48,6 +49,15 @@ def test_a_bundle_without_its_seal_is_neither_served_nor_measured(
     assert refusal(require_sound, Console("quiet"), bundle).code == code
     assert invoke(("bench", str(bundle), "--json")) == 2
     assert json.loads(capsys.readouterr().out)["error"]["code"] == code
+
+
+def test_verify_says_the_one_hash_that_stands_for_the_bundle(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = publish(store).path
+    assert invoke(("verify", str(bundle), "--json")) == 0
+    said = json.loads(capsys.readouterr().out)["manifest_sha256"]
+    assert said == hash_file(bundle / "manifest.json") == (bundle / "COMPLETE").read_text().strip()
+    assert invoke(("verify", str(bundle))) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_a_damaged_bundle_is_not_measured(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

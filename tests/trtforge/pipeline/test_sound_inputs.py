@@ -16,8 +16,10 @@ from trtforge.pipeline.observer import SilentObserver
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import Artifact, StageContext, StageResult
 from trtforge.store import hashing
+from trtforge.store.export import DamagedArtifact
 from trtforge.store.hashing import hash_file, hash_files
 from trtforge.store.integrity import verify_directory
+from trtforge.store.quarantine import quarantine_of
 from trtforge.store.store import Damage, Store
 
 
@@ -176,6 +178,16 @@ def test_no_input_is_hashed_twice_in_a_run_and_a_cached_run_hashes_none(
     assert sorted(name for name in hashed if name.startswith("quantize/")) == [
         f"quantize/part{i}.bin" for i in range(3)
     ]
+
+
+def test_what_was_made_anew_meanwhile_is_not_taken_out_for_the_damage_before_it(store: Store) -> None:
+    pipeline = Pipeline(stages(), store)
+    damaged = pipeline.run(recipe()).artifact("quantize")
+    age(store)
+    flip_in_silence(damaged.path / "data" / "part1.bin")
+    pipeline.run(recipe(), full_check=True)  # another run heals it
+    assert quarantine_of(store, DamagedArtifact(damaged, "data/part1.bin is not what it was")) == []
+    assert set(statuses(pipeline.run(recipe(), full_check=True)).values()) == {"cached"}
 
 
 def test_two_runs_that_meet_the_same_damage_both_finish(store: Store) -> None:

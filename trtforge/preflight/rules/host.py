@@ -15,6 +15,8 @@ from trtforge.recipe.units import format_size
 QUANTIZER_BYTES = 1536 * 2**20
 #: the reference evaluation computes in float32
 REFERENCE_BYTES_PER_PARAMETER = 4
+#: stages that write the quantized weights once more
+_COPYING = ("quantize", "graph", "build", "bundle")
 #: what trtllm-build keeps a parameter of its rank: the checkpoint's shard and TensorRT's copy of it
 BUILD_BYTES_PER_PARAMETER = 4
 
@@ -50,12 +52,17 @@ def host_disk(facts: Facts) -> Iterator[Violation]:
     free = facts.require_machine().disk_free
     plain = facts.require_model().parameters * DTYPE_BYTES[facts.recipe.model.dtype]
     stored = weight_bytes(facts, stored=True)
-    needed = plain + 4 * stored
+    if plain + len(_COPYING) * stored <= free:
+        return
+    made = facts.made() if facts.made is not None else frozenset()
+    copies = sum(stage not in made for stage in _COPYING)
+    needed = (0 if "intake" in made else plain) + copies * stored
     if needed > free:
         yield Violation(
-            f"the artifacts take about {format_size(needed)}, {format_size(free)} are free",
+            f"the artifacts {'that are still to be made ' if made else ''}take about {format_size(needed)}, "
+            f"{format_size(free)} are free",
             f"model.source: {facts.recipe.model.source}",
-            {"checkpoint": plain, "quantized": stored, "copies": 4, "needed": needed, "disk_free": free},
+            {"checkpoint": plain, "quantized": stored, "copies": copies, "needed": needed, "disk_free": free},
             by_hand("trtforge artifacts gc", "--store DIR on a larger disk"),
         )
 
