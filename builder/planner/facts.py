@@ -78,11 +78,22 @@ def served_precision(recipe: Recipe, model: ModelFacts) -> Precision:
         group_size=quantize.group_size,
         exclude=quantize.exclude,
     )
-    if model.prequantized and quantize.format == "none":
+    if model.prequantized:
         precision = replace(precision, weights=model.prequantized, exclude=(*precision.exclude, *model.unquantized))
     if model.prequantized_kv and quantize.kv_cache == "none":
         precision = replace(precision, kv=model.prequantized_kv)
     return precision
+
+
+def stored_notes(recipe: Recipe, model: ModelFacts) -> list[str]:
+    """What the recipe asks of a checkpoint that is quantized already, and that is not done to it."""
+    asked = recipe.quantize.format
+    if model.prequantized is None or asked in ("none", model.prequantized):
+        return []
+    return [
+        f"the checkpoint is stored in {model.prequantized} and planned so: quantize.format: {asked} is not done to it; "
+        "write quantize.format: none"
+    ]
 
 
 def kernel_notes(precision: Precision, gpu: Gpu) -> list[str]:
@@ -162,7 +173,7 @@ def collect(
     serving = served_limits(recipe, known.facts)
     if pool_bytes is not None:
         serving = replace(serving, pool_bytes=pool_bytes)
-    notes = [*known.facts.assumed, *kernel_notes(precision, gpu)]
+    notes = [*known.facts.assumed, *stored_notes(recipe, known.facts), *kernel_notes(precision, gpu)]
     notes += [f"draft: {text}" for text in draft.facts.assumed] if draft else []
     notes += [] if known.measured else ["weights follow from the model's sizes; no safetensors headers were read"]
     if workload is None:

@@ -36,23 +36,28 @@ class HostPlan:
         }
 
 
-def plan_host(parameters: int, dtype: str, served_bytes: int) -> HostPlan:
+def plan_host(parameters: int, dtype: str, served_bytes: int, *, prequantized: bool = False) -> HostPlan:
     """Host memory and disk.
 
     Args:
         parameters: weights of the model.
         dtype: the recipe's ``model.dtype``.
         served_bytes: weights in the precision that is served, over all ranks.
+        prequantized: the checkpoint is stored in that precision: nothing is quantized, and it is kept as it is.
     """
     plain = parameters * DTYPE_BYTES[dtype]
     reference = parameters * REFERENCE_BYTES_PER_PARAMETER
     low, high = (int(parameters * each) for each in BUILD_GB_A_BILLION)
     billions = parameters / 1e9
+    checkpoint = _exact("checkpoint in the recipe's dtype", plain, f"{billions:.2f} billion x {DTYPE_BYTES[dtype]} B")
+    if prequantized:
+        checkpoint = _exact("checkpoint as stored", served_bytes, f"{served_bytes:,} B")
+    quantizing = (
+        _exact("reference model", reference, f"{billions:.2f} billion x {REFERENCE_BYTES_PER_PARAMETER} B"),
+        _exact("quantizer and libraries", QUANTIZER_BYTES, "torch, transformers and ModelOpt, before any weight"),
+    )
     return HostPlan(
-        quantize=(
-            _exact("reference model", reference, f"{billions:.2f} billion x {REFERENCE_BYTES_PER_PARAMETER} B"),
-            _exact("quantizer and libraries", QUANTIZER_BYTES, "torch, transformers and ModelOpt, before any weight"),
-        ),
+        quantize=() if prequantized else quantizing,
         build=(
             Term(
                 "builder",
@@ -65,7 +70,7 @@ def plan_host(parameters: int, dtype: str, served_bytes: int) -> HostPlan:
             ),
         ),
         disk=(
-            _exact("checkpoint in the recipe's dtype", plain, f"{billions:.2f} billion x {DTYPE_BYTES[dtype]} B"),
+            checkpoint,
             _exact("quantized weights", COPIES * served_bytes, f"{COPIES} directories x {served_bytes:,} B"),
         ),
     )

@@ -16,15 +16,9 @@ from typing import Any
 from builder.planner.capacity import capacity
 from builder.planner.types import Facts, Section
 
-SECTIONS: tuple[str, ...] = (
-    "builder.planner.sections.memory",
-    "builder.planner.sections.capacity",
-    "builder.planner.sections.parallelism",
-    "builder.planner.sections.speed",
-    "builder.planner.sections.speculation",
-    "builder.planner.sections.cost",
-    "builder.planner.sections.disaggregation",
-)
+SECTIONS: tuple[str, ...] = ("memory", "capacity", "parallelism", "speed", "speculation", "cost", "disaggregation")
+#: sections about times and money: what does not fit has neither
+IF_IT_FITS = frozenset({"speed", "speculation", "cost", "disaggregation"})
 
 
 @dataclass(frozen=True)
@@ -32,15 +26,22 @@ class Plan:
     """The facts and what the sections made of them."""
 
     facts: Facts
-    sections: tuple[Section, ...]
+    sections: tuple[Section, ...] = ()
 
-    @property
+    @cached_property
     def fits(self) -> bool:
         """Whether every stage holds the model and at least one request of the workload's longest."""
         facts = self.facts
         if not all(plan.fits and plan.pool.blocks > 0 for plan in facts.memory):
             return False
         return capacity(facts.model, facts.memory, facts.workload, facts.serving).longest >= 1
+
+    @cached_property
+    def answer(self) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+        """The lines that stand first, and the same for ``--json``."""
+        from builder.planner.answer import answer
+
+        return answer(self.facts, fits=self.fits)
 
     @cached_property
     def missed(self) -> tuple[str, ...]:
@@ -76,6 +77,7 @@ class Plan:
                 "rate": facts.workload.rate,
             },
             "notes": list(facts.notes),
+            "answer": self.answer[1],
             "fits": self.fits,
             "missed": list(self.missed),
             "sections": {item.name: {"headline": item.headline, **plain(item.data)} for item in self.sections},
@@ -83,13 +85,15 @@ class Plan:
 
 
 def build_plan(facts: Facts) -> Plan:
-    """Run every section over the facts."""
-    made = []
+    """Run every section over the facts; those about times and money only where the plan fits."""
+    plan, made = Plan(facts), []
     for name in SECTIONS:
-        found = importlib.import_module(name).section(facts)
+        if name in IF_IT_FITS and not plan.fits:
+            continue
+        found = importlib.import_module(f"builder.planner.sections.{name}").section(facts)
         if found is not None:
             made.append(found)
-    return Plan(facts, tuple(made))
+    return dataclasses.replace(plan, sections=tuple(made))
 
 
 def plain(value: Any) -> Any:

@@ -75,6 +75,14 @@ def plan(
     search: Annotated[
         bool, typer.Option("--search", help="Search precision, split, batch, KV cache and drafts under bench.slo.")
     ] = False,
+    show: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…",
+            help="Sections to print: memory, capacity, parallelism, speed, speculation, cost, disaggregation, or all.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the recommended recipe.", show_default=False),
@@ -95,6 +103,7 @@ def plan(
 
     card = gpu_row(gpu)
     common.one_of(goal, GOALS, option="--goal", code="TF-CLI-011")
+    shown = _sections(show)
     if overwrite and output is None and chart is None:
         raise _needs("--overwrite", "-o FILE", "--chart FILE")
     if chart is not None:
@@ -141,7 +150,7 @@ def plan(
     document = {"recipe": str(recipe), "name": loaded.recipe.name, **made.to_json()}
     rows = shared.rows if shared else None
     console.result({**document, "shared_gpu": rows, "gate": gate, "chart": str(chart) if chart else None})
-    _show(console, made, rows, gate)
+    _show(console, made, shown, rows, gate)
     missed, verdict = made.missed, "fits" if made.fits else "does not fit"
     for reason in missed:
         console.print(f"missed: {reason}")
@@ -155,8 +164,33 @@ def plan(
         raise common.Failed(ExitCode.GATE_FAILED)
 
 
-def _show(console: Console, made: Plan, shared: list[dict[str, Any]] | None, gate: dict[str, Any] | None) -> None:
+def _sections(show: str | None) -> frozenset[str]:
+    """The names of ``--show``; ``all`` stands for every section."""
+    from builder.planner.report import SECTIONS
+
+    names = [] if show is None else [name.strip() for name in show.split(",")]
+    for name in names:
+        common.one_of(name, (*SECTIONS, "all"), option="--show", code="TF-CLI-011")
+    return frozenset(SECTIONS) if "all" in names else frozenset(names)
+
+
+def _show(
+    console: Console,
+    made: Plan,
+    shown: frozenset[str],
+    shared: list[dict[str, Any]] | None,
+    gate: dict[str, Any] | None,
+) -> None:
+    """The answer, then the sections that were asked for (a search is one that was), then notes."""
+    lines, _ = made.answer
+    width = max(len(label) for label, _ in lines)
+    for label, text in lines:
+        console.print(f"{label:<{width}}  {text}")
+    console.print()
+    left = [section.name for section in made.sections if section.name not in shown and section.name != "search"]
     for section in made.sections:
+        if section.name in left:
+            continue
         console.heading(section.title)
         console.print(section.headline)
         for note in section.notes:
@@ -167,6 +201,8 @@ def _show(console: Console, made: Plan, shared: list[dict[str, Any]] | None, gat
             console.print()
     for note in made.facts.notes:
         console.print(f"note: {note}")
+    if left:
+        console.print(f"how it comes about: --show {','.join(left)}, or --show all")
     if shared is not None:
         rows = [(row["name"], row["parallel"], row["fixed"], row["pool"], row["setting"]) for row in shared]
         columns = ["recipe", "split", "beside the pool, B", "pool, B", "set"]

@@ -58,6 +58,7 @@ def searched(
         ForgeError: ``TF-PLN-056`` … ``TF-PLN-059`` as the search says; ``TF-RCP-015`` the file exists.
     """
     from dataclasses import replace
+    from functools import partial
 
     from builder.planner.search.choose import describe
     from builder.planner.search.recipe import recipe_text
@@ -76,7 +77,14 @@ def searched(
     row = feature_table().method(loaded.recipe.build.target, "ngram")
     ngram = row is not None and row.support == "yes"
     check = _Check(loaded, facts, known, output)
-    result = section.search(facts, known.groups, formats=formats, kv_formats=kv_formats, ngram=ngram, accept=check)
+    look = partial(section.search, facts, known.groups, formats=formats, kv_formats=kv_formats, ngram=ngram)
+    try:
+        result = look(accept=check)
+    except ForgeError as error:
+        if error.code != "TF-PLN-058":
+            raise
+        # every plan has a warning: one that only errors would keep out is better than none
+        result = look(accept=check.errors_only())
     best = result.choice.best
     verdict = describe(best)
     if output is not None:
@@ -87,14 +95,32 @@ def searched(
 
 
 class _Check:
-    """Whether the recipe of a point passes preflight; used only where a recipe is to be written.
+    """Whether the recipe of a point passes preflight, without warnings that the recipe as written has not.
 
-    Rules about this machine are left out: the plan is for another one.
+    Rules about this machine are left out: the plan is for another one. Where no recipe is to be written, what stands
+    against the recipe as written (a model that no recipe could have, a tokenizer that is not here) keeps no plan out.
     """
 
     def __init__(self, loaded: LoadedRecipe, facts: Facts, known: KnownModel, output: Path | None) -> None:
-        self.loaded, self.facts, self.known, self.output = loaded, facts, known, output
-        self.model = None if output is None else self._model()
+        self.loaded, self.facts, self.known = loaded, facts, known
+        self.output = output or loaded.directory / "recommended.yaml"
+        self.warns = True
+        try:
+            self.model, self.checks = self._model(), True
+        except ForgeError:
+            if output is not None:
+                raise
+            self.model, self.checks = None, False
+        before = self._findings(loaded) if self.checks else ()
+        self.known_findings = {finding.code for finding in before if output is None or not finding.blocks}
+
+    def errors_only(self) -> _Check:
+        """The same check, with warnings let pass."""
+        self.warns = False
+        return self
+
+    def _findings(self, loaded: LoadedRecipe) -> Sequence[Any]:
+        return common.preflight(loaded, model=self.model, machine=False).findings
 
     def _model(self) -> Any | None:
         """Intake's record where the weights are here; else what the planner's sizes say."""
@@ -120,20 +146,22 @@ class _Check:
         from builder.planner.search.points import pool_of
         from builder.planner.search.recipe import recommended, relocated
 
-        assert self.output is not None
         facts = self.facts
         pool = pool_of(facts, self.known.groups, point) if facts.reserved else None
         data = recommended(self.loaded.written, point, facts.gpu, facts.serving, facts.workload, pool_bytes=pool)
         return relocated(data, self.loaded.directory, self.output.parent)
 
     def __call__(self, point: Point) -> Sequence[str]:
-        if self.output is None:
+        if not self.checks:
             return ()
         from trtforge.recipe.load import recipe_from_mapping
 
         loaded = recipe_from_mapping(self.recipe(point), self.output.parent, label=str(self.output))
-        report = common.preflight(loaded, model=self.model, machine=False)
-        return [f"{finding.code}: {finding.message}" for finding in report.findings if finding.blocks]
+        return [
+            f"{finding.code}: {finding.message}"
+            for finding in self._findings(loaded)
+            if (finding.blocks or self.warns) and finding.code not in self.known_findings
+        ]
 
 
 def _shape(model: ModelFacts) -> Any | None:

@@ -112,8 +112,10 @@ def choose(
         raise _nothing_meets(found, slo, terms)
     # tensor parallelism over the network only where nothing else meets the levels, as the plan's own choice has it
     meeting = [point for point in meeting if point.local] or meeting
+    # an assumed acceptance is a guess that a drafter may miss by far: such plans are shown, and not recommended
+    known = [point for point in meeting if point.speculating.method == "none" or point.speculating.measured]
     refused: dict[tuple[Any, ...], str] = {}
-    for point in sorted(meeting, key=lambda item: _order(item, goal)):
+    for point in sorted(known or meeting, key=lambda item: _order(item, goal)):
         key = (point.precision, point.parallel, point.speculating)
         if key in refused:
             continue

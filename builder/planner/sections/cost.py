@@ -20,7 +20,7 @@ def section(facts: Facts) -> Section:
     """The cost section; ``price`` ($ a GPU-hour) and ``utilization`` are options of the plan."""
     price, utilization = facts.options.get("price"), facts.options.get("utilization") or 1.0
     running = running_of(facts)
-    served = _served(facts, load_of(facts), running)
+    served = served_at(facts, load_of(facts), running)
     variants = [costs(rates_of(facts, served, index), price, utilization) for index in range(3)]
     slow, typical, fast = variants
     rates = rates_of(facts, served, 1)
@@ -62,7 +62,8 @@ def rates_of(facts: Facts, served: Served, variant: int) -> Rates:
     )
 
 
-def _served(facts: Facts, load: Load, batch: int, precision: Precision | None = None) -> Served:
+def served_at(facts: Facts, load: Load, batch: int, precision: Precision | None = None) -> Served:
+    """One replica at ``batch`` requests in flight."""
     return steady_state(
         engine_of(facts, precision=precision),
         load,
@@ -77,21 +78,21 @@ def _changes(facts: Facts, running: int) -> list[tuple[str, str, Rates]]:
     """The plan with one thing changed, at typical efficiency; and its slow and fast ends."""
     load = load_of(facts)
     found = []
-    base = _served(facts, load, running)
+    base = served_at(facts, load, running)
     found.append(("efficiency of kernels", "slow end", rates_of(facts, base, 0)))
     found.append(("efficiency of kernels", "fast end", rates_of(facts, base, 2)))
     for factor in (0.25, 0.5):
         batch = max(int(running * factor), 1)
         if batch < running:
-            found.append(("requests in flight", str(batch), rates_of(facts, _served(facts, load, batch), 1)))
+            found.append(("requests in flight", str(batch), rates_of(facts, served_at(facts, load, batch), 1)))
     for factor in (0.5, 2.0):
         longer = replace(load, isl=max(load.isl * factor, load.cached_prefix + 1))
-        found.append(("prompt length", f"{longer.isl:,.0f}", rates_of(facts, _served(facts, longer, running), 1)))
+        found.append(("prompt length", f"{longer.isl:,.0f}", rates_of(facts, served_at(facts, longer, running), 1)))
         longer = replace(load, osl=max(load.osl * factor, 1.0))
-        found.append(("answer length", f"{longer.osl:,.0f}", rates_of(facts, _served(facts, longer, running), 1)))
+        found.append(("answer length", f"{longer.osl:,.0f}", rates_of(facts, served_at(facts, longer, running), 1)))
     if load.cached_prefix:
         cold = replace(load, cached_prefix=0.0)
-        found.append(("prefix cache", "none", rates_of(facts, _served(facts, cold, running), 1)))
+        found.append(("prefix cache", "none", rates_of(facts, served_at(facts, cold, running), 1)))
     return found
 
 
@@ -129,7 +130,7 @@ def _precisions(facts: Facts, price: float | None, utilization: float) -> list[d
         if all(plan.fits and plan.pool.blocks > 0 for plan in memory):
             running = capacity(facts.model, memory, facts.workload, facts.serving).running
             if running:
-                served = _served(facts, load_of(facts), running, precision)
+                served = served_at(facts, load_of(facts), running, precision)
                 cost = costs(rates_of(facts, served, 1), price, utilization)
                 rates = [float(value) * facts.replicas for value in served.output[:, 0]]
                 found |= {"fits": True, "running": running, "output_tokens_per_second": rates, **cost.to_json()}

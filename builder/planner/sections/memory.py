@@ -16,7 +16,7 @@ def section(facts: Facts) -> Section:
     tightest = min(facts.memory, key=lambda plan: plan.free)
     parameters = parameter_count(facts.model)
     served = sum(group.bytes for group in facts.weights)
-    host = plan_host(parameters, facts.precision.base, served)
+    host = plan_host(parameters, facts.precision.base, served, prequantized=facts.model.prequantized is not None)
     low, high = tightest.bounds
     verdict = "fits" if tightest.fits and tightest.pool.blocks else "does not fit"
     headline = (
@@ -27,12 +27,11 @@ def section(facts: Facts) -> Section:
     if tightest.fits and high > tightest.capacity:
         notes.append("with every estimate at its upper bound it would not fit; keep the pool smaller or measure first")
     totals = host.totals()
-    quantizes = facts.recipe is None or facts.recipe.quantize.format != "none"
+    stored = facts.model.prequantized is not None
+    quantizes = not stored and (facts.recipe is None or facts.recipe.quantize.format != "none")
     work = "quantize and evaluate" if quantizes else "evaluate the reference in float32"
-    notes.append(
-        f"host memory: {size(totals['quantize'])} to {work}, about {size(totals['build'])} to build; "
-        f"disk: {size(totals['disk'])}"
-    )
+    reference = "" if stored else f"{size(totals['quantize'])} to {work}, "
+    notes.append(f"host memory: {reference}about {size(totals['build'])} to build; disk: {size(totals['disk'])}")
     data = {
         "parameters": parameters,
         "active_parameters": parameter_count(facts.model, active=True),

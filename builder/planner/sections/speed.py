@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, running_of, speculating_of
+from builder.planner.speed.levels import asked_levels
 from builder.planner.speed.roofline import Engine, StepTime
 from builder.planner.speed.serving import Load, Served, knee, prefill_time, steady_state
 from builder.planner.speed.step import Step, decode_part, decode_step, mixed_step, prefill_part, prefill_step
@@ -41,7 +42,7 @@ def section(facts: Facts) -> Section:
         speculating=spoken,
         draft=draft_engine_of(facts),
     )
-    bend = knee(batches, served)
+    bend = knee(batches, served, asked_levels(facts))
     idle = prefill_time(engine, load.new_tokens, cached=load.cached_prefix)
     steps = _steps(engine, load, running, facts.serving.max_num_tokens)
     last = len(batches) - 1
@@ -169,8 +170,8 @@ def _notes(facts: Facts, engine: Engine, bend: int | None, batches: Sequence[int
     notes = []
     if bend is not None:
         notes.append(
-            f"the knee is at {bend} requests: of these batches it lies farthest above the straight line from the first "
-            "to the last in tokens/s over time between tokens (Kneedle)"
+            f"the knee is at {bend} requests: of these batches it yields most tokens/s for the time between tokens "
+            "(throughput over delay, Kleinrock)"
         )
     elif len(batches) > 2:
         notes.append("no knee within the limits: throughput still grows with the batch")
@@ -181,8 +182,6 @@ def _notes(facts: Facts, engine: Engine, bend: int | None, batches: Sequence[int
         notes.append(f"calibrated by {calibration.source}: {', '.join(sorted(calibration.ratios))}")
     if facts.model.moe is not None and engine.parallel.ep > 1:
         notes.append("experts are taken as evenly used; a hot expert slows its rank")
-    if not all(plan.fits for plan in facts.memory):
-        notes.append("the plan does not fit: times are those of one request if it did")
     return notes
 
 

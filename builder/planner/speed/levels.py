@@ -14,14 +14,14 @@ import numpy as np
 
 from builder.planner.fleet import size_fleet
 from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, running_of, speculating_of
-from builder.planner.speed.serving import steady_state
+from builder.planner.speed.serving import TYPICAL, steady_state
 from builder.planner.types import Facts
 
 #: share over the arrival rate that a fleet, and a plan of the search, can serve
 HEADROOM = 0.2
 #: batches between 1 and the running requests that are looked at
 _BATCHES = 48
-SLOW, TYPICAL = 0, 1
+SLOW = 0
 
 
 @dataclass(frozen=True)

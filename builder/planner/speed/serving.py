@@ -17,6 +17,7 @@ the batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -26,11 +27,12 @@ import numpy.typing as npt
 from builder.planner.speculation import NONE, Speculating
 from builder.planner.speed.roofline import Engine, Times
 from builder.planner.speed.step import Part, decode_part, decode_step, mixed_step, prefill_part, prefill_step
-from trtforge.knee import knee_index
 
 #: share of a request's tokens in mixed steps from which the 99th percentile is one of theirs: a fifth of a per cent
 #: on average, because prompts come in bursts and the percentile has to hold in the busy minutes
 _TAIL = 0.002
+#: index of the typical variant
+TYPICAL = 1
 
 
 @dataclass(frozen=True)
@@ -192,11 +194,16 @@ def _verification(requests: Any, context: float, speculating: Speculating) -> Pa
     return decode_part(requests, context, speculating.verified_tokens)
 
 
-def knee(batches: Any, served: Served) -> int | None:
-    """The batch at the bend of throughput over latency, or None without a bend (typical variant).
+def knee(batches: Any, served: Served, levels: Mapping[str, float] | None = None) -> int | None:
+    """The batch with most tokens a second for the time between tokens, or None at the end of the batches.
 
-    The point farthest above the chord of time between tokens against tokens a second
-    (:func:`trtforge.knee.knee_index`).
+    That ratio is a queue's "power" (L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems
+    in computer communications", 1979); at its maximum a system is loaded well: less leaves throughput, more buys little
+    of it with delay. Typical variant; only batches that meet ``levels`` (``ttft_p99``, ``itl_p99``, seconds) count.
     """
-    found = knee_index(list(served.itl[1]), list(served.output[1]))
-    return None if found is None else int(np.atleast_1d(batches)[found])
+    limits, most = levels or {}, float("inf")
+    first = served.ttft[TYPICAL] + served.gap[TYPICAL]
+    good = (first <= limits.get("ttft_p99", most)) & (served.gap[TYPICAL] <= limits.get("itl_p99", most))
+    power = np.where(good, served.output[TYPICAL] / served.itl[TYPICAL], 0.0)
+    best = int(power.argmax())
+    return None if best == len(power) - 1 or not good.any() else int(np.atleast_1d(batches)[best])

@@ -79,7 +79,8 @@ def test_the_json_document_adds_up(run: Run, tmp_path: Path) -> None:
 
 def test_the_report_for_people(run: Run, tmp_path: Path) -> None:
     recipe, config = _recipe(tmp_path), _config(tmp_path)
-    code, out, _ = run(str(recipe), "--gpu", "h100", "--count", "4", "--config", str(config), "--goal", "latency")
+    arguments = (str(recipe), "--gpu", "h100", "--count", "4", "--config", str(config), "--goal", "latency")
+    code, out, _ = run(*arguments, "--show", "all")
     assert code == 0
     for text in ("Memory of one GPU", "KV pool", "Weights by tensor", "Admission settings", "Impossible splits", "tp4"):
         assert text in out
@@ -106,7 +107,51 @@ def test_a_mixture_that_nothing_here_builds_can_be_planned(run: Run, tmp_path: P
 
 def test_what_does_not_fit_ends_with_one(run: Run, tmp_path: Path) -> None:
     code, out, _ = run(str(_recipe(tmp_path)), "--gpu", "l4", "--config", str(_config(tmp_path)))
-    assert code == 1 and "does not fit: " in out and "does not fit 1 x l4" in out
+    assert code == 1 and "no: " in out and "too much" in out and "does not fit 1 x l4" in out
+    code, out, _ = run(
+        str(_recipe(tmp_path)), "--gpu", "l4", "--config", str(_config(tmp_path)), "--price", "1", "--show", "all"
+    )
+    assert code == 1 and "$" not in out and "tokens/s" not in out.split("Parallelism")[0]
+    code, out, _ = run(str(_recipe(tmp_path)), "--gpu", "l4", "--config", str(_config(tmp_path)), "--json")
+    document = json.loads(out)
+    assert document["answer"] == {"fits": False}
+    assert not {"speed", "cost", "speculation", "disaggregation"} & set(document["sections"])
+
+
+def test_the_answer_stands_in_the_first_ten_lines(run: Run, tmp_path: Path) -> None:
+    arguments = [str(_recipe(tmp_path)), "--gpu", "h200", "--count", "8", "--config", str(_config(tmp_path))]
+    code, out, _ = run(*arguments, "--isl", "1000", "--osl", "200", "--price", "3.5")
+    first = "\n".join(out.splitlines()[:10])
+    assert code == 0 and len(out.splitlines()) < 20
+    for text in ("fits ", "split ", "requests at once", "first token", "between tokens", "output tokens/s", "$"):
+        assert text in first
+    assert "--show memory,capacity," in out
+    code, more, _ = run(*arguments, "--isl", "1000", "--osl", "200", "--show", "speed,cost")
+    assert "Where a step's time goes" in more and "Weights by tensor" not in more
+    assert run(*arguments, "--show", "speeed")[0] == 2
+
+
+def test_the_answer_s_batch_meets_the_service_levels(run: Run, tmp_path: Path) -> None:
+    slo = {"slo": {"ttft_p99": "500ms", "itl_p99": "25ms"}}
+    recipe = _recipe(tmp_path, bench=slo, build={"limits": {"max_batch_size": 512, "max_num_tokens": 2048}})
+    arguments = [str(recipe), "--gpu", "h100", "--count", "2", "--config", str(_config(tmp_path)), "--json"]
+    answer = json.loads(run(*arguments, "--isl", "1000", "--osl", "200")[1])["answer"]
+    assert answer["meets_slo"] and answer["between_tokens_p99"][1] <= 0.025 and answer["first_token"][1] <= 0.5
+
+
+def test_a_checkpoint_in_blocks_is_planned_as_it_is_stored(run: Run, tmp_path: Path) -> None:
+    """DeepSeek's FP8 blocks under a recipe that asks for per-tensor FP8: what is stored is what is served."""
+    config = _config(tmp_path, "deepseek-ai/DeepSeek-V3")
+    stored = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": stored}), encoding="utf-8")
+    recipe = str(_recipe(tmp_path))
+    code, out, _ = run(recipe, "--gpu", "b200", "--count", "8", "--config", str(config), "--json")
+    document = json.loads(out)
+    assert code == 0 and document["precision"]["weights"] == "fp8_block"
+    assert document["sections"]["memory"]["host"]["quantize"] == 0
+    assert any("stored in fp8_block and planned so: quantize.format: fp8 is not done" in n for n in document["notes"])
+    knee = document["sections"]["speed"]["knee"]
+    assert knee is None or knee >= 16, "a knee that somebody would deploy"
 
 
 def test_the_recipes_split_binds(run: Run, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_ranges_and_sums_of_the_document(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_report_for_people(run: Run, tmp_path: Path) -> None:
-    code, out, _ = run(*_large(tmp_path))
+    code, out, _ = run(*_large(tmp_path), "--show", "all")
     assert code == 0
     for text in (
         "to the first token on an idle replica",
