@@ -13,9 +13,14 @@ from scripts.fuzz import mutate
 from scripts.fuzz.harness import Attempt, Fault, Target
 from tests.support.damage import ODD
 from tests.support.tiny import write_tiny_llama
-from triton_repo.tensors import INPUTS
+from triton_repo.layouts.native_tensors import INPUTS
 
-_TYPES = {"STRING": object, "BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32}
+_TYPES: dict[str, Any] = {
+    "STRING": object, "BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "UINT8": np.uint8, "UINT64": np.uint64,
+    "FP16": np.float16, "FP32": np.float32,
+}  # fmt: skip
+#: what a request that is accepted has
+_USUAL = ("text_input", "max_tokens")
 WORDS: tuple[Any, ...] = (
     b"hello", b"", b"\xff\xfe", "é".encode(), b"<|im_end|>", b"a" * 3000, b"a\0b", "🙂".encode(), b"\xed\xa0\x80",
     b"{{ 1 }}", "text", None, 7,
@@ -32,11 +37,11 @@ GUIDES: tuple[dict[str, Any], ...] = (
 
 
 def _tensors(draw: random.Random) -> dict[str, np.ndarray]:
-    rows = [row for row in INPUTS if not row.optional or draw.random() < 0.12]
+    rows = [row for row in INPUTS if draw.random() < (0.97 if row.name in _USUAL else 0.03)]
     found: dict[str, np.ndarray] = {}
     for row in rows:
         kind = _TYPES[row.dtype]
-        shape = (1, draw.choice((1, 1, 1, 2, 0))) if draw.random() < 0.05 or row.dims == (-1,) else (1, 1)
+        shape = (1, *(draw.choice((1, 1, 1, 2, 0)) if size < 0 or draw.random() < 0.05 else size for size in row.dims))
         array: np.ndarray = np.empty(shape, dtype=kind)
         for index in np.ndindex(*shape):
             if kind is object:
@@ -53,10 +58,12 @@ def _tensors(draw: random.Random) -> dict[str, np.ndarray]:
 
 def _number(draw: random.Random, dtype: str) -> float:
     number = draw.choice(NUMBERS)
-    if dtype == "FP32":
-        return number
+    if dtype.startswith("FP"):
+        return min(number, 6e4) if dtype == "FP16" else number
     whole = draw.choice((0, 1, 2, 7)) if math.isnan(number) or abs(number) > 2**31 else int(number)
-    return abs(whole) if dtype == "UINT64" else whole
+    if dtype == "UINT8":
+        return abs(whole) % 256
+    return abs(whole) if dtype == "UINT64" else min(whole, 2**31 - 1)
 
 
 def make(pristine: Path) -> Attempt:

@@ -105,18 +105,27 @@ def load_scores(directory: Path) -> Any:
     import numpy as np
 
     from evals.perplexity import Scores
-    from trtforge.pipeline.stages.common import read_json
+    from trtforge.pipeline.stages.common import bad_record, read_json
 
     figures = read_json(directory / PERPLEXITY_FILE)
-    return Scores(np.load(directory / NLL_FILE), figures["tokens_sha256"], figures["window"], figures["stride"])
+    try:
+        nll = np.load(directory / NLL_FILE, allow_pickle=False)
+        return Scores(nll, str(figures["tokens_sha256"]), int(figures["window"]), int(figures["stride"]))
+    except (OSError, EOFError, ArithmeticError, ValueError, KeyError, TypeError) as error:
+        raise bad_record(
+            directory / PERPLEXITY_FILE, f"it lacks a part, or {NLL_FILE} is no array ({error})"
+        ) from error
 
 
 def load_answers(directory: Path) -> list[Any]:
     """The :class:`evals.generation.Answer` list that :func:`measure_checkpoint` wrote."""
     from evals.generation import Answer
-    from trtforge.pipeline.stages.common import read_json
+    from trtforge.pipeline.stages.common import bad_record, read_json
 
-    return [
-        Answer(a["prompt"], tuple(a["token_ids"]), a["text"], a["distinct_share"], tuple(a["problems"]))
-        for a in read_json(directory / GENERATION_FILE)
-    ]
+    try:
+        return [
+            Answer(a["prompt"], tuple(a["token_ids"]), a["text"], float(a["distinct_share"]), tuple(a["problems"]))
+            for a in read_json(directory / GENERATION_FILE)
+        ]
+    except (ArithmeticError, ValueError, KeyError, TypeError) as error:
+        raise bad_record(directory / GENERATION_FILE, f"an answer lacks a part ({error})") from error
