@@ -137,6 +137,15 @@ PARAMETERS = [
         '"xgrammar"',
     ),
     Plant(
+        "guide that nobody can send",
+        "TF-TRI-259",
+        ifb(values={"guided_decoding_backend": "xgrammar", "xgrammar_tokenizer_info_path": "/x.json"}),
+        ENGINE,
+        "",
+        "",
+        '"xgrammar"',
+    ),
+    Plant(
         "host cache without reuse",
         "TF-TRI-196",
         ifb(values={"kv_cache_host_memory_bytes": "1000000000", "enable_kv_cache_reuse": "false"}),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from triton_repo.lint.engine_models import at, device_faults, each_engine_model
-from triton_repo.lint.remedies import Remedy, drop, here, no_parameter, parameter, person, together
+from triton_repo.lint.remedies import Remedy, drop, here, leaving, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import flag, number
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
@@ -247,7 +248,7 @@ def guided(model: Model, repository: Repository) -> Iterator[Hit]:
                 model,
                 "xgrammar_tokenizer_info_path without guided_decoding_backend",
                 (
-                    parameter(model, "guided_decoding_backend", "xgrammar"),
+                    _with_guides(model),
                     no_parameter(model, "xgrammar_tokenizer_info_path"),
                 ),
                 *at(model, "xgrammar_tokenizer_info_path"),
@@ -265,6 +266,58 @@ def guided(model: Model, repository: Repository) -> Iterator[Hit]:
             ),
             *at(model, "guided_decoding_backend"),
         )
+
+
+def _with_guides(model: Model) -> Remedy:
+    """Guided decoding turned on; a model without inputs for guides has a finding of its own then."""
+    on = parameter(model, "guided_decoding_backend", "xgrammar")
+    if not _no_guides(model):
+        return on
+    return leaving(replace(on, text=f"{on.text}, with inputs for its guides"), "TF-TRI-259")
+
+
+def _no_guides(model: Model) -> list[str]:
+    """The inputs of a guide that the model lacks."""
+    declared = {row.name for row in model.message.input}
+    return [name for name in ("guided_decoding_guide_type", "guided_decoding_guide") if name not in declared]
+
+
+@rule(
+    "TF-TRI-259",
+    "note",
+    "guided decoding that no request can ask for",
+    why="A grammar comes with a request, in guided_decoding_guide and its type; a model without these inputs builds "
+    "masks that nobody uses.",
+    source=TRTLLM_PARAMETERS,
+)
+@each_engine_model
+def unasked_guide(model: Model, repository: Repository) -> Iterator[Hit]:
+    if model.parameter("guided_decoding_backend") is None or not model.knows("input"):
+        return
+    missing = _no_guides(model)
+    if not missing:
+        return
+    names = ["guided_decoding_backend"]
+    names += [name for name in ("xgrammar_tokenizer_info_path",) if name in model.message.parameters]
+    rows = [
+        put(
+            model,
+            f'{{ name: "{name}" data_type: TYPE_STRING dims: [ 1 ] optional: true allow_ragged_batch: true }}',
+            "input",
+            f"name={name}",
+        )
+        for name in missing
+    ]
+    batching = model.message.max_batch_size > 0
+    yield hit(
+        model,
+        f"guided_decoding_backend, and the model has no input {listed(missing)}",
+        (
+            *((together(*rows, text=f"inputs {listed(missing)} of TYPE_STRING"),) if batching else ()),
+            together(*(no_parameter(model, name) for name in names), text=f"leave {listed(names)} out"),
+        ),
+        *at(model, "guided_decoding_backend"),
+    )
 
 
 @rule(
