@@ -34,7 +34,7 @@ from launcher.ports import pick_free, require_free
 from launcher.stubs import StubWatch
 from trtforge.drain_notice import NOTICE, leave_notice
 from trtforge.errors import ForgeError
-from trtforge.server_launch import KEY, UMASK, body_limit, closing, stack_limit
+from trtforge.server_launch import KEY, OPENING_VARIABLE, UMASK, body_limit, closing, stack_limit
 
 _PR_SET_PDEATHSIG = 1
 SHARED_MEMORY = Path("/dev/shm")
@@ -181,6 +181,7 @@ class TritonServer:
         self._hold_lock()
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **self.installation.environment, NOTICE: str(self._own(_DRAIN))}
+        environment.pop(OPENING_VARIABLE, None)
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command(),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.plans import REGIONS, LaunchPlan, check_name
-from trtforge.server_launch import STACK, UMASK
+from trtforge.server_launch import OPENING_VARIABLE, STACK, UMASK
 
 _HEAD = """#!/bin/sh
 # {title}
@@ -31,6 +31,7 @@ job={job}
 _SAFETY = f"""\
 # files are the user's own, threads get a large stack, what no client needs is closed by a key that nobody is told
 umask {UMASK:03o}
+unset {OPENING_VARIABLE}
 ulimit -S -s {STACK >> 10} 2>/dev/null || ulimit -S -s "$(ulimit -H -s)" 2>/dev/null || true
 key=$(od -An -v -tx1 -N24 /dev/urandom | tr -d ' \\n')
 if [ "${{#key}}" -ne 48 ]; then

@@ -48,7 +48,7 @@ def started(tmp_path):
     words = shlex.join([str(found.binary), *places])
     (programs / "tritonserver").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     (programs / "tritonserver").chmod(0o755)
-    environment = {**os.environ, **found.environment}
+    environment = {**os.environ, **found.environment, "AIP_MODE": "PREDICTION"}
     environment["PATH"] = f"{programs}:{environment['PATH']}"
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -89,6 +89,7 @@ def test_a_script_starts_a_closed_server_that_ends_with_its_model(started):
     keys = {word.rpartition("admin-key=")[2] for word in command if "admin-key=" in word}
     assert [len(key) for key in keys] == [48]
     assert keys.pop() not in log.read_text()
+    assert b"AIP_MODE" not in Path(f"/proc/{process.pid}/environ").read_bytes()
     limits = Path(f"/proc/{process.pid}/limits").read_text()
     assert f"Max stack size            {STACK} " in limits
     time.sleep(2.5)

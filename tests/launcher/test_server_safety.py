@@ -30,8 +30,14 @@ def repository_in(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("safety")
-    with TritonServer(repository_in(folder), log_path=folder / "server.log") as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIP_MODE", "PREDICTION")
+        with serving(folder) as running:
+            yield running
+
+
+def serving(folder):
+    return TritonServer(repository_in(folder), log_path=folder / "server.log")
 
 
 def ask(server, path: str, body: bytes | None = None, timeout: float = 20.0, **headers: str) -> int:
@@ -126,6 +132,11 @@ def test_the_key_is_of_this_start_and_is_told_to_nobody(server, tmp_path):
     closed = [word for word in server.command() if server._key in word]
     assert [word.split("=")[0] for word in closed] == ["--http-restricted-api", "--grpc-restricted-protocol"]
     assert all(api in word for word in closed for api in CLOSED_APIS)
+
+
+def test_an_environment_that_opens_another_endpoint_is_not_passed_on(server):
+    assert b"AIP_MODE" not in Path(f"/proc/{server.process.pid}/environ").read_bytes()
+    assert "Vertex" not in server.log_path.read_text()
 
 
 def test_who_started_the_server_may_use_what_is_closed(server):

@@ -178,3 +178,16 @@ def test_a_checkpoint_that_does_not_load_and_files_that_disagree_say_why(tmp_pat
     with pytest.raises(ForgeError) as caught, again:
         pass
     assert "TF-TRI-084" in (caught.value.why or "")
+
+
+@pytest.mark.parametrize("prompt", ["die", "shut"])
+def test_an_engine_that_died_ends_its_server(tmp_path, prompt):
+    with server(tmp_path) as running:
+        with pytest.raises(InferenceServerException, match=r"TF-TRI-085.*the executor"):
+            ask(running.grpc_url, MODEL, sent(prompt), batched=False)
+        for _ in range(200):
+            if running.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        assert running.process.poll() is not None, "the server of a dead engine went on"
+        assert f"the process of {MODEL} died" in running.log_reason()

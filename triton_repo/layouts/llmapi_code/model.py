@@ -31,6 +31,10 @@ from triton_repo.layouts.llmapi_code.request import (
 )
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+#: for the requests of an engine that died
+FAREWELL_SECONDS = 2.0
+#: what TensorRT-LLM raises when its executor died (tensorrt_llm.executor); its own server ends on it
+_EXECUTOR_DIED = "CppExecutorError"
 #: variables of an MPI job that started the server; the ranks that LLM() starts are not part of it
 _MPI_JOB = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_MCA_orte_", "ORTE_", "PMIX_", "PMI_")
 #: keys of ``model.yaml`` that name a folder
@@ -69,6 +73,7 @@ class TritonPythonModel:
         self._library = tensorrt_llm
         self._llm = tensorrt_llm.LLM(**document)
         self._running: dict[str, set[Any]] = {}
+        self._leaving = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm-requests", daemon=True)
         self._thread.start()
@@ -98,6 +103,22 @@ class TritonPythonModel:
         except Exception as error:  # whatever it is, the client must get an answer
             text = str(error) if isinstance(error, Refused) else f"TF-TRI-085: {type(error).__name__}: {error}"
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)), flags=FINAL)
+            if self._is_fatal(error):
+                self._leave_with_the_engine(text)
+
+    def _is_fatal(self, error: Exception) -> bool:
+        """Whether ``LLM`` answers nobody any more: its executor failed, or it says so itself where it can be asked."""
+        if any(kind.__name__ == _EXECUTOR_DIED for kind in type(error).__mro__):
+            return True
+        healthy = getattr(self._llm, "_check_health", None)
+        return not isinstance(error, Refused) and healthy is not None and not healthy()
+
+    def _leave_with_the_engine(self, why: str) -> None:
+        """End this process, to which Triton would go on sending requests; others get a moment to hear why."""
+        if not self._leaving:
+            self._leaving = True
+            pb_utils.Logger.log_error(f"the engine is dead, so its process ends: {why}")
+            self._loop.call_later(FAREWELL_SECONDS, os._exit, 1)
 
     async def _generate(self, tensors: dict[str, np.ndarray], request_id: str, sender: Any) -> None:
         stream = bool(scalar(tensors, "streaming", False))

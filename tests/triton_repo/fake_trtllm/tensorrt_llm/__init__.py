@@ -93,6 +93,10 @@ class Output:
         yield self
 
 
+class CppExecutorError(RuntimeError):
+    """What ``tensorrt_llm.executor`` raises when the executor died."""
+
+
 class LLM:
     def __init__(self, **arguments):
         self._arguments = arguments
@@ -110,7 +114,17 @@ class LLM:
             note = json.dumps({k: v for k, v in vars(sampling_params.guided_decoding).items() if v})
         if inputs == "fail":
             raise ValueError("the prompt was refused")
+        if inputs == "die":
+            raise CppExecutorError("the executor died")
+        if inputs == "shut":
+            self._healthy = False
+            raise RuntimeError("the executor was shut down")
         return Output(inputs, sampling_params, streaming, note)
+
+    _healthy = True
+
+    def _check_health(self):
+        return self._healthy
 
     def shutdown(self):
         pass
