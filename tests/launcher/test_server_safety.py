@@ -150,8 +150,12 @@ def test_other_users_cannot_open_the_servers_shared_memory(server):
     assert [oct(stat.S_IMODE(path.stat().st_mode) & 0o077) for path in regions] == ["0o0"] * len(regions)
 
 
-def test_a_form_and_many_chunks_do_not_end_the_server(server):
-    """The default stack of 8 MiB ends at a form of 4.2 MB and at half a million chunks."""
+def test_requests_that_fill_the_stack_do_not_end_the_server(server):
+    """8 MiB, the usual stack, end at a form of 4.2 MB, half a million chunks, and 120 kB of brackets."""
+    for nested in (b"[" * 2_000_000, b'{"a":' * 400_000, b'{"inputs":' + b"[" * 500_000 + b"]" * 500_000 + b"}"):
+        status = ask(server, "/v2/models/echo/infer", nested, timeout=60, **{"Content-Type": "application/json"})
+        assert status in (400, 500)
+        assert infer(server) == 200
     assert ask(server, "/v2/models/echo/infer", b"a" * 6_000_000, timeout=60) in (400, 500)
     assert infer(server) == 200
     host, port = server.http_url.split(":")
