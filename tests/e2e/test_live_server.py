@@ -130,7 +130,7 @@ def test_perf_analyzer_measures_the_server(server):
         assert level.errors == 0
         assert level.requests >= 12
         assert level.tokens == 8 * level.requests
-        assert 0 < level.ttft["p50"] <= level.ttft["p99"]
+        assert 0 < level.ttft["p50"] <= level.ttft["max"]
 
 
 def test_perf_analyzer_against_nothing_is_a_coded_error():
@@ -226,7 +226,7 @@ def test_an_idle_server_unloads_at_once_after_cancelled_work(bundle, tmp_path):
 def serve_command(bundle, tmp_path):
     ports = pick_free("127.0.0.1", 3)
     flags = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
-    command = [sys.executable, "-m", "trtforge", "serve", str(bundle), *flags, "--json"]
+    command = [sys.executable, "-m", "trtforge", "serve", str(bundle), *flags, "--json", "--no-verify"]  # never sealed
     return command, ports
 
 
@@ -346,7 +346,7 @@ EngineCore.step = dying
 
 
 def test_serve_refuses_a_port_that_is_taken_and_a_folder_that_is_no_bundle(server, bundle, tmp_path):
-    taken = [sys.executable, "-m", "trtforge", "serve", str(bundle), f"--http-port={server.http_port}"]
+    taken = [sys.executable, "-m", "trtforge", "serve", str(bundle), f"--http-port={server.http_port}", "--no-verify"]
     result = subprocess.run(taken, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     assert "TF-LCH-001" in result.stdout + result.stderr
