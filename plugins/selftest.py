@@ -46,7 +46,7 @@ def run_selftest(*, progress: Progress | None = None) -> list[Check]:
     library = load()
     names = [str(name) for name in library.info()["isas_available"]]
     chosen = library.isa
-    progress.start("comparing kernels with the reference", total=float(len(names) * (len(POOLS) + 2)))
+    progress.start("comparing kernels with the reference", total=float(len(names) * (len(POOLS) + 3)))
     checks: list[Check] = []
     try:
         for name in names:
@@ -57,6 +57,8 @@ def run_selftest(*, progress: Progress | None = None) -> list[Check]:
             checks.append(_guarded(f"{name}: same bits alone or batched", functools.partial(_same_bits, library)))
             progress.advance()
             checks.append(_guarded(f"{name}: fused helpers", functools.partial(_helpers, library)))
+            progress.advance()
+            checks.append(_guarded(f"{name}: INT4 linears", functools.partial(_int4_linear, library)))
             progress.advance()
     finally:
         library.select_isa(chosen)
@@ -169,3 +171,29 @@ def _helpers(library: HostLibrary) -> tuple[bool, str]:
     }
     wrong = [name for name, same in equal.items() if not same]
     return not wrong, "agree" if not wrong else f"differ: {', '.join(wrong)}"
+
+
+def _int4_linear(library: HostLibrary) -> tuple[bool, str]:
+    """Against float64, and each row of a batch against the row alone."""
+    import torch
+
+    from plugins.host import int4
+
+    outputs, inputs, group = 200, 256, 64
+    generator = torch.Generator().manual_seed(3)
+    integers = torch.randint(-8, 8, (outputs, inputs), generator=generator, dtype=torch.int8)
+    scales = torch.rand(outputs, inputs // group, generator=generator) * 0.01 + 1e-3
+    nibbles = (integers & 15).to(torch.uint8)
+    packed = int4.pack_weights(nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)), int4.pack_scales(scales)
+    meaning = (integers.double().view(outputs, -1, group) * scales.double()[..., None]).view(outputs, inputs)
+    worst, alone = 0.0, True
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.randn(100, inputs, generator=generator).to(dtype)
+        run = functools.partial(library.int4_linear, outputs=outputs, group=group, out_dtype=torch.float32)
+        together = run(x, *packed)
+        size = x.double().abs() @ meaning.abs().T
+        worst = max(worst, float(((together - x.double() @ meaning.T).abs() / size).max()))
+        alone = alone and all(torch.equal(run(x[row : row + 1], *packed)[0], together[row]) for row in (0, 7, 97))
+        alone = alone and all(torch.equal(run(x[:rows], *packed), together[:rows]) for rows in (2, 3, 5, 6, 9))
+    text = "equal alone and batched" if alone else "a row depends on its batch"
+    return alone and worst < 1e-6, f"largest relative difference {worst:.1e}; {text}"

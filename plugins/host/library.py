@@ -412,6 +412,46 @@ class HostLibrary(calls.SpeculationOps):
         )  # fmt: skip
         return out
 
+    def int4_linear(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        scales: torch.Tensor,
+        *,
+        outputs: int,
+        group: int,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """``x Wᵀ + bias`` [T, N] with INT4 weights; a row's bits depend on that row alone.
+
+        Args:
+            x: [T, K]; rows may be strided.
+            weights, scales: as :mod:`plugins.host.int4` packs them, int32 [panels, K/8, 16] and float32
+                [panels, K/group, 16].
+            outputs: N. bias: float32 [N]. out_dtype: default that of x.
+        """
+        import torch
+
+        from plugins.host.int4 import PANEL, WORD
+
+        rows, inputs = checks.matrix("x", x)
+        panels, groups = -(-outputs // PANEL), inputs // max(group, 1)
+        checks.dense("weights", weights, (panels, inputs // WORD, PANEL), torch.int32)
+        checks.dense("scales", scales, (panels, groups, PANEL), torch.float32)
+        if bias is not None:
+            checks.dense("bias", bias, (outputs,), torch.float32)
+        out = torch.empty(rows, outputs, dtype=out_dtype or x.dtype)
+        self.check(
+            self.raw.trtforge_int4_linear(
+                x.data_ptr(), x.stride(0), weights.data_ptr(), scales.data_ptr(),
+                None if bias is None else bias.data_ptr(), out.data_ptr(), outputs, rows, outputs, inputs, group,
+                checks.code("x", x), checks.code("out", out),
+            ),
+            "int4_linear",
+        )  # fmt: skip
+        return out
+
     def argmax_logsumexp(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Per row of float32 [L, V]: index of the first maximum (int64), the maximum, log(sum(exp))."""
         import torch

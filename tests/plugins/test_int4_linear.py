@@ -119,3 +119,22 @@ def test_packing_moves_bits_and_changes_none() -> None:
     assert linear.words.shape == (3, 6, 16)
     assert torch.equal(int4.unpack_weights(linear.words, 37), linear.integers)
     assert torch.equal(int4.unpack_scales(linear.packed_scales, 37), linear.scales)
+
+
+def test_the_checked_call(host: HostLibrary) -> None:
+    linear = Linear(37, 64, 32, seed=4)
+    x = linear.x.bfloat16()
+    packed = {"outputs": 37, "group": 32, "bias": linear.bias}
+    got = host.int4_linear(x, linear.words, linear.packed_scales, **packed)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, linear(host, x, torch.bfloat16))
+    for wrong in (
+        {"outputs": 60},
+        {"group": 16},
+        {"group": 0},
+        {"bias": torch.zeros(36)},
+        {"bias": torch.zeros(37).bfloat16()},
+    ):
+        with pytest.raises(ForgeError, match="TF-OPS-005"):
+            host.int4_linear(x, linear.words, linear.packed_scales, **(packed | wrong))
+    with pytest.raises(ForgeError, match="TF-OPS-005"):
+        host.int4_linear(x, linear.words.float(), linear.packed_scales, **packed)

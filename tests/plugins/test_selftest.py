@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from plugins import selftest, selftest_cuda
 from plugins.host.library import HostLibrary
@@ -16,15 +17,17 @@ def test_selftest_passes_and_covers_every_isa(host: HostLibrary) -> None:
     before = host.isa
     checks = run_selftest()
     assert all(check.passed for check in checks), [check for check in checks if not check.passed]
-    assert len(checks) == len(host.info()["isas_available"]) * (len(POOLS) + 2)
+    assert len(checks) == len(host.info()["isas_available"]) * (len(POOLS) + 3)
     assert host.isa == before
 
 
 def test_a_wrong_result_is_reported_not_raised(host: HostLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(host), "silu_mul", lambda self, x, out=None: x[:, : x.shape[1] // 2])
     monkeypatch.setattr(type(host), "paged_attention", lambda self, *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(type(host), "int4_linear", lambda self, x, *packed, outputs, **_: torch.zeros(len(x), outputs))
     failed = [check for check in run_selftest() if not check.passed]
     assert any("silu_mul" in check.detail for check in failed)
+    assert any("largest relative difference" in check.detail for check in failed)
     assert any("ZeroDivisionError" in check.detail for check in failed)
 
 
