@@ -193,7 +193,7 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
     Returns:
         For TensorRT-LLM's targets engine.json and what was read back of a compiled engine. Else
         engine.json without hashes and rows, with ``linears`` decided anew for this machine, ``machine``
-        (its capability) and ``execution``: for each (stored, executed, kernel, native) the number of
+        (its capability) and ``execution``: for each (stored, executed, kernel, native, rounds) the number of
         linears and of weights.
 
     Raises:
@@ -215,13 +215,13 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
 def _torch_info(engine: dict[str, Any], capability: str, rows: tuple[Choice, ...]) -> dict[str, Any]:
     """The torch engine's record with what this processor executes."""
     linears: list[dict[str, Any]] = []
-    groups: dict[tuple[str, str, str, bool], tuple[int, int]] = {}
+    groups: dict[tuple[str, str, str, bool, str], tuple[int, int]] = {}
     for linear in engine["linears"]:
         shape = (int(linear["shape"][0]), int(linear["shape"][1]))
         row = choose(linear["stored"], capability, shape, linear["group_size"], rows)
-        decided = {"executed": row.executed, "kernel": row.kernel, "native": row.native}
+        decided = {"executed": row.executed, "kernel": row.kernel, "native": row.native, "rounds": row.rounds}
         linears.append({key: linear[key] for key in ("name", "shape", "stored", "group_size")} | decided)
-        key = (linear["stored"], row.executed, row.kernel, row.native)
+        key = (linear["stored"], row.executed, row.kernel, row.native, row.rounds or "")
         count, weights = groups.get(key, (0, 0))
         groups[key] = (count + 1, weights + shape[0] * shape[1])
     info = {key: value for key, value in engine.items() if key not in ("sha256", "kernel_choices", "linears")}
@@ -233,9 +233,10 @@ def _torch_info(engine: dict[str, Any], capability: str, rows: tuple[Choice, ...
             "executed": executed,
             "kernel": kernel,
             "native": native,
+            "rounds": rounds or None,
             "linears": count,
             "weights": weights,
         }
-        for (stored, executed, kernel, native), (count, weights) in sorted(groups.items())
+        for (stored, executed, kernel, native, rounds), (count, weights) in sorted(groups.items())
     ]
     return info

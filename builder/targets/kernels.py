@@ -38,6 +38,7 @@ class Choice:
     kernel: str
     native: bool
     executed: str
+    rounds: str | None = None
     requires: Mapping[str, Any] = field(default_factory=dict)
     measured: str | None = None
 

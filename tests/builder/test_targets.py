@@ -85,10 +85,14 @@ def test_info_decides_for_the_machine_that_asks(tmp_path: Path) -> None:
         "executed": "int4 weights",
         "kernel": "host_int4",
         "native": True,
+        "rounds": None,
         "linears": 14,
         "weights": 2 * (64 * 256 * 2 + 128 * 64 * 2 + 3 * 64 * 128),
     }
+    head = next(row for row in here["execution"] if row["stored"] == "bfloat16")
+    assert head["rounds"] == "to float16 below 2^-14"
     wide = engine_info(tmp_path / "e", "amx")
+    assert {row["rounds"] for row in wide["execution"]} == {None}
     assert {row["kernel"] for row in wide["execution"]} == {"host_int4", "onednn_bf16"}
     plain = engine_info(tmp_path / "e", "plain")
     assert {row["kernel"]: row["native"] for row in plain["execution"]} == {"onednn_f32": False, "host_int4": True}

@@ -79,13 +79,14 @@ def info(
     )
     console.table(
         "Linears by execution",
-        ["stored", "executed", "kernel", "", "linears", "weights"],
+        ["stored", "executed", "kernel", "", "stored weights", "linears", "weights"],
         [
             [
                 row["stored"],
                 row["executed"],
                 row["kernel"],
                 "native" if row["native"] else "emulated",
+                f"rounded {row['rounds']}" if row["rounds"] else "kept",
                 row["linears"],
                 f"{row['weights']:,}",
             ]
@@ -108,9 +109,25 @@ def info(
                 for row in document["linears"]
             ],
         )
+    for line in _read_back(engine):
+        console.value(line)
     native = sum(row["linears"] for row in document["execution"] if row["native"])
     total = sum(row["linears"] for row in document["execution"])
     console.value(f"{native} of {total} linears run natively")
+
+
+def _read_back(bundle: Path) -> list[str]:
+    """What parity found when it read the packed weights back, where a bundle has brought its evidence."""
+    import json
+
+    path = bundle / "evidence" / "parity.json"
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("weights")
+        return [f"parity read back {found['weights']:,} packed weights: {found['changed']:,} are not the stored ones"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []  # an older bundle's, or not one of ours: it says nothing of weights
 
 
 def show_tensorrt(console: Console, document: dict[str, Any]) -> None:
@@ -215,6 +232,9 @@ def show_trtllm(console: Console, document: dict[str, Any]) -> None:
         ["KV cache", f"{document['kv_cache']['format']}, blocks of {document['kv_cache']['block_size']} tokens"],
         *([key, str(value)] for key, value in document["limits"].items()),
     ]
+    again = document.get("conversion", {}).get("requantized")
+    if again:
+        rows.append(["weights that the conversion rounded again", f"{again['weights']:,}"])
     if not document["compiled"] and not built:
         rows.append(["not compiled", str(document["not_compiled"])])
         rows += [["compile it with", name] for name in document.get("scripts", ())]
