@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,7 +133,8 @@ class EngineCore:
             self.pool,
         )
         self.metrics = Metrics()
-        self.metrics.sources.append(self._gauges)
+        # not a method of this object: a cycle would keep the executor's memory until a collection
+        self.metrics.sources.append(partial(_gauges, self.pool, self.scheduler))
         self.consecutive_failures = 0
         self._sampler: Sampler | None = None
         self._live: dict[str, _Live] = {}
@@ -278,6 +280,10 @@ class EngineCore:
             outputs.append(self._emit(live, list(live.samples), now))
         self.pool.forget_cache()
         return outputs
+
+    def close(self) -> None:
+        """Release the executor's memory; the engine cannot step afterwards. May be repeated."""
+        self.executor.close()
 
     def stats(self) -> dict[str, Any]:
         """Every metric as a JSON-able dict (see :mod:`runtime.metrics`)."""
@@ -456,20 +462,20 @@ class EngineCore:
         late = [request_id for request_id, deadline in self._deadlines.items() if deadline <= now]
         return [o for o in (self.abort(request_id, FinishReason.TIMEOUT) for request_id in late) if o is not None]
 
-    def _gauges(self) -> dict[str, float]:
-        pool, scheduler = self.pool, self.scheduler
-        return {
-            "num_requests_running": len(scheduler.running),
-            "num_requests_waiting": len(scheduler.waiting),
-            "kv_blocks_total": pool.num_blocks,
-            "kv_blocks_used": pool.num_used,
-            "kv_blocks_free": pool.num_free,
-            "kv_blocks_cached": pool.num_cached,
-            "kv_cache_usage_perc": pool.num_used / pool.num_blocks,
-            "prefix_cache_queries_total": scheduler.prefix_queries,
-            "prefix_cache_hits_total": scheduler.prefix_hits,
-            "num_preemptions_total": scheduler.preemptions,
-        }
+
+def _gauges(pool: BlockPool, scheduler: Scheduler) -> dict[str, float]:
+    return {
+        "num_requests_running": len(scheduler.running),
+        "num_requests_waiting": len(scheduler.waiting),
+        "kv_blocks_total": pool.num_blocks,
+        "kv_blocks_used": pool.num_used,
+        "kv_blocks_free": pool.num_free,
+        "kv_blocks_cached": pool.num_cached,
+        "kv_cache_usage_perc": pool.num_used / pool.num_blocks,
+        "prefix_cache_queries_total": scheduler.prefix_queries,
+        "prefix_cache_hits_total": scheduler.prefix_hits,
+        "num_preemptions_total": scheduler.preemptions,
+    }
 
 
 def _blocks(samples: list[Sample]) -> int:

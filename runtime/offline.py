@@ -83,6 +83,16 @@ class Engine:
         executor = _load_executor(directory, threads, device, num_blocks)
         return cls(EngineCore(executor, EngineTokenizer.load(directory), config=config))
 
+    def close(self) -> None:
+        """Release weights and pools: another process may want the memory. May be repeated."""
+        self.core.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def executor(self) -> Executor:
         """What computes the logits."""

@@ -165,7 +165,7 @@ class AsyncEngine:
             self._changed.notify_all()
 
     def shutdown(self, timeout: float | None = 30.0) -> bool:
-        """Drain for up to ``timeout`` seconds, cancel what is left, stop the thread.
+        """Drain for up to ``timeout`` seconds, cancel what is left, stop the thread, release the engine's memory.
 
         Returns whether the thread ended; False only if a step hangs past ``timeout`` again.
         """
@@ -179,7 +179,10 @@ class AsyncEngine:
             self._stopping = True
             self._changed.notify_all()
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self.core.close()
+        return True
 
     @property
     def alive(self) -> bool:

@@ -98,6 +98,9 @@ class SimulatedExecutor:
             self.pool[destination] = self.pool[source]
             self.copies += 1
 
+    def close(self) -> None:
+        """Holds nothing that another process could want."""
+
     def describe(self) -> dict[str, Any]:
         """What this is."""
         return {"executor": "simulated", "num_blocks": self.num_blocks, "block_size": self.block_size}

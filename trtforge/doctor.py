@@ -142,7 +142,7 @@ def examine(
         *engines.drivers(machine.gpus, table),
         engines.cuda(),
         engines.tensorrt(table),
-        engines.tensorrt_plugins(),
+        engines.tensorrt_plugins(machine.gpus),
         engines.tensorrt_rtx(),
         engines.tensorrt_llm(table),
         engines.triton_backend(),

@@ -66,6 +66,35 @@ class PluginLibrary:
             "sha256": self.sha256,
         }
 
+    def require_kernels(self, architecture: str) -> None:
+        """Refuse a GPU that the library holds no machine code for.
+
+        Raises:
+            EnvironmentLacks: ``TF-OPS-205``.
+        """
+        codes = [part.removesuffix("-real") for part in str(self.kernels.get("architectures") or "").split(",") if part]
+        if codes and not any(runs_on(code, architecture) for code in codes):
+            raise EnvironmentLacks(
+                "TF-OPS-205",
+                f"{self.path.name} holds no kernels for {architecture}",
+                asked=str(self.path),
+                numbers={"architecture": architecture, "kernels": [f"sm_{code}" for code in codes]},
+                why="It has machine code alone, which runs on later GPUs of one major version and on no others.",
+                remedies=[BUILD, "build.target: torch runs the same graph without it"],
+            )
+
+
+def runs_on(code: str, architecture: str) -> bool:
+    """Whether machine code for ``100`` runs on ``sm_103``: same major version, same or later minor one.
+
+    Code with an "a" (``90a``) runs on its own compute capability only. Source: NVIDIA's Blackwell Compatibility Guide,
+    "Application Compatibility on Blackwell Architecture".
+    """
+    own, gpu = code.rstrip("af"), architecture.removeprefix("sm_")
+    if not own.isdecimal() or not gpu.isdecimal():
+        return False
+    return own == gpu if code.endswith("a") else own[:-1] == gpu[:-1] and own[-1] <= gpu[-1]
+
 
 def find_plugin_library() -> Path | None:
     """Where the library lies: what ``TRTFORGE_TENSORRT_PLUGINS`` names, else the newest build in the plugin cache."""

@@ -96,12 +96,14 @@ def stored_notes(recipe: Recipe, model: ModelFacts) -> list[str]:
     ]
 
 
-def kernel_notes(precision: Precision, gpu: Gpu) -> list[str]:
-    """What the architecture table says against a format on this GPU; the plan's bytes hold either way."""
+def kernel_notes(precision: Precision, gpu: Gpu, target: str = "torch") -> list[str]:
+    """What the architecture table says against a format or a target on this GPU; the plan's bytes hold either way."""
     row = architecture_table().row(gpu.arch)
     notes: list[str] = []
     if row is None:
         return notes
+    if target not in row.targets:
+        notes.append(f"target {target} does not build for {gpu.arch} ({row.title}): it has {', '.join(row.targets)}")
     for kind, name, table in (("weights", precision.weights, row.formats), ("KV cache", precision.kv, row.kv_cache)):
         support = table.get(name, "yes")
         if support == "no":
@@ -173,7 +175,8 @@ def collect(
     serving = served_limits(recipe, known.facts)
     if pool_bytes is not None:
         serving = replace(serving, pool_bytes=pool_bytes)
-    notes = [*known.facts.assumed, *stored_notes(recipe, known.facts), *kernel_notes(precision, gpu)]
+    notes = [*known.facts.assumed, *stored_notes(recipe, known.facts)]
+    notes += kernel_notes(precision, gpu, recipe.build.target)
     notes += [f"draft: {text}" for text in draft.facts.assumed] if draft else []
     notes += [] if known.measured else ["weights follow from the model's sizes; no safetensors headers were read"]
     if workload is None:

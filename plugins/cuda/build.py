@@ -24,8 +24,9 @@ from plugins.building import REPORT, answer_of, build_once, cache_folder, call, 
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.progress import Progress, SilentProgress
 
-#: Every family whose instructions differ: A100, A10, L4/L40S, H100/H200, B200, RTX 50.
-ARCHITECTURES = ("80", "86", "89", "90a", "100a", "120a")
+#: Every family whose instructions differ: A100, A10, L4/L40S, H100/H200, B200/B300, RTX 50/GB10. None with an "a": no
+#: kernel needs what one compute capability alone has, and code without it also runs on later ones of its major version.
+ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
 SHARED = "libtrtforge_cuda.so"
 STATIC = "libtrtforge_cuda.a"
 #: files of a build beside its report
@@ -141,7 +142,7 @@ def find_nvcc() -> tuple[str, tuple[int, int]]:
             "this nvcc is too old",
             asked=path,
             numbers={"found": ".".join(map(str, version)), "needed": ".".join(map(str, OLDEST_NVCC))},
-            why="sm_100a and sm_120a are unknown to it.",
+            why="sm_100 and sm_120 are unknown to it.",
             remedies=remedies,
         )
     return path, version

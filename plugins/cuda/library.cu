@@ -76,7 +76,7 @@ Status queryDevice(int32_t ordinal, Device& device) noexcept
 
 int32_t mostMultiprocessors(int32_t computeCapability) noexcept
 {
-    // Whole dies; products have some multiprocessors switched off. B200's is taken as two dies of 80 and not confirmed:
+    // Whole dies; products have some multiprocessors switched off. Those of B200, B300 and GB10 are not confirmed:
     // a number that is too small costs splits only, since the running GPU's count is held to it.
     switch (computeCapability)
     {
@@ -85,7 +85,9 @@ int32_t mostMultiprocessors(int32_t computeCapability) noexcept
     case 89: return 144; // AD102
     case 90: return 144; // GH100
     case 100: return 160; // B200: two dies
+    case 103: return 160; // B300: two dies
     case 120: return 192; // GB202
+    case 121: return 48;  // GB10
     default: return 0;
     }
 }

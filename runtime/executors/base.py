@@ -124,5 +124,8 @@ class Executor(Protocol):
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole pool blocks (source, destination) in every layer."""
 
+    def close(self) -> None:
+        """Release weights and pools; nothing may be executed afterwards. May be repeated."""
+
     def describe(self) -> dict[str, Any]:
         """What runs: device, kernels, per linear stored and executed representation, bytes (JSON-able)."""

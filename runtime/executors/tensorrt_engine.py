@@ -190,7 +190,7 @@ def check_loadable(engine: TensorrtEngine, *, tensorrt: str, architecture: str, 
 
     Raises:
         ForgeError: ``TF-RUN-111`` another TensorRT, ``TF-RUN-112`` another architecture, ``TF-RUN-113`` plugins of
-            another ABI.
+            another ABI, ``TF-OPS-205`` plugins without kernels for the GPU.
     """
     stamp, asked = engine.stamp, str(engine.info.directory)
     # pip's .postN is another packaging of the same libraries
@@ -226,6 +226,7 @@ def check_loadable(engine: TensorrtEngine, *, tensorrt: str, architecture: str, 
             why="the plan keeps the plugins' fields; a library with other ones would read them wrong",
             remedies=[f"install trtforge {stamp['plugins'].get('version')}", _REBUILD],
         )
+    plugins.require_kernels(architecture)
 
 
 def lacks_tensorrt(error: str) -> EnvironmentLacks:

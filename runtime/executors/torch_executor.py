@@ -11,6 +11,7 @@ logits are bit for bit the same whatever else is in the step.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class TorchExecutor:
             torch.set_num_threads(threads)
         self.info: EngineInfo = read_engine(Path(engine_dir))
         self.device = device
+        self._closed = False
         self.profile: StepProfile | None = None
         self._num_blocks = self.info.num_blocks if num_blocks is None else num_blocks
         graph = load_graph(self.info.directory / "model.onnx")
@@ -133,6 +135,15 @@ class TorchExecutor:
             return False
         return self._kernels.name == "host" and all(p.kernel.row_invariant for p in self._lowered.linears)
 
+    def close(self) -> None:
+        """Release weights and pools; on a GPU, also what torch keeps of their memory. May be repeated."""
+        self._closed = True
+        self._lowered = self._last = self._interpreter = None
+        self._pools = {}
+        if self.device != "cpu":
+            gc.collect()
+            torch.cuda.empty_cache()
+
     # -- running ---------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -142,6 +153,8 @@ class TorchExecutor:
         Raises:
             ValueError: the batch breaks a limit or its arrays disagree.
         """
+        if self._closed:
+            raise RuntimeError("the executor was closed")
         check_batch(batch, self.info.limits, self.info.vocab_size, tree=self._tree)
         if batch.block_copies:
             self.copy_blocks(batch.block_copies)

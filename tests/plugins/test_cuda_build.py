@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -17,13 +18,17 @@ from plugins.cuda.library import CudaLibrary
 from plugins.host import calls
 from tests.plugins.test_host_library import fields_in
 from trtforge.errors import EnvironmentLacks, ExitCode, ForgeError
+from trtforge.plugin_library import runs_on
+from trtforge.tables import architecture_table
+
+FATBIN = struct.pack("<I", 0xBA55ED50)
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "plugins/include/trtforge/cuda_abi.h"
 
 PTXAS = """
 ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function '_ZN8trtforge4cuda13attentionSimtIfEEvNS0_15AttentionParamsENS0_8TaskListE' for 'sm_90a'
+ptxas info    : Compiling entry function '_ZN8trtforge4cuda13attentionSimtIfEEvNS0_15AttentionParamsENS0_8TaskListE' for 'sm_90'
 ptxas info    : Function properties for _ZN8trtforge4cuda13attentionSimtIfEEvNS0_15AttentionParamsENS0_8TaskListE
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 92 registers, used 1 barriers
@@ -74,21 +79,21 @@ def test_nvcc_is_found_in_cuda_home(no_cuda: Path, tmp_path: Path, monkeypatch: 
     assert build.find_nvcc() == (str(nvcc), (13, 0))
 
 
-@pytest.mark.parametrize("asked", [["75"], ["90a", "sm_70"], [], [" "], ["120"]])
+@pytest.mark.parametrize("asked", [["75"], ["90", "sm_70"], [], [" "], ["120a"]])
 def test_unknown_architectures(asked: list[str]) -> None:
     with pytest.raises(ForgeError, match="TF-CLI-030") as refused:
         build.check_architectures(asked)
-    assert "90a" in refused.value.remedies[0]
+    assert "90" in refused.value.remedies[0]
 
 
 def test_architectures_have_one_order() -> None:
-    assert build.check_architectures(["sm_120a", "80", "90a"]) == ("80", "90a", "120a")
+    assert build.check_architectures(["sm_120", "80", "90"]) == ("80", "90", "120")
 
 
 def test_compiler_report() -> None:
     first, second = build.parse_ptxas(PTXAS)
     assert first == build.KernelUse("acceptPath", "80", 42, 8, 12, 16)
-    assert second == build.KernelUse("attentionSimt<float>", "90a", 92, 0, 0, 0)
+    assert second == build.KernelUse("attentionSimt<float>", "90", 92, 0, 0, 0)
     assert build.parse_ptxas("nothing here") == ()
 
 
@@ -207,6 +212,45 @@ def test_benchmark_prepares_a_step_that_computes(shim: CudaLibrary) -> None:
         assert main([]) == ExitCode.ENVIRONMENT
 
 
+def machine_code(library: bytes) -> set[int]:
+    """Architectures of the machine code in a library's fat binaries.
+
+    A fat binary begins with a magic number and the sizes of header and content; each entry of the content says its
+    kind (2: machine code), its sizes and its architecture.
+    """
+    found, at = set(), library.find(FATBIN)
+    while at >= 0:
+        header, size = struct.unpack_from("<HQ", library, at + 6)
+        entry, end = at + header, at + header + size
+        while header == 16 and entry < end:
+            kind, _, length, content = struct.unpack_from("<HHIQ", library, entry)
+            assert kind == 2, "no PTX: nothing is compiled on the first call"
+            (architecture,) = struct.unpack_from("<I", library, entry + 28)
+            found.add(architecture)
+            entry += length + content
+        at = library.find(FATBIN, max(end, at + 4))
+    return found
+
+
+def test_what_has_kernels_is_what_the_table_promises() -> None:
+    """A GPU whose row names the target has machine code of ours, and the other way round."""
+    for row in architecture_table().rows:
+        covered = any(runs_on(code, row.name) for code in build.ARCHITECTURES)
+        assert covered == ("tensorrt" in row.targets), row.name
+
+
+@pytest.mark.parametrize(
+    ("code", "architecture", "runs"),
+    [
+        ("100", "sm_100", True), ("100", "sm_103", True), ("120", "sm_121", True), ("100", "sm_120", False),
+        ("80", "sm_89", True), ("86", "sm_80", False), ("80", "sm_75", False), ("90", "sm_100", False),
+        ("90a", "sm_90", True), ("100a", "sm_103", False), ("", "sm_90", False), ("90", "", False),
+    ],
+)  # fmt: skip
+def test_machine_code_runs_on_later_gpus_of_its_major_version(code: str, architecture: str, runs: bool) -> None:
+    assert runs_on(code, architecture) is runs
+
+
 @pytest.mark.slow
 def test_nvcc_builds_without_warnings_or_spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One architecture for real; the library opens without a driver and says what it holds."""
@@ -215,9 +259,10 @@ def test_nvcc_builds_without_warnings_or_spills(tmp_path: Path, monkeypatch: pyt
     except EnvironmentLacks as lacks:
         pytest.skip(lacks.message)
     monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path))
-    made = build.build_cuda_library(["90a"])
+    made = build.build_cuda_library(["90"])
     assert build.built_library() == made.library
-    assert {use.architecture for use in made.kernels} == {"90a"}
+    assert {use.architecture for use in made.kernels} == {"90"}
+    assert machine_code(made.library.read_bytes()) == {90}
     assert not [use for use in made.kernels if use.spill_store_bytes or use.spill_load_bytes]
     names = {use.kernel.split("<")[0] for use in made.kernels}
     assert names == {
@@ -226,7 +271,7 @@ def test_nvcc_builds_without_warnings_or_spills(tmp_path: Path, monkeypatch: pyt
     }  # fmt: skip
     opened = ctypes.CDLL(str(made.library))
     abi.bind(opened)
-    assert b'"architectures": "90a-real"' in opened.trtforge_cuda_info()
+    assert b'"architectures": "90-real"' in opened.trtforge_cuda_info()
     if not torch.cuda.is_available():
         args = calls.attention_struct(block_size=16, num_heads=2, num_kv_heads=2, head_size=64)
         call = abi.CudaCall(struct_size=ctypes.sizeof(abi.CudaCall))

@@ -350,6 +350,8 @@ def test_batches_over_the_limits(make: Make) -> None:
         ({"tensorrt": "10.16.1.11"}, "TF-RUN-111"),
         ({"architecture": "sm_89"}, "TF-RUN-112"),
         ({"plugins": dataclasses.replace(PLUGINS, abi="f" * 16)}, "TF-RUN-113"),
+        ({"plugins": dataclasses.replace(PLUGINS, kernels={"architectures": "80-real,100-real"})}, "TF-OPS-205"),
+        ({"plugins": dataclasses.replace(PLUGINS, kernels={"architectures": "80-real,90-real"})}, None),
         ({}, None),
         ({"tensorrt": f"{VERSION}.post1"}, None),
     ],

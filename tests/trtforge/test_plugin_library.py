@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.trtforge.store.test_stamps import HERE, MADE_ON, STAMPS, TOKENIZER
-from trtforge.errors import ForgeError
+from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.examination.engines import tensorrt_plugins
 from trtforge.pipeline.stages.bundle import _serves_with
 from trtforge.plugin_library import LIBRARY, VARIABLE, device_capability, find_plugin_library, plugin_library
+from trtforge.preflight.machine import Gpu
 from trtforge.store.stamps import check_stamps
 from trtforge.tables import stack_table
 
@@ -78,6 +79,22 @@ def test_doctor_examines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for checked, status in ((0, "ok"), (1, "warning")):
         monkeypatch.setenv(VARIABLE, str(compile_library(tmp_path / str(checked), checked=checked)))
         assert tensorrt_plugins().status == status
+
+
+def test_a_gpu_without_kernels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the library and by doctor: before a kernel is asked of a driver that has none."""
+    made = compile_library(tmp_path, kernels='{"architectures": "80-real,90-real,100-real"}')
+    library = plugin_library(made)
+    for architecture in ("sm_80", "sm_89", "sm_90", "sm_103"):
+        library.require_kernels(architecture)
+    with pytest.raises(EnvironmentLacks) as caught:
+        library.require_kernels("sm_75")
+    assert caught.value.code == "TF-OPS-205" and caught.value.numbers["kernels"] == ["sm_80", "sm_90", "sm_100"]
+    plugin_library(compile_library(tmp_path / "shim")).require_kernels("sm_75")  # kernels that run on a CPU
+    monkeypatch.setenv(VARIABLE, str(made))
+    assert tensorrt_plugins((Gpu("B300", 288 << 30, "sm_103"),)).status == "ok"
+    item = tensorrt_plugins((Gpu("H100", 80 << 30, "sm_90"), Gpu("RTX 5090", 32 << 30, "sm_120")))
+    assert item.status == "missing" and "no kernels for sm_120" in item.detail
 
 
 @pytest.mark.parametrize(("here", "found"), [("0123456789abcdef", False), ("f" * 16, True), (None, True)])

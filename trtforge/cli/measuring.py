@@ -24,29 +24,13 @@ class LiveServer:
 
 def measure_in_process(engine_dir: Path, asked: Bench, prompts: Sequence[str], progress: Progress) -> Sweep:
     """The sweep over the engine's own stepping thread, without a server."""
-    from evals.speed.load import run_level
-    from evals.speed.sweep import Sweep
-    from trtforge.pipeline.stages.bench import InProcess
+    from trtforge.pipeline.stages.bench import sweep_in_process
+    from trtforge.pipeline.stages.engine_process import engine_of
 
     progress.start("loading the engine")
-    target = InProcess(engine_dir)
-    try:
-        target.warm_up(prompts[0], asked.max_tokens)
-        levels = tuple(
-            run_level(
-                target,
-                prompts,
-                concurrency=level,
-                requests=max(asked.requests_per_level, level),
-                max_tokens=asked.max_tokens,
-                slo=asked.slo,
-                progress=progress,
-            )
-            for level in sorted(set(asked.concurrency))
-        )
-    finally:
-        target.close()
-    return Sweep("in-process", levels)
+    with engine_of(engine_dir, progress) as ask:
+        sweep: Sweep = ask(sweep_in_process, prompts, asked)
+    return sweep
 
 
 def measure_server(

@@ -128,7 +128,7 @@ def build(
         typer.Option(
             "--arch",
             metavar="LIST",
-            help="CUDA architectures, such as 90a or 80,89; default: all that have kernels.",
+            help="CUDA architectures, such as 90 or 80,89; default: all that have kernels.",
             show_default=False,
         ),
     ] = None,

@@ -23,7 +23,7 @@ def missing_to_build(target: str, gpus: tuple[Gpu, ...], stack: str | None = Non
     """
     items = _graph_packages() if target in GRAPHS else []
     if target == "tensorrt":
-        items += [_tensorrt(stack), engines.tensorrt_plugins()]
+        items += [_tensorrt(stack), engines.tensorrt_plugins(gpus)]
         if not gpus:
             items.append(
                 Item("GPU", "missing", "none is visible", (target,), remedy="build on the machine that serves")

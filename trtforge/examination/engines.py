@@ -89,13 +89,18 @@ def _installing_tensorrt(table: StackTable) -> str:
     return f"pip install 'tensorrt{exact}'; for TensorRT-LLM the stack's container"
 
 
-def tensorrt_plugins() -> Item:
-    """Our plugin library, which engines of target tensorrt keep their KV cache through."""
+def tensorrt_plugins(gpus: tuple[Gpu, ...] = ()) -> Item:
+    """Our plugin library, which engines of target tensorrt keep their KV cache through, with kernels for ``gpus``."""
     both = ("tensorrt",)
     try:
         library = plugin_library()
     except ForgeError as error:
         return Item("TensorRT plugins", "missing", error.message, both, both, error.remedies[0])
+    for gpu in gpus:
+        try:
+            library.require_kernels(gpu.architecture)
+        except ForgeError as error:
+            return Item("TensorRT plugins", "missing", error.message, both, both, error.remedies[0])
     detail = f"ABI {library.abi}, headers of {library.tensorrt}, {library.path}"
     if library.checked:
         warning = f"{detail}: a checked build, slow and without CUDA graphs"

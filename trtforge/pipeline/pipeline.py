@@ -25,6 +25,7 @@ from typing import Protocol
 
 from trtforge.errors import EnvironmentLacks, ForgeError, GateFailed
 from trtforge.pipeline.gate_remedies import gate_remedies
+from trtforge.pipeline.gpu_memory import release_gpu_memory
 from trtforge.pipeline.inputs import SoundInputs
 from trtforge.pipeline.keys import describe_changes, ingredients_of, key_of
 from trtforge.pipeline.links import link_bundle, linked_bundle
@@ -348,6 +349,7 @@ class _Run:
             step(f"{stage.name}.begin")
             with self.log.capture() if self.capture_output else contextlib.nullcontext():
                 outcome = stage.run(context)
+            release_gpu_memory()
             step(f"{stage.name}.written")
             progress.start(f"publishing {stage.name}", float(tree_bytes(out)))
             artifact = self.store.publish(

@@ -84,7 +84,8 @@ def require(found: str | None, architectures: tuple[str, ...], stack: str | None
     """The machine as one that can build.
 
     Raises:
-        EnvironmentLacks: ``TF-BLD-100`` no TensorRT, ``TF-BLD-101`` no GPU, ``TF-OPS-201`` no plugin library.
+        EnvironmentLacks: ``TF-BLD-100`` no TensorRT, ``TF-BLD-101`` no GPU, ``TF-OPS-201`` no plugin library,
+            ``TF-OPS-205`` one without kernels for the GPU.
         ForgeError: ``TF-BLD-103`` the GPU is of another architecture than asked.
     """
     if found is None or not _loads("libnvinfer"):
@@ -119,6 +120,7 @@ def require(found: str | None, architectures: tuple[str, ...], stack: str | None
             why="A plan holds machine code for one architecture, and TensorRT builds it on that GPU.",
             remedies=[f"build.architectures: [{here}]", f"run this on a machine with {architectures[0]}"],
         )
+    library.require_kernels(here)
     return Here(found, here, library)
 
 

@@ -51,7 +51,7 @@ TRTFORGE_API int trtforge_cuda_describe(char const* op, int32_t const* words);
 //! Host shim only: runs the threads of a block in falling order. A GPU library refuses it.
 TRTFORGE_API int trtforge_cuda_shim_order(int descending);
 //! Host shim only: "x,y,z,threads;" of each kernel started since the last call. "" of a GPU library.
-TRTFORGE_API char const* trtforge_cuda_shim_launches();
+TRTFORGE_API char const* trtforge_cuda_shim_launches(void);
 
 #ifdef __cplusplus
 }

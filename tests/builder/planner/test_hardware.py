@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from builder.planner.communication import link_between, step_communication
@@ -160,3 +162,11 @@ def test_formats_without_a_kernel_become_notes() -> None:
     assert "no kernel for fp8 weights on sm_80" in weights and "disputed" in cache
     (note,) = kernel_notes(Precision("nvfp4"), gpu("h200"))
     assert "weight-only" in note
+
+
+def test_a_target_without_kernels_becomes_a_note() -> None:
+    turing = replace(gpu("a100"), arch="sm_75")
+    (note,) = kernel_notes(Precision("none"), turing, "tensorrt")
+    assert "tensorrt does not build for sm_75" in note and kernel_notes(Precision("none"), turing) == []
+    for arch in ("sm_103", "sm_121"):
+        assert kernel_notes(Precision("none"), replace(gpu("a100"), arch=arch), "tensorrt") == []

@@ -229,6 +229,11 @@ def test_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "plugin_library", lambda: PLUGINS)
     monkeypatch.setattr(machine, "device_capability", lambda library: "sm_90")
     assert machine.require("11.4.0.106", ("sm_90",), None).architecture == "sm_90"
+    monkeypatch.setattr(
+        machine, "plugin_library", lambda: dataclasses.replace(PLUGINS, kernels={"architectures": "80"})
+    )
+    with pytest.raises(EnvironmentLacks, match=r"TF-OPS-205.*no kernels for sm_90"):
+        machine.require("11.4.0.106", ("sm_90",), None)
     with pytest.raises(ForgeError) as caught:
         machine.require("11.4.0.106", ("sm_80",), None)
     assert caught.value.code == "TF-BLD-103" and "build.architectures: [sm_90]" in caught.value.remedies

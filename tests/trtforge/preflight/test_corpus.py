@@ -83,6 +83,7 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("serve-llama-3.3-70b-fp8", quant(format="fp8"), {}, "TF-K3-006"),
     ("rtx-fp8", build(architectures=["sm_90"]), {}, "TF-K3-008"),
     ("llama-7b-fp16", build(architectures=["sm_75"]), {}, "TF-K3-008"),
+    ("llama-7b-fp16", build(target="tensorrt", architectures=["sm_75"]), {}, "TF-K3-008"),
     ("llama-7b-fp16", {}, {"machine": replace(BIG, gpus=(L4,))}, "TF-K3-009"),
     ("llama-7b-fp16", build(architectures=["sm_80", "sm_90"]), {}, "TF-K3-010"),
     ("qwen2.5-7b-fp8", build(architectures=["sm_89"]), {}, "TF-K3-011"),

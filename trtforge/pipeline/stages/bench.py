@@ -7,15 +7,21 @@ content hash, so that a second measurement does not make another bundle.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import StageBase, StageContext, StageResult
 from trtforge.pipeline.stages import serving
 from trtforge.pipeline.stages.common import execution_facts, plain, rounded, write_json
-from trtforge.recipe.schema import Recipe
+from trtforge.pipeline.stages.engine_process import engine_of
+from trtforge.recipe.schema import Bench, Recipe
 from trtforge.store.hashing import hash_json
+
+if TYPE_CHECKING:
+    from evals.speed.sweep import Sweep
+    from runtime.offline import Engine
+    from trtforge.progress import Progress
 
 BENCH_FILE = "bench.json"
 
@@ -43,7 +49,6 @@ class BenchStage(StageBase):
     def run(self, context: StageContext) -> StageResult:
         from builder.machine import machine_facts
         from evals.speed import perf_analyzer
-        from evals.speed.load import run_level
         from evals.speed.prompts import load_prompts
         from evals.speed.sweep import Sweep, slo_gates
 
@@ -51,26 +56,8 @@ class BenchStage(StageBase):
         prompts = load_prompts(asked.prompts, context.recipe_dir)
         levels = sorted(set(asked.concurrency))
         context.progress.start("loading the engine")
-        target = InProcess(context.inputs["build"].path)
-        try:
-            target.warm_up(prompts[0], asked.max_tokens)
-            inside = Sweep(
-                "in-process",
-                tuple(
-                    run_level(
-                        target,
-                        prompts,
-                        concurrency=level,
-                        requests=max(asked.requests_per_level, level),
-                        max_tokens=asked.max_tokens,
-                        slo=asked.slo,
-                        progress=context.progress,
-                    )
-                    for level in levels
-                ),
-            )
-        finally:
-            target.close()
+        with engine_of(context.inputs["build"].path, context.progress) as ask:
+            inside: Sweep = ask(sweep_in_process, prompts, asked)
         with serving.live_server(context, context.out / serving.LOG_FILE) as server:
             outside = Sweep(
                 "server",
@@ -97,13 +84,38 @@ class BenchStage(StageBase):
         )
 
 
+def sweep_in_process(engine: Engine, progress: Progress, prompts: Sequence[str], asked: Bench) -> Sweep:
+    """The sweep over the engine behind its stepping thread, in the process that holds it."""
+    from evals.speed.load import run_level
+    from evals.speed.sweep import Sweep
+
+    target = InProcess(engine)
+    try:
+        target.warm_up(prompts[0], asked.max_tokens)
+        levels = tuple(
+            run_level(
+                target,
+                prompts,
+                concurrency=level,
+                requests=max(asked.requests_per_level, level),
+                max_tokens=asked.max_tokens,
+                slo=asked.slo,
+                progress=progress,
+            )
+            for level in sorted(set(asked.concurrency))
+        )
+    finally:
+        target.close()
+    return Sweep("in-process", levels)
+
+
 class InProcess:
     """The engine behind its stepping thread, as the load generator drives it."""
 
-    def __init__(self, engine_dir: Path) -> None:
+    def __init__(self, engine: Engine) -> None:
         from runtime.serving import AsyncEngine
 
-        self._engine = AsyncEngine.load(engine_dir)
+        self._engine = AsyncEngine(engine.core)
 
     def submit(
         self,
@@ -135,5 +147,5 @@ class InProcess:
         done.wait(120)
 
     def close(self) -> None:
-        """End the stepping thread."""
+        """End the stepping thread; the engine is closed with it."""
         self._engine.shutdown(5.0)

@@ -8,21 +8,27 @@ by ONNX Runtime; gates and figures say so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trtforge.pipeline.stage import GateResult, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, rounded, write_json
+from trtforge.pipeline.stages.engine_process import Ask, engine_of
 from trtforge.pipeline.stages.scoring import REFERENCE_DTYPE, TOOLS, load_answers, prompt_tokens
 from trtforge.recipe.schema import Recipe
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from quantize.reference import ReferenceModel
+    from runtime.executors.weight_check import WeightCheck
     from runtime.offline import Engine
+    from trtforge.progress import Progress
 
 PARITY_FILE = "parity.json"
 #: tokens of a prompt: 16 prompts give 2,048 positions, enough to tell 99 % from 99.5 %
@@ -59,6 +65,10 @@ class ParityStage(StageBase):
         return execution_facts()
 
     def run(self, context: StageContext) -> StageResult:
+        with _engine(context) as engine:
+            return self._compare(context, engine)
+
+    def _compare(self, context: StageContext, engine: _Asked) -> StageResult:
         from evals.gates import at_least, at_most
         from evals.parity import compare, kl_limit, slice_prompts
         from evals.statistics import Interval
@@ -67,7 +77,7 @@ class ParityStage(StageBase):
 
         asked = context.recipe.evals.engine_parity
         checkpoint = context.inputs["quantize"].path
-        engine, engine_logits, activations, longest = _engine(context)
+        activations = engine.activations
         context.progress.start("loading the reference model")
         reference = load_reference_model(checkpoint, dtype=REFERENCE_DTYPE)
 
@@ -79,9 +89,9 @@ class ParityStage(StageBase):
 
         corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
         tokens = corpus_tokens(corpus, reference.tokenizer).tolist()
-        length = min(PROMPT_TOKENS, longest)
+        length = min(PROMPT_TOKENS, engine.longest)
         result = compare(
-            engine_logits,
+            engine.logits,
             reference.logits,
             slice_prompts(tokens, asked.prompts, length),
             perturbed_logits=noise,
@@ -104,8 +114,8 @@ class ParityStage(StageBase):
         figures = rounded(result.to_json())
         figures["prompt_tokens"] = length
         figures["activations"] = activations
-        if engine is not None:
-            own, more = _own(context, engine, reference, tokens, result.noise)
+        if engine.ask is not None:
+            own, more = _own(context, engine.ask, activations, reference, tokens, result.noise)
             figures |= rounded(own)
             gates += more
         if of_graph:
@@ -115,7 +125,7 @@ class ParityStage(StageBase):
 
 
 def _own(
-    context: StageContext, engine: Engine, reference: ReferenceModel, corpus: list[int], noise: float
+    context: StageContext, ask: Ask, activations: str, reference: ReferenceModel, corpus: list[int], noise: float
 ) -> tuple[dict[str, Any], list[GateResult]]:
     """What only the engine itself can show: its answers, and the weights in its kernels."""
     from evals.engine_answers import Question, agreement_gate, answer_questions, short_questions
@@ -123,15 +133,15 @@ def _own(
     from evals.generation import compare, sanity_gate
     from evals.statistics import Interval
     from runtime.executors.weight_check import TOLERANCE
-    from runtime.sampling.params import SamplingParams
+    from runtime.tokenizer import EngineTokenizer
 
-    asked, tokenizer = context.recipe.evals, engine.tokenizer
+    asked, tokenizer = context.recipe.evals, EngineTokenizer.load(context.inputs["build"].path)
     assert tokenizer is not None
     baseline = load_answers(context.inputs["baseline"].path)
     questions = [Question(a.prompt, tuple(prompt_tokens(tokenizer, a.prompt)), True) for a in baseline]
 
     def generate(ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        return engine.generate([list(ids)], SamplingParams(max_tokens=max_tokens, temperature=0.0))[0].token_ids
+        return cast("list[int]", ask(_generate, list(ids), max_tokens))
 
     found = answer_questions(
         generate,
@@ -139,7 +149,7 @@ def _own(
         [*questions, *short_questions(corpus, tokenizer.decode)],
         decode=tokenizer.decode,
         max_tokens=asked.generation.max_tokens,
-        activations=str(engine.executor.describe()["activations"]),
+        activations=activations,
         noise=noise,
         progress=context.progress,
     )
@@ -150,10 +160,8 @@ def _own(
         gates.append(agreement_gate(found, asked.engine_parity.gate.min_top1_agreement))
     if asked.generation.gate is not None:
         gates.append(sanity_gate(answers, asked.generation.gate.min_sane, "engine_sanity"))
-    check = getattr(engine.executor, "check_weights", None)
-    if check is not None:  # a compiled engine's kernels cannot be asked
-        context.progress.start("reading the engine's weights back")
-        weights = check()
+    weights = ask(_check_weights)
+    if weights is not None:
         figures["weights"] = weights.to_json()
         changed = Interval(weights.largest, weights.largest, weights.largest)
         gate = at_most("deployed_weights", changed, TOLERANCE)
@@ -163,11 +171,25 @@ def _own(
     return figures, gates
 
 
-def _engine(
-    context: StageContext,
-) -> tuple[Engine | None, Callable[[torch.Tensor], torch.Tensor], str, int]:
-    """(the engine, None where it cannot be run; token ids [S] → logits float32 [S, V]; type of the activations; tokens
-    of the longest prompt)."""
+@dataclass(frozen=True)
+class _Asked:
+    """What stands for the engine.
+
+    Attributes:
+        logits: token ids [S] → float32 [S, V].
+        activations: the type of its activations.
+        longest: tokens of the longest prompt.
+        ask: the engine itself; None where it cannot be run.
+    """
+
+    logits: Callable[[torch.Tensor], torch.Tensor]
+    activations: str
+    longest: int
+    ask: Ask | None = None
+
+
+@contextlib.contextmanager
+def _engine(context: StageContext) -> Iterator[_Asked]:
     import torch
 
     if context.recipe.build.target == "tensorrt-rtx":
@@ -178,13 +200,36 @@ def _engine(
         emit_float32(context.inputs["quantize"].path, folder, progress=context.progress)
         context.progress.start("loading the graph")
         session = Float32Session(folder)
-        limits = context.inputs["build"].summary["limits"]
-        longest = int(limits["max_input_len"])
-        return None, lambda ids: torch.from_numpy(session.logits(ids.tolist())), "float32", longest
-    from runtime.offline import Engine
-
+        longest = int(context.inputs["build"].summary["limits"]["max_input_len"])
+        yield _Asked(lambda ids: torch.from_numpy(session.logits(ids.tolist())), "float32", longest)
+        return
     context.progress.start("loading the engine")
-    engine = Engine.load(context.inputs["build"].path)
-    activations = str(engine.executor.describe()["activations"])
-    longest = engine.core.limits.max_input_len
-    return engine, lambda ids: torch.from_numpy(engine.logits(ids.tolist())), activations, longest
+    with engine_of(context.inputs["build"].path, context.progress) as ask:
+        activations, longest = ask(_about)
+        yield _Asked(lambda ids: torch.from_numpy(ask(_logits, ids.tolist())), activations, longest, ask)
+
+
+# What the engine is asked, in the process that holds it.
+
+
+def _about(engine: Engine, progress: Progress) -> tuple[str, int]:
+    return str(engine.executor.describe()["activations"]), engine.core.limits.max_input_len
+
+
+def _logits(engine: Engine, progress: Progress, ids: list[int]) -> npt.NDArray[np.float32]:
+    return engine.logits(ids)
+
+
+def _generate(engine: Engine, progress: Progress, ids: list[int], max_tokens: int) -> list[int]:
+    from runtime.sampling.params import SamplingParams
+
+    return list(engine.generate([ids], SamplingParams(max_tokens=max_tokens, temperature=0.0))[0].token_ids)
+
+
+def _check_weights(engine: Engine, progress: Progress) -> WeightCheck | None:
+    check = getattr(engine.executor, "check_weights", None)
+    if check is None:  # a compiled engine's kernels cannot be asked
+        return None
+    progress.start("reading the engine's weights back")
+    found: WeightCheck = check()
+    return found

@@ -6,17 +6,23 @@ server's log are measured.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import GateResult, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages import serving
 from trtforge.pipeline.stages.common import execution_facts, write_json
+from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from launcher.smoke import Parting
     from runtime.offline import Engine
+    from trtforge.progress import Progress
 
 SMOKE_FILE = "smoke.json"
 EXPECTED_FILE = "expected.json"
@@ -25,41 +31,80 @@ MAX_TOKENS = 24
 CLIENTS = 32
 
 
+@dataclass(frozen=True)
+class Offline:
+    """What the offline engine says, one request after the other: what every answer of the server is held against.
+
+    Attributes:
+        texts, tokens: the answers by prompt.
+        rows: logits float32 [tokens, V] that each answer was chosen by.
+        activations: the type of the engine's activations.
+        row_invariant: whether an answer is the same in every batch.
+        max_input_len, max_batch_size: the engine's limits.
+    """
+
+    texts: dict[str, str]
+    tokens: dict[str, list[int]]
+    rows: dict[str, npt.NDArray[np.float32]]
+    activations: str
+    row_invariant: bool
+    max_input_len: int
+    max_batch_size: int
+
+
+def answer_offline(engine: Engine, progress: Progress, prompts: Sequence[str], max_tokens: int) -> Offline:
+    """The engine's answers and the logits behind them, while there is an engine to ask."""
+    from runtime.sampling.params import SamplingParams
+
+    assert engine.tokenizer is not None
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    # one after the other: the answer of a request alone is what every batch is held against
+    answers = {prompt: engine.generate(prompt, params)[0] for prompt in prompts}
+    rows = {}
+    for prompt, answer in answers.items():
+        ids = engine.tokenizer.encode(prompt)
+        # the last token is chosen and not fed; copied: the rest of the logits need not stay
+        rows[prompt] = engine.logits([*ids, *answer.token_ids[:-1]])[len(ids) - 1 :].copy()
+    described, limits = engine.executor.describe(), engine.core.limits
+    return Offline(
+        {prompt: answer.text for prompt, answer in answers.items()},
+        {prompt: answer.token_ids for prompt, answer in answers.items()},
+        rows,
+        str(described["activations"]),
+        bool(described["row_invariant"]),
+        limits.max_input_len,
+        limits.max_batch_size,
+    )
+
+
 class Partings:
-    """Where an answer leaves the expected one; loads the engine when it is first asked.
+    """Where an answer leaves the expected one; needs no engine beside the server's.
 
     Args:
-        expected: the tokens of the offline engine's answers by prompt.
-        activations: the type of the engine's activations.
+        offline: the offline engine's answers with their logits.
+        decode: tokens to text.
         noise: what parity measured.
     """
 
-    def __init__(self, engine_dir: Path, expected: dict[str, list[int]], activations: str, noise: float) -> None:
-        self._engine_dir, self._expected = engine_dir, expected
-        self._activations, self._noise = activations, noise
-        self._engine: Engine | None = None
+    def __init__(self, offline: Offline, decode: Callable[[Sequence[int]], str], noise: float) -> None:
+        self._offline, self._decode, self._noise = offline, decode, noise
 
     def __call__(self, prompt: str, text: str) -> Parting:
         from launcher.smoke import Parting
         from runtime.determinism import parting
-        from runtime.offline import Engine
 
-        if self._engine is None:
-            self._engine = Engine.load(self._engine_dir)
-        engine, tokenizer = self._engine, self._engine.tokenizer
-        assert tokenizer is not None
-        ids = tokenizer.encode(prompt)
+        rows = self._offline.rows[prompt]
         found = parting(
-            self._expected[prompt],
+            self._offline.tokens[prompt],
             text,
-            tokenizer.decode,
-            lambda tokens: engine.logits([*ids, *tokens])[-1],
-            dtype=self._activations,
+            self._decode,
+            lambda tokens: rows[len(tokens)],  # asked after prefixes of the expected answer only
+            dtype=self._offline.activations,
             noise=self._noise,
         )
         if found is None:
             return Parting(False, "the tokens decode to the same text in another way")
-        return Parting(found.near_tie, found.describe(tokenizer.decode))
+        return Parting(found.near_tie, found.describe(self._decode))
 
 
 class SmokeStage(StageBase):
@@ -67,7 +112,7 @@ class SmokeStage(StageBase):
 
     name = "smoke"
     needs = ("build", "parity", "repository")
-    code_version = "5"
+    code_version = "6"
     tools = serving.TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -79,41 +124,31 @@ class SmokeStage(StageBase):
     def run(self, context: StageContext) -> StageResult:
         from evals.generation import PROMPTS as TEXTS
         from launcher.smoke import SmokeTarget, checks_to_json, run_smoke
-        from runtime.offline import Engine
-        from runtime.sampling.params import SamplingParams
+        from runtime.tokenizer import EngineTokenizer
 
         context.progress.start("answers of the offline engine")
-        engine = Engine.load(context.inputs["build"].path)
-        prompts = list(TEXTS[:PROMPTS])
-        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
-        # one after the other: the answer of a request alone is what every batch is held against
-        answers = {prompt: engine.generate(prompt, params)[0] for prompt in prompts}
-        expected = {prompt: answer.text for prompt, answer in answers.items()}
-        limits = engine.core.limits
-        described = engine.executor.describe()
-        del engine
-        partings = Partings(
-            context.inputs["build"].path,
-            {prompt: answer.token_ids for prompt, answer in answers.items()},
-            str(described["activations"]),
-            float(context.inputs["parity"].summary["noise"]),
-        )
+        directory = context.inputs["build"].path
+        with engine_of(directory, context.progress) as ask:
+            offline: Offline = ask(answer_offline, list(TEXTS[:PROMPTS]), MAX_TOKENS)
+        tokenizer = EngineTokenizer.load(directory)
+        assert tokenizer is not None
+        partings = Partings(offline, tokenizer.decode, float(context.inputs["parity"].summary["noise"]))
         with serving.live_server(context, context.out / serving.LOG_FILE) as server:
             target = SmokeTarget(
                 grpc_url=server.grpc_url,
                 http_url=server.http_url,
                 metrics_url=f"{server.host}:{server.metrics_port}",
                 model=context.recipe.name,
-                expected=expected,
+                expected=offline.texts,
                 max_tokens=MAX_TOKENS,
-                max_input_len=limits.max_input_len,
-                clients=min(CLIENTS, 2 * limits.max_batch_size),
+                max_input_len=offline.max_input_len,
+                clients=min(CLIENTS, 2 * offline.max_batch_size),
                 parting=partings,
-                ties=not described["row_invariant"],
+                ties=not offline.row_invariant,
                 streams=context.recipe.triton.decoupled,
             )
             checks = run_smoke(target, context.progress)
-        write_json(context.out / EXPECTED_FILE, expected)
+        write_json(context.out / EXPECTED_FILE, offline.texts)
         write_json(context.out / SMOKE_FILE, checks_to_json(checks))
         gates = [
             GateResult(f"smoke: {check.name}", check.passed, float(check.passed), 1.0, check.detail) for check in checks

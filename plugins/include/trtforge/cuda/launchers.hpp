@@ -55,7 +55,7 @@ struct Status
 struct Device
 {
     int32_t ordinal{0};
-    int32_t computeCapability{0};      //!< 80, 86, 89, 90, 100, 120
+    int32_t computeCapability{0};      //!< 80, 86, 89, 90, 100, 103, 120, 121
     int32_t multiprocessors{0};
     int32_t sharedBytesPerBlock{0};    //!< with opt-in
 };
