@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from builder.planner.communication import link_between, step_communication
@@ -165,8 +163,8 @@ def test_formats_without_a_kernel_become_notes() -> None:
 
 
 def test_a_target_without_kernels_becomes_a_note() -> None:
-    turing = replace(gpu("a100"), arch="sm_75")
+    turing = gpu("a100").model_copy(update={"arch": "sm_75"})
     (note,) = kernel_notes(Precision("none"), turing, "tensorrt")
     assert "tensorrt does not build for sm_75" in note and kernel_notes(Precision("none"), turing) == []
     for arch in ("sm_103", "sm_121"):
-        assert kernel_notes(Precision("none"), replace(gpu("a100"), arch=arch), "tensorrt") == []
+        assert kernel_notes(Precision("none"), gpu("a100").model_copy(update={"arch": arch}), "tensorrt") == []
