@@ -147,7 +147,10 @@ def test_nothing_is_held_when_the_server_starts(
 ) -> None:
     context = types.SimpleNamespace(
         progress=SilentProgress(),
-        inputs={"build": types.SimpleNamespace(path=directory)},
+        inputs={
+            "build": types.SimpleNamespace(path=directory),
+            "parity": types.SimpleNamespace(summary={"noise": 0.0}),
+        },
         out=tmp_path,
         recipe_dir=tmp_path,
         recipe=types.SimpleNamespace(
