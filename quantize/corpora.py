@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.panics import panics_as
 from trtforge.paths import resolved_path
 
 if TYPE_CHECKING:
@@ -207,24 +208,30 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
     path = Path(directory) / "tokenizer.json"
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with panics_as(ValueError):
+            tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the binding raises plain Exception
-        raise ForgeError(
-            "TF-QNT-025",
-            "The checkpoint's tokenizer does not load",
-            asked=str(path),
-            numbers={"error": str(error)[:200]},
-            why="Text is turned into tokens by the tokenizer that travels with the checkpoint.",
-            remedies=["Run intake on the model again", "Put the model's tokenizer.json beside its weights"],
-        ) from error
+        raise _unusable(str(error), str(path)) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
+def _unusable(why: str, path: str = "tokenizer.json") -> ForgeError:
+    return ForgeError(
+        "TF-QNT-025",
+        "The checkpoint's tokenizer does not load, or not work on the corpus",
+        asked=path,
+        numbers={"error": why[:200]},
+        why="Text is turned into tokens by the tokenizer that travels with the checkpoint.",
+        remedies=["Run intake on the model again", "Put the model's tokenizer.json beside its weights"],
+    )
+
+
 def corpus_tokens(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
     """All tokens of the slice, int64 [n], without special tokens."""
-    return np.asarray(tokenizer.encode(corpus.text, add_special_tokens=False).ids, dtype=np.int64)
+    with panics_as(_unusable):
+        return np.asarray(tokenizer.encode(corpus.text, add_special_tokens=False).ids, dtype=np.int64)
 
 
 def take_tokens(corpus: Corpus, tokenizer: Tokenizer, count: int) -> np.ndarray:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
+from trtforge.panics import panics_as
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -152,4 +154,5 @@ class WindowDetokenizer:
         return self._decode(self._tokens[self._start :])[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip))
+        with panics_as(RuntimeError):
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip))

@@ -19,6 +19,7 @@ from runtime.token_bound import TokenBound
 from trtforge.chat_template import render_chat, start_rendering
 from trtforge.errors import ForgeError
 from trtforge.json_file import MAX_TOKENIZER_BYTES, read_json_object, read_text_file
+from trtforge.panics import panics_as
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,7 +65,8 @@ class EngineTokenizer:
 
         path = directory / "tokenizer.json"
         try:
-            tokenizer = Tokenizer.from_str(read_text_file(path, MAX_TOKENIZER_BYTES))
+            with panics_as(ValueError):
+                tokenizer = Tokenizer.from_str(read_text_file(path, MAX_TOKENIZER_BYTES))
             config_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
             config = read_json_object(config_path) if config_path.exists() else {}
             map_path = directory / "special_tokens_map.json"
@@ -93,13 +95,19 @@ class EngineTokenizer:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokens of ``text``."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Tokens of ``text``.
+
+        Raises:
+            ForgeError: ``TF-RUN-096`` when the tokenizer's rules fail on it.
+        """
+        with panics_as(_panicked):
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ``token_ids``."""
-        return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        """Text of ``token_ids``; raises as :meth:`encode` does."""
+        with panics_as(_panicked):
+            return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def prepare_chats(self) -> None:
         """Start what renders chats, so that the first one does not wait for it; where that fails, chats say so."""
@@ -151,6 +159,16 @@ class EngineTokenizer:
             self._guided = GrammarCompiler(self.backend.to_str(), vocab_size, eos_token_ids)
         state: GuidedState = self._guided.compile(guide)
         return state
+
+
+def _panicked(why: str) -> ForgeError:
+    return ForgeError(
+        "TF-RUN-096",
+        f"the tokenizer cannot work on this text: {why}",
+        asked="tokenizer.json",
+        why="its rules are the checkpoint's; an expression that backtracks without end is given up by the library",
+        remedies=["send another text", "download tokenizer.json again from the model's publisher"],
+    )
 
 
 def _text(token: Any) -> str:

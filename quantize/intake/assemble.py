@@ -39,6 +39,7 @@ from quantize.intake.hashing import CHUNK, sha256_file
 from quantize.intake.info import CHECKPOINT_FILE, CheckpointInfo, FileRecord
 from quantize.intake.model_config import ModelShape, normalized_config, read_json
 from quantize.intake.tokenizer import check_tokenizer
+from quantize.intake.tokenizer import load as load_tokenizer
 from quantize.intake.writer import (
     FLOATS,
     TARGETS,
@@ -170,11 +171,9 @@ def _companions(folder: Folder, out: Path, dtype: str) -> None:
 
 def _tokenizer_config(folder: Folder) -> dict[str, Any]:
     """What tokenizer_config.json must say when the source has none: the special tokens by name."""
-    from tokenizers import Tokenizer
-
     try:
-        tokenizer = Tokenizer.from_file(str(folder.path / TOKENIZER))
-    except Exception:
+        tokenizer = load_tokenizer(folder.path / TOKENIZER)
+    except ForgeError:
         return {}  # the tokenizer check that follows says what is wrong with it
     config: dict[str, Any] = {
         "clean_up_tokenization_spaces": False,

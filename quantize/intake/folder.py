@@ -10,6 +10,7 @@ promises; buffers that old exporters stored are left out with a note.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from quantize.intake.tokenizer import check_template
 from trtforge import template_places
 from trtforge.errors import ForgeError
 from trtforge.folder_kind import FolderKind, kind_of
+from trtforge.json_file import MAX_TOKENIZER_BYTES, read_bytes_file
 from trtforge.other_tokenizers import other_tokenizers, tokenizer_remedies
 from trtforge.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
 
+#: the longest templates have some 20 kB
+MAX_TEMPLATE_BYTES = 4 << 20
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
@@ -83,6 +87,7 @@ def files_of(path: Path) -> list[str]:
     names += [file.relative_to(path).as_posix() for file in _python_files(path)]
     for name in names:
         _require_inside(path, name)
+    _refuse_giants(path, names)
     return sorted(set(names))
 
 
@@ -93,6 +98,7 @@ def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
     for name in companions:
         _require_inside(path, name)
         refuse_pointer(path / name)
+    _refuse_giants(path, companions)
     config = read_json(path / CONFIG)
     generation = read_json(path / GENERATION) if GENERATION in companions else None
     tokenizer_config = read_json(path / TOKENIZER_CONFIG) if TOKENIZER_CONFIG in companions else {}
@@ -114,6 +120,21 @@ def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
     )
 
 
+def _refuse_giants(path: Path, names: Iterable[str]) -> None:
+    """``TF-SRC-021`` for a file beside the weights that would be read for ever; a sparse one costs no disk space."""
+    for name in names:
+        size = (path / name).stat().st_size
+        if not name.endswith(".safetensors") and size > MAX_TOKENIZER_BYTES:
+            raise ForgeError(
+                "TF-SRC-021",
+                f"{name} cannot be used: it has {size} bytes",
+                asked=name,
+                numbers={"bytes": size, "at_most": MAX_TOKENIZER_BYTES},
+                why="The files beside the weights are small: the largest tokenizers have 35 MB.",
+                remedies=[f"download {name} again from the model's publisher"],
+            )
+
+
 def chat_template(path: Path, companions: tuple[str, ...], tokenizer_config: dict[str, Any]) -> str | None:
     """The default chat template, from any of the places where transformers has kept it."""
 
@@ -123,8 +144,17 @@ def chat_template(path: Path, companions: tuple[str, ...], tokenizer_config: dic
         return read_json(path / name) if name in companions else {}
 
     def text(name: str) -> str | None:
-        there = name in companions
-        return (path / name).read_bytes().decode("utf-8", errors="surrogateescape") if there else None
+        if name not in companions:
+            return None
+        try:
+            return read_bytes_file(path / name, MAX_TEMPLATE_BYTES).decode("utf-8", errors="surrogateescape")
+        except ValueError as error:
+            raise ForgeError(
+                "TF-SRC-021",
+                f"the chat template cannot be used: {error}",
+                asked=name,
+                remedies=["download the tokenizer's files again from the model's publisher"],
+            ) from None
 
     found = template_places.default_template(template_places.chat_templates(text, values))
     return _as_text(found.text) if found is not None else None

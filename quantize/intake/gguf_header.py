@@ -51,6 +51,10 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
 _MAX_NAME = 1 << 16
+#: bytes of a header: vocabularies and merges of the largest models take some 20 MB
+_MAX_HEADER = 128 << 20
+#: elements of an array, and values and tensors of a file; the largest vocabularies have 300,000
+_MAX_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -140,13 +144,13 @@ class _Cursor:
             inner, count = self.scalar("I"), self.scalar("Q")
             if depth > 2:
                 raise _damaged(self.name, "arrays are nested too deeply")
+            if count * (1 if inner in _SCALARS else 8) > self.size:  # a string and an array take at least 8 bytes each
+                raise _damaged(self.name, "an array is longer than the file", length=count, bytes=self.size)
+            if count > _MAX_ELEMENTS:
+                raise _damaged(self.name, "an array is absurdly long", length=count, at_most=_MAX_ELEMENTS)
             if inner in _SCALARS:
                 layout = f"<{count}{_SCALARS[inner]}"
-                if count > self.size:
-                    raise _damaged(self.name, "an array is longer than the file", length=count, bytes=self.size)
                 return list(struct.unpack_from(layout, self.data, self.take(struct.calcsize(layout))))
-            if count * 8 > self.size:  # a string and an array take at least 8 bytes each
-                raise _damaged(self.name, "an array is longer than the file", length=count, bytes=self.size)
             return [self.value(inner, depth + 1) for _ in range(count)]
         if kind not in _SCALARS:
             raise _damaged(self.name, f"a value has the unknown type {kind}")
@@ -175,6 +179,8 @@ def read_gguf_stream(read: Callable[[int], bytes], size: int, name: str) -> Gguf
         try:
             return _parse(_Cursor(data, size, name))
         except _NeedMore:
+            if len(data) >= _MAX_HEADER:
+                raise _damaged(name, "its header does not end", bytes=size, read=len(data)) from None
             wanted = min(size, max(4 << 20, 2 * len(data)))
 
 
@@ -190,7 +196,7 @@ def _parse(cursor: _Cursor) -> GgufHeader:
         reason = "it is big-endian" if swapped in (2, 3) else f"version {version} is not 2 or 3"
         raise _damaged(name, reason, version=version)
     tensor_count, value_count = cursor.scalar("Q"), cursor.scalar("Q")
-    if tensor_count * 24 > cursor.size or value_count * 13 > cursor.size:
+    if tensor_count * 24 > cursor.size or value_count * 13 > cursor.size or tensor_count + value_count > _MAX_ELEMENTS:
         raise _damaged(name, "its counts exceed its size", tensors=tensor_count, values=value_count, bytes=cursor.size)
     metadata: dict[str, Any] = {}
     for _ in range(value_count):

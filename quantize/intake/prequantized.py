@@ -58,9 +58,9 @@ def recognize(config: dict[str, Any], quant_config: dict[str, Any] | None) -> Pr
     cache = section.get("kv_cache_quant_algo") or _scheme_cache(section)
     if algorithm is None and cache is None:
         return None
-    if algorithm not in FORMATS:
+    if not isinstance(algorithm, str) or algorithm not in FORMATS:
         raise _refused(f"ModelOpt {algorithm}")
-    if cache is not None and cache not in KV_FORMATS:
+    if cache is not None and (not isinstance(cache, str) or cache not in KV_FORMATS):
         raise _refused(f"ModelOpt {algorithm} with a {cache} cache")
     return Prequantized(FORMATS[algorithm], KV_FORMATS[cache] if cache else None)
 

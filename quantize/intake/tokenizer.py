@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.json_file import MAX_TOKENIZER_BYTES, read_bytes_file
+from trtforge.panics import panics_as
 
 #: letters, digits, punctuation and a character outside ASCII: what every tokenizer must give back
 SAMPLE = "The quick brown fox jumps over 13 lazy dogs; café costs 4.50."
@@ -26,13 +28,11 @@ def _unfit(what: str, **numbers: Any) -> ForgeError:
     )
 
 
-def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: list[int]) -> None:
-    """Load ``tokenizer.json`` and hold it against the model; ``TF-SRC-023`` when they do not fit.
+def load(path: Path) -> Any:
+    """The ``tokenizers.Tokenizer`` in ``path``.
 
-    Args:
-        path: tokenizer.json.
-        vocab: rows of the embedding.
-        eos_token_ids: ids at which generation ends.
+    Raises:
+        ForgeError: ``TF-SRC-023`` when it does not load, ``TF-SRC-027`` without the package.
     """
     try:
         from tokenizers import Tokenizer
@@ -41,9 +41,23 @@ def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: list[int]) -> None
             "TF-SRC-027", "checking a tokenizer needs the package tokenizers", remedies=["pip install tokenizers"]
         ) from None
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with panics_as(_unfit):
+            return Tokenizer.from_buffer(read_bytes_file(path, MAX_TOKENIZER_BYTES))
+    except (ForgeError, OSError):
+        raise
     except Exception as error:  # the library raises plain Exception for a file that it cannot read
         raise _unfit(f"it does not load ({error})") from None
+
+
+def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: list[int]) -> None:
+    """Load ``tokenizer.json`` and hold it against the model; ``TF-SRC-023`` when they do not fit.
+
+    Args:
+        path: tokenizer.json.
+        vocab: rows of the embedding.
+        eos_token_ids: ids at which generation ends.
+    """
+    tokenizer = load(path)
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest < 0:
         raise _unfit("its vocabulary is empty")
@@ -60,7 +74,8 @@ def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: list[int]) -> None
             why="Without an end token every answer runs to its length limit.",
             remedies=["set eos_token_id in generation_config.json of the checkpoint"],
         )
-    back = tokenizer.decode(tokenizer.encode(SAMPLE, add_special_tokens=False).ids)
+    with panics_as(_unfit):
+        back = tokenizer.decode(tokenizer.encode(SAMPLE, add_special_tokens=False).ids)
     if _letters(back) != _letters(SAMPLE):
         raise _unfit("text does not survive encoding and decoding", sample=SAMPLE, came_back=back)
 

@@ -1,8 +1,10 @@
 """Guided decoding through llguidance (the ``guided`` extra): JSON Schema, regular expression, choice.
 
 Policy: grammars are compiled when the request is made, on the client's thread, and refused there
-(``TF-RUN-087``). In a step a grammar costs one token mask (tens of microseconds) for its own row only. llguidance
-is a single compiled library without dependencies of its own.
+(``TF-RUN-087``); so is the first token mask, which is the slowest: nested repetitions unfold in it. In a step a grammar
+costs one token mask (tens of microseconds) for its own row only. A grammar that grows past the library's limits later
+ends its request with ``TF-RUN-060`` and never as if its text were complete. llguidance is a single compiled library
+without dependencies of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +19,11 @@ import numpy.typing as npt
 from runtime.errors import short_repr
 from runtime.sampling.params import GuidedDecoding
 from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.panics import panics_as
+
+#: of llguidance's units, by which its expressions may grow at first; its default of a million lets ``(a{1000}){1000}``
+#: take four seconds a mask, and this a fifth of one. Schemas of 500 patterns and choices of 20,000 words need less.
+LEXER_FUEL = 200_000
 
 
 class GrammarCompiler:
@@ -64,7 +71,10 @@ class GrammarCompiler:
             else:
                 choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in guide.choice or ())
                 grammar = matcher_class.grammar_from_lark(f"start: {choices}")
-            matcher = matcher_class(self._tokenizer, grammar)
+            limits = self._library.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
+            with panics_as(ValueError):
+                matcher = matcher_class(self._tokenizer, grammar, log_level=0, limits=limits)
+                matcher.compute_bitmask()
         # TypeError: a schema with values that JSON does not have; RecursionError: one that holds itself
         except (ValueError, TypeError, RecursionError) as error:
             raise _bad_grammar(guide, str(error)) from error
@@ -89,6 +99,8 @@ class GuidedState:
     def allowed(self, width: int) -> npt.NDArray[np.bool_]:
         """Tokens that may come next, bool [width]; end-of-sequence tokens where the output may end."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            return np.zeros(width, dtype=bool)  # its own row gets no token; the library would end it as complete
         mask = np.unpackbits(bits, bitorder="little")[:width].astype(bool)
         if len(mask) < width:
             mask = np.pad(mask, (0, width - len(mask)))
@@ -99,7 +111,7 @@ class GuidedState:
     def accept(self, token: int) -> bool:
         """Advance by a chosen token; True when nothing can follow any more."""
         self._matcher.consume_token(token)
-        return bool(self._matcher.is_stopped())
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
 
 def _bad_grammar(guide: GuidedDecoding, detail: str) -> ForgeError:

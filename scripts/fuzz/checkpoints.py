@@ -59,16 +59,13 @@ def make_configs(pristine: Path) -> Attempt:
     def attempt(draw: random.Random, folder: Path) -> None:
         model = folder / "model"
         _link(pristine / draw.choice(_ARCHITECTURES), model)
-        for _ in range(draw.choice((1, 1, 2))):
-            name = draw.choice(_JSON)
+        for name in draw.sample(_JSON, draw.choice((1, 1, 2))):
             document = json.loads((model / name).read_text(encoding="utf-8"))
             if name == "config.json":
                 document |= {key: _MORE[key] for key in _MORE if draw.random() < 0.1}
             raw = mutate.dumped(draw, mutate.document(draw, document))
             (model / name).unlink()
             (model / name).write_bytes(raw)
-            if draw.random() < 0.3:
-                break
         _attempted(draw, folder, model)
 
     return attempt
@@ -94,7 +91,7 @@ def make_safetensors(pristine: Path) -> Attempt:
         else:
             path.write_bytes(mutate.data(draw, raw, within=4096))
         if draw.random() < 0.05:
-            os.truncate(path, draw.choice((0, 7, 8, 2**40)))  # the last is sparse
+            os.truncate(path, draw.choice((0, 7, 8, 2**40)))  # the last is sparse, and never read whole
         _attempted(draw, folder, model)
 
     return attempt
@@ -114,7 +111,7 @@ def make_gguf(pristine: Path) -> Attempt:
         # the keys, the tokens, the tensors' table: the header of these files has some 25 kB
         path.write_bytes(mutate.data(draw, raw, within=draw.choice((64, 1200, 30000, None))))
         if draw.random() < 0.05:
-            os.truncate(path, draw.choice((0, 23, 2**40)))
+            os.truncate(path, draw.choice((0, 23, 2**26)))  # the last is sparse; all of it is hashed
         _attempted(draw, folder, path)
 
     return attempt

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import time
 
 import pytest
 
 from runtime.engine import EngineCore
 from runtime.executors.base import ExecutorLimits
 from runtime.offline import Engine
-from runtime.request import FinishReason
+from runtime.request import FinishReason, Request
 from runtime.sampling import GuidedDecoding, SamplingParams
+from runtime.sampling.guided import GuidedState
 from runtime.simulation import SimulatedExecutor
 from runtime.tokenizer import EngineTokenizer
 from tests.support.tiny import write_tiny_llama
@@ -78,3 +81,52 @@ def test_bad_grammar_is_refused_when_added(engine: Engine, guide: GuidedDecoding
     with pytest.raises(ForgeError, match="TF-RUN-087"):
         engine.generate([[1]], SamplingParams(guided=guide))
     assert not engine.core.has_unfinished()
+
+
+class Spent:
+    """A matcher that passed its limits: it says that it has stopped, and offers the end token."""
+
+    def is_error(self) -> bool:
+        return True
+
+    def is_stopped(self) -> bool:
+        return True
+
+    def is_accepting(self) -> bool:
+        return True
+
+    def compute_bitmask(self) -> bytes:
+        return b"\x04" + b"\x00" * 7
+
+    def consume_token(self, token: int) -> bool:
+        return False
+
+    def deep_copy(self) -> Spent:
+        return self
+
+
+def test_a_grammar_that_passes_its_limits_does_not_pass_for_complete(engine: Engine) -> None:
+    state = GuidedState(Spent(), (2,))
+    assert not state.allowed(64).any() and not state.accept(5)
+    core = engine.core
+    tokenizer = core.tokenizer
+    assert tokenizer is not None
+    params = SamplingParams(max_tokens=5, guided=GuidedDecoding(regex="a"))
+    prepared = core.prepare(Request(prompt_token_ids=[3], params=params))
+    good = core.add_request(Request(prompt_token_ids=[4], params=SamplingParams(max_tokens=3)))
+    bad = core.add_request(dataclasses.replace(prepared, guided=state))
+    ends: dict[str, object] = {}
+    while core.has_unfinished():
+        for output in core.step():
+            if output.finished:
+                ends[output.request_id] = output.error and output.error["code"]
+    assert ends == {good: None, bad: "TF-RUN-060"}
+
+
+def test_nested_repetitions_unfold_when_the_request_is_made(engine: Engine) -> None:
+    """On the client's thread, and within a bound: the library's own lets this one take four seconds a step."""
+    assert engine.core.tokenizer is not None
+    started = time.process_time()
+    state = engine.core.tokenizer.guided(GuidedDecoding(regex="(a{1000}){1000}"), 520, (2,))
+    mask = state.fork().allowed(520)
+    assert mask.any() and time.process_time() - started < 3

@@ -253,3 +253,16 @@ def test_windowed_stream_is_the_full_decode_of_ascii(ids: list[int]) -> None:
 def test_unknown_ids_decode_to_nothing(tokenizer: EngineTokenizer) -> None:
     detokenizer = tokenizer.detokenizer()
     assert detokenizer.push(10**6) == "" and detokenizer.finish() == ""
+
+
+def test_rules_that_backtrack_without_end_are_one_texts_fault(tiny: Path, tmp_path: Path) -> None:
+    """The library panics, and its exception is none that ``except Exception`` keeps."""
+    directory = variant(tiny, tmp_path / "v")
+    path = directory / "tokenizer.json"
+    document = json.loads(path.read_text())
+    rule = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps({**document, "pre_tokenizer": rule}))
+    tokenizer = EngineTokenizer.load(directory)
+    with pytest.raises(ForgeError, match="TF-RUN-096"):
+        tokenizer.encode("a" * 40 + "b")
+    assert tokenizer.encode("ordinary")

@@ -23,6 +23,7 @@ TOKENIZER_MODULES: Mapping[str, str] = {
     "trtforge.chat_process": "chat_process.py",  # run as a file, which is found beside chat_workers.py
     "trtforge.errors": "errors.py",
     "trtforge.json_file": "json_file.py",
+    "trtforge.panics": "panics.py",
 }
 
 

@@ -241,6 +241,11 @@ def test_foreign_tensor_is_refused(model: Path, tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "TF-SRC-024"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "TF-SRC-024"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}}, "TF-SRC-024"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": ["FP8"]}}, "TF-SRC-024"),
+        (
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": ["FP8"]}},
+            "TF-SRC-024",
+        ),
     ],
 )
 def test_configuration_refusals(model: Path, tmp_path: Path, changes: dict[str, Any], code: str) -> None:
@@ -574,3 +579,29 @@ def test_inspection_needs_no_heavy_import(model: Path, tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_tokenizer_whose_rules_backtrack_without_end(model: Path, tmp_path: Path) -> None:
+    """The library panics on the sample, with an exception that is none to ``except Exception``."""
+    path = model / "tokenizer.json"
+    rule = {"type": "Split", "pattern": {"Regex": "([A-Za-z ]+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": rule}))
+    assert refusal(fetch, "model", tmp_path).code == "TF-SRC-023"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+        "chat_template.json", "model.safetensors.index.json",
+    ],
+)  # fmt: skip
+def test_a_giant_in_the_place_of_a_small_file_is_not_read(model: Path, tmp_path: Path, name: str) -> None:
+    """A sparse file of a terabyte costs nothing on disk, and all memory when it is read."""
+    if name == "model.safetensors.index.json":
+        (model / "model.safetensors").unlink()
+    if name == "chat_template.json":
+        (model / "tokenizer_config.json").write_text("{}")
+    with (model / name).open("wb") as file:
+        file.truncate(2**40)
+    assert refusal(fetch, "model", tmp_path).code in {"TF-SRC-021", "TF-SRC-023", "TF-SRC-007"}

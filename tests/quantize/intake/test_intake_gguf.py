@@ -396,3 +396,23 @@ def test_odd_metadata_is_judged(small: bytes, data: st.DataObject) -> None:
             call()
         except ForgeError as error:
             assert error.code.startswith("TF-SRC-") and error.remedies
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (struct.pack("<4sIQQQ1sIQ", b"GGUF", 3, 0, 1, 1, b"k", 8, 2**36), "does not end"),
+        (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 0, 2**34), "absurdly long"),
+        (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 9, 2**30), "absurdly long"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2**31), "counts exceed"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 2**31, 0), "counts exceed"),
+    ],
+)
+def test_a_giants_header_is_not_read_without_end(tmp_path: Path, head: bytes, reason: str) -> None:
+    """A sparse file of a terabyte holds whatever a header claims."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(head)
+    with path.open("r+b") as file:
+        file.truncate(2**40)
+    error = refusal(read_gguf, path)
+    assert error.code == "TF-SRC-014" and reason in error.message
