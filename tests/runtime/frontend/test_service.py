@@ -17,6 +17,7 @@ from runtime.serving import AsyncEngine
 from runtime.simulation import SimulatedExecutor
 from triton_repo.layouts.native_tensors import INPUTS, OUTPUTS
 from trtforge.drain_notice import NOTICE, DrainNotice, leave_notice
+from trtforge.errors import ForgeError
 
 FINAL = 1
 
@@ -282,3 +283,31 @@ def test_an_engine_without_work_forgets_that_it_was_ended(engine):
     _until(lambda: engine._ending is None)
     with pytest.raises(Exception, match="TF-RUN-057"):
         engine.submit_all([])
+
+
+def test_a_slow_template_keeps_nobody_else_waiting(engine, monkeypatch):
+    go, submitted = threading.Event(), []
+    submit = engine.submit_all
+
+    def slow(pairs):
+        messages = pairs[0][0].messages
+        if messages is not None:
+            assert go.wait(20)
+            if messages[0]["content"] == "bad":
+                raise ForgeError("TF-RUN-094", "the chat template takes more than 2 s of processor time")
+        submitted.append(pairs[0][0].prompt_token_ids is None)
+        return [] if messages is not None else submit(pairs)
+
+    monkeypatch.setattr(engine, "submit_all", slow)
+    service = Service(engine, BACKEND, inputs=[row.name for row in INPUTS])
+    limit = np.array([[2]], np.int32)
+    chats = [Request({"text_input": [[text]], "max_tokens": limit, "chat": [[True]]}) for text in (b"hello", b"bad")]
+    plain = Request({"input_ids": np.array([[5, 6]], np.int32), "max_tokens": limit})
+    for request in (*chats, plain):
+        service.take(request)
+    plain.wait()
+    assert submitted == [False] and not chats[0].done.is_set()
+    go.set()
+    assert "TF-RUN-094" in str(chats[1].error)
+    service.close()
+    assert submitted == [False, True]
