@@ -12,6 +12,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from runtime.frontend.names import told
+
 
 class Channel:
     """One response sender: answers from the stepping thread, questions from the watcher.
@@ -57,10 +59,7 @@ class Channel:
 
     def fail(self, error: Mapping[str, Any]) -> None:
         """An error, as :meth:`ForgeError.to_json` gives it, as the final response."""
-        text = f"{error['code']}: {error['message']}"
-        details = [error.get("why"), *(error.get("remedies") or [])[:2]]
-        text = "; ".join([text, *(detail for detail in details if detail)])
-        self.end(self._backend.InferenceResponse(error=self._backend.TritonError(text)))
+        self.end(self._backend.InferenceResponse(error=self._backend.TritonError(told(error))))
 
     def gone(self) -> bool:
         """Whether the client has cancelled or disappeared; False once the final response is on its way."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.frontend.names import refuse_missing
 from runtime.frontend.offered import refuse_not_offered
 from runtime.frontend.reading import Rows, text, together
 from runtime.request import Request
@@ -77,8 +78,8 @@ def read(
         ForgeError: ``TF-RUN-101`` … ``109``, ``117``, ``118`` and the codes of SamplingParams.
     """
     rows = Rows(tensors)
-    if "text_input" not in rows and "input_ids" not in rows:
-        raise _missing("text_input", "there is nothing to continue")
+    given = {*tensors, *(["text_input"] if "input_ids" in rows else [])}
+    refuse_missing(given)
     if "text_input" in rows and "input_ids" in rows:
         raise ForgeError(
             "TF-RUN-108",
@@ -86,8 +87,6 @@ def read(
             why="a request has one prompt, as text or as tokens",
             remedies=["send one of them"],
         )
-    if "max_tokens" not in rows:
-        raise _missing("max_tokens", "how much to generate is the client's to say; there is no default")
     refuse_not_offered(rows)
     return [_row(rows, row, eos_token_ids, encode, exclude_default) for row in range(rows.count)]
 
@@ -281,7 +280,3 @@ def _guide(rows: Rows, row: int) -> GuidedDecoding | None:
         why="the guide could not be read",
         remedies=[f"one of {', '.join(GUIDE_TYPES)}"],
     )
-
-
-def _missing(name: str, why: str) -> ForgeError:
-    return ForgeError("TF-RUN-117", f"{name} is missing", asked="a request", why=why, remedies=[f"send {name}"])

@@ -1,15 +1,17 @@
-"""Request parameters that no model reads: refused with the name that was meant.
+"""Request parameters that no model reads, and inputs that are missing: refused with the name that was meant.
 
 Triton hands JSON keys of ``generate`` that are no input on as request *parameters*, and gRPC and HTTP requests may
-carry parameters of their own. A model that does not look at them drops a misspelt key in silence. Only the
-standard library and our errors, so that repositories for servers without trtforge can take a copy along.
+carry parameters of their own. A model that does not look at them drops a misspelt key in silence. Of required inputs
+Triton 2.51 checks the number, not which they are. Only the standard library and our errors, so that repositories for
+servers without trtforge can take a copy along.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from trtforge.errors import ForgeError
 
@@ -18,6 +20,34 @@ from trtforge.errors import ForgeError
 #: request's id in the body of ``generate`` (extension_generate.md)
 RESERVED = frozenset({"id", "headers", "sequence_id", "sequence_start", "sequence_end"})
 RESERVED_PREFIX = "triton_"
+
+
+#: what every request needs, and why
+REQUIRED: Mapping[str, str] = {
+    "text_input": "there is nothing to continue",
+    "max_tokens": "how much to generate is the client's to say; there is no default",
+}
+
+
+def refuse_missing(given: Collection[str], required: Mapping[str, str] = REQUIRED) -> None:
+    """Refuse a request without an input that it needs.
+
+    Args:
+        given: names of the inputs that came.
+        required: names of those that must come, and why.
+
+    Raises:
+        ForgeError: ``TF-RUN-117`` naming the first that is missing.
+    """
+    for name, why in required.items():
+        if name not in given:
+            raise ForgeError("TF-RUN-117", f"{name} is missing", asked="a request", why=why, remedies=[f"send {name}"])
+
+
+def told(error: Mapping[str, Any]) -> str:
+    """An error (:meth:`ForgeError.to_json`) as the one line that a client gets."""
+    details = [error.get("why"), *(error.get("remedies") or [])[:2]]
+    return "; ".join([f"{error['code']}: {error['message']}", *(detail for detail in details if detail)])
 
 
 def refuse_unknown(parameters: str, inputs: Collection[str], *, also: Collection[str] = ()) -> None:

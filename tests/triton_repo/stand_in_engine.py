@@ -22,6 +22,7 @@ from stand_in_engine_words import words_of
 from stand_in_language import next_token
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+MAX_SEQ_LEN = 512
 SLOW = 9.0  # a temperature that means: 20 ms a token
 
 
@@ -54,6 +55,8 @@ class TritonPythonModel:
         bad = {word[0] for word in words_of(inputs.get("bad_words_list"), row) if len(word) == 1}
         bias = inputs.get("embedding_bias")
         made = []
+        # TensorRT-LLM cuts what is asked for at the end of the context, and says so in its log alone
+        most = min(int(inputs["request_output_len"].reshape(-1)[row]), MAX_SEQ_LEN - length)
         if self.folder in ("languages", "drafts"):
             yield from self.spoken(inputs, prompt, end, stops)
             return
@@ -62,7 +65,7 @@ class TritonPythonModel:
                 token = int(bias[row].argmax())
             if token in bad:
                 continue
-            if token == end or len(made) >= int(inputs["request_output_len"].reshape(-1)[row]):
+            if token == end or len(made) >= most:
                 return
             made.append(token)
             yield token

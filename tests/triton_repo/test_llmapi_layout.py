@@ -54,7 +54,7 @@ def test_tensors_are_those_of_nvidia_s_model(tmp_path):
     config, _, _ = emitted(tmp_path)
     assert [tensor.name for tensor in config.input] == _INPUTS.split()
     assert [tensor.name for tensor in config.output] == _OUTPUTS.split()
-    assert [tensor.name for tensor in config.input if not tensor.optional] == ["text_input"]
+    assert all(tensor.optional for tensor in config.input), "what is missing is refused by name, not by Triton's count"
     assert (config.backend, config.max_batch_size, config.instance_group[0].count) == ("python", 0, 1)
     assert print_config(config) == (tmp_path / "repository/tensorrt_llm/config.pbtxt").read_text()
     assert [f for f in validate_repository(tmp_path / "repository") if f.severity == "error"] == []

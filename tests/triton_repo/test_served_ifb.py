@@ -10,6 +10,7 @@ from tritonclient.utils import InferenceServerException
 from launcher.client import StreamClient
 from launcher.local import TritonServer
 from runtime.tokenizer import EngineTokenizer
+from tests.support.foreign_clients import EndToEndClient, generate
 from tests.support.tiny import write_tiny_llama
 from tests.triton_repo.served import ENGINE, ask, installation_with_stand_in, tensors, text
 from triton_repo.layouts import inflight_batcher_llm as layout
@@ -126,17 +127,54 @@ def test_the_older_name_of_the_seed_is_taken(streaming):
 def test_beams_come_whole_and_are_refused_when_streaming(streaming):
     values = {"text_input": "abc def", "max_tokens": 3, "beam_width": 2}
     whole = ask(streaming.grpc_url, BLS, values)[0].as_numpy("text_output")
-    assert whole.shape == (1, 2)
+    assert whole.shape == (2,)
     with pytest.raises(InferenceServerException, match="TF-TRI-077"):
         ask(streaming.grpc_url, BLS, {**values, "stream": True})
     with pytest.raises(InferenceServerException, match="TF-TRI-078"):
         ask(streaming.grpc_url, BLS, {**values, "beam_width": 3})
 
 
+def test_the_prompt_is_given_back_when_asked_for_and_not_in_streams(streaming, tokenizer):
+    values = {"text_input": "abc def", "max_tokens": 3, "exclude_input_in_output": False}
+    answer = echoed(tokenizer, "abc def", 3)
+    assert text(ask(streaming.grpc_url, BLS, values)) == "abc def" + answer
+    assert text(ask(streaming.grpc_url, BLS, {**values, "stream": True})) == answer
+
+
+@pytest.mark.parametrize("model", [BLS, ENSEMBLE])
+def test_a_client_of_tensorrt_llm_reads_the_answers(streaming, tokenizer, model):
+    client = EndToEndClient(streaming.grpc_url, model)
+    prompts = ["abc def ghi", "plain words"]
+    texts = [[echoed(tokenizer, prompt, 4)] for prompt in prompts]
+    common = {"output_len": 4, "exclude_input_in_output": True}
+    assert client.ask(prompts, **common).texts == texts
+    assert client.ask(prompts, **common, batch_inputs=True).texts == texts
+    assert client.ask(prompts, **common, streaming=True).texts == texts
+    assert client.ask(prompts, **common, return_flags=["return_log_probs"]).errors == []
+
+
+@pytest.mark.parametrize("model", [BLS, ENSEMBLE])
+def test_missing_inputs_and_keys_that_nothing_reads_are_refused_by_name(streaming, model):
+    more = {"temperature": 0.5, "top_k": 1}
+    for missing, rest in (("max_tokens", {"text_input": "abc"}), ("text_input", {"max_tokens": 3})):
+        status, body = generate(streaming.http_url, model, {**rest, **more})
+        assert status == 400
+        assert f"TF-RUN-117: {missing} is missing" in body["error"]
+    status, body = generate(streaming.http_url, model, {"text_input": "abc", "max_tokens": 3, "temprature": 0.5})
+    assert status == 400
+    assert "TF-RUN-106" in body["error"]
+    assert "did you mean 'temperature'" in body["error"]
+    status, body = generate(streaming.http_url, model, {"text_input": "abc", "max_tokens": 3, "id": "7"})
+    assert status == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_prompt_is_given_back_when_asked_for(streaming, tokenizer, stream):
-    values = {"text_input": "abc def", "max_tokens": 3, "exclude_input_in_output": False, "stream": stream}
-    assert text(ask(streaming.grpc_url, BLS, values)) == "abc def" + echoed(tokenizer, "abc def", 3)
+def test_a_length_that_the_engine_cuts_is_said(streaming, tokenizer, stream):
+    results = ask(streaming.grpc_url, BLS, {"text_input": "abc def", "max_tokens": 99999, "stream": stream})
+    room = ENGINE["max_seq_len"] - len(tokenizer.encode("abc def"))
+    assert results[-1].as_numpy("max_tokens_granted").tolist() == [[room]]
+    assert results[-1].as_numpy("num_output_tokens").tolist() == [[room]]
+    assert results[-1].as_numpy("finish_reason").reshape(-1).tolist() == [b"length"]
 
 
 def test_a_chat_goes_through_the_template(streaming, tokenizer):
@@ -230,7 +268,7 @@ def test_a_repository_that_does_not_stream_answers_plain_requests_and_refuses_st
         with pytest.raises(InferenceServerException, match="TF-TRI-076"):
             client.infer(BLS, tensors({**values, "stream": True}))
         beams = client.infer(BLS, tensors({**values, "beam_width": 2}))
-    assert beams.as_numpy("text_output").shape == (1, 2)
+    assert beams.as_numpy("text_output").shape == (2,)
 
 
 def test_every_model_of_both_repositories_was_ready(streaming, plain):

@@ -13,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from launcher.installation import find_installation
 from launcher.local import TritonServer
+from tests.support.foreign_clients import generate
 from tests.triton_repo.served import ask, tensors, text
 from triton_repo.layouts import llmapi
 from trtforge.errors import ForgeError
@@ -125,6 +126,13 @@ def test_faults_are_answered_to_their_request(streaming):
         ask(streaming.grpc_url, MODEL, sent("fail"), batched=False)
     with pytest.raises(InferenceServerException, match="TF-TRI-088"):
         ask(streaming.grpc_url, MODEL, sent(stop=True), batched=False)
+    with pytest.raises(InferenceServerException, match="TF-RUN-117: text_input is missing"):
+        ask(streaming.grpc_url, MODEL, {"sampling_param_max_tokens": 3, "streaming": False}, batched=False)
+    body = {"text_input": PROMPT, "sampling_param_max_token": 4}
+    status, answer = generate(streaming.http_url, MODEL, body)
+    assert status == 400
+    assert "TF-RUN-106" in answer["error"]
+    assert "did you mean 'sampling_param_max_tokens'" in answer["error"]
     assert text(ask(streaming.grpc_url, MODEL, sent(), batched=False)) == PROMPT
 
 

@@ -126,9 +126,9 @@ ENGINE_OUTPUTS: tuple[TensorRow, ...] = (
 )
 
 PREPROCESSING_INPUTS: tuple[TensorRow, ...] = (
-    TensorRow("QUERY", "STRING", (1,), False, "the prompt"),
+    TensorRow("QUERY", "STRING", (1,), True, "the prompt; a request without it is refused"),
     TensorRow("DECODER_QUERY", "STRING", (1,), True, "text that the decoder starts with"),
-    TensorRow("REQUEST_OUTPUT_LEN", "INT32", (1,), False, "tokens to generate at most"),
+    TensorRow("REQUEST_OUTPUT_LEN", "INT32", (1,), True, "tokens to generate at most; refused without"),
     TensorRow("BAD_WORDS_DICT", "STRING", (-1,), True, "words that are never generated"),
     TensorRow("STOP_WORDS_DICT", "STRING", (-1,), True, "words at which the answer ends"),
     TensorRow("EMBEDDING_BIAS_WORDS", "STRING", (-1,), True, "words whose tokens get a bias"),
@@ -158,13 +158,14 @@ POSTPROCESSING_INPUTS: tuple[TensorRow, ...] = (
 POSTPROCESSING_OUTPUTS: tuple[TensorRow, ...] = (_out("OUTPUT", "STRING", (-1,), "text, one a beam"),)
 
 _SAMPLING = (
-    TensorRow("text_input", "STRING", (1,), False, "the prompt, or a user message when `chat` is true"),
+    # Triton counts required inputs without looking which they are, so these two are refused by our own models
+    TensorRow("text_input", "STRING", (1,), True, "the prompt, or a user message when `chat` is true; required"),
     TensorRow("decoder_text_input", "STRING", (1,), True, "text that the decoder starts with"),
-    TensorRow("max_tokens", "INT32", (1,), False, "tokens to generate at most"),
+    TensorRow("max_tokens", "INT32", (1,), True, "tokens to generate at most; required"),
     TensorRow("num_return_sequences", "INT32", (1,), True, "sequences a request returns"),
     TensorRow("bad_words", "STRING", (-1,), True, "words that are never generated"),
     TensorRow("stop_words", "STRING", (-1,), True, "words at which the answer ends"),
-    TensorRow("exclude_input_in_output", "BOOL", (1,), True, "default true: the prompt is not repeated"),
+    TensorRow("exclude_input_in_output", "BOOL", (1,), True, "false puts the prompt before a whole answer"),
     TensorRow("end_id", "INT32", (1,), True, "end-of-sequence token; default the tokenizer's"),
     TensorRow("pad_id", "INT32", (1,), True, "padding token; default the tokenizer's"),
     TensorRow("top_k", "INT32", (1,), True, "keep the k likeliest tokens"),
@@ -213,6 +214,7 @@ BLS_INPUTS: tuple[TensorRow, ...] = (
 BLS_OUTPUTS: tuple[TensorRow, ...] = (
     *ENSEMBLE_OUTPUTS,
     _out("finish_reason", "STRING", (-1,), "empty until the end, then stop or length; ours, not NVIDIA's"),
+    _out("max_tokens_granted", "INT32", (1,), "max_tokens, or fewer where the context ends sooner; ours, not NVIDIA's"),
 )
 
 #: client's name → name in ``tensorrt_llm``, where a tensor goes straight through

@@ -41,10 +41,17 @@ MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensor
 MAX_BLS_INSTANCES = 32
 _TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
 _CODE = "triton_repo.layouts.ifb_code"
+#: the names that clients may use, and what is refused by them
+_NAMES: Mapping[str, str] = {
+    "runtime.frontend.names": "names.py",
+    "triton_repo.layouts.ifb_tensors": "ensemble_tensors.py",
+    "triton_repo.tensors": "tensors.py",
+}
 _SHIPPED: Mapping[str, Mapping[str, str]] = {
     "preprocessing": {
         f"{_CODE}.preprocessing_model": "model.py",
         f"{_CODE}.words": "words.py",
+        **_NAMES,
         f"{_CODE}.ends": "ends.py",
         **TOKENIZER_MODULES,
     },
@@ -54,8 +61,7 @@ _SHIPPED: Mapping[str, Mapping[str, str]] = {
         f"{_CODE}.generation": "generation.py",
         f"{_CODE}.drafting": "drafting.py",
         "runtime.sampling.words": "stop_texts.py",
-        "triton_repo.layouts.ifb_tensors": "ensemble_tensors.py",
-        "triton_repo.tensors": "tensors.py",
+        **_NAMES,
         **TOKENIZER_MODULES,
     },
 }
@@ -188,6 +194,7 @@ def _bls(recipe: Recipe, engine: Mapping[str, Any], tokenizer: str, types: Mappi
         "tokenizer_dir": tokenizer,
         "accumulate_tokens": str(recipe.triton.accumulate_tokens).lower(),
         "max_beam_width": str(engine["max_beam_width"]),
+        "max_seq_len": str(engine["max_seq_len"]),
     }
     if recipe.speculation.method == "draft_target":
         values |= {"tensorrt_llm_draft_model_name": DRAFT_MODEL, "num_draft_tokens": str(engine["max_draft_len"])}

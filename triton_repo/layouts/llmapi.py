@@ -25,6 +25,8 @@ LAYOUT = "llmapi"
 _SHIPPED: Mapping[str, str] = {
     "triton_repo.layouts.llmapi_code.model": "model.py",
     "triton_repo.layouts.llmapi_code.request": "request.py",
+    "runtime.frontend.names": "names.py",
+    "trtforge.errors": "errors.py",
 }
 
 
@@ -33,7 +35,7 @@ def _given(name: str, dtype: str, meaning: str, dims: tuple[int, ...] = (1,)) ->
 
 
 INPUTS: tuple[TensorRow, ...] = (
-    TensorRow("text_input", "STRING", (-1,), False, "the prompt, one"),
+    TensorRow("text_input", "STRING", (-1,), True, "the prompt, one; a request without it is refused"),
     _given("image_url", "STRING", "refused: this model serves text", (-1,)),
     _given("streaming", "BOOL", "one response a piece of text"),
     _given("sampling_param_best_of", "INT32", "sequences that are tried"),
@@ -42,7 +44,7 @@ INPUTS: tuple[TensorRow, ...] = (
     _given("sampling_param_top_p", "FP32", "keep the smallest set of that probability"),
     _given("sampling_param_frequency_penalty", "FP32", "subtracted for each occurrence"),
     _given("sampling_param_presence_penalty", "FP32", "subtracted once from generated tokens"),
-    _given("sampling_param_max_tokens", "INT32", "tokens to generate at most"),
+    _given("sampling_param_max_tokens", "INT32", "tokens to generate at most; default that of SamplingParams, 32"),
     _given("sampling_param_stop", "STRING", "texts that end the answer", (-1,)),
     _given("sampling_param_seed", "UINT64", "of the sampling"),
     _given("sampling_param_exclude_input_from_output", "BOOL", "leave the prompt's tokens out"),

@@ -23,14 +23,16 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # provided by Triton
 
+from runtime.frontend.names import refuse_missing, refuse_unknown, told
 from runtime.tokenizer import EngineTokenizer
 from triton_repo.layouts.ifb_code.drafting import Rounds, drafts_wanted, words_of
 from triton_repo.layouts.ifb_code.generation import Answer, end_early, refusal
 from triton_repo.layouts.ifb_tensors import DIRECT, TO_ENGINE, TO_PREPROCESSING
+from trtforge.errors import ForgeError
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 #: what BLS makes itself; everything else that a client asks for goes through
-OWN = {"text_output", "finish_reason", "num_output_tokens"}
+OWN = {"text_output", "finish_reason", "num_output_tokens", "max_tokens_granted"}
 #: goes with the last piece of a sequence too, beside the text
 REPEATED = {"batch_index", "sequence_index", "cum_log_probs"}
 #: what would cover one round only, or no drafts can be made for
@@ -66,16 +68,18 @@ class TritonPythonModel:
         self._accumulate = parameters["accumulate_tokens"] == "true"
         self._skip = parameters["skip_special_tokens"] == "true"
         self._max_beam_width = int(parameters["max_beam_width"])
+        self._max_seq_len = int(parameters["max_seq_len"] or 2**31)
         self._tokenizer = EngineTokenizer.load((Path(args["model_repository"]) / parameters["tokenizer_dir"]).resolve())
 
     def execute(self, requests: list[Any]) -> None:
         """Answer every request through its own response sender, one after the other."""
         for request in requests:
-            self._serve(_Job(request, self._inputs), request.get_response_sender())
+            self._serve(request, request.get_response_sender())
 
-    def _serve(self, job: "_Job", sender: Any) -> None:
+    def _serve(self, request: Any, sender: Any) -> None:
         held: Any = None
         try:
+            job = _Job(request, self._inputs)
             for response in self._answers(job, sender):
                 if held is not None:
                     sender.send(held)
@@ -145,7 +149,9 @@ class TritonPythonModel:
         response = request.exec()
         if response.has_error():
             raise Refused(response.error().message())
-        return {tensor.name(): tensor for tensor in response.output_tensors()}
+        prepared = {tensor.name(): tensor for tensor in response.output_tensors()}
+        job.rooms = [self._max_seq_len - int(n) for n in prepared["REQUEST_INPUT_LEN"].as_numpy().reshape(-1)]
+        return prepared
 
     def _generate(self, job: "_Job", prepared: dict[str, Any]) -> Any:
         inputs = [_named(TO_ENGINE[name], tensor) for name, tensor in prepared.items()]
@@ -180,7 +186,7 @@ class TritonPythonModel:
         prompt = prepared["INPUT_ID"][0][: int(prepared["REQUEST_INPUT_LEN"].reshape(-1)[0])].tolist()
         end = int(prepared["OUT_END_ID"].reshape(-1)[0])
         stops = words_of(prepared["STOP_WORDS_IDS"][0].tolist())
-        rounds = Rounds(drafts, job.max_tokens(0), end if end >= 0 else None, stops)
+        rounds = Rounds(drafts, job.granted(0), end if end >= 0 else None, stops)
         sequences = _Sequences(job, self._answer)
         while not rounds.ended and not sender.is_cancelled():
             tokens = [*prompt, *rounds.made]
@@ -268,8 +274,12 @@ class _Job:
     """What a client sent, read once."""
 
     def __init__(self, request: Any, inputs: list[str]) -> None:
+        refuse_unknown(request.parameters(), inputs)
         found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in inputs}
         self.tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
+        refuse_missing(self.tensors)
+        #: tokens that the context has room for after each row's prompt, once they are known
+        self.rooms: list[int] = []
         self.wanted = set(request.requested_output_names())
         self._text = self.tensors["text_input"].as_numpy()
         self.batch = len(self._text)
@@ -284,6 +294,10 @@ class _Job:
     def max_tokens(self, row: int) -> int:
         return int(self.tensors["max_tokens"].as_numpy().reshape(-1)[row])
 
+    def granted(self, row: int) -> int:
+        """Tokens that a row's answer may have: TensorRT-LLM cuts ``max_tokens`` at the end of the context."""
+        return min([self.max_tokens(row), *self.rooms[row : row + 1]])
+
     def texts(self, name: str, row: int) -> list[str]:
         """Texts of one row of a STRING tensor."""
         if name not in self.tensors:
@@ -291,8 +305,8 @@ class _Job:
         return [item.decode("utf-8") for item in self.tensors[name].as_numpy().reshape(self.batch, -1)[row]]
 
     def echo(self, row: int) -> str:
-        """The prompt, when the client asked to have it back; a chat is never repeated."""
-        if self.value("exclude_input_in_output", True) or self.value("chat", False):
+        """The prompt, when the client asked to have it back; not in streams, and never a chat."""
+        if self.stream or self.value("exclude_input_in_output", True) or self.value("chat", False):
             return ""
         return str(self._text[row][0].decode("utf-8"))
 
@@ -333,14 +347,16 @@ class _Sequences:
             reasons.append([b"" if self._job.stream else self._reason(key) for key in keys])
             counts.append([self._answers[keys[0]].tokens])
         passed = [tensor for name, tensor in tensors.items() if name not in OWN]
-        return _response(self._job, texts, reasons, counts, passed)
+        granted = [] if self._job.stream else [[self._job.granted(first + row)] for row in range(len(ids))]
+        return _response(self._job, texts, reasons, counts, granted, passed)
 
     def ends(self) -> Iterator[Any]:
         """The last response of every streamed sequence: what was held back, and why it ended."""
         for key, answer in self._answers.items():
             text = answer.finish().encode("utf-8")
             repeated = [pb_utils.Tensor(name, array) for name, array in self._last[key].items()]
-            yield _response(self._job, [[text]], [[self._reason(key)]], [[answer.tokens]], repeated)
+            granted = [[self._job.granted(key[0])]]
+            yield _response(self._job, [[text]], [[self._reason(key)]], [[answer.tokens]], granted, repeated)
 
     def _push(self, key: tuple[int, int, int], tokens: list[int]) -> str:
         echo = ""
@@ -351,7 +367,7 @@ class _Sequences:
         return text if self._job.stream else text + self._answers[key].finish()
 
     def _reason(self, key: tuple[int, int, int]) -> bytes:
-        return self._answers[key].reason(self._job.max_tokens(key[0])).encode()
+        return self._answers[key].reason(self._job.granted(key[0])).encode()
 
 
 def _named(name: str, tensor: Any) -> Any:
@@ -372,11 +388,14 @@ def _counted(tokens: list[int], rounds: Rounds) -> dict[str, Any]:
     return {name: pb_utils.Tensor(name, array) for name, array in arrays.items()}
 
 
-def _response(job: _Job, texts: list[Any], reasons: list[Any], counts: list[Any], passed: list[Any]) -> Any:
+def _response(
+    job: _Job, texts: list[Any], reasons: list[Any], counts: list[Any], granted: list[Any], passed: list[Any]
+) -> Any:
     own = {
-        "text_output": np.array(texts, dtype=np.object_),
+        "text_output": np.array(texts, dtype=np.object_).reshape(-1),
         "finish_reason": np.array(reasons, dtype=np.object_),
         "num_output_tokens": np.array(counts, dtype=np.int32),
+        **({"max_tokens_granted": np.array(granted, dtype=np.int32)} if granted else {}),
     }
     tensors = [pb_utils.Tensor(name, array) for name, array in own.items() if name in job.wanted]
     return pb_utils.InferenceResponse([*tensors, *(tensor for tensor in passed if tensor.name() in job.wanted)])
@@ -384,4 +403,6 @@ def _response(job: _Job, texts: list[Any], reasons: list[Any], counts: list[Any]
 
 def _failure(error: Exception) -> Any:
     text = str(error) if isinstance(error, Refused) else f"TF-TRI-079: {type(error).__name__}: {error}"
+    if isinstance(error, ForgeError):
+        text = told(error.to_json())
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(text))

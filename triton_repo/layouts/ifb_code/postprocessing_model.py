@@ -26,7 +26,7 @@ class TritonPythonModel:
         self._tokenizer = EngineTokenizer.load((Path(args["model_repository"]) / parameters["tokenizer_dir"]).resolve())
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response a request: OUTPUT [B, beams]."""
+        """One response a request: OUTPUT [B × beams], as NVIDIA's model has it."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
@@ -43,4 +43,4 @@ class TritonPythonModel:
         except Exception as error:  # one request's fault is no other's in the batch
             text = f"TF-TRI-074: the tokens are no text: {type(error).__name__}: {error}"
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(text))
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_))])
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_).reshape(-1))])

@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # provided by Triton
 
+from runtime.frontend.names import refuse_missing, refuse_unknown, told
 from runtime.tokenizer import EngineTokenizer
 from triton_repo.layouts.ifb_code.ends import end_ids
 from triton_repo.layouts.ifb_code.words import embedding_bias, extra_ids, padded, variants, word_list
+from triton_repo.layouts.ifb_tensors import BLS_INPUTS, TO_PREPROCESSING
 from trtforge.errors import ForgeError
+
+#: names of what clients may send to the models before this one
+CLIENT_INPUTS = [row.name for row in BLS_INPUTS]
 
 
 class TritonPythonModel:
@@ -50,8 +55,11 @@ class TritonPythonModel:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             return None if tensor is None else tensor.as_numpy()
 
+        # an ensemble hands the client's request parameters on to its steps
+        refuse_unknown(request.parameters(), CLIENT_INPUTS)
+        refuse_missing({client for client, inner in TO_PREPROCESSING.items() if given(inner) is not None})
         query = given("QUERY")
-        assert query is not None  # Triton refuses a request without it
+        assert query is not None
         batch = len(query)
         chat, end, pad = given("CHAT"), given("END_ID"), given("PAD_ID")
         end_ids = np.full((batch, 1), self._ends[0] if self._ends else -1, np.int32) if end is None else end
@@ -117,7 +125,7 @@ class TritonPythonModel:
 
 def _text_of(error: Exception) -> str:
     if isinstance(error, ForgeError):
-        return str(error)
+        return told(error.to_json())
     if isinstance(error, UnicodeDecodeError):
         return f"TF-TRI-075: text is not UTF-8: {error}"
     return f"TF-TRI-075: {error}" if isinstance(error, ValueError) else f"TF-TRI-075: {type(error).__name__}: {error}"

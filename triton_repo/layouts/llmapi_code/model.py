@@ -18,6 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # provided by Triton
 import yaml
 
+from runtime.frontend.names import REQUIRED, refuse_missing, refuse_unknown, told
 from triton_repo.layouts.llmapi_code.request import (
     Refused,
     adapter,
@@ -29,6 +30,7 @@ from triton_repo.layouts.llmapi_code.request import (
     scalar,
     texts,
 )
+from trtforge.errors import ForgeError
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 #: for the requests of an engine that died
@@ -90,16 +92,21 @@ class TritonPythonModel:
         for request in requests:
             found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
             tensors = {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
-            work = self._serve(tensors, request.request_id(), request.get_response_sender())
+            work = self._serve(tensors, request.parameters(), request.request_id(), request.get_response_sender())
             asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _serve(self, tensors: dict[str, np.ndarray], request_id: str, sender: Any) -> None:
+    async def _serve(self, tensors: dict[str, np.ndarray], parameters: str, request_id: str, sender: Any) -> None:
         try:
+            refuse_unknown(parameters, self._inputs)
             if scalar(tensors, "stop", False):
                 self._abort(request_id)
                 sender.send(flags=FINAL)
                 return
+            refuse_missing(tensors, {"text_input": REQUIRED["text_input"]})
             await self._generate(tensors, request_id, sender)
+        except ForgeError as error:
+            fault = pb_utils.TritonError(told(error.to_json()))
+            sender.send(pb_utils.InferenceResponse(error=fault), flags=FINAL)
         except Exception as error:  # whatever it is, the client must get an answer
             text = str(error) if isinstance(error, Refused) else f"TF-TRI-085: {type(error).__name__}: {error}"
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)), flags=FINAL)
