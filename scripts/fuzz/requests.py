@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,6 @@ _TYPES: dict[str, Any] = {
     "STRING": object, "BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "UINT8": np.uint8, "UINT64": np.uint64,
     "FP16": np.float16, "FP32": np.float32,
 }  # fmt: skip
-#: what a request that is accepted has
-_USUAL = ("text_input", "max_tokens")
 WORDS: tuple[Any, ...] = (
     b"hello", b"", b"\xff\xfe", "é".encode(), b"<|im_end|>", b"a" * 3000, b"a\0b", "🙂".encode(), b"\xed\xa0\x80",
     b"{{ 1 }}", "text", None, 7,
@@ -37,11 +36,15 @@ GUIDES: tuple[dict[str, Any], ...] = (
 
 
 def _tensors(draw: random.Random) -> dict[str, np.ndarray]:
-    rows = [row for row in INPUTS if draw.random() < (0.97 if row.name in _USUAL else 0.03)]
+    prompt = "text_input" if draw.random() < 0.7 else "input_ids"
+    always = {prompt, "max_tokens"} if draw.random() < 0.95 else set()
+    rows = [row for row in INPUTS if row.name in always or draw.random() < 0.06]
+    count = draw.choice((1, 1, 1, 2))
     found: dict[str, np.ndarray] = {}
     for row in rows:
         kind = _TYPES[row.dtype]
-        shape = (1, *(draw.choice((1, 1, 1, 2, 0)) if size < 0 or draw.random() < 0.05 else size for size in row.dims))
+        sizes = [draw.choice((1, 1, 1, 2, 0)) if size < 0 or draw.random() < 0.05 else size for size in row.dims]
+        shape = (count if draw.random() < 0.98 else 3, *sizes)
         array: np.ndarray = np.empty(shape, dtype=kind)
         for index in np.ndindex(*shape):
             if kind is object:
@@ -52,7 +55,7 @@ def _tensors(draw: random.Random) -> dict[str, np.ndarray]:
                 array[index] = _number(draw, row.dtype)
         found[row.name] = array
     if "max_tokens" in found and draw.random() < 0.8:
-        found["max_tokens"] = np.array([[draw.choice((1, 2, 5, 20))]], dtype=np.int32)
+        found["max_tokens"] = np.full((count, 1), draw.choice((1, 2, 5, 20)), dtype=np.int32)
     return found
 
 
@@ -70,11 +73,11 @@ def make(pristine: Path) -> Attempt:
     """A simulated executor with a real tokenizer; what is accepted also runs to its end."""
     from runtime.engine import EngineCore
     from runtime.executors.base import ExecutorLimits
+    from runtime.frontend.asking import read
     from runtime.request import Request
     from runtime.sampling.params import GuidedDecoding, SamplingParams
     from runtime.simulation import SimulatedExecutor
     from runtime.tokenizer import EngineTokenizer
-    from runtime.triton_frontend import request_from_tensors
 
     tokenizer = EngineTokenizer.load(write_tiny_llama(pristine / "model", layers=1))
 
@@ -116,8 +119,13 @@ def make(pristine: Path) -> Attempt:
 
     def attempt(draw: random.Random, folder: Path) -> None:
         core = fresh()
-        asked = request_from_tensors(_tensors(draw), eos_token_ids=(2,)) if draw.random() < 0.5 else request(draw)
-        core.add_request(asked)
+        if draw.random() < 0.5:
+            encode = partial(tokenizer.encode, add_special_tokens=False)
+            asked = [one.request for one in read(_tensors(draw), eos_token_ids=(2,), encode=encode)]
+        else:
+            asked = [request(draw)]
+        for one in asked:
+            core.add_request(one)
         for _ in range(300):  # the context has 256 tokens
             if not core.has_unfinished():
                 break
