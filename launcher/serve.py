@@ -81,7 +81,10 @@ def find_repository(bundle: Path) -> tuple[Path, str]:
     models = sorted(p.name for p in repository.iterdir() if (p / "config.pbtxt").is_file())
     if not models:
         raise _no_bundle(bundle, "its repository holds no model with a config.pbtxt")
-    return repository, read_config(repository / models[0] / "config.pbtxt").name
+    # the native model by its own name, rather than one that only hands requests on to it
+    configs = [read_config(repository / name / "config.pbtxt") for name in models]
+    own = [config for config in configs if "engine_dir" in config.parameters]
+    return repository, (own or configs)[0].name
 
 
 def _no_bundle(bundle: Path, why: str) -> ForgeError:

@@ -5,8 +5,11 @@ import threading
 import time
 import urllib.request
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpc
 
+from launcher.client import StreamClient
 from launcher.local import TritonServer
 from tests.support.foreign_clients import PERFORMANCE, CoreBenchmark, EndToEndClient, TokenClient, generate
 from triton_repo.layouts.native import emit
@@ -180,6 +183,24 @@ class TestEndToEndClient:
         )
         assert status == 200
         assert "".join(event["text_output"] for event in events) == offline[prompt][2]
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_a_stop_request_of_the_same_id_ends_a_running_one(server, model):
+    """Under every name, also where Triton does not tell the step of an ensemble that its client has gone."""
+    long = {"text_input": PROMPTS[0], "max_tokens": 1000, "min_tokens": 1000, "stream": True}
+    with StreamClient(server.grpc_url, model) as client, grpc.InferenceServerClient(server.grpc_url) as other:
+        client.send(long, request_id=f"long-{model}")
+        pieces = client.receive(30)
+        next(iter(pieces))
+        stop = grpc.InferInput("stop", [1, 1], "BOOL")
+        stop.set_data_from_numpy(np.array([[True]]))
+        other.start_stream(callback=lambda result, error: None)
+        other.async_stream_infer(model, [stop], request_id=f"long-{model}")
+        other.stop_stream()
+        last = [result for _, result in pieces][-1]
+    assert last.as_numpy("finish_reason").item() == b"cancelled"
+    assert last.as_numpy("num_output_tokens").item() < 1000
 
 
 class TestTokenClient:

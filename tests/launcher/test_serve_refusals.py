@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.serve import find_repository
+from triton_repo.layouts.native import emit
 from trtforge.errors import ExitCode, ForgeError
 
 
@@ -55,6 +56,13 @@ def test_an_engine_that_its_script_compiled_later_is_no_longer_refused_for_that(
 def test_what_is_no_engine_is_no_bundle(tmp_path: Path, engine: Any) -> None:
     assert refused(bundle(tmp_path / "b", engine)).code == "TF-LCH-030"
     assert refused(tmp_path / "absent").code == "TF-LCH-030"
+
+
+def test_a_native_bundle_is_asked_by_its_own_name(tmp_path: Path) -> None:
+    limits = {"max_batch_size": 8, "max_num_tokens": 256, "max_seq_len": 512, "max_input_len": 511}
+    path = bundle(tmp_path / "b", {"version": 1, "limits": limits})
+    emit(path / "engine", path / "repository", name="zebra", client_names=True)
+    assert find_repository(path) == (path / "repository", "zebra")
 
 
 def test_half_an_rtx_description_is_no_crash(tmp_path: Path) -> None:

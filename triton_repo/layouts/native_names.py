@@ -36,11 +36,12 @@ class ClientName:
 
 #: ``context_phase_params`` is an input of that name too, which is refused: an ensemble has one tensor a name
 _ENGINE_OUTPUTS = tuple(row for row in ENGINE_OUTPUTS if row.name != "context_phase_params")
-#: the older name of ``seed``, which ``tensorrt_llm_bls`` has
+#: the older name of ``seed``, which ``tensorrt_llm_bls`` has, and ``stop``, which ``tensorrt_llm`` has
 _SEED = next(row for row in BLS_INPUTS if row.name == "random_seed")
+_STOP = next(row for row in ENGINE_INPUTS if row.name == "stop")
 CLIENT_NAMES: Mapping[str, ClientName] = {
-    "ensemble": ClientName((*ENSEMBLE_INPUTS, *OWN_INPUTS, _SEED), (*ENSEMBLE_OUTPUTS, *OWN_OUTPUTS)),
-    "tensorrt_llm_bls": ClientName((*BLS_INPUTS, *OWN_INPUTS), (*ENSEMBLE_OUTPUTS, *OWN_OUTPUTS)),
+    "ensemble": ClientName((*ENSEMBLE_INPUTS, *OWN_INPUTS, _SEED, _STOP), (*ENSEMBLE_OUTPUTS, *OWN_OUTPUTS)),
+    "tensorrt_llm_bls": ClientName((*BLS_INPUTS, *OWN_INPUTS, _STOP), (*ENSEMBLE_OUTPUTS, *OWN_OUTPUTS)),
     "tensorrt_llm": ClientName((*ENGINE_INPUTS, *OWN_INPUTS), (*_ENGINE_OUTPUTS, *OWN_OUTPUTS), FROM_ENGINE),
 }
 
