@@ -172,6 +172,7 @@ class Lowering:
             library=self.library,
         )
         for weight in sources:
+            weight.release()
             if self.progress:
                 self.progress(weight.stored_bytes)
         packed.input = quant.kind if quant is not None and quant.kind != "scale" else ""

@@ -81,6 +81,12 @@ class GraphView:
                 self._evaluated.update(run_node(node, values, self.context))
         return self._evaluated[name]
 
+    def evaluate_once(self, name: str) -> Any:
+        """The value of a constant expression that is too large to be kept here."""
+        value = self.evaluate(name)
+        self._evaluated.pop(name, None)
+        return value
+
     def scalar(self, name: str) -> float | None:
         """The value of a constant with one element."""
         if name not in self.constant:
@@ -200,13 +206,14 @@ def _weight(view: GraphView, name: str, transposed: bool, module: str) -> Linear
         quantized = _quantized_weight(view, node, module)
         if quantized is not None:
             return quantized
-    value = view.evaluate(name)  # any other constant expression: a dense weight
-    view._evaluated.pop(name, None)
+    value = view.evaluate_once(name)  # any other constant expression: a dense weight
     if not isinstance(value, torch.Tensor) or value.dim() != 2 or not value.dtype.is_floating_point:
         return None
     rows, columns = value.shape[::-1] if transposed else value.shape
     kind = str(value.dtype).removeprefix("torch.")
-    return LinearSource(module, (rows, columns), kind, value, transposed=transposed)
+    source = LinearSource(module, (rows, columns), kind, value, transposed=transposed)
+    source.again = lambda: view.evaluate_once(name)
+    return source
 
 
 def _quantized_weight(view: GraphView, node: Node, module: str) -> LinearSource | None:

@@ -42,6 +42,8 @@ def check_weights(linears: Sequence[PackedLinear]) -> WeightCheck:
     """Read every packed linear back; a few hundred megabytes of memory for the largest, no activations."""
     result, scratch = WeightCheck(), Scratch()
     for packed in linears:
+        for source in packed.sources:
+            source.restore()
         stored, first = scratch.codes(packed.sources), 0
         if packed.power != 1.0:
             stored.mul_(packed.power)
@@ -50,6 +52,7 @@ def check_weights(linears: Sequence[PackedLinear]) -> WeightCheck:
             rows = slice(first, first + source.shape[0])
             first += source.shape[0]
             _compare(result, source.name, packed.kernel.name, stored[rows], held[rows])
+            source.release()
     return result
 
 

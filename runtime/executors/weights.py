@@ -6,7 +6,7 @@ per-tensor scale stays outside the product; dense weights and INT4 have no outer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,18 @@ class LinearSource:
     group: int = 0
     bias: torch.Tensor | None = None
     transposed: bool = False
+    #: evaluates a weight that is no stored tensor anew, after :meth:`release`
+    again: Callable[[], torch.Tensor] | None = None
+
+    def release(self) -> None:
+        """Let go of an evaluated weight: what is packed is not read again, but for a check."""
+        if self.again is not None:
+            self.weight = torch.empty(0)
+
+    def restore(self) -> None:
+        """The opposite of :meth:`release`."""
+        if self.again is not None:
+            self.weight = self.again()
 
     @property
     def stored_bytes(self) -> int:

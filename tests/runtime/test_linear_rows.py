@@ -151,3 +151,14 @@ def test_an_engines_weights_are_the_checkpoints(tmp_path: Path, fmt: str) -> Non
     found = executor.check_weights()
     assert found.weights == sum(row["shape"][0] * row["shape"][1] for row in executor.describe()["linears"])
     assert found.changed == 0, found.linears
+
+
+def test_an_evaluated_weight_is_evaluated_again_for_the_check() -> None:
+    weight = torch.randn(32, 64).bfloat16()
+    stored = LinearSource("l", (32, 64), "bfloat16", weight.clone(), again=weight.clone)
+    packed = pack([stored], FLOAT32, torch.float32)
+    stored.release()
+    assert isinstance(stored.weight, torch.Tensor) and stored.weight.numel() == 0
+    found = check_weights([packed])
+    assert found.weights == 32 * 64 and found.largest <= TOLERANCE
+    assert stored.weight.numel() == 0, "and let go of again"

@@ -24,7 +24,7 @@ class BuildStage(StageBase):
 
     name = "build"
     needs = ("quantize", "graph")
-    code_version = "2"
+    code_version = "3"
     tools = ("torch",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
