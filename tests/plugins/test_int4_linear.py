@@ -124,7 +124,7 @@ def test_packing_moves_bits_and_changes_none() -> None:
 def test_the_checked_call(host: HostLibrary) -> None:
     linear = Linear(37, 64, 32, seed=4)
     x = linear.x.bfloat16()
-    packed = {"outputs": 37, "group": 32, "bias": linear.bias}
+    packed: dict[str, Any] = {"outputs": 37, "group": 32, "bias": linear.bias}
     got = host.int4_linear(x, linear.words, linear.packed_scales, **packed)
     assert got.dtype == torch.bfloat16 and torch.equal(got, linear(host, x, torch.bfloat16))
     for wrong in (
