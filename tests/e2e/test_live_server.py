@@ -68,6 +68,36 @@ def test_smoke_checks_all_pass(server, expected):
     assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
 
 
+def test_a_server_that_does_not_stream_is_checked_and_measured_too(bundle, expected, tmp_path):
+    shutil.copytree(bundle / "engine", tmp_path / "engine")
+    emit(tmp_path / "engine", tmp_path / "repository", name="tiny", decoupled=False)
+    with TritonServer(tmp_path / "repository", log_path=tmp_path / "server.log") as running:
+        target = SmokeTarget(
+            grpc_url=running.grpc_url,
+            http_url=running.http_url,
+            metrics_url=f"{running.host}:{running.metrics_port}",
+            model="tiny",
+            expected=expected,
+            max_tokens=TOKENS,
+            max_input_len=1023,
+            clients=8,
+            streams=False,
+        )
+        checks = run_smoke(target)
+        assert len(checks) == 8
+        assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
+        [level] = perf_analyzer.measure(
+            grpc_url=running.grpc_url,
+            model="tiny",
+            prompts=list(PROMPTS),
+            concurrency=(4,),
+            requests_per_level=12,
+            max_tokens=8,
+        )
+    assert level.errors == 0
+    assert level.tokens == 8 * level.requests
+
+
 def test_smoke_finds_a_server_that_answers_something_else(server, expected):
     wrong = {prompt: text + "!" for prompt, text in expected.items()}
     target = SmokeTarget(
