@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -51,6 +52,7 @@ MAX_HEADER_BYTES = 100_000_000
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors$")
+_STRUCT = {"F64": "d", "F32": "f", "F16": "e"}
 _POINTER_MARKS = (b"version https://git-lfs.github.com/spec/", b"# xet version ")
 
 
@@ -195,6 +197,17 @@ def _entry(path: Path, file: str, key: str, value: Any, start: int, size: int) -
     if bits != info.nbytes * 8:
         raise _damaged(path, f"{key} does not fill its range", needed_bits=bits, bytes=info.nbytes)
     return info
+
+
+def plain_floats(dtype: str, raw: bytes) -> tuple[float, ...] | None:
+    """The values of a small tensor's bytes; None for a type that is no plain float, or bytes that do not fill it."""
+    if dtype not in ("F64", "F32", "F16", "BF16") or len(raw) * 8 % DTYPE_BITS[dtype]:
+        return None
+    if dtype == "BF16":  # the upper half of a float32
+        wide = bytearray(2 * len(raw))
+        wide[2::4], wide[3::4] = raw[0::2], raw[1::2]
+        dtype, raw = "F32", bytes(wide)
+    return struct.unpack(f"<{len(raw) * 8 // DTYPE_BITS[dtype]}{_STRUCT[dtype]}", raw)
 
 
 def weight_files(directory: Path) -> list[str]:

@@ -92,6 +92,7 @@ def from_checkpoint(record: CheckpointRecord, name: str = "") -> ModelFacts:
         window_layers=_windowed(record),
         prequantized=record.prequantized,
         prequantized_kv=record.prequantized_kv_cache,
+        key_bias=record.key_bias,
     )
 
 

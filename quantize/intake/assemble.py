@@ -37,6 +37,7 @@ from quantize.intake.gguf_tokenizer import tokenizer_files
 from quantize.intake.gguf_weights import read_llama3_rope, tensor_plans
 from quantize.intake.hashing import CHUNK, sha256_file
 from quantize.intake.info import CHECKPOINT_FILE, CheckpointInfo, FileRecord
+from quantize.intake.key_bias import folder_key_bias, gguf_key_bias
 from quantize.intake.model_config import ModelShape, normalized_config, read_json
 from quantize.intake.tokenizer import check_tokenizer
 from quantize.intake.tokenizer import load as load_tokenizer
@@ -96,6 +97,7 @@ def assemble_gguf(path: Path, out: Path, *, dtype: str, info: dict[str, Any], pr
         source_dtype=common_type(header),
         parameters=count_parameters(shape),
         bytes=total,
+        key_bias=gguf_key_bias(file),
         notes=[
             f"de-quantized from {common_type(header).removeprefix('gguf:')}: compare with runs of the same source only"
         ],
@@ -135,7 +137,7 @@ def assemble_folder(
     _companions(
         folder, out, dtype if target else folder.config.get("dtype") or folder.config.get("torch_dtype") or dtype
     )
-    base = folder_info(folder, info["source"])
+    base = folder_info(folder, info["source"], folder_key_bias(folder.path, kept))
     result = base.model_copy(
         update={**info, "bytes": total, "dtype": dtype if target else _plain_dtype(kept, base.dtype)}
     )

@@ -173,8 +173,8 @@ def _as_text(template: str) -> str:
     return template
 
 
-def folder_info(folder: Folder, source: str) -> CheckpointInfo:
-    """The record of ``folder`` as it lies there, without hashes."""
+def folder_info(folder: Folder, source: str, key_bias: float | None) -> CheckpointInfo:
+    """The record of ``folder`` as it lies there, without hashes; ``key_bias`` was read of its values."""
     shape, kept = folder.shape, folder.kept
     stored = common_dtype(kept)
     quantized = folder.prequantized
@@ -190,6 +190,7 @@ def folder_info(folder: Folder, source: str) -> CheckpointInfo:
         prequantized=quantized.format if quantized else None,
         prequantized_kv_cache=quantized.kv_cache if quantized else None,
         notes=list(folder.notes),
+        key_bias=key_bias,
         **shape_fields(shape),
     )
 

@@ -52,6 +52,9 @@ class CheckpointInfo(BaseModel):
     sliding_window: int | None = Field(None, description="Of the layers that have one")
     window_layers: int | None = Field(None, description="How many layers have it; null: all, when there is one")
     attention_bias: bool = Field(False, description="Biases on q, k and v")
+    key_bias: float | None = Field(
+        None, description="Largest magnitude of the biases on k; null: none there, or their values were not read"
+    )
     mlp_bias: bool = False
     qk_norm: bool = Field(False, description="RMS norms over each head of q and k")
     tied: bool = Field(description="The output projection is the embedding; lm_head is not stored")

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "planner_efficiency": "reads a table of another package",
     "aiconfigurator_times": "needs another package",
     "aiconfigurator_compare": "needs another package",
+    "kv_cache": "reports figures, without a bar",
     "rtx_build": "reports figures, without a bar",
     "rtx_graph": "reports figures, without a bar",
 }

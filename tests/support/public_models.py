@@ -83,6 +83,7 @@ class Shape:
     rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
     sliding_window: int | None = None
     window_layers: int | None = None
+    key_bias: float | None = None
     prequantized: str | None = None
     prequantized_kv_cache: str | None = None
     eos_token_ids: tuple[int, ...] = (2,)

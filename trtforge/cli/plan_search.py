@@ -185,5 +185,6 @@ def _shape(model: ModelFacts) -> Any | None:
         window_layers=model.window_layers,
         prequantized=model.prequantized,
         prequantized_kv_cache=model.prequantized_kv,
+        key_bias=model.key_bias,
         eos_token_ids=(0,),  # any: the sizes do not say, and a rule refuses a model that has none
     )

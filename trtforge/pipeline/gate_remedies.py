@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trtforge.recipe.schema import Recipe
+
 _QUANTIZE_LESS = "quantize less: another quantize.format, more names in quantize.exclude, more calibration samples"
 _KERNELS = "look at the kernels: trtforge engine info"
 _AGREEMENT = (
@@ -54,9 +56,25 @@ REMEDIES: dict[str, tuple[str, ...]] = {
 }
 
 
-def gate_remedies(names: Iterable[str]) -> list[str]:
-    """The ways out for the gates of these names, each once."""
+#: the gates that a quantized KV cache can miss: of the quantized model, and of the engine that rounds like it
+_OF_THE_CACHE = (
+    "perplexity_increase",
+    "generation_sanity",
+    "top1_agreement",
+    "graph_top1_agreement",
+    "engine_answers",
+    "engine_sanity",
+    "engine_kl",
+    "graph_kl",
+)
+
+
+def gate_remedies(names: Iterable[str], recipe: Recipe) -> list[str]:
+    """The ways out for the gates of these names, each once; what the recipe quantizes decides what it can leave out."""
     found: dict[str, None] = {}
     for name in names:
-        found.update(dict.fromkeys(REMEDIES.get(name.partition("@")[0].partition(":")[0], ())))
+        gate = name.partition("@")[0].partition(":")[0]
+        if gate in _OF_THE_CACHE and recipe.quantize.kv_cache != "none":
+            found[f"quantize.kv_cache: none (not {recipe.quantize.kv_cache}; the cache takes twice the memory)"] = None
+        found.update(dict.fromkeys(REMEDIES.get(gate, ())))
     return list(found)

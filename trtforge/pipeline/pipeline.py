@@ -269,7 +269,7 @@ class _Run:
             if status != "cached":
                 self._note_progress()
             self.log.line(f"{stage.name}: {status}, {artifact.path}")
-            _check_gates(artifact)
+            _check_gates(artifact, self.loaded.recipe)
         except BaseException:
             self._finished(StageOutcome(stage.name, "failed", time.monotonic() - started, artifact, reasons))
             raise
@@ -426,7 +426,7 @@ def left_out_by_target(ingredients: Mapping[str, object]) -> bool:
     return isinstance(section, Mapping) and "not_run" in section
 
 
-def _check_gates(artifact: Artifact) -> None:
+def _check_gates(artifact: Artifact, recipe: Recipe) -> None:
     missed = [gate for gate in gates_from_json(artifact.manifest["gates"]) if not gate.passed]
     if not missed:
         return
@@ -438,7 +438,7 @@ def _check_gates(artifact: Artifact) -> None:
         numbers={gate.name: gate.figures() for gate in missed},
         why=f"the artifact is kept at {artifact.path}; nothing after it was built or published",
         remedies=[
-            *gate_remedies(gate.name for gate in missed),
+            *gate_remedies((gate.name for gate in missed), recipe),
             f"measure again with --force {artifact.stage}",
         ],
     )

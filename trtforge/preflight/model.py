@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trtforge.model_record import ModelSizes
+from trtforge.tables.decoders import decoders
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 
@@ -101,6 +102,31 @@ class Linear:
     rows: int
     columns: int
     split: str  # "rows" or "columns"
+
+
+#: a key bias that E4M3 rounds by up to 1 (three mantissa bits: a sixteenth), as much as the other elements are large
+LARGE_KEY_BIAS = 16.0
+
+
+@dataclass(frozen=True)
+class OutlierKeys:
+    """Why a model's keys do not bear eight bits: the bias that was read, or what is reported of its class."""
+
+    key_bias: float | None
+    source: str | None
+
+    def __str__(self) -> str:
+        if self.key_bias is None:
+            return "models of this class have keys with large biases"
+        return f"the biases of the keys reach {self.key_bias:.3g}"
+
+
+def outlier_keys(model: ModelShape) -> OutlierKeys | None:
+    """Whether eight-bit keys would cost the model its quality: by the bias that was read, else by its class."""
+    if model.key_bias is not None:
+        return OutlierKeys(model.key_bias, None) if model.key_bias >= LARGE_KEY_BIAS else None
+    row = decoders().get(model.architecture)
+    return OutlierKeys(None, row.outlier_keys[0].url) if row is not None and row.outlier_keys else None
 
 
 def linears(model: ModelShape) -> list[Linear]:

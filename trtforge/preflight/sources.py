@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from trtforge.errors import ForgeError
 from trtforge.folder_kind import FolderKind, kind_of
-from trtforge.safetensors_header import TensorInfo, is_pointer_file, read_header, read_headers
+from trtforge.safetensors_header import TensorInfo, is_pointer_file, plain_floats, read_header, read_headers
 from trtforge.template_places import NAMED, PlacedTemplate, chat_templates, default_template
 
 #: a text beside a model is at most this long; tokenizer.json of the largest vocabularies has 35 MB
@@ -183,7 +182,7 @@ class SourceFiles:
     def scalar(self, name: str) -> float | None:
         """The value of a one-element tensor of a type that is not quantized; None for any other."""
         info = self.tensors.get(name)
-        if info is None or info.elements != 1 or info.dtype not in ("F32", "F16", "BF16"):
+        if info is None or info.elements != 1:
             return None
         try:
             with (self.folder / info.file).open("rb") as file:
@@ -191,13 +190,8 @@ class SourceFiles:
                 raw = file.read(info.nbytes)
         except OSError:
             return None
-        if len(raw) != info.nbytes:
-            return None
-        if info.dtype == "F32":
-            return float(struct.unpack("<f", raw)[0])
-        if info.dtype == "F16":
-            return float(struct.unpack("<e", raw)[0])
-        return float(struct.unpack("<f", b"\0\0" + raw)[0])
+        found = plain_floats(info.dtype, raw)
+        return found[0] if found else None
 
     def scalars(self, suffixes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
         """Name and value of the one-element tensors whose name ends in one of ``suffixes``."""

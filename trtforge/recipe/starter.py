@@ -14,7 +14,14 @@ from typing import Any
 from trtforge.errors import ForgeError
 from trtforge.paths import resolved_path, user_path
 from trtforge.preflight.machine import Machine
-from trtforge.preflight.model import DTYPE_BYTES, FormatFacts, ModelShape, kv_bytes_per_token, quantized_linears
+from trtforge.preflight.model import (
+    DTYPE_BYTES,
+    FormatFacts,
+    ModelShape,
+    kv_bytes_per_token,
+    outlier_keys,
+    quantized_linears,
+)
 from trtforge.recipe.starter_target import StarterTarget
 from trtforge.recipe.units import format_size
 from trtforge.store.files import write_text_atomic
@@ -91,7 +98,7 @@ def starter_text(
     calibration = min(512, context)
     gpu = target.architecture
     dtype = "float16" if gpu is not None and gpu.dtypes.get("bfloat16") == "no" else "bfloat16"
-    kv_cache = target.kv_cache(row.name)
+    kv_cache, why_kv = _kv_cache(model, row, target)
     kind = "tied to lm_head" if model.tied else "separate from lm_head"
     lines = [
         f"# {model.architecture}: {model.parameters / 1e6:.1f} M parameters, {model.layers} layers, "
@@ -113,12 +120,7 @@ def starter_text(
         lines.append(f"  group_size: {group}  # divides the input widths {', '.join(map(str, widths))}")
     if quantizes:
         lines += [
-            f"  kv_cache: {kv_cache}"
-            + (
-                "  # calibrated scales; halves the cache"
-                if kv_cache != "none"
-                else f"  # as {target.name} takes it here"
-            ),
+            f"  kv_cache: {kv_cache}  # {why_kv}",
             "  exclude: [lm_head]"
             + ("  # it is the embedding" if model.tied else "  # the logits are sensitive to it"),
             f"  calibration: {{corpus: 'builtin:python-topics', samples: 16, sequence_length: {calibration}}}",
@@ -150,6 +152,17 @@ def starter_text(
         "  slo: {ttft_p99: 2s, itl_p99: 200ms}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kv_cache(model: ModelShape, row: FormatFacts, target: StarterTarget) -> tuple[str, str]:
+    """``quantize.kv_cache`` and the reason that stands beside it."""
+    kv_cache = target.kv_cache(row.name)
+    if kv_cache == "none":
+        return kv_cache, f"as {target.name} takes it here"
+    outliers = outlier_keys(model)
+    if outliers is not None:
+        return "none", f"not {kv_cache}: {outliers}, which 8 bits round too coarsely"
+    return kv_cache, "calibrated scales; halves the cache"
 
 
 def _target_lines(target: StarterTarget) -> list[str]:

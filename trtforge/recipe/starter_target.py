@@ -33,7 +33,7 @@ class StarterTarget:
         return self.name != _POOLLESS
 
     def kv_cache(self, weights: str) -> str:
-        """``quantize.kv_cache`` beside that weight format: ``fp8`` where both take it, else ``none``."""
+        """``quantize.kv_cache`` that target and GPU take beside that weight format: ``fp8`` or ``none``."""
         if weights == "none" or not self.has_pool or self.name in _NO_FP8_CACHE.get(weights, ()):
             return "none"
         gpu = self.architecture

@@ -44,6 +44,9 @@ class Decoder(_Row):
     o_bias: bool | str = False
     mlp_bias: bool | str = False
     qk_norm: bool = Field(False, description="RMS norms over each head of q and k, before the rotary embedding")
+    outlier_keys: tuple[Source, ...] = Field(
+        (), description="Who reports that its keys have outliers which 8 bits do not bear"
+    )
     window: Literal["never", "always", "switched"]
     default_window: int | None = Field(None, description="The class's sliding_window where config.json has no key")
     head_dim: int | None = Field(None, description="The class's head_dim; null: hidden_size / num_attention_heads")

@@ -122,13 +122,14 @@ def test_folder_of_a_checkpoint(tmp_path: Path, members: dict[str, bytes]) -> No
 
 def test_headers_of_a_folder_are_enough(tmp_path: Path, members: dict[str, bytes]) -> None:
     """Inspecting unpacks the first megabyte of a weight file; damage further on is for the fetch to find."""
-    model = write_tiny_llama(tmp_path / "large", vocab=16384)
+    model = write_tiny_llama(tmp_path / "large", vocab=16384, bias=True)
     large = {f"tiny_model/data/model/{path.name}": path.read_bytes() for path in model.iterdir()}
     assert len(large["tiny_model/data/model/model.safetensors"]) > 2 << 20
     source = "pypi:tiny-model==1.0#data/model"
     cache_wheel(tmp_path, large)
     info = inspect_source(source, tmp_path, cache_dir=tmp_path / "cache")
     assert info is not None and info.vocab == 16384
+    assert info.key_bias is None  # not the zeros of the file's hole
     large["tiny_model/data/model/model.safetensors"] = large["tiny_model/data/model/model.safetensors"][:-10]
     cache_wheel(tmp_path, large)
     assert refusal(inspect_source, source, tmp_path, cache_dir=tmp_path / "cache").code == "TF-SRC-005"

@@ -44,6 +44,46 @@ def test_what_each_class_has(tmp_path: Path) -> None:
         assert info.parameters == sum(values.size for values in read_float32(tmp_path / info.source).values())
 
 
+def key_biases(folder: Path) -> float:
+    return max(float(np.abs(v).max()) for name, v in read_float32(folder).items() if name.endswith("k_proj.bias"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_largest_key_bias_is_read_of_the_values(tmp_path: Path, dtype: str) -> None:
+    model = write_tiny_llama(tmp_path / "model", architecture=QWEN2, dtype=dtype, layers=3, shards=2)
+    info = inspect_source("model", tmp_path)
+    assert info is not None and info.key_bias == key_biases(model) > 0.1
+    assert fetch("model", tmp_path, dtype="float32").key_bias == info.key_bias
+
+
+def test_a_key_bias_is_found_in_any_class_and_nowhere_else(tmp_path: Path) -> None:
+    biased = write_tiny_llama(tmp_path / "biased", bias=True)
+    write_tiny_llama(tmp_path / "plain")
+    found = [inspect_source(name, tmp_path) for name in ("biased", "plain")]
+    assert [info.key_bias for info in found if info is not None] == [key_biases(biased), None]
+
+
+def test_biases_that_are_no_numbers_are_unknown(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", architecture=QWEN2, dtype="float32", layers=1)
+    values = read_float32(model)
+    name = "model.layers.0.self_attn.k_proj.bias"
+    values[name] = np.full_like(values[name], np.nan)
+    write_safetensors(model / "model.safetensors", {key: ("F32", value) for key, value in values.items()})
+    info = inspect_source("model", tmp_path)
+    assert info is not None and info.key_bias is None
+
+
+def test_a_gguf_file_s_key_bias_is_read_where_it_lies(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", architecture=QWEN2)
+    path = write_tiny_gguf(tmp_path / "m.gguf", source, matrix_type="BF16", pre="qwen2")
+    info = inspect_source(str(path), tmp_path)
+    assert info is not None and info.key_bias == key_biases(source)
+    assert fetch(path, tmp_path, dtype="float32").key_bias == info.key_bias
+    llama = write_tiny_gguf(tmp_path / "llama.gguf", write_tiny_llama(tmp_path / "llama"))
+    plain = inspect_source(str(llama), tmp_path)
+    assert plain is not None and plain.key_bias is None
+
+
 def test_the_class_is_found_by_its_model_type(tmp_path: Path) -> None:
     edit(write_tiny_llama(tmp_path / "model", architecture=QWEN3), architectures=...)
     assert fetch("model", tmp_path).architecture == QWEN3

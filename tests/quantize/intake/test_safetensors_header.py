@@ -13,9 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.refusals import refusal
-from tests.support.tiny import write_safetensors, write_tiny_llama
+from tests.support.tiny import to_bfloat16_bits, write_safetensors, write_tiny_llama
 from trtforge.errors import ForgeError
-from trtforge.safetensors_header import INDEX_NAME, read_header, read_headers, refuse_pointer, weight_files
+from trtforge.safetensors_header import (
+    INDEX_NAME,
+    plain_floats,
+    read_header,
+    read_headers,
+    refuse_pointer,
+    weight_files,
+)
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 269060552\n"
 
@@ -210,3 +217,17 @@ def test_any_json_header_is_judged(tmp_path: Path, header: dict[str, object], da
         read_header(path)
     except ForgeError as error:
         assert error.code == "TF-SRC-005"
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
+def test_plain_floats_are_read_exactly(dtype: str) -> None:
+    values = np.array([0.0, -0.5, 211.0, 1.0078125, float("inf")], dtype=np.float32)
+    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+    raw = to_bfloat16_bits(values) if dtype == "BF16" else values.astype(kinds[dtype])
+    wanted = tuple(values.astype(kinds.get(dtype, np.float32)).astype(float).tolist())
+    assert plain_floats(dtype, raw.tobytes()) == wanted
+    assert plain_floats(dtype, raw.tobytes()[:-1]) is None and plain_floats(dtype, b"") == ()
+
+
+def test_quantized_values_are_no_plain_floats() -> None:
+    assert plain_floats("F8_E4M3", b"\0") is None and plain_floats("I8", b"\0") is None

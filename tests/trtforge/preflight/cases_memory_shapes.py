@@ -222,6 +222,11 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(quant(format="int4_awq", group_size=64), {"evals": {"perplexity": {"gate": None}}}), {}),
         (quant(format="int4_awq", group_size=64), {}),
     ),
+    "TF-K8-005": (
+        # read of the checkpoint: a Llama class over Qwen's weights
+        (quant(format="fp8", kv_cache="fp8"), {"model": replace(SMOL, key_bias=211.0)}),
+        (quant(format="fp8"), {"model": replace(SMOL, key_bias=211.0)}),
+    ),
     "TF-K9-001": ((build(limits={"max_seq_len": 8193}), {}), (build(limits={"max_seq_len": 8192}), {})),
     "TF-K9-002": ((build(limits={"max_input_len": 2048}), {}), (build(limits={"max_input_len": 2047}), {})),
     "TF-K9-003": (

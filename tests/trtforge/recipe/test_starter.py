@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -47,6 +49,26 @@ def test_the_format_s_name_stays_what_was_asked() -> None:
     assert yaml.safe_load(started("trtllm-engine", "sm_89", "fp8"))["quantize"]["kv_cache"] == "none"
     assert yaml.safe_load(started("trtllm-llmapi", "sm_90", "int4_awq"))["quantize"]["kv_cache"] == "none"
     assert yaml.safe_load(started("tensorrt-rtx", "sm_75", "none"))["model"]["dtype"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "cache", "why"),
+    [
+        ({"architecture": "Qwen2ForCausalLM"}, "none", "models of this class have keys with large biases"),
+        ({"architecture": "Qwen2ForCausalLM", "key_bias": 3.5}, "fp8", "calibrated scales"),
+        ({"key_bias": 158.0}, "none", "not fp8: the biases of the keys reach 158"),
+        ({}, "fp8", "calibrated scales"),
+    ],
+)
+def test_keys_with_outliers_keep_their_cache(changes: dict[str, Any], cache: str, why: str) -> None:
+    """What init writes raises no finding of preflight, and says why it leaves the cache alone."""
+    model = replace(MODEL, **changes)
+    text = starter_text("x", "pypi:x==1#x.gguf", model, FORMATS["fp8"], SMALL, starter_target("torch", None, "fp8"))
+    (line,) = [line for line in text.splitlines() if line.startswith("  kv_cache: ") and "block_size" not in line]
+    assert line.startswith(f"  kv_cache: {cache}  # ") and why in line
+    token = 2 * model.layers * model.kv_heads * model.head_size * (2 if cache == "none" else 1)
+    assert f"{token} bytes a token" in text
+    assert "TF-K8-005" not in [item.code for item in report(yaml.safe_load(text), model=model).findings]
 
 
 @pytest.mark.parametrize(

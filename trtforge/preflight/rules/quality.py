@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import TRTLLM_TARGETS
-from trtforge.preflight.model import usable_positions
+from trtforge.preflight.features import TRTLLM_TARGETS, kv_asked, kv_format, other_kv
+from trtforge.preflight.model import LARGE_KEY_BIAS, outlier_keys, usable_positions
 from trtforge.preflight.retarget import to_format
 
 #: a gate's key -> the gate that a first recipe has
@@ -132,3 +132,25 @@ def four_bits_of_small_models(facts: Facts) -> Iterator[Violation]:
             {"parameters": model.parameters, "bits": row.weight.bits},
             ["evals.perplexity.gate: {max_increase: 10%}", to_format(facts, "fp8")],
         )
+
+
+@rule(
+    "TF-K8-005",
+    "a quantized KV cache for keys with outliers",
+    why="E4M3 keeps three bits of a key's mantissa: where a bias makes some elements large, their rounding errors are "
+    "as large as the other elements are, and attention looks elsewhere. Finer scales leave these errors as they are.",
+    source="https://github.com/verl-project/verl/pull/4435",
+    severity="warning",
+    needs=("model",),
+)
+def outlier_keys_stay_exact(facts: Facts) -> Iterator[Violation]:
+    cache, outliers = kv_format(facts), outlier_keys(facts.require_model())
+    if cache == "none" or outliers is None:
+        return
+    yield Violation(
+        f"{outliers}, and the KV cache is {cache}",
+        kv_asked(facts),
+        {"key_bias": outliers.key_bias, "large": LARGE_KEY_BIAS, "kv_cache": cache},
+        other_kv(facts),
+        source=outliers.source,
+    )
