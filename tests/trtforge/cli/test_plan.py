@@ -167,7 +167,7 @@ def test_the_recipes_split_binds(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--gpu", "h20"], "TF-PLN-001"),
+        (["--gpu", "h20000"], "TF-PLN-001"),
         (["--gpu", "h200", "--network", "string"], "TF-PLN-002"),
         (["--gpu", "h200", "--count", "0"], "TF-PLN-008"),
         (["--gpu", "h200", "--goal", "beauty"], "TF-CLI-011"),

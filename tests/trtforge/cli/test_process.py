@@ -71,7 +71,7 @@ def noisy(console, fail: bool = False):
     os.write(1, b"native chatter\\n")
     os.system("echo child chatter")
     if fail:
-        raise RuntimeError("bug with hf_ABCDEFGHIJKL")
+        raise RuntimeError("bug with hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567")
     console.result({"ok": True})
     print("more chatter")
 
@@ -94,7 +94,7 @@ def test_stdout_carries_one_document_whatever_libraries_print(tmp_path: Path, fa
     if fail:
         assert done.returncode == 4
         assert document["error"]["code"] == "TF-INTERNAL"
-        assert "hf_ABC" not in done.stdout + done.stderr
+        assert "AbCdEfGhIj" not in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
     else:
         assert (done.returncode, document) == (0, {"ok": True})

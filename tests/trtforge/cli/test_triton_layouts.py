@@ -96,7 +96,8 @@ def test_refusals_write_nothing(call, place, expected, arguments):
 
 
 def test_an_adapter_and_a_draft_are_referred_to_where_they_lie(call, place):
-    for name in ("draft", "adapters/a", "adapters/b"):
+    write_tiny_llama(place / "draft")
+    for name in ("adapters/a", "adapters/b"):
         (place / name).mkdir(parents=True)
     recipe = yaml.safe_load((place / "r.yaml").read_text())
     recipe["build"]["trtllm"] = {"lora": {"adapters": {"a": "adapters/a", "b": "adapters/b"}}}
