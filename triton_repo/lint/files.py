@@ -10,6 +10,8 @@ import os
 import stat
 from pathlib import Path
 
+from trtforge.json_file import kind_of
+
 #: the largest configuration, model.yaml or model.py that is read; NVIDIA's own are below 100 KiB
 MAX_BYTES = 4 << 20
 #: entries of one folder that are listed
@@ -79,7 +81,7 @@ def read_bytes(path: Path, root: Path) -> bytes:
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise Unreadable(f"it is {_kind(status.st_mode)}, not a file")
+            raise Unreadable(f"it is {kind_of(status.st_mode)}, not a file")
         if status.st_size > MAX_BYTES:
             raise Unreadable(f"it has {status.st_size} bytes; at most {MAX_BYTES} are read")
         data = b""
@@ -121,19 +123,6 @@ def there(path: Path) -> bool:
     except (OSError, ValueError):  # no permission, or a name that no file can have
         return False
     return True
-
-
-def _kind(mode: int) -> str:
-    for test, name in (
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISCHR, "a character device"),
-        (stat.S_ISBLK, "a block device"),
-    ):
-        if test(mode):
-            return name
-    return "something else"
 
 
 def _reason(error: OSError) -> str:
