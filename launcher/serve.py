@@ -8,7 +8,6 @@ user's back.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -153,7 +152,7 @@ def serve(
     http_port: int = DEFAULT_PORTS["http"],
     grpc_port: int = DEFAULT_PORTS["grpc"],
     metrics_port: int = DEFAULT_PORTS["metrics"],
-    log_path: Path | None = None,
+    log_path: Path,
     ready_timeout: float = 120.0,
     exit_timeout: int = 30,
     on_ready: Callable[[Endpoints], None] = lambda endpoints: None,
@@ -168,7 +167,7 @@ def serve(
     repository, model = find_repository(bundle)
     server = TritonServer(
         repository,
-        log_path=log_path or Path(f"tritonserver-{os.getpid()}.log"),
+        log_path=log_path,
         host=host,
         http_port=http_port,
         grpc_port=grpc_port,
