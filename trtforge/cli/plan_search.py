@@ -78,13 +78,16 @@ def searched(
     ngram = row is not None and row.support == "yes"
     check = _Check(loaded, facts, known, output)
     look = partial(section.search, facts, known.groups, formats=formats, kv_formats=kv_formats, ngram=ngram)
-    try:
-        result = look(accept=check)
-    except ForgeError as error:
-        if error.code != "TF-PLN-058":
-            raise
-        # every plan has a warning: one that only errors would keep out is better than none
-        result = look(accept=check.errors_only())
+    result = None
+    # where every plan has a warning, one with what all have is better than none, and one with any after that
+    for accept in (lambda: check, check.without_shared, check.errors_only):
+        try:
+            result = look(accept=accept())
+            break
+        except ForgeError as error:
+            if error.code != "TF-PLN-058" or not check.warns:
+                raise
+    assert result is not None
     best = result.choice.best
     verdict = describe(best)
     if output is not None:
@@ -105,6 +108,7 @@ class _Check:
         self.loaded, self.facts, self.known = loaded, facts, known
         self.output = output or loaded.directory / "recommended.yaml"
         self.warns = True
+        self.shared: set[str] | None = None
         try:
             self.model, self.checks = self._model(), True
         except ForgeError:
@@ -113,6 +117,11 @@ class _Check:
             self.model, self.checks = None, False
         before = self._findings(loaded) if self.checks else ()
         self.known_findings = {finding.code for finding in before if output is None or not finding.blocks}
+
+    def without_shared(self) -> _Check:
+        """The same check, with the warnings let pass that every plan so far had."""
+        self.known_findings |= self.shared or set()
+        return self
 
     def errors_only(self) -> _Check:
         """The same check, with warnings let pass."""
@@ -157,11 +166,14 @@ class _Check:
         from trtforge.recipe.load import recipe_from_mapping
 
         loaded = recipe_from_mapping(self.recipe(point), self.output.parent, label=str(self.output))
-        return [
-            f"{finding.code}: {finding.message}"
+        found = [
+            finding
             for finding in self._findings(loaded)
             if (finding.blocks or self.warns) and finding.code not in self.known_findings
         ]
+        warnings = {finding.code for finding in found if not finding.blocks}
+        self.shared = warnings if self.shared is None else self.shared & warnings
+        return [f"{finding.code}: {finding.message}" for finding in found]
 
 
 def _shape(model: ModelFacts) -> Any | None:

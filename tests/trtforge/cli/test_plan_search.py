@@ -183,6 +183,23 @@ def test_a_model_known_by_its_config_is_checked_too(run: Run, tmp_path: Path) ->
     assert not (tmp_path / "best.yaml").exists()
 
 
+def test_a_warning_that_every_plan_has_lets_no_other_pass(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Architectures mean nothing to the torch target, whatever the plan; a quantized cache is a choice."""
+    recipe = _tiny(tmp_path)
+    write_tiny_llama(tmp_path / "model", max_positions=2048, architecture="Qwen2ForCausalLM")
+    arguments = ["plan", str(recipe), "--gpu", "l40s", "--isl", "64", "--osl", "16", "--search", "--json"]
+    monkeypatch.setattr("trtforge.preflight.model.LARGE_KEY_BIAS", 0.01)
+    code, out, _ = run(*arguments)
+    section = json.loads(out)["sections"]["search"]
+    assert code == 0 and section["recommended"]["kv"] == "bfloat16"
+    monkeypatch.setattr("trtforge.preflight.model.LARGE_KEY_BIAS", 16.0)
+    code, out, _ = run(*arguments)
+    section = json.loads(out)["sections"]["search"]
+    assert code == 0 and section["recommended"]["kv"] == "fp8"
+
+
 def test_an_existing_file_is_kept(run: Run, tmp_path: Path) -> None:
     recipe, out_file = _tiny(tmp_path), tmp_path / "best.yaml"
     out_file.write_text("mine", encoding="utf-8")
