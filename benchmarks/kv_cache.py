@@ -121,7 +121,9 @@ def rotated(model: Any, biases: Mapping[int, torch.Tensor], positions: int) -> d
 
 
 def ways(biases: Mapping[int, torch.Tensor]) -> list[Way]:
-    """What is compared; layers are spared in the order of their largest key bias."""
+    """What is compared; layers are spared by their largest key bias: two, four, and all that preflight calls large."""
+    from trtforge.preflight.model import LARGE_KEY_BIAS
+
     worst = sorted(biases, key=lambda layer: -float(biases[layer].abs().max()))
     found = [
         Way("a scale a layer (as stored)"),
@@ -131,7 +133,8 @@ def ways(biases: Mapping[int, torch.Tensor]) -> list[Way]:
         Way("keys only", values=False),
         Way("values only", keys=False),
     ]
-    for count in (2, 4):
+    large = sum(float(bias.abs().max()) >= LARGE_KEY_BIAS for bias in biases.values())
+    for count in sorted({2, 4, large} - {0}):
         spared = worst[:count]
         if len(spared) == count:
             named = ", ".join(map(str, sorted(spared)))

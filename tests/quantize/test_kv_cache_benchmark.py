@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from benchmarks.kv_cache import Cache, Way, attach, key_biases, rotated, ways  # noqa: E402
-from quantize.emulation import E4M3_MAX, fake_quant_e4m3  # noqa: E402
-from quantize.reference import load_reference_model  # noqa: E402
-from tests.support.tiny import write_tiny_llama  # noqa: E402
+import torch
+
+from benchmarks.kv_cache import Cache, Way, attach, key_biases, rotated, ways
+from quantize.emulation import E4M3_MAX, fake_quant_e4m3
+from quantize.reference import load_reference_model
+from tests.support.tiny import write_tiny_llama
 
 
 def test_the_offset_is_what_a_bias_adds_to_the_rotated_keys(tmp_path: Path) -> None:
@@ -64,6 +66,7 @@ def test_each_way_rounds_its_part_with_its_scales() -> None:
 
 def test_layers_are_spared_by_their_largest_bias() -> None:
     biases = {0: torch.tensor([[1.0, -9.0]]), 1: torch.tensor([[2.0, 2.0]]), 2: torch.tensor([[5.0, 0.0]])}
-    (spared,) = [way.spared for way in ways(biases) if way.spared]
-    assert spared == {0, 2}
+    assert [way.spared for way in ways(biases) if way.spared] == [{0, 2}]
+    more = {**biases, 3: 2 * biases[0]}  # 18: the only one that is large
+    assert [way.spared for way in ways(more) if way.spared] == [{3}, {0, 3}, {0, 1, 2, 3}]
     assert not [way for way in ways({}) if way.spared or way.less_bias]
