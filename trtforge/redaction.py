@@ -20,18 +20,22 @@ from trtforge.secret_values import known_secrets
 MASK = "***"
 #: names of values that are secret whatever they look like
 _SECRET = (
-    r"(?:[A-Za-z0-9]+[_-])*(?:password|passwd|passphrase|secret|apikey|api[_-]key"
-    r"|(?:access|secret|private|account|signing|auth)[_-]?key)"
+    r"_*(?:[A-Za-z0-9]+[_-])*(?:password|passwd|passphrase|(?:client[_-]?)?secret|apikey|api[_-]key|mysql_pwd"
+    r"|(?:secret[_-]?access|shared[_-]?access|access|secret|private|account|signing|auth|encryption|subscription)[_-]?key)"
 )
 #: "token" with a word before it that makes it a credential; a model has others (eos_token, image_token)
 _TOKEN = (
-    r"(?:[A-Za-z0-9]+[_-])*(?:hf|hugging_?face|hub|access|auth|refresh|bearer|session|security|csrf|github|gh|gitlab|aws"
-    r"|ngc|nvidia|nim|wandb|api|pypi|npm|openai|docker|registry|deploy|job|bot|slack|personal|private|oauth|id)[_-]?token"
+    r"_*(?:[A-Za-z0-9]+[_-])*(?:hf|hugging_?face|hub|access|auth|refresh|bearer|session|security|csrf|github|gh|gitlab|aws"
+    r"|ngc|nvidia|nim|wandb|api|pypi|npm|openai|docker|registry|deploy|job|bot|slack|personal|private|oauth|identity|registry|id)[_-]?token"
 )
 _NAMES = rf"(?:{_SECRET}|{_TOKEN})"
-_START, _END = r"(?<![A-Za-z0-9_-])", r"(?![A-Za-z0-9_-])"
+_START = r"(?<![A-Za-z0-9_-])"
+#: names that are also words and folders: only what looks like a credential is masked behind them
+_PERHAPS = r"(?:[A-Za-z0-9]+[_-])*(?:pass|pwd|pat|auth|jwt|bearer|passcode|credentials?)"
 #: quotes of JSON and Python, behind any number of backslashes where a text holds such a text
 _QUOTE = r"\\*[\"']"
+#: the quote before a value, which may be one of Python's bytes
+_OPEN = r"b?\\*[\"']"
 #: what stands for a value: <token>, $TOKEN, ${TOKEN}, {token}, %s, …, and what is masked already
 _HOLE = r"(?![<${%*…]|\.\.\.|None\b|null\b|true\b|false\b)"
 #: mixes letters and digits, and is no path, number with a unit, list or code of ours
@@ -48,53 +52,78 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(\bhttps?://)(?!git@|\*\*\*@)[^\s/@:?#\"']+@", rf"\1{MASK}@"),
         # what signs a URL or opens it
         (
-            r"((?:[?&;#]|\\u0026|&amp;|%26)(?:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|token|auth"
-            rf"|key|code|policy|key-pair-id|jwt|{_NAMES})=)[^&\s\"'\\<>#]+",
+            r"((?:[?&;#]|\\u0026|&amp;|%26|%3F)(?:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|token|auth"
+            rf"|key|code|policy|key-pair-id|jwt|{_NAMES})(?:=|%3D|\\u003d))[^&\s\"'\\<>#%]+",
             rf"\1{MASK}",
         ),
         (
-            rf"({_START}(?:proxy-)?authorization(?:{_QUOTE})?\s*[:=,]\s*(?:{_QUOTE})?)(bearer|basic|token|digest|apikey)"
-            r"(\s+)[^\s\"'\\]+",
+            rf"({_START}(?:proxy-)?authorization(?:{_QUOTE})?\s*[:=,]\s*(?:{_OPEN})?)"
+            r"(bearer|basic|token|apikey|key|negotiate|ntlm)(\s+|%20)[^\s\"'\\]+",
+            rf"\1\2\3{MASK}",
+        ),
+        # schemes of several parameters, one of which is the proof
+        (
+            rf"({_START}(?:proxy-)?authorization(?:{_QUOTE})?\s*[:=,]\s*(?:{_OPEN})?)(digest|aws4-[a-z0-9-]+|hawk)"
+            r"(\s+)(?=[^\r\n]{0,999}(?:response|signature|mac)=)[^\r\n]+",
             rf"\1\2\3{MASK}",
         ),
         (rf"({_START}(?:proxy-)?authorization(?:{_QUOTE})?\s*[:=]\s*(?:{_QUOTE})?){_HOLE}{_LOOKS}", rf"\1{MASK}"),
         (rf"({_START}bearer\s+){_HOLE}(?=\S{{0,99}}\d)[A-Za-z0-9._~+/=-]{{16,}}", rf"\1{MASK}"),
         (
-            rf"({_START}(?:x-[a-z0-9-]*(?:token|key|secret)|(?:private|job|deploy)-token)(?:{_QUOTE})?\s*:\s*(?:{_QUOTE})?)"
+            rf"({_START}(?:x-[a-z0-9-]*(?:token|key|secret)|(?:private|job|deploy)-token)(?:{_QUOTE})?\s*:\s*(?:{_OPEN})?)"
             rf"{_HOLE}[^\s\"'\\,;]+",
             rf"\1{MASK}",
         ),
         (rf"({_START}(?:set-)?cookie:\s*)[^\s=]+=[^\r\n\"']+", rf"\1{MASK}"),
-        (r"(\blogin\s+\S+\s+password\s+)\S+", rf"\1{MASK}"),  # .netrc
+        (r"(\blogin\s+\S+\s+(?:account\s+\S+\s+)?password\s+)\S+", rf"\1{MASK}"),  # .netrc
         # --token X, --token=X, ["--token", "X"]
         (
-            rf"((?<![A-Za-z0-9_-])--(?:[a-z0-9]+-)*(?:token|password|passwd|passphrase|secret|api-?key|access-key)"
+            rf"((?<![A-Za-z0-9_-])--(?:[a-z0-9]+[_-])*(?:token|password|passwd|passphrase|secret|api[_-]?key|access[_-]key)"
             rf"(?:=|(?:{_QUOTE}\s*,)?\s+)(?:{_QUOTE})?){_HOLE}[^\s\"'\\,\])]+",
             rf"\1{MASK}",
         ),
-        # "password": "X" and 'password': 'X'
-        (rf"({_QUOTE}{_NAMES}{_QUOTE}\s*[:=]\s*{_QUOTE}){_HOLE}[^\"'\\]+", rf"\1{MASK}"),
-        (rf"({_QUOTE}token{_QUOTE}\s*[:=]\s*{_QUOTE}){_HOLE}{_LOOKS}", rf"\1{MASK}"),
-        # password=X, MY_TOKEN=X
-        (rf"({_START}{_NAMES}=(?:{_QUOTE})?)(?!=){_HOLE}(?![\d.]+\b)[^\s\"'\\&,;)\]}}]{{4,}}", rf"\1{MASK}"),
+        # curl -u me:X
+        (rf"((?<!\S)(?:-u|--(?:proxy-)?user)[ =](?:{_QUOTE})?[^\s:\"'\\]+:){_HOLE}{_LOOKS}", rf"\1{MASK}"),
+        # {"name": "HF_TOKEN", "value": "X"} of a manifest, and its YAML
         (
-            rf"({_START}(?:token|(?-i:[A-Z][A-Z0-9_]*(?:TOKEN|KEY|PASS|CREDENTIALS?)))=(?:{_QUOTE})?)(?!=){_HOLE}{_LOOKS}",
+            rf"({_START}name(?:{_QUOTE})?\s*:\s*(?:{_QUOTE})?(?:{_NAMES}|[A-Z0-9_]+_(?:TOKEN|KEY|PAT|PASS))(?:{_QUOTE})?,?"
+            rf"\s+(?:{_QUOTE})?value(?:{_QUOTE})?\s*:\s*(?:{_QUOTE})?){_HOLE}[^\s\"'\\]{{4,}}",
+            rf"\1{MASK}",
+        ),
+        (rf"(<{_NAMES}>){_HOLE}[^<>\s]{{4,}}(?=</)", rf"\1{MASK}"),
+        # "password": "X" and 'password': 'X'
+        (rf"({_QUOTE}{_NAMES}{_QUOTE}\s*[:=]\s*{_OPEN}){_HOLE}[^\"'\\]+", rf"\1{MASK}"),
+        (rf"({_QUOTE}(?:token|{_PERHAPS}){_QUOTE}\s*[:=]\s*{_OPEN}){_HOLE}{_LOOKS}", rf"\1{MASK}"),
+        # password=X, MY_TOKEN=X
+        (
+            rf"({_START}{_NAMES}(?:=|\\u003d)(?:{_QUOTE})?)(?!=){_HOLE}(?![\d.]+\b)[^\s\"'\\&,;)\]}}]{{4,}}",
+            rf"\1{MASK}",
+        ),
+        (
+            rf"({_START}(?:token|_*{_PERHAPS}|(?-i:[A-Z][A-Z0-9_]*(?:TOKEN|KEY|PASS|PASSWORD|AUTH)))=(?:{_QUOTE})?)(?!=){_HOLE}{_LOOKS}",
             rf"\1{MASK}",
         ),
         # password: "X"; a line that holds nothing else; anywhere else only what looks like one
         (rf"({_START}{_NAMES}\s*[:=]\s*{_QUOTE}){_HOLE}[^\s\"'\\]{{4,}}(?={_QUOTE})", rf"\1{MASK}"),
         (rf"(^[ \t]*(?:-[ \t]+)?{_SECRET}[ \t]*[:=][ \t]*){_HOLE}(?![\d.]+$)[^\s\"'\\]{{4,}}(?=[ \t]*$)", rf"\1{MASK}"),
-        (rf"({_START}(?:{_NAMES}|token|(?-i:[A-Z][A-Z0-9_]*_TOKEN))\s*[:=]\s*){_HOLE}{_LOOKS}", rf"\1{MASK}"),
+        (
+            rf"({_START}(?:{_NAMES}|token|{_PERHAPS}|(?-i:[A-Z][A-Z0-9_]*_TOKEN))\s*[:=]\s*(?:{_QUOTE})?){_HOLE}{_LOOKS}",
+            rf"\1{MASK}",
+        ),
     )
 )
 _BASIC = re.compile(rf"({_START}basic\s+)([A-Za-z0-9+/_-]{{8,}}={{0,2}})", re.IGNORECASE)
 #: a text without any of these has no secret that is known by its place
-_PLACES = re.compile(r"passw|secret|key|token|auth|bearer|basic|cookie|phrase|://|sig|code=|policy|jwt=", re.IGNORECASE)
+_PLACES = re.compile(
+    r"pass|pwd|pat[\"'\\\s]*[:=]|secret|key|token|auth|bearer|basic|cookie|://|sig|code=|policy|jwt|credential|-u "
+    r"|user[ =]",
+    re.IGNORECASE,
+)
 _KEY_ONLY = re.compile(rf"{_NAMES}|(?:proxy-)?authorization|(?:set-)?cookie", re.IGNORECASE)
 _BARE_KEY = re.compile(r"token|auth", re.IGNORECASE)
 _LOOKS_ONLY = re.compile(_LOOKS)
 _OPTION_ONLY = re.compile(
-    r"--(?:[a-z0-9]+-)*(?:token|password|passwd|passphrase|secret|api-?key|access-key)", re.IGNORECASE
+    r"--(?:[a-z0-9]+[_-])*(?:token|password|passwd|passphrase|secret|api[_-]?key|access[_-]key)", re.IGNORECASE
 )
 
 

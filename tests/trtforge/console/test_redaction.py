@@ -15,7 +15,7 @@ import pytest
 
 from trtforge import secret_values
 from trtforge.redaction import redact, redact_value
-from trtforge.secret_shapes import _PERHAPS, DETECTORS, _detectors
+from trtforge.secret_shapes import _OWN, _PERHAPS, DETECTORS, _detectors
 
 ROOT = Path(__file__).resolve().parents[3]
 OURS = ("trtforge", "quantize", "evals", "builder", "plugins", "runtime", "triton_repo", "launcher")
@@ -26,6 +26,9 @@ URLSAFE = ALNUM + "-_"
 
 def _text(count: int, alphabet: str = ALNUM) -> str:
     return "".join(DRAW.choices(alphabet, k=count))
+
+
+HEX = string.hexdigits[:16]
 
 
 def _jwt() -> str:
@@ -57,6 +60,51 @@ SHAPES: dict[str, Callable[[], str]] = {
     "jwt": _jwt,
     "telegram": lambda: f"{_text(9, string.digits)}:{_text(35)}",
     "azure": lambda: "AccountKey=" + _text(86, ALNUM + "+/") + "==",
+    "hugging face oauth": lambda: "hf_oauth_" + _jwt(),
+    "openrouter": lambda: "sk-or-v1-" + _text(64, HEX),
+    "langfuse": lambda: f"sk-lf-{_text(8, HEX)}-{_text(4, HEX)}-{_text(4, HEX)}-{_text(4, HEX)}-{_text(12, HEX)}",
+    "groq": lambda: "gsk_" + _text(52),
+    "xai": lambda: "xai-" + _text(80),
+    "perplexity": lambda: "pplx-" + _text(48),
+    "cerebras": lambda: "csk-" + _text(48),
+    "replicate": lambda: "r8_" + _text(37),
+    "fireworks": lambda: "fw_7" + _text(23),
+    "together": lambda: "tgp_v1_" + _text(43, URLSAFE),
+    "pinecone": lambda: f"pcsk_{_text(6)}_{_text(58)}",
+    "tavily": lambda: "tvly-dev-3" + _text(31),
+    "elevenlabs": lambda: "sk_" + _text(48, HEX),
+    "langsmith": lambda: f"lsv2_pt_{_text(32, HEX)}_{_text(10, HEX)}",
+    "kaggle": lambda: "KGAT_" + _text(32, HEX),
+    "runpod": lambda: "rpa_4" + _text(40),
+    "modal": lambda: "as-aB3" + _text(19),
+    "rubygems": lambda: "rubygems_" + _text(48, HEX),
+    "artifactory": lambda: "AKCp8" + _text(68),
+    "google client": lambda: "GOCSPX-" + _text(28, URLSAFE),
+    "entra": lambda: f"{_text(3)}8Q~{_text(34)}",
+    "azure devops": lambda: f"{_text(52)}JQQJ99{_text(10)}AZDO{_text(4)}",
+    "databricks": lambda: "dapi" + _text(32, HEX),
+    "digitalocean": lambda: "dop_v1_" + _text(64, HEX),
+    "heroku": lambda: "HRKU-AA" + _text(58, URLSAFE),
+    "fly": lambda: "fm2_" + _text(100),
+    "supabase": lambda: "sbp_" + _text(40, HEX),
+    "vault": lambda: "hvs." + _text(90),
+    "terraform": lambda: f"{_text(14)}.atlasv1.{_text(67)}",
+    "doppler": lambda: "dp.pt." + _text(43),
+    "pulumi": lambda: "pul-" + _text(40, HEX),
+    "age": lambda: "AGE-SECRET-KEY-1" + _text(58, string.ascii_uppercase + string.digits),
+    "grafana": lambda: f"glsa_{_text(32)}_{_text(8, HEX)}",
+    "sentry": lambda: "sntrys_" + _text(100),
+    "new relic": lambda: "NRAK-" + _text(27, string.ascii_uppercase + string.digits),
+    "circleci": lambda: f"CCIPAT_{_text(22)}_{_text(40, HEX)}",
+    "atlassian": lambda: "ATATT3" + _text(186, URLSAFE),
+    "bitbucket": lambda: "ATBB7" + _text(31),
+    "slack app": lambda: f"xapp-1-A{_text(10)}-{_text(13, string.digits)}-{_text(64, HEX)}",
+    "stripe test": lambda: "sk_test_" + _text(24),
+    "notion": lambda: "ntn_" + _text(46),
+    "postman": lambda: f"PMAK-{_text(24, HEX)}-{_text(34, HEX)}",
+    "shopify": lambda: "shpat_" + _text(32, HEX),
+    "hubspot": lambda: f"pat-na1-{_text(8, HEX)}-{_text(4, HEX)}-{_text(4, HEX)}-{_text(4, HEX)}-{_text(12, HEX)}",
+    "mailgun": lambda: "key-" + _text(32, HEX),
 }
 #: credentials that only their place shows
 PLAIN: dict[str, Callable[[], str]] = {
@@ -73,6 +121,12 @@ PLACES: dict[str, str] = {
     "json": '{{"a": "{}"}}',
     "brackets": "[{}]",
     "line": "first\n{}\nlast",
+    "behind an escaped line": '{{"log": "first\\\\n{}"}}',
+    "behind an escape of JSON": "a\\u0026{}",
+    "behind an escape of a URL": "https://host/x?a%3D{}",
+    "behind a colour": "\x1b[31m{}\x1b[0m",
+    "behind a bright colour": "\x1b[1;31m{}",
+    "behind a name": "my_{}",
 }
 ASSIGNED: dict[str, str] = {
     "env": "HF_TOKEN={}",
@@ -106,7 +160,32 @@ ASSIGNED: dict[str, str] = {
     "azure url": "https://a.blob.core.windows.net/c/b?sv=2024&sig={}&se=2027",
     "url in json": "https://host/x?a=b\\u0026access_token={}\\u0026c=d",
     "sentence": "wrong password: {}",
+    "option with _": "--hf_token {}",
+    "option with _ and =": "--client_secret={}",
+    "old database": "export MYSQL_PWD={}",
+    "camel case": '{{"clientSecret": "{}"}}',
+    "secret access key": '{{"SecretAccessKey": "{}", "Expiration": "2026"}}',
+    "shared access key": "Endpoint=sb://x/;SharedAccessKey={}",
+    "docker": '{{"identitytoken": "{}"}}',
+    "npm": "//registry.npmjs.org/:_authToken={}",
+    "bytes": "{{'Authorization': b'Bearer {}'}}",
+    "other scheme": "Authorization: Key {}",
+    "digest": 'Authorization: Digest username="me", nonce="a", response="{}"',
+    "signed header": "Authorization: AWS4-HMAC-SHA256 Credential=me/20260101/us/s3/aws4_request, Signature={}",
+    "header of Azure": "Ocp-Apim-Subscription-Key: {}",
+    "escaped query": "next=%2Fx%3Ftoken%3D{}",
+    "query escaped in json": "client_secret\\u003d{}",
+    "manifest": '{{"name": "HF_TOKEN", "value": "{}"}}',
+    "manifest in yaml": "- name: HF_TOKEN\n  value: {}",
+    "xml": "<password>{}</password>",
+    "netrc with account": "machine h login me account a password {}",
 }
+#: places behind names that are words too: only what mixes letters and digits is masked
+PERHAPS = [
+    "db_pass={}", "DB_PASS={}", "pwd: {}", "Server=x;Pwd={};", '"auth": "{}"', "_auth={}", "GH_PAT={}",
+    "REDISCLI_AUTH={}", "SSHPASS={}", "jwt: {}", "GOOGLE_CREDENTIALS={}", "passcode={}", "curl -u me:{} https://host",
+    "curl --user 'me:{}'",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("place", sorted(PLACES))
@@ -129,6 +208,17 @@ def test_credentials_are_known_by_their_place(kind: str, place: str) -> None:
     assert redact(shown) == shown
 
 
+@pytest.mark.parametrize("place", PERHAPS)
+def test_what_looks_like_a_credential_is_masked_behind_a_word(place: str) -> None:
+    for secret in ("s3cr3t" + _text(6), "9aZ" + _text(20)):
+        assert redact(place.format(secret)) == place.format("***")
+
+
+def test_a_json_web_token_goes_with_its_signature() -> None:
+    token = _jwt()
+    assert token.rsplit(".", 1)[1] not in redact(f"got {token}.")
+
+
 def test_a_private_key_goes_with_its_text() -> None:
     body = _text(64)
     text = f"before\n-----BEGIN RSA PRIVATE KEY-----\n{body}\n-----END RSA PRIVATE KEY-----\nafter"
@@ -145,7 +235,7 @@ def test_what_precedes_the_detectors_lets_their_credentials_through() -> None:
             secret = make()
             if any(True for analyze in detectors.values() for _ in analyze(secret)):
                 known += 1
-                assert _PERHAPS.search(secret), secret
+                assert _PERHAPS.search(secret) or _OWN.fullmatch(secret), secret
     assert known > 1500
 
 
@@ -213,6 +303,12 @@ def test_nothing_of_ours_is_masked() -> None:
         "TF-RUN-093: the chat template refused the conversation",
         "key=model.layers.0",
         "signature: (x: int) -> str",
+        "pwd: /home/me/models2, auth: kerberos, pass=2, pass: 12.5 ms, jwt: RS256",
+        "docker run -u 1000:1000, --user root:root, chown -R app:app2",
+        "name: max_tokens\n  value: 4096",
+        "task-9f86d081884c7d659a2feaa0c55ad015, disk-0e9e39f249a16976918f6564b8830bc8",
+        "authorization: a key opens what is closed",
+        "as-is, ak-47, key-value, pat-1, dapi, fw_update, r8_x, xai-1",
     ],
 )
 def test_ordinary_text_stays(text: str) -> None:
@@ -222,7 +318,7 @@ def test_ordinary_text_stays(text: str) -> None:
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A home without files."""
-    for name in ("NETRC", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME"):
+    for name in ("NETRC", "HF_TOKEN_PATH", "HF_STORED_TOKENS_PATH", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
@@ -242,6 +338,30 @@ def test_values_of_the_environment_go_wherever_they_stand(monkeypatch: pytest.Mo
     assert redact(json.dumps({"a": 'quo"ted\\value'})) == '{"a": "***"}'
 
 
+@pytest.mark.parametrize("around", ["{}", "me:{}", "ab{}", "x:{}\n", "{{'a': '{}'}}"])
+def test_values_are_known_in_base64(monkeypatch: pytest.MonkeyPatch, nobody: Path, around: str) -> None:
+    monkeypatch.setenv("MY_PASSWORD", "correct horse?>")
+    text = around.format("correct horse?>").encode()
+    for encoded in (base64.b64encode(text).decode(), base64.urlsafe_b64encode(text).decode()):
+        start = len(around.split("{")[0])
+        shown = redact(f"data {encoded} end")
+        assert "***" in shown and encoded[start + 4 : start + 12] not in shown
+
+
+def test_lines_of_a_long_value_are_known_alone(monkeypatch: pytest.MonkeyPatch, nobody: Path) -> None:
+    body = [_text(64), _text(64)]
+    monkeypatch.setenv("SIGNING_KEY", "\n".join(["-----BEGIN KEY-----", *body, "short", "-----END KEY-----"]))
+    assert [redact(f"| {line}") for line in body] == ["| ***"] * 2
+    assert redact("-----BEGIN KEY-----, short") == "-----BEGIN KEY-----, short"
+
+
+def test_a_word_behind_a_name_that_may_be_a_secret_stays(monkeypatch: pytest.MonkeyPatch, nobody: Path) -> None:
+    monkeypatch.setenv("TRACKING_AUTH", "kerberos")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key1.json")
+    monkeypatch.setenv("GH_PAT", "plain4words")
+    assert redact("kerberos /home/me/key1.json plain4words") == "kerberos /home/me/key1.json ***"
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -259,9 +379,10 @@ def test_logins_of_other_variables_and_files_go_too(monkeypatch: pytest.MonkeyPa
     (nobody / ".netrc").write_text("machine a login me password netrcpassword\nmachine b\n")
     (nobody / ".cache" / "huggingface").mkdir(parents=True)
     (nobody / ".cache" / "huggingface" / "token").write_text("tokenofthefile\n")
-    secret_values._netrc.cache_clear()
-    secret_values._token_file.cache_clear()
-    assert redact("indexpassword netrcpassword tokenofthefile") == "*** *** ***"
+    (nobody / ".cache" / "huggingface" / "stored_tokens").write_text("[work]\nhf_token = tokenofanother\n")
+    for cached in (secret_values._netrc, secret_values._token_file, secret_values._stored_tokens):
+        cached.cache_clear()
+    assert redact("indexpassword netrcpassword tokenofthefile tokenofanother") == "*** *** *** ***"
 
 
 def test_a_home_that_cannot_be_read_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
