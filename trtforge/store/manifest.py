@@ -191,6 +191,10 @@ def read_sealed(directory: Path) -> tuple[dict[str, Any], str] | str:
 
     Reads two small files; the artifact's own files are not looked at.
     """
+    for name in RESERVED:
+        # what lies elsewhere is not the directory's own, and may change under it
+        if (directory / name).is_symlink():
+            return f"{name} is a symbolic link, no regular file"
     try:
         complete = read_bytes_file(directory / COMPLETE, _MAX_COMPLETE)
     except FileNotFoundError:

@@ -86,6 +86,17 @@ def test_odd_files_are_refused_at_once(bundle: Path, name: str, kind: str) -> No
     assert {finding.code for finding in report.findings} <= {f"TF-BND-00{n}" for n in (1, 2, 3, 4, 6, 7)}
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "COMPLETE"])
+@pytest.mark.parametrize("place", ["engine", "../.."])
+def test_what_seals_a_directory_lies_in_it(bundle: Path, name: str, place: str) -> None:
+    moved = (bundle / place / "moved").resolve()
+    (bundle / name).rename(moved)
+    (bundle / name).symlink_to(os.path.relpath(moved, bundle))
+    assert codes(bundle) == ["TF-BND-002"]
+    loaded = Store(bundle.parents[2], durable=False).load(bundle)
+    assert isinstance(loaded, Damage) and loaded.reason == f"{name} is a symbolic link, no regular file"
+
+
 def test_a_sparse_giant_that_its_manifest_lists_is_not_hashed(bundle: Path) -> None:
     with (bundle / "weights").open("wb") as file:
         file.truncate(1 << 40)
