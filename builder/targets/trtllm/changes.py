@@ -46,7 +46,8 @@ def changes(settings: Settings, checkpoint: Mapping[str, Any], architectures: It
         checkpoint: config.json of what the engine is built from.
         architectures: of the GPU that builds, such as ``sm_90``.
     """
-    return [*_token_limit(settings), *_context_attention(settings, checkpoint, has_fp8_attention(architectures))]
+    attention = _context_attention(settings, checkpoint, has_fp8_attention(architectures))
+    return [*_token_limit(settings), *_eagle_attention(settings, attention)]
 
 
 def settled(
@@ -72,6 +73,18 @@ def recorded(settings: Settings, checkpoint: Mapping[str, Any], architectures: I
     if found.get("max_num_tokens") is not None and found.get("max_batch_size") is not None:
         found["max_num_tokens"] = max(found["max_num_tokens"], found["max_batch_size"] * (drafts + 1))
     return found
+
+
+def _eagle_attention(settings: Settings, found: list[Change]) -> list[Change]:
+    """EAGLE's last word on paged context attention: the builder turns it on after everything that turned it off."""
+    setting = "use_paged_context_fmha"
+    if settings.get("speculative_decoding_mode") != "eagle" or settings.get(setting) is None:
+        return found
+    rest = [change for change in found if change.setting != setting]
+    if settings[setting]:
+        return rest
+    why = "EAGLE verifies over the paged cache, and the builder turns it on by itself"
+    return [*rest, Change(setting, settings[setting], True, why)]
 
 
 def _token_limit(settings: Settings) -> list[Change]:

@@ -96,3 +96,18 @@ def test_room_for_drafts_is_added_after_the_clip() -> None:
 )
 def test_fp8_attention_by_architecture(names: list[str], has: bool) -> None:
     assert has_fp8_attention(names) is has
+
+
+@pytest.mark.parametrize(
+    ("paged", "quantization"),
+    [
+        (False, {}),
+        (True, {"quant_algo": "W4A16_AWQ", "kv_cache_quant_algo": "FP8"}),
+        (True, {"quant_algo": "W8A16", "kv_cache_quant_algo": "INT8"}),
+        (False, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}),
+    ],
+)
+def test_eagle_has_paged_context_attention_whatever_turned_it_off(paged: bool, quantization: dict[str, str]) -> None:
+    asked = {"use_paged_context_fmha": paged, "use_fp8_context_fmha": False, "speculative_decoding_mode": "eagle"}
+    said = recorded(asked, {"quantization": quantization}, ["sm_90"])
+    assert said["use_paged_context_fmha"] is True and said["use_fp8_context_fmha"] is False

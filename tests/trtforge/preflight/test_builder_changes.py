@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.preflight import codes, report
-from tests.trtforge.preflight.settings import ENGINE, build, merged, quant, trtllm
+from tests.trtforge.preflight.settings import ENGINE, build, merged, quant, speculation, trtllm
 
 FP8 = merged(ENGINE, quant(format="fp8", kv_cache="fp8"))
 
@@ -26,3 +26,19 @@ def test_what_a_recipe_writes_against_the_builder_is_refused() -> None:
     written = merged(FP8, trtllm(fp8_context_attention=False))
     assert "TF-K13-004" in codes(written)
     assert "TF-K13-004" not in codes(merged(written, trtllm(paged_context_attention=False, chunked_context=False)))
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        {"method": "lookahead"},
+        {"method": "medusa", "draft": "draft", "heads": 4, "max_draft_len": 63},
+        {"method": "eagle", "draft": "draft", "heads": 4, "max_draft_len": 63},
+    ],
+)
+def test_context_logits_of_engines_that_draft_are_refused_as_trtllm_build_does(drafts: dict[str, object]) -> None:
+    asked = merged(ENGINE, quant(format="none"), speculation(**drafts), trtllm(gather_context_logits=True))
+    found = [f.message for f in report(asked).findings if f.code == "TF-K12-003"]
+    assert any("gather-context-logits" in message for message in found)
+    left = report(merged(asked, trtllm(gather_context_logits=False))).findings
+    assert not any("gather-context-logits" in finding.message for finding in left)
