@@ -45,13 +45,22 @@ def _is_mlx(names: Collection[str], config: Mapping[str, Any]) -> bool:
     return packed and not (isinstance(other, Mapping) and "quant_method" in other)
 
 
+def _is_training(names: Collection[str], config: Mapping[str, Any]) -> bool:
+    """Shards of FSDP (torch.distributed.checkpoint), ZeRO's partitions, Megatron's iterations, NeMo 2's two halves."""
+    if _any(".safetensors", ".bin")(names):
+        return False
+    steps = any(re.fullmatch(r"(global_step|iter_)\d+", name) for name in names)
+    return _any(".distcp")(names) or steps or "latest_checkpointed_iteration.txt" in names or set(names) >= _NEMO_2
+
+
+_NEMO_2 = {"weights", "context"}
 _UNCONVERTED = "name the Hugging Face checkpoint that it was made from"
 #: in the order in which they are asked; the first that fits decides
 KINDS = (
     FolderKind(
         "trtllm-engine",
         "a TensorRT-LLM engine",
-        (_UNCONVERTED, "trtforge triton init and trtllm-serve serve an engine that is built"),
+        (_UNCONVERTED, "trtforge triton emit FOLDER OUT --layout inflight_batcher_llm serves an engine that is built"),
         _is_trtllm_engine,
     ),
     FolderKind(
@@ -124,6 +133,21 @@ KINDS = (
         "a NeMo checkpoint",
         ("export it with NeMo's converter to Hugging Face form, and name that folder",),
         lambda names, config: _any(".nemo")(names) or {"model_config.yaml", "model_weights"} <= set(names),
+    ),
+    FolderKind(
+        "hub-cache",
+        "an entry of the Hugging Face cache",
+        ("name the folder of one revision: snapshots/REVISION in it", "model.source: hf:ORG/NAME"),
+        lambda names, config: {"snapshots", "refs"} <= set(names) and "config.json" not in names,
+    ),
+    FolderKind(
+        "training",
+        "a checkpoint of a training run",
+        (
+            "save the model in Hugging Face form on the machine that trained it (save_pretrained, or the exporter of "
+            "DeepSpeed, FSDP, Megatron or NeMo), and name that folder",
+        ),
+        _is_training,
     ),
     FolderKind(
         "consolidated",

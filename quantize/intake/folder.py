@@ -48,6 +48,7 @@ COMPANIONS = (
     "hf_quant_config.json",
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _STALE_BUFFERS = re.compile(r"(\.rotary_emb\.inv_freq|\.attention\.bias|\.masked_bias|\.rotary_emb\.(cos|sin)_cached)$")
 DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
@@ -255,14 +256,22 @@ def _refuse_no_checkpoint(path: Path) -> None:
         f"{path} holds no checkpoint: there is no {CONFIG}",
         asked=str(path),
         numbers={"files": ", ".join(sorted(file.name for file in path.iterdir())[:8])},
-        remedies=["name the folder that holds config.json"],
+        remedies=_below(path) or ["name the folder that holds config.json"],
     )
+
+
+def _below(path: Path) -> list[str]:
+    """The checkpoints that lie one or two folders deeper (training steps, a cache's revisions), the last first."""
+    found = [config.parent for pattern in (f"*/{CONFIG}", f"*/*/{CONFIG}") for config in path.glob(pattern)]
+    return [f"name the folder that holds {CONFIG}: {folder}" for folder in sorted(found, reverse=True)[:3]]
 
 
 def _other_kind(path: Path, kind: FolderKind) -> ForgeError:
     remedies = list(kind.remedies)
     if kind.name == "gguf":
         remedies = [f"name the GGUF file itself: {next(iter(sorted(path.glob('*.gguf'))))}"]
+    elif kind.name == "hub-cache":
+        remedies = [*_below(path), *remedies[-1:]] if _below(path) else remedies
     return ForgeError(
         "TF-SRC-028",
         f"{path} is {kind.title}, no Hugging Face checkpoint",
@@ -371,6 +380,19 @@ def _other_rows(tensors: dict[str, TensorInfo], expected: dict[str, tuple[int, .
     return next(iter(found)) if len(found) == 1 and len(wrong) == tables else None
 
 
+def _other_layers(missing: list[str], unexpected: list[str], stated: int) -> int | None:
+    """The number of layers that the weights have, where whole layers at the end are all that is missing or too many."""
+    odd = missing or unexpected
+    found = [match for name in odd if (match := _LAYER.match(name))]
+    if (missing and unexpected) or not odd or len(found) != len(odd):
+        return None
+    numbers = {int(match[1]) for match in found}
+    first, last = (min(numbers), stated) if missing else (stated, max(numbers) + 1)
+    kinds = {name[match.end() :] for name, match in zip(odd, found, strict=True)}
+    whole = numbers == set(range(first, last)) and len(odd) == len(kinds) * len(numbers)
+    return (first if missing else last) if whole and "input_layernorm.weight" in kinds else None
+
+
 def _compare(
     tensors: dict[str, TensorInfo], shape: ModelShape, prequantized: Prequantized | None
 ) -> tuple[list[str], list[str]]:
@@ -412,6 +434,9 @@ def _compare(
         rows = _other_rows(tensors, expected, wrong)
         if rows is not None:
             remedies.insert(0, f"set vocab_size: {rows} in config.json, the rows that the embedding has")
+        layers = _other_layers(missing, unexpected, shape.layers) if not wrong else None
+        if layers is not None:
+            remedies.insert(0, f"set num_hidden_layers: {layers} in {CONFIG}, the layers that the weights have")
         named = renaming(tensors, expected)
         if named is not None:
             text, remedies = named.message, named.remedies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from quantize.intake.model_config import require_architecture
 from tests.support.tiny import write_safetensors, write_tiny_llama
 from trtforge.errors import ForgeError
 from trtforge.folder_kind import KINDS
+
+_COMMAND = re.compile(r"trtforge ((?:[a-z]+ ?)+)")
 
 TRTLLM = {
     "producer": {"name": "modelopt", "version": "0.39.0"},
@@ -59,6 +62,8 @@ FOLDERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "onnx": (("model.onnx", "model.onnx_data"), {"config": {"architectures": ["LlamaForCausalLM"]}}),
     "openvino": (("openvino_model.xml", "openvino_model.bin"), {"config": {"architectures": ["LlamaForCausalLM"]}}),
     "nemo": (("llama.nemo",), {}),
+    "hub-cache": (("snapshots", "refs", "blobs"), {}),
+    "training": ((".metadata", "__0_0.distcp"), {}),
     "consolidated": (("consolidated.safetensors", "tekken.json"), {"params": {"dim": 4096}}),
 }
 
@@ -75,6 +80,60 @@ def test_a_folder_of_another_kind_is_called_by_its_name(kind: str, tmp_path: Pat
     title = next(item.title for item in KINDS if item.name == kind)
     assert title in error.message
     assert error.remedies
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("latest", "global_step10", "zero_to_fp32.py"),
+        ("latest_checkpointed_iteration.txt", "iter_0000100"),
+        ("context", "weights"),
+        ("__0_0.distcp", "__1_0.distcp"),
+    ],
+)
+def test_checkpoints_of_training_runs_are_called_so(names: tuple[str, ...], tmp_path: Path) -> None:
+    error = refusal(write(tmp_path / "model", *names))
+    assert (error.code, error.numbers["kind"]) == ("TF-SRC-028", "training") and "save_pretrained" in error.remedies[0]
+
+
+def test_checkpoints_below_the_folder_are_named(tmp_path: Path) -> None:
+    for step in ("checkpoint-100", "checkpoint-200"):
+        write_tiny_llama(tmp_path / "run" / step, layers=1)
+    assert refusal(tmp_path / "run").remedies == [
+        f"name the folder that holds config.json: {tmp_path / 'run' / step}"
+        for step in ("checkpoint-200", "checkpoint-100")
+    ]
+    entry = tmp_path / "models--org--name"
+    (entry / "refs").mkdir(parents=True)
+    write_tiny_llama(entry / "snapshots" / "abc", layers=1)
+    error = refusal(entry)
+    assert "Hugging Face cache" in error.message and str(entry / "snapshots" / "abc") in error.remedies[0]
+
+
+def test_remedies_name_commands_that_exist() -> None:
+    from trtforge.cli.app import invoke
+
+    for words in {
+        tuple(found[1].split()) for kind in KINDS for way in kind.remedies if (found := _COMMAND.search(way))
+    }:
+        with pytest.raises(SystemExit) as ended:
+            raise SystemExit(invoke([*words, "--help"]))
+        assert ended.value.code == 0, words
+
+
+@pytest.mark.parametrize(("stated", "stored"), [(1, 3), (3, 1), (2, 3)])
+def test_a_model_with_layers_more_or_less_than_stated_is_told_the_number(
+    stated: int, stored: int, tmp_path: Path
+) -> None:
+    folder = write_tiny_llama(tmp_path / "model", layers=stored)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": stated}))
+    error = refusal(folder)
+    assert error.code == "TF-SRC-022" and error.remedies[0].startswith(
+        f"set num_hidden_layers: {stored} in config.json"
+    )
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": stored}))
+    inspect_source(str(folder), tmp_path)
 
 
 def test_a_repository_holds_its_models_one_folder_deeper(tmp_path: Path) -> None:
