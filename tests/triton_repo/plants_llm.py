@@ -177,6 +177,16 @@ OTHERS = [
         "",
         "model_transaction_policy { decoupled: true }\n",
     ),
+    Plant(
+        "two keys of the graphs' batches",
+        "TF-TRI-263",
+        L.llmapi,
+        LLM_YAML,
+        "tensor_parallel_size: 1",
+        "cuda_graph_config: {batch_sizes: [1, 2], max_batch_size: 8}",
+    ),
+    Plant("value of no type of vLLM", "TF-TRI-252", L.vllm, VLLM_JSON, '"enforce_eager": true', '"dtype": "fp8"'),
+    Plant("no rank of vLLM", "TF-TRI-252", L.vllm, VLLM_JSON, '"enforce_eager": true', '"tensor_parallel_size": 0'),
     Plant("argument misspelt", "TF-TRI-223", L.llmapi, LLM_YAML, "tensor_parallel_size: 1", "tensor_paralell_size: 1"),
     Plant(
         "nested argument misspelt",

@@ -369,6 +369,14 @@ MORE: list[Case] = [
         yaml("kv_cache_config: {moe_config: &a {backend: TRTLLM}}\nmoe_confg: *a"),
     ),
     ("torch.compile as it was", "TF-TRI-223", yaml("torch_compile_enabled: true")),
+    ("one value for a list", "TF-TRI-225", yaml("kv_cache_config: {max_attention_window: 4096}")),
+    ("a mapping for a list", "TF-TRI-225", yaml("kv_cache_config: {max_attention_window: {a: 1}}")),
+    (
+        "two keys of the graphs' batches",
+        "TF-TRI-263",
+        yaml("cuda_graph_config: {batch_sizes: [1, 2], max_batch_size: 8}"),
+    ),
+    ("a type by another case", "TF-TRI-252", changed(L.vllm, VLLM_JSON, '"enforce_eager": true', '"dtype": "Half"')),
     ("model.json is not there", "TF-TRI-230", changed(L.vllm, "", "", "", lambda r: (r / VLLM_JSON).unlink())),
     ("two models of vLLM", "TF-TRI-231", two_vllm),
     (

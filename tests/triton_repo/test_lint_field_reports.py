@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.edits import carry_out
 from tests.triton_repo.corpus import COMPLETING, PYTHON, add
@@ -88,6 +89,60 @@ def test_a_value_that_is_none_of_the_choices_is_an_error_that_names_them(tmp_pat
     assert any(remedy.edits for remedy in error.remedies) == (value != "'cuda'")
     if value != "'cuda'":
         assert cured(tmp_path / "r", error) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "meant"),
+    [
+        ("cuda_graph_config: {batch_sizes: '1, 2,4'}", "'1, 2,4'", "batch_sizes: [1, 2, 4]"),
+        ("kv_cache_config: {max_attention_window: 4096}", "4096", "max_attention_window: [4096]"),
+        ("lora_config: {lora_target_modules: attn_q}", "'attn_q'", 'lora_target_modules: ["attn_q"]'),
+    ],
+)
+def test_one_value_where_a_list_is_wanted_becomes_one(tmp_path, line, said, meant):
+    llmapi(tmp_path / "r", f"{line}\n")
+    error = found(tmp_path / "r", "error")[0]
+    assert (error.code, error.line) == ("TF-TRI-225", 8) and said in error.message and meant in error.remedy
+    cured(tmp_path / "r", error)
+    assert found(tmp_path / "r", "error") == []
+
+
+def test_two_keys_that_say_different_batches_for_graphs(tmp_path):
+    llmapi(tmp_path / "r", "cuda_graph_config: {batch_sizes: [1, 2, 4, 8], max_batch_size: 64}\n")
+    (error,) = found(tmp_path / "r")
+    assert (error.code, error.severity) == ("TF-TRI-263", "error") and "ends at 8" in error.message
+    assert cured(tmp_path / "r", error) == []
+    llmapi(tmp_path / "fits", "cuda_graph_config: {batch_sizes: [1, 2, 4], max_batch_size: 4}\n")
+    assert found(tmp_path / "fits") == []
+
+
+def test_what_stands_below_a_misspelt_section_is_judged_with_it(tmp_path):
+    llmapi(tmp_path / "r", "kv-cache-config:\n  free-gpu-memory-fraction: 0.9\n  dtype: fp8_e4m3\n")
+    errors = found(tmp_path / "r")
+    assert [(f.code, f.line) for f in errors] == [("TF-TRI-223", 8), ("TF-TRI-223", 9), ("TF-TRI-225", 10)]
+    while errors := found(tmp_path / "r"):
+        assert len(cured(tmp_path / "r", errors[-1])) < len(errors)
+    document = yaml.safe_load((tmp_path / "r/tensorrt_llm/1/model.yaml").read_text())
+    assert document["kv_cache_config"] == {"free_gpu_memory_fraction": 0.9, "dtype": "fp8"} and "dtype" not in document
+
+
+def test_the_names_of_vllms_speculation_become_those_of_llm(tmp_path):
+    llmapi(tmp_path / "r", "speculative_config: {method: eagle3, model: /d, num_speculative_tokens: 3}\n")
+    for _ in range(5):
+        if errors := [f for f in found(tmp_path / "r") if f.code == "TF-TRI-223"] or found(tmp_path / "r"):
+            cured(tmp_path / "r", errors[0])
+    document = yaml.safe_load((tmp_path / "r/tensorrt_llm/1/model.yaml").read_text())
+    assert document["speculative_config"] == {
+        "decoding_type": "Eagle3",
+        "speculative_model": "/d",
+        "max_draft_len": 3,
+    }
+
+
+def test_chunked_context_is_called_prefill_now(tmp_path):
+    llmapi(tmp_path / "r", "enable_chunked_context: true\n")
+    (error,) = found(tmp_path / "r")
+    assert "enable_chunked_prefill: true" in error.remedy and cured(tmp_path / "r", error) == []
 
 
 def test_values_that_are_read_without_case_are_no_finding(tmp_path):
@@ -186,6 +241,22 @@ def test_the_arguments_of_vllm_are_held_against_a_table(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("dtype", "fp8", "it takes auto, half"),
+        ("dtype", "Float16", "float16"),
+        ("tensor_parallel_size", 0, "begins at 1"),
+        ("max_num_seqs", -1, "begins at 1"),
+    ],
+)
+def test_a_value_of_the_right_kind_that_vllm_refuses(tmp_path, name, value, said):
+    vllm(tmp_path / "r", **{name: value})
+    (error,) = found(tmp_path / "r")
+    assert (error.code, error.severity, error.line) == ("TF-TRI-252", "error", 3) and said in error.message
+    assert cured(tmp_path / "r", error) == []
+
+
 def test_names_of_a_draft_move_into_one_section_one_by_one(tmp_path):
     vllm(tmp_path / "r", speculative_model="/draft", num_speculative_tokens=5)
     while errors := found(tmp_path / "r"):
@@ -242,6 +313,22 @@ def test_a_platform_that_is_a_backend_is_called_one(tmp_path, platform, wanted):
     add(tmp_path / "r", "model", f'platform: "{platform}"\n')
     error = next(f for f in found(tmp_path / "r") if f.code == "TF-TRI-126")
     assert error.remedy == wanted
+
+
+@pytest.mark.parametrize(
+    ("backend", "wanted"),
+    [
+        ("onnxruntime_onnx", "onnxruntime"),
+        ("tensorrt_plan", "tensorrt"),
+        ("pytorch_libtorch", "pytorch"),
+        ("libtorch", "pytorch"),
+        ("torch", "pytorch"),
+    ],
+)
+def test_a_backend_that_is_a_platform_is_called_by_its_own_name(tmp_path, backend, wanted):
+    add(tmp_path / "r", "model", f'backend: "{backend}"\n', {"1/model.any": ""})
+    error = next(f for f in found(tmp_path / "r") if f.code == "TF-TRI-129")
+    assert error.remedy == f'backend: "{wanted}"'
 
 
 SPREAD = (

@@ -74,6 +74,7 @@ class Arguments(BaseModel):
     wrapper: tuple[str, ...]
     known: dict[str, tuple[str, ...]]
     choices: dict[str, Choice]
+    lists: tuple[str, ...]
     guided_with_speculation: tuple[GuidedFault, ...]
     removed: dict[str, dict[str, Removed]]
     engine_only: tuple[str, ...]
@@ -83,7 +84,7 @@ class Arguments(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Arguments:
         keys = {f"{section}.{name}" if section else name for section, names in self.known.items() for name in names}
-        named = [*self.choices, *(section for section in self.known if section)]
+        named = [*self.choices, *self.lists, *(section for section in self.known if section)]
         named += [row.to or row.inverse or "" for rows in self.removed.values() for row in rows.values()]
         unknown = sorted(name for name in named if name and name not in keys)
         if unknown:

@@ -162,7 +162,8 @@ def backend_name(model: Model, repository: Repository) -> Iterator[Hit]:
 
 def _backend_like(stated: str) -> str | None:
     """The backend whose name a text is spelt like; None when it is like none."""
-    others = {"onnx": "onnxruntime", "pytorchlibtorch": "pytorch", "trtllm": "tensorrtllm", "trt": "tensorrt"}
+    others = {"onnx": "onnxruntime", "trtllm": "tensorrtllm", "trt": "tensorrt", "torch": "pytorch"}
+    others |= {name.replace("_", ""): backend for name, backend in PLATFORMS.items()}
     normal = {name.replace("_", ""): name for name in (*_BACKENDS, *others)}
     plain = stated.lower().replace("-", "").replace("_", "")
     near = normal.get(plain) or nearest(stated, _BACKENDS, cutoff=0.85)

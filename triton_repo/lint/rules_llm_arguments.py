@@ -185,6 +185,8 @@ def yaml_values(model: Model, path: Path, text: str, document: Mapping[str, Any]
         line = lines.of(*entry.path)
         if entry.name in table.choices and entry.value is not None:
             yield from _choice(model, entry, table, path, line)
+        if entry.name in table.lists and entry.value is not None and not isinstance(entry.value, list):
+            yield _no_list(model, entry, path, line)
         row = ranges.get(entry.name)
         if row is None or entry.value is None or entry.key.endswith("parallel_size"):
             continue
@@ -195,6 +197,42 @@ def yaml_values(model: Model, path: Path, text: str, document: Mapping[str, Any]
             usual = [key(path, number(default), *entry.path)] if row.default else []
             message = f"{entry.name}: {fault} ({row.allowed})"
             yield hit_file(model, path, message, [*usual, _without(entry, path)], line)
+
+
+def _no_list(model: Model, entry: Entry, path: Path, line: int) -> Hit:
+    """A key that takes a list and has one value, or a text with several."""
+    value = entry.value
+    texts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else [value]
+    parts = [int(part) if str(part).isdecimal() else part for part in texts]
+    message = f"{entry.name} is {value!r}; it takes a list"
+    if isinstance(value, dict) or not parts:
+        return hit_file(model, path, message, _without(entry, path), line)
+    return hit_file(model, path, message, key(path, parts, *entry.path), line)
+
+
+@rule(
+    "TF-TRI-263",
+    "error",
+    "two keys say different batches for CUDA graphs",
+    why="LLM() takes batch_sizes or max_batch_size, and refuses both unless the one follows from the other.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/llmapi/llm_args.py",
+)
+@each_document
+def graph_batches(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    arguments = placed(document, load_arguments())
+    listed_ones, largest = (arguments.get(f"cuda_graph_config.{name}") for name in ("batch_sizes", "max_batch_size"))
+    if listed_ones is None or largest is None or not isinstance(listed_ones.value, list):
+        return
+    sizes = [size for size in listed_ones.value if isinstance(size, int)]
+    if not sizes or not isinstance(largest.value, int) or largest.value in (0, max(sizes)):
+        return
+    yield hit_file(
+        model,
+        path,
+        f"cuda_graph_config.batch_sizes ends at {max(sizes)} and max_batch_size is {largest.value}",
+        (no_key(path, *largest.path), no_key(path, *listed_ones.path)),
+        Lines(text).of(*largest.path),
+    )
 
 
 def _choice(model: Model, entry: Entry, table: Arguments, path: Path, line: int) -> Iterator[Hit]:

@@ -178,7 +178,8 @@ def _json(name: str, value: Any) -> str:
     "TF-TRI-252",
     "error",
     "an argument of model.json has a value of another kind",
-    why="AsyncEngineArgs takes values as they are: a number in quotes is a text, and any text counts as true.",
+    why="AsyncEngineArgs takes values as they are: a number in quotes is a text, any text counts as true, and what is "
+    "none of an argument's values ends the load.",
     source=_CODE,
 )
 @each_arguments
@@ -187,6 +188,7 @@ def vllm_values(model: Model, path: Path, lines: Lines, document: dict[str, Any]
     for name, value in document.items():
         kinds = table.kinds.get(name, ())
         if name == "model" or fits(value, kinds):
+            yield from _values(model, path, lines, table, name, value)
             continue
         wanted, better = " or ".join(kinds), meant(value, kinds)
         # NVIDIA's own tutorial writes "enforce_eager": "true", and any text is true to Python
@@ -200,6 +202,17 @@ def vllm_values(model: Model, path: Path, lines: Lines, document: dict[str, Any]
             lines.of(name),
             "note" if harmless else None,
         )
+
+
+def _values(model: Model, path: Path, lines: Lines, table: VllmArguments, name: str, value: object) -> Iterator[Hit]:
+    """A value of the right kind that is none of those that the argument takes."""
+    choices = table.choices.get(name, ())
+    if choices and isinstance(value, str) and value not in choices:
+        near = nearest(value, choices, cutoff=0.8)
+        remedy = key(path, near, name) if near else no_key(path, name, text=f"leave {name} out, for the model's own")
+        yield hit_file(model, path, f"{name} is {value!r}; it takes {', '.join(choices)}", remedy, lines.of(name))
+    if name in table.counts and isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        yield hit_file(model, path, f"{name} is {value}; it begins at 1", no_key(path, name), lines.of(name))
 
 
 @rule(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.llm_arguments import Arguments, aliases_grow
+from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import Model
 
 
@@ -115,7 +116,7 @@ def entries(
             continue
         name = f"{section}.{key}" if section else key
         if key not in known:
-            name = _meant(key, section, table) or name
+            name = _meant(key, section, table) or _section_like(key, section, value, table) or name
         entry = Entry(section, key, name, value, (*path, key), len(document) == 1, not isinstance(raw, str))
         yield entry
         if not isinstance(value, dict):
@@ -144,6 +145,13 @@ def _meant(key: str, section: str, table: Arguments) -> str | None:
     return key if key in places else places[0] if len(places) == 1 else None
 
 
+def _section_like(key: str, section: str, value: Any, table: Arguments) -> str | None:
+    """The section of ``section`` that a misspelt key opens: what stands below it is judged with it."""
+    near = nearest(key, table.known[section], cutoff=0.85) if isinstance(value, dict) else None
+    name = f"{section}.{near}" if section else near
+    return name if name in table.known else None
+
+
 def homes(key: str, section: str, table: Arguments) -> list[str]:
     """The full names of the arguments that are called ``key`` in other sections; the top first."""
     found = [f"{other}.{key}" if other else key for other, names in table.known.items() if key in names]
@@ -152,7 +160,7 @@ def homes(key: str, section: str, table: Arguments) -> list[str]:
 
 def wraps(entry: Entry, table: Arguments) -> bool:
     """Whether a key that is no argument holds arguments of the top: at least half of what is below it."""
-    if entry.section or not isinstance(entry.value, dict) or not entry.value:
+    if entry.section or entry.name in table.known or not isinstance(entry.value, dict) or not entry.value:
         return False
     top = {*table.known[""], *table.wrapper, *table.removed[""]}
     return sum(str(key) in top for key in entry.value) * 2 >= len(entry.value)

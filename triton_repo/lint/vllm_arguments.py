@@ -34,6 +34,8 @@ class VllmArguments(BaseModel):
     releases: tuple[str, ...]
     errors_until: str
     known: dict[str, tuple[str, ...]]
+    choices: dict[str, tuple[str, ...]]
+    counts: tuple[str, ...]
     removed: dict[str, Gone]
 
     @cached_property
