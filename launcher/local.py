@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import http.client
 import os
 import re
 import resource
@@ -46,6 +47,8 @@ LAST_WORDS = 5
 _ERROR_LINE = re.compile(r"^E\d{4} |error:|failed to|ModuleNotFoundError|Exception|Error:", re.IGNORECASE)
 #: what the CPU build of the server always says about GPUs that are not there
 _HARMLESS = re.compile(r"cuda|nvml|dcgm|gpu memory|pinned", re.IGNORECASE)
+#: Triton prints tables of its models and options when it starts; they are no reason
+_TABLE_LINE = re.compile(r"\s*([+|].*)?$")
 _PORT_TAKEN = re.compile(r"already in use|failed to bind", re.IGNORECASE)
 #: starts with fresh ports when another process took a picked one first
 _PORT_ATTEMPTS = 5
@@ -273,6 +276,23 @@ class TritonServer:
         except (urllib.error.URLError, OSError):
             return False
 
+    def takes_requests(self) -> bool:
+        """Whether the HTTP endpoint answers, or is merely slow.
+
+        A server that was told to stop closes its port, or new connections to it while others are open.
+        """
+        connection = http.client.HTTPConnection(self.host, self.http_port, timeout=2)
+        try:
+            connection.request("GET", "/v2/health/live")
+            connection.getresponse()
+        except ConnectionError:
+            return False
+        except (OSError, http.client.HTTPException):
+            return True
+        finally:
+            connection.close()
+        return True
+
     def _listens(self) -> bool:
         """Whether the three ports are this server's: it opens them one after the other, and another may be first."""
         if self.process is None:
@@ -289,37 +309,69 @@ class TritonServer:
         return not wanted
 
     def log_reason(self, lines: int = 6) -> str:
-        """Which model died first, if one did, and the server's last error lines, for an error's ``why``."""
-        told = self._logged(lines)
-        return f"{self.fallen}: {told}" if self.fallen else told
+        """Which model died first, or which signal ended the server, and its last error lines, for an error's ``why``.
 
-    def _logged(self, lines: int) -> str:
+        Where its log names no error, a server that was ended by a signal has no other reason than that.
+        """
+        if not self.log_path.is_file():
+            return "the server left no log"
+        end, told = self.fallen or self._ended_by(), self._errors()
+        if not end:
+            told = told or self._lines()
+        return ": ".join(filter(None, (end, " / ".join(told[-lines:])))) or "the log is empty"
+
+    def _ended_by(self) -> str:
+        code = None if self.process is None else self.process.poll()
+        if code is None or code >= 0:
+            return ""
+        name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+        hint = ", which the kernel sends when memory runs out" if -code == signal.SIGKILL else ""
+        return f"it was ended by {name}{hint}"
+
+    def _errors(self) -> list[str]:
+        return [line for line in self._lines() if _ERROR_LINE.search(line) and not _HARMLESS.search(line)]
+
+    def _lines(self) -> list[str]:
         try:
             text = self.log_path.read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return "the server left no log"
-        lines_of_log = text.splitlines()
-        telling = [line.strip() for line in lines_of_log if _ERROR_LINE.search(line) and not _HARMLESS.search(line)]
-        return " / ".join(telling[-lines:]) or " / ".join(lines_of_log[-lines:]) or "the log is empty"
+            return []
+        return [line.strip() for line in text.splitlines() if not _TABLE_LINE.match(line)]
 
-    def stop(self) -> int | None:
-        """Drain and end the server; safe to call twice. Returns the exit code."""
+    def stop(self, hurry: threading.Event | None = None) -> int | None:
+        """Drain and end the server; safe to call twice. Returns the exit code.
+
+        When ``hurry`` is set the drain is over: waiting requests are told so, and the server is ended after
+        :data:`LAST_WORDS` seconds at the latest.
+        """
         process = self.process
         if process is None:
             return None
         self._end_watch()
         if process.poll() is None:
-            with contextlib.suppress(OSError):
-                leave_notice(self._own(_DRAIN), self.exit_timeout)
+            self._leave_notice(self.exit_timeout)
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=self.exit_timeout + LAST_WORDS + 10)
+            self._await_end(process, hurry or threading.Event())
         self._kill_group(process.pid)
         code = process.wait()
         self._remove_shared_memory()
         self.process = None
         return code
+
+    def _leave_notice(self, seconds: float) -> None:
+        with contextlib.suppress(OSError):
+            leave_notice(self._own(_DRAIN), seconds)
+
+    def _await_end(self, process: subprocess.Popen[bytes], hurry: threading.Event) -> None:
+        """Wait as long as a drain may last, or a moment from when ``hurry`` is set."""
+        end, hurried = time.monotonic() + self.exit_timeout + LAST_WORDS + 10, False
+        while process.poll() is None and time.monotonic() < end:
+            if hurry.is_set() and not hurried:
+                hurried = True
+                self._leave_notice(0)
+                end = min(end, time.monotonic() + LAST_WORDS)
+            time.sleep(0.05)
 
     def kill(self) -> None:
         """End the server without draining (what a crash looks like)."""

@@ -1,9 +1,9 @@
 """Serve a bundle: start Triton on it, say how to talk to it, drain when told to stop.
 
-A bundle holds ``engine/`` and ``repository/``; the server reads it where it lies. SIGTERM and SIGINT
-drain: no new requests, those in flight are answered (up to the exit timeout), then everything ends. A
-server that dies by itself, or one of whose models does, ends the command with an error; nothing is restarted behind the
-user's back.
+A bundle holds ``engine/`` and ``repository/``; the server reads it where it lies. SIGTERM, SIGINT and SIGHUP drain: no
+new requests, those in flight are answered (up to the exit timeout), then everything ends; a second signal ends the
+drain. A server that dies by itself, or one of whose models does, or that another process stops, ends the command with
+an error; nothing is restarted behind the user's back.
 """
 
 from __future__ import annotations
@@ -145,6 +145,16 @@ def _require_loadable(bundle: Path, engine: Mapping[str, Any]) -> None:
         )
 
 
+def _died(server: TritonServer, code: int | None, why: str) -> ForgeError:
+    return ForgeError(
+        "TF-LCH-031",
+        "the Triton server, or a model of it, died while serving",
+        numbers={"exit": code},
+        why=why,
+        remedies=["start it again", f"read {server.log_path}"],
+    )
+
+
 def serve(
     bundle: Path,
     *,
@@ -174,29 +184,31 @@ def serve(
         metrics_port=metrics_port,
         exit_timeout=exit_timeout,
     )
-    stop = threading.Event()
+    stop, hurry = threading.Event(), threading.Event()
 
     def ask_to_stop(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        (hurry if stop.is_set() else stop).set()
 
-    previous = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may go
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, ask_to_stop) for number in numbers}
     try:
         server.start()
         server.wait_ready(ready_timeout, give_up=stop)
         if not stop.is_set():
             on_ready(Endpoints(model, server.http_url, server.grpc_url, f"{host}:{server.metrics_port}"))
+        refusals = 0
         while not stop.wait(0.5):
             if server.process is not None and server.process.poll() is not None:
-                code = server.process.returncode
-                raise ForgeError(
-                    "TF-LCH-031",
-                    "the Triton server, or a model of it, died while serving",
-                    numbers={"exit": code},
-                    why=server.log_reason(),
-                    remedies=["start it again", f"read {server.log_path}"],
-                )
+                raise _died(server, server.process.returncode, server.log_reason())
+            refusals = 0 if server.takes_requests() else refusals + 1
+            if refusals > 1:  # one may be the moment before a dead server is seen as one
+                # whoever stopped it left no notice for its clients, and Triton may hang at such a drain's end
+                on_drain(exit_timeout)
+                raise _died(server, server.stop(hurry), "another process told it to stop")
         on_drain(exit_timeout)
-        return server.stop() or 0
+        return server.stop(hurry) or 0
     finally:
         server.stop()
         for number, handler in previous.items():

@@ -168,11 +168,16 @@ class EngineCore:
             raise errors.too_few_blocks(capacity, needed, self.pool.num_blocks, self.executor.block_size)
         if params.n > self.scheduler.config.max_running:
             raise errors.too_many_samples(params.n, self.scheduler.config.max_running)
-        biased = (token for token, _ in params.logit_bias)
-        sequences = (*params.bad_token_sequences, *params.stop_token_sequences)
-        for token in itertools.chain(params.stop_token_ids, biased, *sequences):
-            if token >= self.executor.vocab_size:
-                raise errors.token_out_of_range(token, self.executor.vocab_size)
+        named: dict[str, Iterable[int]] = {
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": (token for token, _ in params.logit_bias),
+            "bad_token_sequences": itertools.chain(*params.bad_token_sequences),
+            "stop_token_sequences": itertools.chain(*params.stop_token_sequences),
+        }
+        for name, tokens in named.items():
+            for token in tokens:
+                if token >= self.executor.vocab_size:
+                    raise errors.token_out_of_range(token, self.executor.vocab_size, name)
         if self.tokenizer is None and (params.stop or params.bad_words or params.guided):
             raise errors.needs_tokenizer("stop, bad_words or guided")
         guided = None
@@ -378,7 +383,8 @@ class EngineCore:
         latency = self.metrics.inter_token_latency_seconds
         for row, ((live, sample), token) in enumerate(zip(pairs, sampled.tokens, strict=True)):
             if token < 0:
-                live.error = errors.not_finite().to_json()
+                spent = sample.sampling.guided.failure() if sample.sampling.guided is not None else ""
+                live.error = (errors.grammar_spent(spent) if spent else errors.not_finite()).to_json()
                 sample.end(FinishReason.ERROR)
             else:
                 self.scheduler.append(sample.sequence, token)

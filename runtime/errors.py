@@ -90,11 +90,11 @@ def duplicate_id(request_id: str) -> ForgeError:
     )
 
 
-def token_out_of_range(token: int, vocab_size: int) -> ForgeError:
-    """A token id that the model does not have."""
+def token_out_of_range(token: int, vocab_size: int, name: str = "the prompt") -> ForgeError:
+    """A token id that the model does not have, in the prompt or in a parameter."""
     return ForgeError(
         "TF-RUN-054",
-        f"token id {token} is outside the vocabulary of {vocab_size}",
+        f"token id {token} of {name} is outside the vocabulary of {vocab_size}",
         asked=str(token),
         numbers={"token": token, "vocab_size": vocab_size},
         why="the model has no embedding for it; it often means that another model's tokenizer was used",
@@ -190,6 +190,19 @@ def not_finite() -> ForgeError:
         why="NaN logits mean broken weights, scales or a kernel; bans (bad words, grammar) can exclude every token",
         remedies=["check the engine against its checkpoint (parity)", "loosen bad_words or the grammar"],
         exit_code=ExitCode.INTERNAL,
+    )
+
+
+def grammar_spent(reason: str) -> ForgeError:
+    """A grammar that passed the library's limits in the middle of its answer."""
+    return ForgeError(
+        "TF-RUN-122",
+        f"the grammar became too large while the answer was written: {reason}",
+        why="each token unfolds the grammar further, up to a limit that keeps one request from slowing all others",
+        remedies=[
+            "smaller counts of repetition, such as {0,100}",
+            "repeat by * or + within one expression instead of by a rule that calls itself",
+        ],
     )
 
 

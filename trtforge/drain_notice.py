@@ -34,15 +34,13 @@ class DrainNotice:
     def __init__(self, path: Path | None = None) -> None:
         named = os.environ.get(NOTICE)
         self._path = path if path is not None else (Path(named) if named else None)
-        self._deadline: float | None = None
 
     def over(self) -> bool:
         """Whether the time that requests had is over."""
         if self._path is None:
             return False
-        if self._deadline is None:
-            try:
-                self._deadline = float(self._path.read_text())
-            except (OSError, ValueError):
-                return False
-        return time.time() >= self._deadline
+        try:
+            deadline = float(self._path.read_text())  # again each time: a drain may be cut short
+        except (OSError, ValueError):
+            return False
+        return time.time() >= deadline

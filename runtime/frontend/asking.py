@@ -130,19 +130,25 @@ def _row(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None, excl
         return Asked(request, echo_tokens=tuple(prompt) if echo else (), tokens=True, **wants)
     prompt_text = text("text_input", rows.one("text_input", row))
     if not prompt_text:
-        raise ForgeError(
-            "TF-RUN-105",
-            "text_input is empty",
-            why="a model continues a text; there is nothing to continue",
-            remedies=["put the prompt into text_input"],
-        )
+        raise _empty("text_input")
     if chat:
         return Asked(Request(messages=[{"role": "user", "content": prompt_text}], **common), **wants)
     return Asked(Request(prompt=prompt_text, **common), echo=prompt_text if echo else "", **wants)
 
 
+def _empty(name: str) -> ForgeError:
+    return ForgeError(
+        "TF-RUN-105",
+        f"{name} is empty",
+        why="a model continues a text; there is nothing to continue",
+        remedies=[f"put the prompt into {name}"],
+    )
+
+
 def _prompt_tokens(rows: Rows, row: int) -> list[int]:
     ids = rows.many("input_ids", row)
+    if not len(ids):
+        raise _empty("input_ids")
     length = int(rows.one("input_lengths", row, len(ids)))
     if not 0 < length <= len(ids):
         raise ForgeError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -29,6 +30,41 @@ REQUIRED: Mapping[str, str] = {
 }
 
 
+#: code -> the runtime's name of a parameter, and the input that a client knows it by
+_CLIENTS_NAMES: Mapping[str, Mapping[str, str]] = {
+    "TF-RUN-054": {
+        "stop_token_ids": "end_id",
+        "logit_bias": "embedding_bias",
+        "stop_token_sequences": "stop_words_list",
+        "bad_token_sequences": "bad_words_list",
+    },
+    "TF-RUN-055": {"n": "num_return_sequences"},
+    "TF-RUN-079": {"stop": "stop_words"},
+    "TF-RUN-080": {"stop_token_ids": "end_id", "stop_token_sequences": "stop_words_list"},
+    "TF-RUN-081": {"bad_token_sequences": "bad_words_list"},
+    "TF-RUN-084": {"n": "num_return_sequences"},
+    "TF-RUN-118": {"logit_bias": "embedding_bias"},
+}
+
+
+def in_clients_words(error: Mapping[str, Any]) -> dict[str, Any]:
+    """An error (:meth:`ForgeError.to_json`) that names a parameter as the client sent it.
+
+    Only the first mention in each sentence is the name; what follows may be the client's own value.
+    """
+    names = _CLIENTS_NAMES.get(error["code"], {})
+
+    def renamed(sentence: str) -> str:
+        for inner, outer in names.items():
+            sentence, changed = re.subn(rf"\b{inner}\b", outer, sentence, count=1)
+            if changed:
+                break
+        return sentence
+
+    remedies = [renamed(remedy) for remedy in error.get("remedies") or []]
+    return {**error, "message": renamed(error["message"]), "remedies": remedies}
+
+
 def refuse_missing(given: Collection[str], required: Mapping[str, str] = REQUIRED) -> None:
     """Refuse a request without an input that it needs.
 
@@ -46,6 +82,7 @@ def refuse_missing(given: Collection[str], required: Mapping[str, str] = REQUIRE
 
 def told(error: Mapping[str, Any]) -> str:
     """An error (:meth:`ForgeError.to_json`) as the one line that a client gets."""
+    error = in_clients_words(error)
     details = [error.get("why"), *(error.get("remedies") or [])[:2]]
     return "; ".join([f"{error['code']}: {error['message']}", *(detail for detail in details if detail)])
 

@@ -3,7 +3,7 @@
 Policy: grammars are compiled when the request is made, on the client's thread, and refused there
 (``TF-RUN-087``); so is the first token mask, which is the slowest: nested repetitions unfold in it. In a step a grammar
 costs one token mask (tens of microseconds) for its own row only. A grammar that grows past the library's limits later
-ends its request with ``TF-RUN-060`` and never as if its text were complete. llguidance is a single compiled library
+ends its request with ``TF-RUN-122`` and never as if its text were complete. llguidance is a single compiled library
 without dependencies of its own.
 """
 
@@ -65,9 +65,7 @@ class GrammarCompiler:
             elif guide.regex is not None:
                 grammar = matcher_class.grammar_from_regex(guide.regex)
             elif guide.grammar is not None:
-                from llguidance.gbnf_to_lark import any_to_lark
-
-                grammar = matcher_class.grammar_from_lark(any_to_lark(guide.grammar))
+                grammar = matcher_class.grammar_from_lark(_lark(guide, guide.grammar))
             else:
                 choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in guide.choice or ())
                 grammar = matcher_class.grammar_from_lark(f"start: {choices}")
@@ -81,6 +79,16 @@ class GrammarCompiler:
         if matcher.is_error():
             raise _bad_grammar(guide, matcher.get_error())
         return GuidedState(matcher, self._eos)
+
+
+def _lark(guide: GuidedDecoding, grammar: str) -> str:
+    """An EBNF grammar as Lark; what is wrong with it is the client's, whatever the converter raises."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(grammar))
+    except Exception as error:  # the converter raises Exception itself, among others
+        raise _bad_grammar(guide, str(error)) from error
 
 
 class GuidedState:
@@ -108,16 +116,26 @@ class GuidedState:
             mask[[token for token in self._eos if token < width]] = True
         return mask
 
+    def failure(self) -> str:
+        """Why the grammar can hold no further token; empty while it can."""
+        return _reason(self._matcher.get_error()) if self._matcher.is_error() else ""
+
     def accept(self, token: int) -> bool:
         """Advance by a chosen token; True when nothing can follow any more."""
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
 
+def _reason(detail: str) -> str:
+    """The library's own sentence, without the dump of its state behind it."""
+    reason = detail.partition("<state>")[0].strip()
+    return "no text satisfies it" if reason == "NoExtensionBias" else reason
+
+
 def _bad_grammar(guide: GuidedDecoding, detail: str) -> ForgeError:
     return ForgeError(
         "TF-RUN-087",
-        f"the grammar does not compile: {detail.strip()}",
+        f"the grammar does not compile: {_reason(detail)}",
         asked=short_repr(guide),
         why="the output could not be held to it",
         remedies=["check the schema or expression", "see llguidance's documentation for the supported keywords"],

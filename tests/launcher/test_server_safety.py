@@ -1,7 +1,9 @@
 """What strangers can do to a real Triton server that the launcher started, and what becomes of one whose model died."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import stat
 import threading
@@ -13,9 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.local import TritonServer
+import launcher.serve
+from launcher.local import LAST_WORDS, TritonServer
 from launcher.stubs import stubs_of
 from tests.support.served_models import DECOUPLED, ECHO, HELD, write_model
+from trtforge.errors import ForgeError
 from trtforge.server_launch import CLOSED_APIS, SMALL_STACK, STACK, stack_limit
 
 pytestmark = pytest.mark.slow
@@ -222,7 +226,7 @@ def test_a_server_ends_with_its_models_process_and_so_do_the_requests_in_flight(
         waiting.join(timeout=5)
         assert outcomes, "a request of a dead model hung"
         assert not server.is_ready()
-        assert "held" in server.log_reason()
+        assert server.log_reason() == "the process of held died", "lines that are no errors are no reason"
         assert "echo" not in server.fallen
     assert list(Path("/dev/shm").glob(f"{server._shm_prefix}*")) == []
 
@@ -250,3 +254,61 @@ def test_stopping_a_server_is_no_death_and_neither_is_the_end_of_a_models_own_ch
         time.sleep(4)
         assert infer(server) == 200
     assert server.fallen == ""
+
+
+class Held:
+    """``serve`` with a client that waits for ever; ``act`` gets the server's process once the client waits."""
+
+    def __init__(self, folder, monkeypatch, act):
+        repository = folder / "repository"
+        write_model(repository, "held", HELD, DECOUPLED)
+        monkeypatch.setattr(launcher.serve, "find_repository", lambda bundle: (repository, "held"))
+        self._folder, self._act, self.answered = folder, act, threading.Event()
+
+    def _client(self, http: str) -> None:
+        request = urllib.request.Request(f"http://{http}/v2/models/held/generate_stream", b'{"IN": [1, 2]}')
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(request, timeout=60).read()
+        self.answered.set()
+
+    def _ready(self, endpoints) -> None:
+        threading.Thread(target=self._client, args=(endpoints.http,), daemon=True).start()
+        time.sleep(0.5)
+        [server] = [child for child in psutil.Process().children() if child.name().startswith("tritonserver")]
+        threading.Thread(target=self._act, args=(server,), daemon=True).start()
+
+    def run(self, drain: int) -> float:
+        """Seconds that it took; raises what ``serve`` raises."""
+        began = time.monotonic()
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        log = self._folder / "server.log"
+        launcher.serve.serve(self._folder, log_path=log, exit_timeout=drain, on_ready=self._ready, **ports)
+        return time.monotonic() - began
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_ends_the_drain(tmp_path, monkeypatch, first):
+    def signals(server) -> None:
+        os.kill(os.getpid(), first)
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    held = Held(tmp_path, monkeypatch, signals)
+    assert held.run(drain=300) < 60
+    assert held.answered.wait(5), "a request outlived the server"
+
+
+def test_a_server_that_another_process_stops_ends_serve_and_leaves_nobody_waiting(tmp_path, monkeypatch):
+    """Triton 2.51 hangs or crashes now and then at the end of a drain with requests in flight."""
+    held = Held(tmp_path, monkeypatch, lambda server: server.terminate())
+    with pytest.raises(ForgeError, match="TF-LCH-031") as caught:
+        held.run(drain=1)
+    assert caught.value.why == "another process told it to stop"
+    assert held.answered.wait(LAST_WORDS), "a request outlived the server"
+
+
+def test_a_server_that_was_killed_has_the_signal_for_a_reason(tmp_path, monkeypatch):
+    held = Held(tmp_path, monkeypatch, lambda server: server.kill())
+    with pytest.raises(ForgeError, match="TF-LCH-031") as caught:
+        held.run(drain=1)
+    assert caught.value.why == "it was ended by SIGKILL, which the kernel sends when memory runs out"

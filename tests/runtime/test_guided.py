@@ -83,11 +83,40 @@ def test_bad_grammar_is_refused_when_added(engine: Engine, guide: GuidedDecoding
     assert not engine.core.has_unfinished()
 
 
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        ('x ::= "a"', "root"),
+        ("root ::= lost", "not found"),
+        ("root ::= root", "no text satisfies it"),
+        ('root ::= "\\u12"', "escape"),
+    ],
+)
+def test_whatever_the_converter_raises_is_said_of_the_grammar(engine: Engine, grammar: str, says: str) -> None:
+    with pytest.raises(ForgeError, match="TF-RUN-087") as caught:
+        engine.generate([[1]], SamplingParams(guided=GuidedDecoding(grammar=grammar)))
+    assert says in caught.value.message and "<state>" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "guide", [GuidedDecoding(regex="a{100000000}"), GuidedDecoding(grammar='root ::= "a" root')], ids=str
+)
+def test_a_grammar_that_outgrows_its_limits_is_named_and_no_broken_weights(
+    engine: Engine, guide: GuidedDecoding
+) -> None:
+    with pytest.raises(ForgeError, match="TF-RUN-122") as caught:
+        engine.generate([[1]], SamplingParams(max_tokens=8, guided=guide))
+    assert "too many" in caught.value.message.lower() and "<state>" not in caught.value.message
+
+
 class Spent:
     """A matcher that passed its limits: it says that it has stopped, and offers the end token."""
 
     def is_error(self) -> bool:
         return True
+
+    def get_error(self) -> str:
+        return "too many expressions constructed\n<state>\nTokens: a"
 
     def is_stopped(self) -> bool:
         return True
@@ -120,7 +149,7 @@ def test_a_grammar_that_passes_its_limits_does_not_pass_for_complete(engine: Eng
         for output in core.step():
             if output.finished:
                 ends[output.request_id] = output.error and output.error["code"]
-    assert ends == {good: None, bad: "TF-RUN-060"}
+    assert ends == {good: None, bad: "TF-RUN-122"}
 
 
 def test_nested_repetitions_unfold_when_the_request_is_made(engine: Engine) -> None:

@@ -71,7 +71,7 @@ def serve(
         bool, typer.Option("--verify/--no-verify", help="Check the bundle's hashes and stamps first.")
     ] = True,
 ) -> None:
-    """Serve a bundle with Triton until SIGINT or SIGTERM, then drain."""
+    """Serve a bundle with Triton until SIGINT or SIGTERM, then drain; a second signal ends the drain."""
     from launcher.serve import find_repository
     from launcher.serve import serve as serve_bundle
 
@@ -90,7 +90,7 @@ def serve(
         console.print(f"  {endpoints.curl()}")
         console.print(f"  {endpoints.curl_stream()}")
         console.print(f"  {endpoints.tritonclient()}")
-        console.print(f"Stop it with Ctrl-C or SIGTERM: running requests get {drain} s to finish.")
+        console.print(f"Stop it with Ctrl-C or SIGTERM: running requests get {drain} s to finish; again to end them.")
         if console.mode == "quiet":
             console.value(f"http://{endpoints.http}")
 
@@ -105,7 +105,9 @@ def serve(
             ready_timeout=timeout,
             exit_timeout=drain,
             on_ready=ready,
-            on_drain=lambda seconds: console.print(f"draining: running requests have {seconds} s to finish"),
+            on_drain=lambda seconds: console.print(
+                f"draining: running requests have {seconds} s to finish; again to end"
+            ),
         )
     except BaseException:
         progress.close("failed")

@@ -162,6 +162,8 @@ def test_tokens_are_taken_as_they_are_up_to_their_length():
     assert read(_token_request(exclude_input_in_output=_value(True, bool)))[0].echo_tokens == ()
     assert read(_token_request(stream=_value(True, bool)))[0].echo_tokens == ()
     assert _code(_token_request(input_lengths=_value(5, np.int32))).code == "TF-RUN-101"
+    nothing = _code({"input_ids": np.empty((1, 0), dtype=np.int32), "max_tokens": _value(4, np.int32)})
+    assert (nothing.code, nothing.message) == ("TF-RUN-105", "input_ids is empty")
     assert _code(_token_request(chat=_value(True, bool))).code == "TF-RUN-108"
 
 

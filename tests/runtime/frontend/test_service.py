@@ -268,7 +268,15 @@ def test_a_drain_that_is_over_tells_running_and_waiting_requests(engine, executo
     assert "TF-RUN-057" in refused.error
 
 
-def test_a_notice_is_read_once_and_needs_none(tmp_path):
+def test_a_drain_may_be_cut_short(tmp_path):
+    leave_notice(tmp_path / "drain", 60)
+    notice = DrainNotice(tmp_path / "drain")
+    assert not notice.over()
+    leave_notice(tmp_path / "drain", 0)
+    assert notice.over()
+
+
+def test_a_notice_needs_no_file_and_is_whole(tmp_path):
     assert not DrainNotice(tmp_path / "none").over()
     (tmp_path / "half").write_text("")
     assert not DrainNotice(tmp_path / "half").over()
