@@ -11,6 +11,7 @@ from pathlib import Path
 from triton_repo.lint.files import Unreadable, entries, inside
 from triton_repo.upgrade_report import Step, Upgrade
 from trtforge.errors import ForgeError
+from trtforge.paths import real_path
 
 
 def copy_repository(root: Path, target: Path, result: Upgrade, without: Collection[str] = ()) -> None:
@@ -19,7 +20,7 @@ def copy_repository(root: Path, target: Path, result: Upgrade, without: Collecti
     Raises:
         ForgeError: TF-TRI-242 for a file that cannot be copied.
     """
-    root = root.resolve()
+    root = real_path(root)
     folders = [(root, target)]
     while folders:
         source, place = folders.pop()

@@ -9,6 +9,7 @@ from typing import Any
 
 from triton_repo.lint.files import Unreadable, read_text
 from triton_repo.lint.repository import Model
+from trtforge.paths import real_path
 
 _VERSION = re.compile(r"v?\d+\.\d+(\.\d+)?([.a-z]+\d+)*")
 
@@ -35,7 +36,7 @@ def engine_version(model: Model) -> str | None:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(read_text(path, path.parent.resolve()))
+        document = json.loads(read_text(path, real_path(path.parent)))
     except (Unreadable, ValueError, OSError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from triton_repo.lint.files import Unreadable, entries, read_text
+from trtforge.paths import real_path
 
 Kind = Literal[
     "a Hugging Face checkpoint",
@@ -53,7 +54,7 @@ def folder_kind(folder: Path) -> Kind | None:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        document = json.loads(read_text(folder / "config.json", folder.resolve()))
+        document = json.loads(read_text(folder / "config.json", real_path(folder)))
     except (Unreadable, ValueError, OSError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

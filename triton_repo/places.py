@@ -10,6 +10,7 @@ from pathlib import Path
 
 from triton_repo.lint.files import Unreadable, read_text
 from triton_repo.lint.repository import Model
+from trtforge.paths import real_path
 
 #: parameter -> the file that tells one content of its folder from another
 SEALS = {
@@ -55,7 +56,7 @@ def _sealed(folder: Path, seal: str) -> str | None:
     """The seal's text; an engine of TensorRT-LLM lies one folder below it, and is told apart by its own name."""
     for place, beside in ((folder, ""), (folder.parent, folder.name)):
         try:
-            return f"{beside}\n{read_text(place / seal, place.resolve())}"
+            return f"{beside}\n{read_text(place / seal, real_path(place))}"
         except (Unreadable, OSError):
             continue
     return None

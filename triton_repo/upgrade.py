@@ -27,6 +27,7 @@ from triton_repo.lint.run import lint_repository
 from triton_repo.upgrade_llmapi import write_llmapi
 from triton_repo.upgrade_report import Step, Upgrade
 from trtforge.errors import ForgeError
+from trtforge.paths import real_path
 
 ALIASES = {"inflight_batching": "inflight_fused_batching"}
 
@@ -76,13 +77,13 @@ def upgrade_repository(
             why="Later parameters would be dropped without a replacement.",
             remedies=[f"--to {history.versions[-1]}", "--from VERSION when the guess is wrong"],
         )
-    if out.resolve() == folder.resolve() or folder.resolve() in out.resolve().parents:
+    if real_path(out) == real_path(folder) or real_path(folder) in real_path(out).parents:
         raise ForgeError(
             "TF-TRI-244",
             "the new repository would lie inside the old one",
             asked=f"-o {out}",
             why="A server would take it for one of the old one's models, and the old one would be written to.",
-            remedies=[f"-o {folder.resolve().parent / (folder.resolve().name + '-upgraded')}"],
+            remedies=[f"-o {real_path(folder).parent / (real_path(folder).name + '-upgraded')}"],
         )
     result = Upgrade("llmapi" if llmapi else history.layout, old, to)
     with writing(out) as target:

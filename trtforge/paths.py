@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 from trtforge.errors import ForgeError
@@ -19,6 +21,25 @@ def user_path(text: str | Path, *, code: str, asked: str) -> Path:
             why="A path that begins with ~ is relative to a user's home folder.",
             remedies=["write the absolute path", "write ./~… for a folder whose name begins with ~"],
         ) from None
+
+
+def path_fault(path: Path) -> str | None:
+    """Why the system cannot look ``path`` up, whatever lies there; ``None`` when it can."""
+    try:
+        path.stat()
+    except ValueError:
+        return "it holds a NUL character"
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return f"it or one of its names is too long ({len(os.fsencode(path))} bytes)"
+        if error.errno == errno.ELOOP:
+            return "its links lead in a circle"
+    return None
+
+
+def real_path(path: Path) -> Path:
+    """``path`` without links and dots; links in a circle stay as they are, where ``Path.resolve`` would raise."""
+    return Path(os.path.realpath(path))
 
 
 def resolved_path(path: Path, *, code: str, asked: str) -> Path:

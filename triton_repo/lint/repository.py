@@ -18,6 +18,7 @@ from typing import Any
 from triton_repo.lint.files import Unreadable, entries, inside, not_utf8, read_bytes, read_text, there
 from triton_repo.lint.schema import Config, parse_config
 from trtforge.errors import ForgeError
+from trtforge.paths import real_path
 
 CONFIG = "config.pbtxt"
 #: files by which Triton's auto-complete finds the backend, and the backend that it takes
@@ -329,7 +330,7 @@ def _read_version(model: Model, path: Path) -> Version:
 def read_trtllm_engine(folder: Path) -> Engine | None:
     """The engine in ``folder``; None when its ``config.json`` is missing or is not one."""
     try:
-        document = json.loads(read_text(folder / "config.json", folder.resolve()))
+        document = json.loads(read_text(folder / "config.json", real_path(folder)))
     except (Unreadable, ValueError, OSError, RecursionError):
         return None
     if not isinstance(document, dict):

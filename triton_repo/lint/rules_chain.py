@@ -12,6 +12,7 @@ from triton_repo.lint.remedies import Remedy, here, leaving, no_parameter, param
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import DEFAULT_FRACTION, Chain, chain, device_sets, flag, number
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
+from trtforge.paths import real_path
 
 
 def each_chain(check: Callable[[Chain, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:
@@ -261,7 +262,7 @@ def tokenizers(models: Chain, repository: Repository) -> Iterator[Hit]:
         return
     if one.rstrip("/") != other.rstrip("/"):
         here, there = pre.here(one), post.here(other)
-        if here is not None and there is not None and here.resolve() == there.resolve():
+        if here is not None and there is not None and real_path(here) == real_path(there):
             return
         yield hit(
             post,

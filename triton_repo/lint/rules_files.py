@@ -23,6 +23,7 @@ from triton_repo.lint.rules import (
     thread,
 )
 from triton_repo.lint.schema import Fault, FaultKind
+from trtforge.paths import real_path
 
 #: backends whose model is a folder or several files of free names
 _FREE_FILES = frozenset({"dali", "fil", "tensorrtllm", "vllm", "openvino", "tensorflow"})
@@ -41,7 +42,7 @@ def no_model(repository: Repository) -> Iterator[Hit]:
     meant = (repository.root / CONFIG).is_file()
     yield Hit(
         "this folder is one model, not a repository" if meant else "the repository holds no model",
-        (person(f"the folder above it: {repository.root.resolve().parent}" if meant else "emit it again"),),
+        (person(f"the folder above it: {real_path(repository.root).parent}" if meant else "emit it again"),),
         "",
         repository.root,
     )

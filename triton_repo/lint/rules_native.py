@@ -12,6 +12,7 @@ from triton_repo.lint.remedies import parameter, person, put
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, rule
 from trtforge.errors import ForgeError
+from trtforge.paths import real_path
 
 LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")
 
@@ -27,8 +28,8 @@ def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None
             *at(model, "engine_dir"),
         )
     try:
-        folder = repository.engine_dir if repository.engine_dir is not None else (model.folder / reference).resolve()
-        read_text(folder / "engine.json", folder.resolve())  # a FIFO of that name must not hold lint up
+        folder = repository.engine_dir if repository.engine_dir is not None else real_path(model.folder / reference)
+        read_text(folder / "engine.json", real_path(folder))  # a FIFO of that name must not hold lint up
         return read_engine(folder), None
     except Unreadable as fault:
         place = at(model, "engine_dir")
@@ -51,7 +52,7 @@ def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None
 def _always_streams(model: Model) -> bool:
     """Whether the model's code is of the kind that does not look at the flag."""
     try:
-        return "runtime.triton_frontend" in read_text(model.folder / "1" / "model.py", model.folder.resolve())
+        return "runtime.triton_frontend" in read_text(model.folder / "1" / "model.py", real_path(model.folder))
     except Unreadable:
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,6 +64,7 @@ def show(
     from trtforge.store.gc import show_artifact
     from trtforge.store.store import Damage
 
+    common.refuse_unusable({"name": Path(name)})
     found = show_artifact(common.open_store(store, read_only=True), name)
     if isinstance(found, Damage):
         raise ForgeError(

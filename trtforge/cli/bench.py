@@ -79,6 +79,8 @@ def bench(
     if target is not None and target.endswith((".yaml", ".yml")):
         _bench_recipe(console, target, options, overrides or [], store)
         return
+    if target is not None:
+        common.refuse_unusable({"target": Path(target)})
     _bench_bundle(console, target, url, model, options, overrides or [], in_process, server, output, verified)
 
 

@@ -71,8 +71,14 @@ def forge_command(function: Callable[..., None]) -> Callable[..., None]:
         as_json, quiet, debug = (bool(arguments.pop(name)) for name in _OUTPUT)
         console = Console("json" if as_json else "quiet" if quiet else "human", debug)
         quiet_libraries()
+
+        def body() -> None:
+            # a store has refusals of its own: some commands do without one
+            refuse_unusable({name: value for name, value in arguments.items() if name != "store"})
+            function(console, **arguments)
+
         with stdout_guard(console):
-            code = _run(lambda: function(console, **arguments), console)
+            code = _run(body, console)
         raise typer.Exit(code)
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -84,6 +90,29 @@ def forge_command(function: Callable[..., None]) -> Callable[..., None]:
 def _resolving(function: Callable[..., None]) -> dict[str, Any]:
     """The function's globals, with the console's type known without importing it."""
     return {"Console": object, **function.__globals__}
+
+
+def refuse_unusable(arguments: Mapping[str, Any]) -> None:
+    """Refuse the paths among named values that the system cannot look up, before a command asks what lies there.
+
+    Every command's own paths go through here; what may be a path or something else is its command's to give.
+
+    Raises:
+        ForgeError: ``TF-CLI-022``.
+    """
+    from trtforge.paths import path_fault
+
+    for name, value in arguments.items():
+        for path in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(path, Path) and (fault := path_fault(path)):
+                shown = str(path) if len(str(path)) <= 80 else f"{str(path)[:80]}…"
+                raise ForgeError(
+                    "TF-CLI-022",
+                    f"{name.replace('_', '-')} {shown!r} is no path: {fault}",
+                    asked=shown,
+                    why="The system looks up no such path, for reading or for writing.",
+                    remedies=["name the file or folder that is meant"],
+                )
 
 
 def _run(body: Callable[[], None], console: Console) -> ExitCode:
@@ -126,7 +155,10 @@ def open_store(option: Path | None, *, read_only: bool = False) -> Store:
     """
     from trtforge.store.store import Store, default_root
 
-    return Store(default_root(option), read_only=read_only)
+    root = default_root(option)
+    if read_only:  # else making it says so
+        refuse_unusable({"store": root})
+    return Store(root, read_only=read_only)
 
 
 def preflight(

@@ -41,7 +41,7 @@ def log_file(directory: Path, name: str) -> Path:
 def _opened(path: Path) -> TextIO:
     """``path`` to append lines to, or nowhere when the disk has no room for another file."""
     try:
-        return path.open("a", encoding="utf-8", buffering=1)
+        return path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
     except OSError:
         return Path(os.devnull).open("a", encoding="utf-8")
 

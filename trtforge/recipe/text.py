@@ -8,6 +8,7 @@ grow into a large one. Dates and times stay text.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,16 +63,19 @@ def dotted(path: KeyPath) -> str:
 def read_document(path: Path) -> Document:
     """Read and parse one recipe file; raises TF-RCP-001 … 006."""
     try:
-        if path.is_file() and path.stat().st_size > MAX_BYTES:
+        # a shell's <(…) is no regular file and has no size; a device has no end
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+            size = max(os.fstat(file.fileno()).st_size, len(raw))
+        if len(raw) > MAX_BYTES:
             raise ForgeError(
                 "TF-RCP-002",
                 f"{path} is too large for a recipe",
                 asked=str(path),
-                numbers={"bytes": path.stat().st_size, "limit": MAX_BYTES},
+                numbers={"bytes": size, "limit": MAX_BYTES},
                 why="A recipe is a page of settings; a file of this size is something else.",
                 remedies=["give the recipe's own YAML file"],
             )
-        raw = path.read_bytes()
     except OSError as error:
         raise ForgeError(
             "TF-RCP-001",

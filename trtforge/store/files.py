@@ -55,7 +55,12 @@ def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
 
 def write_json_atomic(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace ``path`` by the indented JSON of ``value`` (see :func:`write_text_atomic`)."""
-    write_text_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # a path that is no UTF-8: as JSON's escapes it is read back as it was
+        text = json.dumps(value, indent=2)
+    write_text_atomic(path, text + "\n", durable=durable)
 
 
 def read_json(path: Path) -> Any | None:

@@ -246,6 +246,9 @@ def cheap_damage(directory: Path, manifest: Mapping[str, Any]) -> str | None:
         sealed_at = (directory / MANIFEST).stat().st_mtime_ns
     except OSError:
         return f"{MANIFEST} is missing"
+    for folder in sorted({str(above) for entry in manifest["files"] for above in Path(entry["path"]).parents}):
+        if folder != "." and (directory / folder).is_symlink():
+            return f"{folder} is a symbolic link, no folder"
     for entry in manifest["files"]:
         try:
             status = (directory / entry["path"]).lstat()

@@ -97,6 +97,14 @@ def test_what_seals_a_directory_lies_in_it(bundle: Path, name: str, place: str) 
     assert isinstance(loaded, Damage) and loaded.reason == f"{name} is a symbolic link, no regular file"
 
 
+def test_a_folder_that_became_a_link_is_not_used(bundle: Path) -> None:
+    """Its files still have their sizes and times, somewhere else."""
+    (bundle / "repository" / "m").rename(bundle.parents[2] / "elsewhere")
+    (bundle / "repository" / "m").symlink_to(bundle.parents[2] / "elsewhere")
+    loaded = Store(bundle.parents[2], durable=False).load(bundle)
+    assert isinstance(loaded, Damage) and loaded.reason == "repository/m is a symbolic link, no folder"
+
+
 def test_a_sparse_giant_that_its_manifest_lists_is_not_hashed(bundle: Path) -> None:
     with (bundle / "weights").open("wb") as file:
         file.truncate(1 << 40)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.errors import ForgeError
+from trtforge.paths import real_path
 from trtforge.pipeline.stage import Artifact, GateResult, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import copy_estimate, plain
 from trtforge.recipe.schema import Recipe
@@ -146,8 +147,8 @@ def timing_cache(recipe: Recipe, recipe_dir: Path) -> Path | None:
     named = recipe.build.trtllm.timing_cache
     if named is None:
         return None
-    path = (recipe_dir / named).resolve()
-    if path.is_relative_to(recipe_dir.resolve()) and path.is_file():
+    path = real_path(recipe_dir / named)
+    if path.is_relative_to(real_path(recipe_dir)) and path.is_file():
         return path
     raise ForgeError(
         "TF-BLD-045",
@@ -162,7 +163,7 @@ def draft_directory(recipe: Recipe, recipe_dir: Path) -> Path | None:
     """The directory that ``speculation.draft`` names; None when it names none that is here."""
     if recipe.speculation.draft is None:
         return None
-    path = (recipe_dir / recipe.speculation.draft).resolve()
+    path = real_path(recipe_dir / recipe.speculation.draft)
     return path if path.is_dir() else None
 
 

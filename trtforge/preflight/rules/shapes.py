@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.paths import real_path
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import weight_format
 from trtforge.preflight.model import linears, matches, usable_positions
@@ -83,8 +84,8 @@ def timing_cache_there(facts: Facts) -> Iterator[Violation]:
     named = facts.recipe.build.trtllm.timing_cache
     if named is None or facts.recipe.build.target != "trtllm-engine":
         return
-    root = facts.directory.resolve()
-    path = (root / named).resolve()
+    root = real_path(facts.directory)
+    path = real_path(root / named)
     if not path.is_relative_to(root) or not path.is_file():
         what = "lies outside the recipe's folder" if not path.is_relative_to(root) else "does not exist"
         yield Violation(
