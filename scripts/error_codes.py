@@ -20,6 +20,7 @@ AREAS = {
     "BLD": "Engine build",
     "BND": "Bundles and verification",
     "CLI": "Command line",
+    "DRF": "Drafters",
     "ENV": "The machine lacks something",
     "EVL": "Evaluation and gates",
     "GRF": "Model graph",

@@ -9,7 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from trtforge import __version__
-from trtforge.cli import artifacts, bench, bundle, check, doctor, engine, plan, plugins, recipes, run, stages, triton
+from trtforge.cli import (
+    artifacts,
+    bench,
+    bundle,
+    check,
+    doctor,
+    draft,
+    engine,
+    plan,
+    plugins,
+    recipes,
+    run,
+    stages,
+    triton,
+)
 from trtforge.errors import ExitCode, ForgeError
 
 app = typer.Typer(
@@ -58,6 +72,7 @@ for _name, _function in _COMMANDS:
     app.command(_name)(_function)
 for _name, _group in (
     ("artifacts", artifacts.app),
+    ("draft", draft.app),
     ("engine", engine.app),
     ("plugins", plugins.app),
     ("triton", triton.app),

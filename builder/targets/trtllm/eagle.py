@@ -30,7 +30,7 @@ from builder.targets.trtllm.medusa import DTYPES, LLAMAS, converted, narrow
 from builder.targets.trtllm.ranks import Rank, kv_heads_of
 from builder.targets.trtllm.source import BITS, Array, Checkpoint
 from builder.targets.trtllm.tensors import Tensor
-from trtforge.drafters import is_eagle_3
+from trtforge.drafting.kinds import is_eagle_3
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation
 from trtforge.safetensors_header import TensorInfo, read_headers

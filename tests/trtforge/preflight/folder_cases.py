@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.support.preflight import SMOL
 from tests.support.public_models import CONFIGS, public
+from tests.trtforge.drafting import checkpoints
 from tests.trtforge.preflight import folders
 from tests.trtforge.preflight.settings import API, ENGINE, RTX, build, merged, speculation, trtllm
 
@@ -50,6 +51,10 @@ def adapter(**what: Any) -> Write:
 
 def draft(**what: Any) -> Write:
     return lambda root: folders.write_draft(root / "draft", **what)
+
+
+def eagle_3(**config: Any) -> Write:
+    return lambda root: checkpoints.write(root / "draft", checkpoints.Spec("specforge"), config=config)
 
 
 def nothing(root: Path) -> None:
@@ -141,6 +146,18 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
     "TF-K12-026": (
         (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 4)}), EAGLE, {}),
         (draft(config=DRAFTER, tensors={"fc.weight": folders.zeros(2, 6)}), EAGLE, {}),
+    ),
+    "TF-K12-027": (
+        (draft(config=DRAFTER, tensors=HEADS), EAGLE, {}),
+        (eagle_3(), EAGLE, {}),
+    ),
+    "TF-K12-028": (
+        (eagle_3(norm_before_residual=True), EAGLE, {}),
+        (eagle_3(), EAGLE, {}),
+    ),
+    "TF-K12-029": (
+        (draft(config={"architectures": ["DFlashDraftModel"]}), EAGLE, {}),
+        (eagle_3(), EAGLE, {}),
     ),
     "TF-K12-025": (
         (draft(config={"max_position_embeddings": 1024}), DRAFTED_ENGINE, {}),

@@ -1,10 +1,13 @@
-"""K12: drafters against TensorRT engines: what EAGLE's shares with the model, and how far a draft model reaches."""
+"""K12: drafters: what EAGLE's shares with a TensorRT engine, what is wrong with EAGLE-3's, how far a model reaches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtforge.drafters import drafter_method, is_eagle_3
+from trtforge.drafting.findings import DraftFinding
+from trtforge.drafting.inspection import inspect_headers
+from trtforge.drafting.kinds import EAGLE, EAGLE3, MEDUSA, MODEL, MTP, drafter_method, is_eagle_3, kind_of
+from trtforge.drafting.pairing import Target
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target, without_speculation
@@ -50,7 +53,7 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
 
 
 #: what a method's drafter is called
-_DRAFTERS = {"eagle": "an EAGLE drafter (-1 or -2)", "eagle3": "an EAGLE-3 drafter", "medusa": "Medusa heads"}
+_DRAFTERS = {kind.name: kind.title for kind in (EAGLE, EAGLE3, MEDUSA)}
 
 
 @rule(
@@ -81,6 +84,86 @@ def drafter_is_of_method(facts: Facts) -> Iterator[Violation]:
             *by_hand(f"{_DRAFTERS[method]} of this model as speculation.draft"),
             without_speculation(facts),
         ],
+    )
+
+
+@rule(
+    "TF-K12-027",
+    "an EAGLE-3 drafter that cannot work",
+    why="What `trtforge draft inspect` refuses drafts nothing that is accepted, or cannot be loaded.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
+    needs=("draft",),
+    waivable=False,
+)
+def eagle_3_drafter_is_sound(facts: Facts) -> Iterator[Violation]:
+    yield from _inspected(facts, "error")
+
+
+@rule(
+    "TF-K12-028",
+    "an EAGLE-3 drafter that asks for a look",
+    why="What `trtforge draft inspect` warns of loads, and may accept little.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
+    severity="warning",
+    needs=("draft",),
+)
+def eagle_3_drafter_is_plain(facts: Facts) -> Iterator[Violation]:
+    yield from _inspected(facts, "warning")
+
+
+def _inspected(facts: Facts, severity: str) -> Iterator[Violation]:
+    """The findings of an EAGLE-3 drafter, each under the code that ``trtforge draft`` gives it."""
+    files, model = facts.draft_files, facts.files
+    if files is None or facts.recipe.speculation.method != EAGLE3.name or not files.tensors:
+        return
+    if kind_of(files.config, files.tensors) is not EAGLE3 or drafter_method(files.tensors) == EAGLE.name:
+        return  # TF-K12-026 and TF-K12-029 name it
+
+    def inspect() -> tuple[DraftFinding, ...]:
+        target = Target(model.folder, model.config, model.tensors) if model is not None and model.config else None
+        return inspect_headers(files.folder, files.config, files.tensors, target).findings
+
+    place = str(model.folder) if model is not None else ""
+    # TF-K12-006 and TF-K12-007 compare what stands at the top of config.json
+    said = {code for key, code in (("hidden_size", "TF-DRF-019"), ("vocab_size", "TF-DRF-021")) if key in files.config}
+    for finding in files.once(f"drafter against {place}", inspect):
+        if finding.severity == severity and finding.code not in said:
+            yield Violation(
+                f"{finding.message} ({finding.code})",
+                f"speculation.draft: {facts.recipe.speculation.draft}",
+                {"refusal": finding.code, **finding.numbers},
+                [*by_hand(*finding.remedies), without_speculation(facts)],
+                why=finding.why,
+            )
+
+
+#: the methods that read a draft's folder
+_METHODS = ("eagle", "eagle3", "medusa", "draft_target")
+
+
+@rule(
+    "TF-K12-029",
+    "a drafter that no method of a recipe takes",
+    why="DFlash, DSpark, P-EAGLE, MTP, ReDrafter and MLP speculators draft in their own ways; loaded as an EAGLE "
+    "head or as a model, their weights have no place.",
+    source="https://docs.vllm.ai/projects/speculators/en/latest/",
+    needs=("draft",),
+    waivable=False,
+)
+def drafter_has_a_method(facts: Facts) -> Iterator[Violation]:
+    files, method = facts.draft_files, facts.recipe.speculation.method
+    if files is None or method not in _METHODS or not files.tensors:
+        return
+    kind = kind_of(files.config, files.tensors)
+    if kind is None or kind.name in (*_DRAFTERS, MODEL.name):
+        return
+    if kind is MTP and method == "draft_target":
+        return  # a model with a prediction layer of its own drafts as any other
+    yield Violation(
+        f"the draft is {kind.title}, which speculation.method {method} does not take",
+        f"speculation.method: {method}, speculation.draft: {facts.recipe.speculation.draft}",
+        {"kind": kind.name},
+        [*by_hand("an EAGLE-3 drafter of this model as speculation.draft"), without_speculation(facts)],
     )
 
 
