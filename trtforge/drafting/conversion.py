@@ -145,7 +145,8 @@ def _repaired(finding: DraftFinding, head: Eagle3 | None, allow_loss: Collection
 
 
 def _dialect(to: str, allow_loss: Collection[str]) -> Dialect:
-    for what, name, known in (("dialect", to, DIALECTS), *(("loss", name, LOSSES) for name in allow_loss)):
+    asked: list[tuple[str, str, Collection[str]]] = [("dialect", to, DIALECTS)]
+    for what, name, known in [*asked, *(("loss", name, LOSSES) for name in allow_loss)]:
         if name not in known:
             raise ForgeError(
                 "TF-DRF-025",

@@ -119,9 +119,15 @@ STRUCTURAL = {
 }
 
 
+def names_of(config: Mapping[str, Any]) -> list[str]:
+    """The architectures that config.json names."""
+    given = config.get("architectures")
+    return [str(item) for item in given] if isinstance(given, list) else []
+
+
 def dialect_of(config: Mapping[str, Any], names: Iterable[str]) -> Dialect:
     """The dialect that an EAGLE-3 folder is written in, by config.json, else by the names of its tensors."""
-    architectures = [str(item) for item in config.get("architectures") or []]
+    architectures = names_of(config)
     if "speculators_model_type" in config or "transformer_layer_config" in config:
         return SPECULATORS
     if any(item in SPECULATORS.architectures for item in architectures):

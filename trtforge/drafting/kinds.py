@@ -90,12 +90,13 @@ def kind_of(config: Mapping[str, Any], headers: Mapping[str, TensorInfo]) -> Kin
     for kind, pattern in _BY_TENSOR:
         if any(pattern.fullmatch(name) for name in headers):
             return kind
+    architectures = config.get("architectures")
     said = " ".join(
         str(value)
         for value in (
             config.get("speculators_model_type"),
             config.get("model_type"),
-            *_list(config.get("architectures")),
+            *(architectures if isinstance(architectures, list) else ()),
             *(key for key in ("dflash_config", "medusa_num_heads") if key in config),
         )
     )
@@ -110,7 +111,3 @@ def kind_of(config: Mapping[str, Any], headers: Mapping[str, TensorInfo]) -> Kin
     if any(name.startswith("layers.0.") for name in plain) and "embed_tokens.weight" in plain:
         return MODEL
     return None
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

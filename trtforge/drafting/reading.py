@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.drafting.description import Eagle3
-from trtforge.drafting.dialects import Dialect, canonical_names, dialect_of
+from trtforge.drafting.dialects import Dialect, canonical_names, dialect_of, names_of
 from trtforge.drafting.findings import DraftFinding
 from trtforge.drafting.maps import map_findings
 from trtforge.drafting.rope import read_rope
@@ -40,6 +40,8 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
     },
 }
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "tie_word_embeddings")
 #: buffers and training leftovers beside the weights, which no reader loads
 _BUFFER = re.compile(r"(.+\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|verifier_(norm|lm_head)\.weight")
 _COMPLETE = "the publisher's complete checkpoint, config.json as it stands beside the weights"
@@ -70,6 +72,11 @@ def read_eagle3(folder: Path, config: Mapping[str, Any], headers: Mapping[str, T
     flat, eagle = _flat(config, dialect), config.get("eagle_config")
     eagle = eagle if isinstance(eagle, Mapping) else {}
     findings = [*_quantized(config, tensors), *_variants(flat, eagle, tensors)]
+    findings += [
+        _config(f"{name} is {flat[name]!r}, neither true nor false", {name: flat[name]})
+        for name in _FLAGS
+        if not isinstance(flat.get(name), bool | None)
+    ]
     stored, tap_findings = _stored_taps(flat, eagle)
     findings += tap_findings
     if findings and any(item.code in ("TF-DRF-007", "TF-DRF-002") for item in findings):
@@ -84,10 +91,10 @@ def read_eagle3(folder: Path, config: Mapping[str, Any], headers: Mapping[str, T
         **sizes,
         taps=taps,
         rope=rope,
-        fc_norm=bool(flat.get("fc_norm")),
-        norm_output=bool(flat.get("norm_output") or eagle.get("return_hidden_post_norm")),
-        norm_before_fc=bool(flat.get("norm_before_fc") or eagle.get("norm_before_fc")),
-        norm_before_residual=bool(flat.get("norm_before_residual")),
+        fc_norm=flat.get("fc_norm") is True,
+        norm_output=True in (flat.get("norm_output"), eagle.get("return_hidden_post_norm")),
+        norm_before_fc=True in (flat.get("norm_before_fc"), eagle.get("norm_before_fc")),
+        norm_before_residual=flat.get("norm_before_residual") is True,
         qk_norm="layers.0.self_attn.q_norm.weight" in tensors,
         attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
         mlp_bias="layers.0.mlp.gate_proj.bias" in tensors,
@@ -141,7 +148,7 @@ def _variants(
     flat: Mapping[str, Any], eagle: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
 ) -> list[DraftFinding]:
     """Forms of EAGLE-3 that compute something else than the description says."""
-    architectures = [str(item) for item in flat.get("architectures") or []]
+    architectures = names_of(flat)
     found = [
         what
         for what, there in (
@@ -167,7 +174,7 @@ def _variants(
             (
                 "a sliding window",
                 bool(flat.get("use_sliding_window") and flat.get("sliding_window"))
-                or "sliding_attention" in (flat.get("layer_types") or []),
+                or "sliding_attention" in str(flat.get("layer_types")),
             ),
         )
         if there
@@ -235,7 +242,15 @@ def _sizes(
         findings.append(_config(f"config.json gives no {' and no '.join(absent)}", {"missing": absent}))
         return None
     size = config("head_dim") or width // heads
-    layers = 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("layers.")), default=0)
+    eps = flat.get("rms_norm_eps", 1e-6)
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < 1:
+        findings.append(_config(f"rms_norm_eps is {eps!r}, no small number", {"rms_norm_eps": eps}))
+        return None
+    numbers = {match[1] for name in tensors if (match := _LAYER.match(name))}
+    layers = len(numbers)
+    if numbers != {str(number) for number in range(layers)}:
+        findings.append(_config(f"layers are missing between those that are stored: {sorted(numbers)[:4]}", {}))
+        return None
     given = config("hidden_size")
     if given is not None and given != width:
         message = f"hidden_size is {given} in config.json, fc writes a width of {width}"
@@ -287,7 +302,7 @@ def _sizes(
         "intermediate_size": ffn,
         "vocab_size": vocab,
         "draft_vocab_size": draft,
-        "eps": float(flat.get("rms_norm_eps") or 1e-6),
+        "eps": float(eps),
         "act": str(flat.get("hidden_act") or "silu"),
         "tap_count": columns // target,
         "max_positions": config("max_position_embeddings"),

@@ -6,6 +6,7 @@ the target's. Sources: transformers' modeling_rope_utils.py; SpecForge's and Mod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,6 +40,16 @@ def read_rope(config: Mapping[str, Any]) -> tuple[Rope, list[DraftFinding]]:
     sections = [value for key in ("rope_parameters", "rope_scaling") if isinstance(value := config.get(key), Mapping)]
     bases = [value for value in (config.get("rope_theta"), *(row.get("rope_theta") for row in sections)) if value]
     numbers = [float(value) for value in bases if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) != len(bases) or not all(0 < number < math.inf for number in numbers):
+        return Rope(DEFAULT_THETA), [
+            DraftFinding(
+                "TF-DRF-015",
+                f"the rotation's base is {bases[0]!r}, no positive number",
+                numbers={"bases": bases},
+                remedies=["rope_theta as the drafter was trained"],
+            )
+        ]
+
     if len(set(numbers)) > 1:
         return Rope(numbers[0]), [
             DraftFinding(

@@ -59,7 +59,7 @@ def config_of(
         neutral: as :func:`carried` gives them.
         verifier: the target's config.json, where it is known.
     """
-    layer = {
+    layer: dict[str, Any] = {
         "model_type": "qwen3" if head.qk_norm else "llama",
         "hidden_size": head.hidden_size,
         "intermediate_size": head.intermediate_size,
@@ -84,7 +84,7 @@ def config_of(
     taps = [tap + dialect.shift for tap in head.taps] if head.taps is not None else None
     if dialect is SPECULATORS:
         return _speculators(head, layer, torch_dtype, taps, neutral, verifier)
-    config = {
+    config: dict[str, Any] = {
         "architectures": [dialect.architectures[0]],
         **layer,
         "draft_vocab_size": head.draft_vocab_size,
@@ -144,13 +144,14 @@ def _speculators(
 
 def _proposal(verifier: Mapping[str, Any]) -> dict[str, Any]:
     """What speculators say of the use of a head: greedy chains, and the target where it names itself."""
+    architectures = verifier.get("architectures")
     return {
         "algorithm": "eagle3",
         "default_proposal_method": "greedy",
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
         "verifier": {
             "name_or_path": verifier.get("_name_or_path") or None,
-            "architectures": list(verifier.get("architectures") or []),
+            "architectures": architectures if isinstance(architectures, list) else [],
         },
     }
 
