@@ -50,6 +50,11 @@ _HARMLESS = re.compile(r"cuda|nvml|dcgm|gpu memory|pinned", re.IGNORECASE)
 #: Triton prints tables of its models and options when it starts; they are no reason
 _TABLE_LINE = re.compile(r"\s*([+|].*)?$")
 _PORT_TAKEN = re.compile(r"already in use|failed to bind", re.IGNORECASE)
+#: what a signal that ended a server tells of the reason
+_SIGNAL_HINTS = {
+    signal.SIGKILL: "which the kernel sends when memory runs out",
+    signal.SIGFPE: "which a request for the classification of a text output causes in Triton 2.51",
+}
 #: starts with fresh ports when another process took a picked one first
 _PORT_ATTEMPTS = 5
 
@@ -325,8 +330,7 @@ class TritonServer:
         if code is None or code >= 0:
             return ""
         name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
-        hint = ", which the kernel sends when memory runs out" if -code == signal.SIGKILL else ""
-        return f"it was ended by {name}{hint}"
+        return ", ".join(filter(None, (f"it was ended by {name}", _SIGNAL_HINTS.get(-code))))
 
     def _errors(self) -> list[str]:
         return [line for line in self._lines() if _ERROR_LINE.search(line) and not _HARMLESS.search(line)]

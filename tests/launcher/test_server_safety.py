@@ -312,3 +312,21 @@ def test_a_server_that_was_killed_has_the_signal_for_a_reason(tmp_path, monkeypa
     with pytest.raises(ForgeError, match="TF-LCH-031") as caught:
         held.run(drain=1)
     assert caught.value.why == "it was ended by SIGKILL, which the kernel sends when memory runs out"
+
+
+def test_what_a_classification_of_text_does_is_told(tmp_path):
+    """No option of Triton 2.51 closes this; it divides by the size of an element, which text has not."""
+    write_model(tmp_path / "repository", "echo", ECHO)
+    config = tmp_path / "repository" / "echo" / "config.pbtxt"
+    config.write_text(config.read_text().replace("TYPE_FP32", "TYPE_STRING"))
+    tensor = {"name": "IN", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}
+    plain = {"inputs": [tensor]}
+    asked = {**plain, "outputs": [{"name": "OUT", "parameters": {"classification": 1}}]}
+    with TritonServer(tmp_path / "repository", log_path=tmp_path / "server.log") as server:
+        assert ask(server, "/v2/models/echo/infer", json.dumps(plain).encode()) == 200
+        with contextlib.suppress(OSError):
+            ask(server, "/v2/models/echo/infer", json.dumps(asked).encode())
+        assert _ended_within(server, 10)
+        assert server.log_reason() == (
+            "it was ended by SIGFPE, which a request for the classification of a text output causes in Triton 2.51"
+        )
