@@ -12,9 +12,11 @@ import pytest
 from tests.support.refusals import refusal
 from tests.support.synthetic import Counter, content_hashes, recipe, stages
 from trtforge.errors import ForgeError
+from trtforge.pipeline.inputs import SoundInputs
 from trtforge.pipeline.observer import SilentObserver
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import Artifact, StageContext, StageResult
+from trtforge.progress import SilentProgress
 from trtforge.store import hashing
 from trtforge.store.export import DamagedArtifact
 from trtforge.store.hashing import hash_file, hash_files
@@ -234,3 +236,16 @@ def test_many_files_are_hashed_as_one_by_one(tmp_path: Path, monkeypatch: pytest
 
     with pytest.raises(KeyboardInterrupt):
         hash_files(files, stop)
+
+
+def test_damage_between_two_stages_of_one_run_is_met(store: Store) -> None:
+    """Size and time of writing are as they were; the time of the last change cannot be."""
+    Pipeline(stages(), store).run(recipe())
+    age(store)
+    artifact = next(item for item in store.artifacts() if isinstance(item, Artifact) and item.manifest["files"])
+    sound = SoundInputs(store)
+    sound.know(artifact)
+    sound.require([artifact], SilentProgress())
+    flip_in_silence(artifact.path / artifact.manifest["files"][0]["path"])
+    assert isinstance(store.load(artifact.path), Artifact), "the cheap check has no reason to look"
+    assert refusal(sound.require, [artifact], SilentProgress()).code == "TF-STO-012"
