@@ -110,7 +110,7 @@ def convert(
         ForgeError: every ``TF-DRF`` error of :func:`~trtforge.drafting.inspection.inspect_folder`, and ``TF-DRF-002``
             a kind that has no dialects, ``TF-DRF-016`` a part that the dialect has not, ``TF-DRF-020`` a loss that was
             not allowed, ``TF-DRF-024`` the output is there already, ``TF-DRF-025`` an unknown name, ``TF-DRF-026``
-            the target is needed.
+            the target is needed, ``TF-DRF-027`` it cannot be written.
     """
     dialect = _dialect(to, allow_loss)
     asked = f"trtforge draft convert {folder} --to {to}"
@@ -135,7 +135,17 @@ def convert(
     verifier = source.target.config if source.target is not None else None
     config = config_of(head, dialect, neutral, verifier)
     result = Conversion(output, source, dialect, head, losses, copied, tuple(left_out(source.config)))
-    _publish(result, config, parts)
+    try:
+        _publish(result, config, parts)
+    except OSError as error:
+        raise ForgeError(
+            "TF-DRF-027",
+            f"{output} cannot be written: {error.strerror or error}",
+            asked=asked,
+            numbers={"bytes": sum(part.nbytes for part in parts.values())},
+            why="What was written of it is removed again.",
+            remedies=["-o DIR on a disk with room, in a folder that may be written"],
+        ) from error
     return result
 
 
