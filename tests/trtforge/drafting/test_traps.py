@@ -321,7 +321,7 @@ def test_a_conversion_that_breaks_off_leaves_nothing(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("trtforge.drafting.conversion._sha256", full)
-    with pytest.raises(ForgeError, match="TF-DRF-027.*No space"):
+    with pytest.raises(ForgeError, match=r"TF-DRF-027.*No space"):
         convert(folder, "modelopt", tmp_path / "out" / "b")
     assert list((tmp_path / "out").iterdir()) == []
 
