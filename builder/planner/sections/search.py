@@ -11,7 +11,7 @@ from builder.planner.search.choose import Choice, Slo, choose, describe
 from builder.planner.search.points import Found, Point, evaluate
 from builder.planner.search.space import Space, default_space
 from builder.planner.sections.cost import money
-from builder.planner.sections.speed import ms, span
+from builder.planner.sections.speed import ms, short, span
 from builder.planner.speed.facts import load_of, speculating_of
 from builder.planner.speed.levels import HEADROOM
 from builder.planner.speed.roofline import Engine
@@ -171,9 +171,9 @@ def _front_table(choice: Choice, cost: Callable[[Point], str]) -> Table:
             ""
             if point.speculating.method == "none"
             else f"{point.speculating.method} {point.speculating.draft_length}",
-            f"{point.itl[1] * 1e3:.3g}",
-            f"{point.first[1] * 1e3:.3g}",
-            f"{point.answer[1]:.3g}",
+            short(point.itl[1] * 1e3),
+            short(point.first[1] * 1e3),
+            short(point.answer[1]),
             f"{point.output_per_gpu:,.0f}",
             cost(point),
         )

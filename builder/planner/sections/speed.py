@@ -146,7 +146,7 @@ def _classes_table(steps: dict[str, StepTime]) -> Table:
 
 def _share(time: StepTime, name: str) -> str:
     value = float(time.by_class().get(name, np.zeros(3))[1])
-    return f"{value * 1e3:.3g} ms, {value / float(time.total[1]):.0%}" if value > 0 else ""
+    return f"{short(value * 1e3)} ms, {value / float(time.total[1]):.0%}" if value > 0 else ""
 
 
 def _ops_table(time: StepTime) -> Table:
@@ -188,7 +188,12 @@ def _notes(facts: Facts, engine: Engine, bend: int | None, batches: Sequence[int
 def ms(values: Any) -> str:
     """``12.3 ms (10.1 to 17.9)`` of (slow, typical, fast) seconds."""
     slow, typical, fast = (float(value) * 1e3 for value in values)
-    return f"{typical:.3g} ms ({fast:.3g} to {slow:.3g})"
+    return f"{short(typical)} ms ({short(fast)} to {short(slow)})"
+
+
+def short(value: float) -> str:
+    """Three digits that count, and every digit before the point: ``1,276``, never ``1.28e+03``."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def span(values: Any) -> str:

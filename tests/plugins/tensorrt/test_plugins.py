@@ -445,7 +445,8 @@ def test_queries_longer_than_the_tree_mask_are_refused(harness: Harness) -> None
 @pytest.mark.parametrize("activation", [torch.bfloat16, torch.float32])
 def test_decode_steps_launch_no_kernels_for_long_queries(harness: Harness, activation: torch.dtype) -> None:
     """What the plugin knows of the longest query decides what it launches: two kernels, or with prompts two more."""
-    decode = make_batch([(20, 1), (5, 1), (33, 1)], activation=activation, pool=activation)
+    # as many requests as a list for long queries would have room for
+    decode = make_batch([(20 + i, 1) for i in range(24)], activation=activation, pool=activation)
     mixed = make_batch([(20, 1), (5, 30)], activation=activation, pool=activation)
     long = activation != torch.float32  # float32 arithmetic has one kind of tasks
     for batch, kernels in ((decode, 2), (mixed, 3 if long else 2)):

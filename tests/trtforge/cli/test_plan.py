@@ -131,6 +131,14 @@ def test_the_answer_stands_in_the_first_ten_lines(run: Run, tmp_path: Path) -> N
     assert run(*arguments, "--show", "speeed")[0] == 2
 
 
+def test_long_times_keep_their_digits(run: Run, tmp_path: Path) -> None:
+    arguments = [str(_recipe(tmp_path)), "--gpu", "l40s", "--count", "8", "--config", str(_config(tmp_path))]
+    code, out, _ = run(*arguments, "--isl", "3500", "--osl", "200", "--show", "speed")
+    first = next(line for line in out.splitlines() if line.startswith("first token"))
+    assert code == 0 and float(first.split()[2].replace(",", "")) >= 1000
+    assert "e+" not in out
+
+
 def test_the_answer_s_batch_meets_the_service_levels(run: Run, tmp_path: Path) -> None:
     slo = {"slo": {"ttft_p99": "500ms", "itl_p99": "25ms"}}
     recipe = _recipe(tmp_path, bench=slo, build={"limits": {"max_batch_size": 512, "max_num_tokens": 2048}})
