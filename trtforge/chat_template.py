@@ -13,7 +13,17 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from trtforge.chat_workers import BYTES, CHARACTERS, CLOCK_SECONDS, SECONDS, WORKERS, NoRenderer, PastLimit
+from trtforge.chat_workers import (
+    BYTES,
+    CHARACTERS,
+    CLOCK_SECONDS,
+    MOST_SLOW,
+    ORDINARY_SECONDS,
+    SECONDS,
+    WORKERS,
+    NoRenderer,
+    PastLimit,
+)
 from trtforge.errors import EnvironmentLacks, ForgeError
 
 _LIMITS = {
@@ -21,6 +31,7 @@ _LIMITS = {
     "time": f"{CLOCK_SECONDS:g} s on the clock",
     "memory": f"{BYTES // 2**20} MiB of memory",
     "output": f"{CHARACTERS} characters of text",
+    "a place beside slow ones": f"{ORDINARY_SECONDS:g} s of processor time while {MOST_SLOW} other slow chats run",
 }
 
 

@@ -1,8 +1,10 @@
 """Processes that render chat templates: started when needed, kept, replaced when they die.
 
 Policy: the calling thread waits for its own text only. Each process does one job at a time; a caller that finds none
-idle starts another, up to :data:`MOST`, and waits for its turn past that. What passes a limit loses its process, not
-the caller's. The processes end with this one, however it ends.
+idle starts another, up to :data:`MOST`, and waits for its turn past that. A job that is not done after
+:data:`ORDINARY_SECONDS` gives its place away and goes on beside, at low priority, where there is room for few: so
+ordinary chats do not wait for slow ones, however many there are. What passes a limit loses its process, not the
+caller's. The processes end with this one, however it ends.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,13 @@ START_SECONDS = 60.0
 BYTES = 512 * 2**20
 #: characters of a text: more than the longest contexts hold (a million tokens are about four million characters)
 CHARACTERS = 16 * 2**20
-#: processes at most
+#: processor seconds after which a job is a slow one; most take a hundredth of it
+ORDINARY_SECONDS = 0.15
+#: processes at most, of those that render and of those that go on beside with slow jobs
 MOST = 4
+MOST_SLOW = 2
+#: seconds between two looks at what a job has used
+_LOOK = 0.05
 
 _SCRIPT = Path(__file__).with_name("chat_process.py")
 #: what a template's process may know: how Python is found, and which time it is here
@@ -41,7 +48,8 @@ _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ")
 
 
 class PastLimit(Exception):
-    """A job was more than it is given: ``processor time``, ``time``, ``memory`` or ``output``."""
+    """A job was more than it is given: ``processor time``, ``time``, ``memory``, ``output`` or ``a place beside slow
+    ones``."""
 
 
 class NoRenderer(Exception):
@@ -82,8 +90,26 @@ class _Process:
         """Whether it runs."""
         return self._process.poll() is None
 
-    def ask(self, body: bytes, seconds: float = CLOCK_SECONDS) -> dict[str, Any]:
+    def used(self) -> float:
+        """Processor seconds since its start; 0 where the system does not tell."""
+        try:
+            # the fields after the name, which is in brackets and may hold anything
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def yield_to_others(self) -> None:
+        """Go on at the lowest priority."""
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
+
+    def ask(
+        self, body: bytes, seconds: float = CLOCK_SECONDS, *, on_wait: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
         """The answer to a message in JSON; a process without one is ended.
+
+        ``on_wait`` is called again and again until the answer begins; what it raises ends the process too.
 
         Raises:
             PastLimit: it ended, or the time did.
@@ -93,7 +119,7 @@ class _Process:
             self._socket.settimeout(seconds)
             # a process that has died must not end this one with SIGPIPE
             self._socket.sendall(len(body).to_bytes(8, "little") + body, socket.MSG_NOSIGNAL)
-            size = int.from_bytes(self._exactly(8, deadline), "little")
+            size = int.from_bytes(self._exactly(8, deadline, on_wait), "little")
             answer = json.loads(self._exactly(size, deadline))
             assert isinstance(answer, dict)
         except TimeoutError:
@@ -125,14 +151,20 @@ class _Process:
         # without an answer: the kernel's memory killer, or a stack that a nested expression filled
         return "processor time" if code == -signal.SIGPROF else "memory"
 
-    def _exactly(self, count: int, deadline: float) -> bytes:
+    def _exactly(self, count: int, deadline: float, on_wait: Callable[[], None] | None = None) -> bytes:
         parts = []
         while count:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            self._socket.settimeout(left)
-            part = self._socket.recv(min(count, 1 << 20))
+            self._socket.settimeout(left if on_wait is None else min(left, _LOOK))
+            try:
+                part = self._socket.recv(min(count, 1 << 20))
+            except TimeoutError:
+                if on_wait is None:
+                    raise
+                on_wait()
+                continue
             if not part:
                 raise ConnectionResetError
             parts.append(part)
@@ -152,6 +184,7 @@ class Workers:
         self._changed = threading.Condition()
         self._idle: list[_Process] = []
         self._busy: set[_Process] = set()
+        self._slow: set[_Process] = set()
         self._starting = 0
 
     def run(self, template: str, variables: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -163,15 +196,31 @@ class Workers:
         """
         job = json.dumps({"template": template, "variables": variables}).encode()
         process = self._take()
-        usable = False
+        usable, before = False, process.used()
+
+        def look() -> None:
+            if process not in self._slow and process.used() - before > ORDINARY_SECONDS:
+                self._set_aside(process)
+
         try:
-            answer = process.ask(job)
-            usable = answer.get("limit") != "memory"
+            answer = process.ask(job, on_wait=look)
+            # one that was set aside keeps its low priority: it is not used again
+            usable = answer.get("limit") != "memory" and process not in self._slow
         finally:
             self._give(process, usable)
         if "limit" in answer:
             raise PastLimit(str(answer["limit"]))
         return answer
+
+    def _set_aside(self, process: _Process) -> None:
+        """Let a slow job go on beside the others; PastLimit where too many do already."""
+        with self._changed:
+            if len(self._slow) >= MOST_SLOW:
+                raise PastLimit("a place beside slow ones")
+            self._busy.discard(process)
+            self._slow.add(process)
+            self._changed.notify()
+        process.yield_to_others()
 
     def start(self) -> None:
         """Have a process ready, so that the first job does not wait for its start.
@@ -214,6 +263,7 @@ class Workers:
     def _give(self, process: _Process, usable: bool) -> None:
         with self._changed:
             self._busy.discard(process)
+            self._slow.discard(process)
             if usable:
                 self._idle.append(process)
             self._changed.notify()
@@ -221,7 +271,7 @@ class Workers:
             process.end()
 
     def _forget(self) -> None:
-        for process in (*self._idle, *self._busy):
+        for process in (*self._idle, *self._busy, *self._slow):
             process.forget()
         self._reset()
 

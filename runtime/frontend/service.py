@@ -21,7 +21,7 @@ from runtime.frontend.names import refuse_unknown
 from runtime.request import Request, RequestOutput
 from runtime.serving import AsyncEngine
 from runtime.triton_channel import Channel
-from trtforge.chat_workers import MOST
+from trtforge.chat_workers import MOST, MOST_SLOW
 from trtforge.drain_notice import DrainNotice
 from trtforge.errors import ForgeError
 
@@ -57,7 +57,7 @@ class Service:
         self._notice = DrainNotice()
         self._lock = threading.Lock()
         self._live: set[_Job] = set()
-        self._chats = ThreadPoolExecutor(MOST, "chats")
+        self._chats = ThreadPoolExecutor(MOST + MOST_SLOW, "chats")
 
     def take(self, request: Any) -> None:
         """Submit one of Triton's requests; whatever is wrong with it is its answer."""

@@ -132,23 +132,36 @@ def test_what_does_not_compile_says_why(template: str) -> None:
 
 
 def test_other_chats_do_not_wait(workers: chat_workers.Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many more slow chats than processes: those that ordinary ones would wait for are set aside, or end."""
     monkeypatch.setattr(chat_workers, "SECONDS", 3.0)
     render_chat(ORDINARY, CHAT)
-    ended: list[str] = []
+    ended: list[ForgeError] = []
 
     def hostile() -> None:
-        ended.append(refused(LOOP).code)
+        ended.append(refused(LOOP))
 
-    threads = [threading.Thread(target=hostile) for _ in range(chat_workers.MOST - 1)]
+    threads = [threading.Thread(target=hostile) for _ in range(3 * chat_workers.MOST)]
     for thread in threads:
         thread.start()
     for _ in range(20):
         assert render_chat(ORDINARY, CHAT) == "[user] hello"
-    assert ended == []  # all of them still run
-    assert len(mine()) <= chat_workers.MOST
+    assert len(ended) <= len(threads) - chat_workers.MOST_SLOW  # those that were set aside still run
+    assert len(mine()) <= chat_workers.MOST + chat_workers.MOST_SLOW
     for thread in threads:
         thread.join()
-    assert ended == ["TF-RUN-094"] * len(threads)
+    assert [error.code for error in ended] == ["TF-RUN-094"] * len(threads)
+    said = [str(error.numbers["limit"]) for error in ended]
+    assert sum("other slow chats run" in text for text in said) >= chat_workers.MOST
+    assert sum(text.startswith("3 s of processor time") or "other" not in text for text in said) >= 1
+    assert not workers._slow and not workers._busy
+
+
+def test_a_slow_chat_that_has_a_place_gets_its_text(workers: chat_workers.Workers) -> None:
+    """Over the ordinary time and under the limit: it is set aside, done, and its process is not used again."""
+    slow = "{% for a in range(20) %}{% for b in range(50000) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
+    assert render_chat(slow, CHAT) == "hello"
+    assert not workers._slow
+    assert render_chat(ORDINARY, CHAT) == "[user] hello"
 
 
 def test_more_chats_than_processes_all_get_their_text(workers: chat_workers.Workers) -> None:
