@@ -158,13 +158,14 @@ def test_promise_of_new_tokens_changes_nothing_but_launches(kernels: CudaLibrary
     assert torch.equal(attend(kernels, batch)[0], attend(kernels, batch, max_new_tokens=1)[0])
 
 
-@pytest.mark.parametrize(("multiprocessors", "merged"), [(4, False), (64, True)])
+@pytest.mark.parametrize(("context", "merged"), [(20, False), (700, True)])
 def test_a_promised_decode_step_launches_nothing_for_long_queries(
-    shim: CudaLibrary, multiprocessors: int, merged: bool
+    shim: CudaLibrary, context: int, merged: bool
 ) -> None:
     """Unpromised, kernels for long queries run over empty lists, and their merge with them."""
-    shim.multiprocessors, shim.checked = multiprocessors, False
-    batch = make_batch([(700, 1), (80, 1), (9, 1)], activation=torch.bfloat16, pool=torch.bfloat16)
+    shim.multiprocessors, shim.checked = 64, False
+    # as many requests as a list for long queries would have room for
+    batch = make_batch([(context, 1)] * 24, activation=torch.bfloat16, pool=torch.bfloat16)
     counts = []
     for promise in (0, 1):
         shim.shim_launches()
