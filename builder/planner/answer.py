@@ -45,7 +45,7 @@ def answer(facts: Facts, *, fits: bool) -> tuple[list[Row], dict[str, Any]]:
     prices = [costs(rates_of(facts, served, index), price, utilization) for index in range(3)]
     unit = prices[1].unit
     levels = ", ".join(f"{name} {value * 1e3:,.4g} ms" for name, value in asked.items())
-    why = f"the most under {levels}" if asked and level is not None else f"{found.binding} binds"
+    why = f"the most under {levels}" if batch < found.running else f"{found.binding} binds"
     rows = [
         ("fits", f"yes: {room}, {size(tightest.pool.bytes)} of it KV pool"),
         ("split", f"{spread}: {facts.chosen}"),

@@ -21,6 +21,8 @@ from builder.planner.precision import recipe_precision
 from builder.planner.types import Facts, Goal, ModelFacts, ParallelPlan, Precision, Serving, Workload, bad_input
 from builder.planner.weights import TensorGroup, groups_from_facts, groups_from_headers, in_precision
 from trtforge.kv_window import kv_windows
+from trtforge.preflight.features import TRTLLM_TARGETS
+from trtforge.preflight.rules.ranks import ONE_RANK
 from trtforge.recipe.schema import Recipe
 from trtforge.safetensors_header import read_headers, weight_files
 from trtforge.tables import architecture_table
@@ -203,6 +205,9 @@ def collect(
         reserved=reserved,
     )
     chosen, why = _choose(known.facts, precision, parallel, count, found, goal)
+    if chosen.gpus > 1 and recipe.build.target in ONE_RANK:
+        targets = " or ".join(TRTLLM_TARGETS)
+        notes.append(f"build.target: {recipe.build.target} runs one rank: {chosen} needs build.target: {targets}")
     memory = plan_memory(
         known.facts,
         weights,

@@ -54,7 +54,7 @@ def init(
     built = starter_target(target, architecture, row.name, tuple(gpu.architecture for gpu in machine.gpus))
     with console.progress("init") as progress:
         info = inspected(source, Path.cwd(), progress)
-    name = recipe_name(source, quantization)
+    name = recipe_name(source, quantization, built.name)
     path = output or Path(f"{name}.yaml")
     text = starter_text(
         name,

@@ -22,7 +22,7 @@ from trtforge.preflight.model import (
     outlier_keys,
     quantized_linears,
 )
-from trtforge.recipe.starter_target import StarterTarget
+from trtforge.recipe.starter_target import DEFAULT_TARGET, StarterTarget
 from trtforge.recipe.units import format_size
 from trtforge.store.files import write_text_atomic
 
@@ -31,13 +31,14 @@ _SERVED = 2048
 _BATCH = 32
 
 
-def recipe_name(source: str, quantization: str) -> str:
-    """A recipe's name from its source: ``smollm2-135m-instruct-fp8``."""
+def recipe_name(source: str, quantization: str, target: str = DEFAULT_TARGET) -> str:
+    """A recipe's name from its source: ``smollm2-135m-instruct-fp8``, and the target where it is no default."""
     tail = source.rpartition("#")[2] if source.startswith("pypi:") else re.sub(r"@[^/]*$", "", source)
     stem = tail.rstrip("/").rpartition("/")[2].removeprefix("hf:")
     stem = re.sub(r"(\.[A-Za-z0-9_]+)?\.gguf$", "", stem)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem.lower()).strip("-._") or "model"
-    return f"{stem}-{'bf16' if quantization == 'none' else quantization.replace('_', '-')}"[:128]
+    built = "" if target == DEFAULT_TARGET else f"-{target}"
+    return f"{stem[: 100 - len(built)]}-{'bf16' if quantization == 'none' else quantization.replace('_', '-')}{built}"
 
 
 def source_in_recipe(source: str, folder: Path) -> str:

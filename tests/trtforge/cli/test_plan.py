@@ -139,6 +139,14 @@ def test_long_times_keep_their_digits(run: Run, tmp_path: Path) -> None:
     assert "e+" not in out
 
 
+def test_a_split_that_the_target_does_not_run_is_said(run: Run, tmp_path: Path) -> None:
+    arguments = ("--gpu", "h100", "--count", "4", "--config", str(_config(tmp_path)))
+    _, out, _ = run(str(_recipe(tmp_path)), *arguments)
+    assert "build.target: torch runs one rank" in out and "needs build.target: trtllm-engine or trtllm-llmapi" in out
+    _, out, _ = run(str(_recipe(tmp_path, build={"target": "trtllm-engine"})), *arguments)
+    assert "runs one rank" not in out
+
+
 def test_the_answer_s_batch_meets_the_service_levels(run: Run, tmp_path: Path) -> None:
     slo = {"slo": {"ttft_p99": "500ms", "itl_p99": "25ms"}}
     recipe = _recipe(tmp_path, bench=slo, build={"limits": {"max_batch_size": 512, "max_num_tokens": 2048}})
