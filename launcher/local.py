@@ -32,7 +32,7 @@ import psutil
 
 from launcher.installation import Installation, find_installation
 from launcher.ports import pick_free, require_free
-from launcher.stubs import StubWatch
+from launcher.stubs import StubWatch, lives, stubs_of
 from trtforge.drain_notice import NOTICE, leave_notice
 from trtforge.errors import ForgeError
 from trtforge.server_launch import KEY, OPENING_VARIABLE, UMASK, body_limit, closing, stack_limit
@@ -44,6 +44,8 @@ _SHM_PREFIX = "trtforge_"
 _LOCK, _DRAIN = "lock", "drain"
 #: seconds between the end of a drain, when requests are told that they get no answer, and the end of the server
 LAST_WORDS = 5
+#: seconds that a draining server may live without any of its models' processes
+LEFT_ALONE = 5.0
 _ERROR_LINE = re.compile(r"^E\d{4} |error:|failed to|ModuleNotFoundError|Exception|Error:", re.IGNORECASE)
 #: what the CPU build of the server always says about GPUs that are not there
 _HARMLESS = re.compile(r"cuda|nvml|dcgm|gpu memory|pinned", re.IGNORECASE)
@@ -368,9 +370,20 @@ class TritonServer:
             leave_notice(self._own(_DRAIN), seconds)
 
     def _await_end(self, process: subprocess.Popen[bytes], hurry: threading.Event) -> None:
-        """Wait as long as a drain may last, or a moment from when ``hurry`` is set."""
+        """Wait as long as a drain may last, or a moment from when ``hurry`` is set.
+
+        Models end their processes when their requests are done, and the server ends right after the last of them: one
+        that lives on without any waits for requests that nobody will answer.
+        """
         end, hurried = time.monotonic() + self.exit_timeout + LAST_WORDS + 10, False
+        models = stubs_of(process.pid)
+        lived = time.monotonic()
         while process.poll() is None and time.monotonic() < end:
+            if not models or any(lives(model) for model in models):
+                lived = time.monotonic()
+            elif time.monotonic() - lived > LEFT_ALONE:
+                self._note_fallen(sorted(models.values()))
+                return
             if hurry.is_set() and not hurried:
                 hurried = True
                 self._leave_notice(0)

@@ -208,7 +208,10 @@ def serve(
                 on_drain(exit_timeout)
                 raise _died(server, server.stop(hurry), "another process told it to stop")
         on_drain(exit_timeout)
-        return server.stop(hurry) or 0
+        code = server.stop(hurry) or 0
+        if server.fallen or code not in (0, -signal.SIGKILL):  # a drain that lasts too long is ended by SIGKILL
+            raise _died(server, code, server.fallen or f"it ended with code {code} while it was drained")
+        return code
     finally:
         server.stop()
         for number, handler in previous.items():

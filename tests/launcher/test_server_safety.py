@@ -274,7 +274,9 @@ class Held:
     def _ready(self, endpoints) -> None:
         threading.Thread(target=self._client, args=(endpoints.http,), daemon=True).start()
         time.sleep(0.5)
-        [server] = [child for child in psutil.Process().children() if child.name().startswith("tritonserver")]
+        # another server of this module's tests may run beside it
+        place = str(self._folder)
+        [server] = [child for child in psutil.Process().children() if any(place in word for word in child.cmdline())]
         threading.Thread(target=self._act, args=(server,), daemon=True).start()
 
     def run(self, drain: int) -> float:
@@ -295,6 +297,21 @@ def test_a_second_signal_ends_the_drain(tmp_path, monkeypatch, first):
 
     held = Held(tmp_path, monkeypatch, signals)
     assert held.run(drain=300) < 60
+    assert held.answered.wait(5), "a request outlived the server"
+
+
+def test_a_model_that_dies_in_a_drain_ends_it(tmp_path, monkeypatch):
+    def stop_and_kill(server) -> None:
+        [model] = stubs_of(server.pid)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.0)
+        model.kill()
+
+    held = Held(tmp_path, monkeypatch, stop_and_kill)
+    began = time.monotonic()
+    with pytest.raises(ForgeError, match="TF-LCH-031") as caught:
+        held.run(drain=300)
+    assert time.monotonic() - began < 60 and caught.value.why == "the process of held died"
     assert held.answered.wait(5), "a request outlived the server"
 
 
