@@ -163,8 +163,8 @@ def gates_from_json(gates: Iterable[Mapping[str, Any]]) -> list[GateResult]:
 
 
 def now() -> str:
-    """The present time in UTC, ISO 8601 with seconds."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    """The present time in UTC, ISO 8601; microseconds tell artifacts of one key apart that were made in turn."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
 def seal(directory: Path, manifest: Mapping[str, Any], *, durable: bool = True) -> str:
