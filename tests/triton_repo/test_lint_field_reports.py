@@ -444,3 +444,16 @@ def test_a_plain_model_keeps_its_platform(tmp_path):
     simple_add_sub(tmp_path / "r")
     assert found(tmp_path / "r") == []
     assert PYTHON  # the stand-in that other tests share
+
+
+def test_a_negative_batch_size_is_no_preferred_one(tmp_path: Path) -> None:
+    """The remedy of one fault must not write the other."""
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("class TritonPythonModel: pass\n")
+    (folder / "config.pbtxt").write_text(
+        'backend: "python"\nmax_batch_size: -8\ndynamic_batching { preferred_batch_size: [ 4 ] }\n'
+    )
+    report = lint_repository(tmp_path)
+    (finding,) = [item for item in report.findings if item.code == "TF-TRI-131"]
+    assert "-8]" not in str(finding.to_json()["remedy"])

@@ -42,7 +42,7 @@ def preferred_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
     ):
         wrong = [size for size in sizes if size < 1 or size > maximum]
         if wrong:
-            fit = sorted({size for size in sizes if 1 <= size <= maximum} or ({maximum} if maximum else set()))
+            fit = sorted({size for size in sizes if 1 <= size <= maximum} or ({maximum} if maximum > 0 else set()))
             yield hit(
                 model,
                 f"preferred_batch_size {wrong} with max_batch_size {maximum}",

@@ -28,7 +28,9 @@ def emit(
     ],
     name: Annotated[
         str | None,
-        typer.Option(help="The model's name, as clients say it (native); default model.", show_default=False),
+        typer.Option(
+            help="The model's name, as clients say it (native); default the recipe's, or model.", show_default=False
+        ),
     ] = None,
     layout: Annotated[
         str | None, typer.Option(help="The repository's layout; default the recipe's, else native.", show_default=False)
@@ -67,7 +69,7 @@ def emit(
             why="Its models have the names that clients and the other models of the layout know.",
             remedies=["leave --name out", "--layout native"],
         )
-    document = emit_for(loaded, engine, out, name=name or "model", tokenizer=tokenizer)
+    document = emit_for(loaded, engine, out, name=name or loaded.recipe.name, tokenizer=tokenizer)
     console.result({"repository": str(out), **document})
     console.value(str(out))
 
