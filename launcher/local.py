@@ -53,7 +53,7 @@ _HARMLESS = re.compile(r"cuda|nvml|dcgm|gpu memory|pinned", re.IGNORECASE)
 _TABLE_LINE = re.compile(r"\s*([+|].*)?$")
 _PORT_TAKEN = re.compile(r"already in use|failed to bind", re.IGNORECASE)
 #: what a signal that ended a server tells of the reason
-_SIGNAL_HINTS = {
+_SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "which the kernel sends when memory runs out",
     signal.SIGFPE: "which a request for the classification of a text output causes in Triton 2.51",
 }
