@@ -7,7 +7,6 @@ candidate, so that a figure too noisy to support the claim does not pass it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from evals.statistics import Interval
 from trtforge.errors import GateFailed
@@ -36,16 +35,6 @@ def at_least(name: str, measured: float, limit: float, detail: str = "") -> Gate
     passed = measured >= limit
     text = f"{name} is {measured:.4g}; {'>=' if passed else '<'} limit {limit:.4g}"
     return GateResult(name=name, passed=passed, measured=measured, limit=limit, detail=detail or text)
-
-
-def gate_to_json(gate: GateResult) -> dict[str, Any]:
-    """A gate's verdict as a JSON-able object."""
-    return {
-        "name": gate.name,
-        "passed": gate.passed,
-        **gate.figures(),
-        "detail": gate.detail,
-    }
 
 
 def require(gates: Sequence[GateResult], remedies: Sequence[str] = ()) -> None:

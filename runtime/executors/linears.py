@@ -414,11 +414,3 @@ def _tiles(codes: torch.Tensor) -> bool:
 
 def _column_scales(sources: Sequence[LinearSource]) -> torch.Tensor:
     return torch.cat([torch.full((s.shape[0],), s.scale) for s in sources])
-
-
-#: what a caller outside may want to time: name -> constructor from float32 codes
-DENSE_KERNELS: dict[str, Callable[[torch.Tensor, torch.Tensor | None], Any]] = {
-    "fbgemm_fp16": FbgemmFp16,
-    "onednn_f32": OnednnF32,
-    "onednn_bf16": OnednnBf16,
-}
