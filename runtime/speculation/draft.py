@@ -1,0 +1,171 @@
+"""What drafters, the policy and the engine's loop say to each other.
+
+Words: the *root* is a decoding sequence's last known token, whose keys and values are not computed yet; a *draft* is
+what stands behind it, a chain or a tree; *source* names who drafted (``eagle3``, ``draft_target``, ``ngram`` with its
+class of match), and is what acceptance is counted by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.scheduler.sequence import Sequence as TokenSequence
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Draft tokens behind one sequence's root. Node 0 is the root, node i + 1 carries ``tokens[i]``.
+
+    Attributes:
+        tokens: int64 [D], ids of the target's vocabulary, D at least 1.
+        source: who drafted.
+        parents: int32 [D], the node that each token stands behind (parents before their children); None: a chain.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    source: str
+    parents: npt.NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def depths(self) -> npt.NDArray[np.int64]:
+        """int64 [D], how far below the root each token stands: 1 and more."""
+        if self.parents is None:
+            return np.arange(1, len(self.tokens) + 1, dtype=np.int64)
+        depths = np.zeros(len(self.tokens) + 1, dtype=np.int64)
+        for node, parent in enumerate(self.parents.tolist(), 1):
+            depths[node] = depths[parent] + 1
+        return depths[1:]
+
+    def cut(self, count: int) -> Draft | None:
+        """The first ``count`` nodes, a tree still as parents come first; None: nothing is left."""
+        if count >= len(self.tokens):
+            return self
+        if count <= 0:
+            return None
+        return Draft(self.tokens[:count], self.source, None if self.parents is None else self.parents[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Drafts wanted for one decoding sequence.
+
+    Attributes:
+        count: most tokens (nodes of a tree).
+        tree: a tree of the configured shape instead of a chain.
+    """
+
+    sequence: TokenSequence
+    count: int
+    tree: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Positions whose keys and values have become true in the target's cache by the last step.
+
+    Attributes:
+        start: the first position; the next is ``start + len(rows)`` = ``sequence.computed``.
+        rows: int64 [n], the rows of the step's T tokens in which these positions were computed, in order (for a
+            tree those of the accepted path).
+        speculates: whether the request lets its sequence be drafted for; where not, no state need be kept.
+    """
+
+    sequence: TokenSequence
+    start: int
+    rows: npt.NDArray[np.int64]
+    speculates: bool = True
+
+
+#: rows of the step → the target's tapped states of these rows [R, m·Ht] in the order of the layers
+TapReader = Callable[[npt.NDArray[np.int64]], "torch.Tensor"]
+
+
+class Drafter(Protocol):
+    """Makes drafts. One instance an engine; called by the stepping thread only.
+
+    A drafter with a cache of its own shares the target's block numbers: ``sequence.blocks`` names its blocks too.
+    It must notice by itself, from ``Computed.start``, that a sequence was preempted (start falls) or began on
+    shared blocks (start is not 0 at first), and draft only where its own rows are true.
+    """
+
+    name: str
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
+        """A draft of at most ``count`` tokens for each ask, None where there is none; batched over the asks."""
+
+    def observe(self, computed: Sequence[Computed], taps: TapReader | None) -> None:
+        """Take in the last step. ``taps`` is None where the engine taps nothing; it is valid during the call only."""
+
+    def fork(self, parent: TokenSequence, children: Sequence[TokenSequence]) -> None:
+        """Samples that split off: they share the parent's blocks and what is known of them."""
+
+    def leave(self, sequence: TokenSequence) -> None:
+        """The sequence ended; nothing of it need be kept."""
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy on write: whole blocks (source, destination), before the next propose."""
+
+    def describe(self) -> dict[str, Any]:
+        """What drafts, JSON-able."""
+
+    def close(self) -> None:
+        """Release weights and pools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way in which a sequence can be drafted for in this step.
+
+    Attributes:
+        source: who would draft.
+        most: most tokens that it could be.
+        ready: the draft exists already (an n-gram's), so that drafting costs nothing.
+    """
+
+    sequence: TokenSequence
+    source: str
+    most: int
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the policy wants of one candidate; ``count`` 0: no draft."""
+
+    candidate: Candidate
+    count: int
+    tree: bool = False
+
+
+class Policy(Protocol):
+    """Chooses who is drafted for, by whom and how far; learns from what is accepted and from how long steps take."""
+
+    def choose(self, candidates: Sequence[Sequence[Candidate]], *, running: int, prefill_tokens: int) -> list[Choice]:
+        """One choice a sequence out of its candidates (each group belongs to one sequence, and is not empty).
+
+        Args:
+            running: decoding sequences of the step, those that cannot be drafted for included.
+            prefill_tokens: tokens of others' prompts that wait to run in the same step.
+        """
+
+    def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int, *, tree: bool) -> None:
+        """A verification's result: ``accepted`` of ``drafted`` tokens (of a tree: the accepted path's length)."""
+
+    def timed(self, part: str, tokens: int, requests: int, seconds: float) -> None:
+        """How long a part (``verify``: a target step without prefill; ``draft``: one propose) took."""
+
+    def leave(self, sequence: TokenSequence) -> None:
+        """The sequence ended."""
+
+    def explain(self) -> dict[str, Any]:
+        """Costs, acceptance by source and position, and the choices they lead to by batch; JSON-able."""
