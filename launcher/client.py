@@ -34,6 +34,7 @@ _DTYPES: dict[str, tuple[str, Any]] = {
     "random_seed": ("UINT64", np.uint64),
     "stream": ("BOOL", np.bool_),
     "chat": ("BOOL", np.bool_),
+    "speculate": ("BOOL", np.bool_),
     "return_log_probs": ("BOOL", np.bool_),
     "exclude_input_in_output": ("BOOL", np.bool_),
 }

@@ -10,7 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
+
+from runtime.speculation import figures as speculative
+from runtime.speculation.figures import Point, SpeculationFigures
 
 PREFIX = "trtforge_"
 
@@ -87,7 +91,30 @@ _HELP = {
     "request_generation_tokens": "Generated tokens of a request",
     "iteration_tokens": "Tokens computed in a step",
     "iteration_host_seconds": "Time of a step outside the executor",
+    **speculative.HELP,
 }
+_COUNTERS = {
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "iterations_total",
+    "step_failures_total",
+    "num_preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "request_success_total",
+    *(name for name in speculative.HELP if name.endswith("_total")),
+}
+_ORDER = {name: order for order, name in enumerate(speculative.HELP)}
+
+
+def is_counter(name: str) -> bool:
+    """Whether a figure only ever grows; ``kv_blocks_total`` does not."""
+    return name in _COUNTERS
+
+
+def help_of(name: str) -> str:
+    """One sentence on a figure; names without the prefix."""
+    return _HELP[name]
 
 
 @dataclass(slots=True)
@@ -115,6 +142,8 @@ class Metrics:
     iteration_host_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP))
     #: figures read at snapshot time from whoever keeps them (the scheduler, the pool)
     sources: list[Callable[[], dict[str, float]]] = field(default_factory=list)
+    #: None: the engine does not speculate, and says nothing of it
+    speculation: SpeculationFigures | None = None
 
     def histograms(self) -> Iterator[tuple[str, Histogram]]:
         """Name and histogram, in a fixed order."""
@@ -131,7 +160,22 @@ class Metrics:
         figures["request_success_total"] = dict(self.finished)
         for name, histogram in self.histograms():
             figures[name] = histogram.snapshot()
+        if self.speculation is not None:
+            figures["speculation"] = self.speculation.snapshot()
         return figures
+
+    def points(self) -> Iterator[Point]:
+        """Counters and gauges with their labels, those of one name in a row; names without the prefix."""
+        scalars: dict[str, float] = dict(self.counters)
+        for source in self.sources:
+            scalars.update(source())
+        for name, value in scalars.items():
+            yield name, {}, value
+        for reason, count in self.finished.items():
+            yield "request_success_total", {"finished_reason": reason}, count
+        if self.speculation is not None:
+            # the exposition format wants the points of one name together
+            yield from sorted(self.speculation.points(), key=lambda point: _ORDER[point[0]])
 
     def prometheus_text(self) -> str:
         """The exposition format, version 0.0.4."""
@@ -142,15 +186,11 @@ class Metrics:
             lines.append(f"# TYPE {PREFIX}{name} {kind}")
             return PREFIX + name
 
-        scalars: dict[str, float] = dict(self.counters)
-        for source in self.sources:
-            scalars.update(source())
-        for name, value in scalars.items():
-            lines.append(
-                f"{header(name, 'counter' if name.endswith('_total') and name in _COUNTERS else 'gauge')} {value}"
-            )
-        full = header("request_success_total", "counter")
-        lines.extend(f'{full}{{finished_reason="{reason}"}} {count}' for reason, count in self.finished.items())
+        for name, points in groupby(self.points(), key=lambda point: point[0]):
+            full = header(name, "counter" if is_counter(name) else "gauge")
+            for _, labels, value in points:
+                inside = ",".join(f'{label}="{text}"' for label, text in labels.items())
+                lines.append(f"{full}{{{inside}}} {value}" if inside else f"{full} {value}")
         for name, histogram in self.histograms():
             full, below = header(name, "histogram"), 0
             for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
@@ -161,17 +201,6 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-_COUNTERS = {
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "iterations_total",
-    "step_failures_total",
-    "num_preemptions_total",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-}
-
-
 def register_prometheus(metrics: Metrics, registry: Any = None) -> Any:
     """Add ``metrics`` to a ``prometheus_client`` registry (default: the global one); returns the collector."""
     import prometheus_client.core as core
@@ -179,18 +208,13 @@ def register_prometheus(metrics: Metrics, registry: Any = None) -> Any:
 
     class _Collector:
         def collect(self) -> Iterator[Any]:
-            scalars: dict[str, float] = dict(metrics.counters)
-            for source in metrics.sources:
-                scalars.update(source())
-            for name, value in scalars.items():
-                family = core.CounterMetricFamily if name in _COUNTERS else core.GaugeMetricFamily
-                yield family(PREFIX + name, _HELP[name], value=value)
-            finished = core.CounterMetricFamily(
-                PREFIX + "request_success_total", _HELP["request_success_total"], labels=["finished_reason"]
-            )
-            for reason, count in metrics.finished.items():
-                finished.add_metric([reason], count)
-            yield finished
+            for name, points in groupby(metrics.points(), key=lambda point: point[0]):
+                kind = core.CounterMetricFamily if is_counter(name) else core.GaugeMetricFamily
+                family = None
+                for _, labels, value in points:
+                    family = family or kind(PREFIX + name, _HELP[name], labels=list(labels))
+                    family.add_metric(list(labels.values()), value)
+                yield family
             for name, histogram in metrics.histograms():
                 below, buckets = 0, []
                 for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):

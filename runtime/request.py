@@ -37,6 +37,7 @@ class Request:
         timeout: seconds from arrival until the request is ended with what it has; None: never.
         stream: outputs for every step; otherwise only the final one.
         cache_salt: requests share cached prefixes only with requests of the same salt.
+        speculate: whether an engine that speculates may draft for this request; the answer is the same either way.
     """
 
     request_id: str | None = None
@@ -48,11 +49,12 @@ class Request:
     timeout: float | None = None
     stream: bool = True
     cache_salt: str = ""
+    speculate: bool = True
 
 
 @dataclass(slots=True)
 class SampleOutput:
-    """News of one of a request's n samples; all fields but the last five are deltas since the last output.
+    """News of one of a request's n samples; text, tokens and log-probabilities are those since the last output.
 
     Attributes:
         index: which sample, 0 … n-1.
@@ -63,6 +65,8 @@ class SampleOutput:
         num_tokens: tokens so far.
         finish_reason: set once, with the sample's last output.
         stop_reason: the stop text or token id that ended it, if one did.
+        num_draft_tokens: draft tokens verified for it so far.
+        num_accepted_tokens: of these, how many became tokens of the sample.
     """
 
     index: int
@@ -73,6 +77,8 @@ class SampleOutput:
     num_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,8 @@ class Completion:
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -178,6 +186,10 @@ class GenerationResult:
             completion.token_ids.extend(sample.token_ids)
             completion.logprobs.extend(sample.logprobs or ())
             completion.cumulative_logprob = sample.cumulative_logprob
+            completion.num_draft_tokens, completion.num_accepted_tokens = (
+                sample.num_draft_tokens,
+                sample.num_accepted_tokens,
+            )
             if sample.finish_reason is not None:
                 completion.finish_reason, completion.stop_reason = sample.finish_reason, sample.stop_reason
         return self

@@ -23,6 +23,7 @@ from runtime import errors
 from runtime.engine import EngineConfig, EngineCore, PreparedRequest
 from runtime.executors.base import ExecutorLimits
 from runtime.request import FinishReason, Request, RequestOutput, SampleOutput
+from runtime.speculation.figures import Point
 from trtforge.errors import ForgeError
 
 log = logging.getLogger("trtforge.runtime")
@@ -81,6 +82,11 @@ class AsyncEngine:
     def eos_token_ids(self) -> tuple[int, ...]:
         """The model's end-of-sequence tokens."""
         return self.core.executor.eos_token_ids
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the engine drafts for requests."""
+        return self.core.metrics.speculation is not None
 
     # -- any thread ----------------------------------------------------------------------------------
 
@@ -202,6 +208,10 @@ class AsyncEngine:
     def stats(self) -> dict[str, Any]:
         """The core's metrics, right to within a step."""
         return self.core.stats()
+
+    def points(self) -> Iterator[Point]:
+        """The core's counters and gauges with their labels, likewise."""
+        return self.core.metrics.points()
 
     # -- the stepping thread -------------------------------------------------------------------------
 

@@ -26,13 +26,17 @@ class Answer:
         row: its number in the client's request.
         wanted: names of the outputs that the client takes.
         block_size: tokens a KV block, for the counts of reused blocks.
+        speculates: the engine drafts: every response then has the counts of drafts.
     """
 
-    def __init__(self, asked: Asked, row: int, wanted: Collection[str], block_size: int) -> None:
+    def __init__(
+        self, asked: Asked, row: int, wanted: Collection[str], block_size: int, *, speculates: bool = False
+    ) -> None:
         self._asked = asked
         self._row = row
         self._wanted = wanted
         self._block_size = block_size
+        self._speculates = speculates
         self._makers: dict[str, Callable[[RequestOutput, SampleOutput], npt.NDArray[Any]]] = {
             "text_output": self._text,
             "batch_index": lambda *_: _i32([[self._row]]),
@@ -56,9 +60,13 @@ class Answer:
             if sample.finish_reason is not None and "max_tokens_granted" in self._wanted:
                 arrays["max_tokens_granted"] = _i32([[output.max_tokens]])
             if self._asked.metrics:
-                measured = performance(output, self._block_size)
-                arrays |= {name: array for name, array in measured.items() if name in self._wanted}
+                arrays |= self._picked(performance(output, self._block_size))
+            if self._asked.metrics or self._speculates:
+                arrays |= self._picked(drafts(sample))
             yield arrays
+
+    def _picked(self, arrays: Arrays) -> Arrays:
+        return {name: array for name, array in arrays.items() if name in self._wanted}
 
     def _text(self, output: RequestOutput, sample: SampleOutput) -> npt.NDArray[Any]:
         return np.array([(self._asked.echo + sample.text).encode()], dtype=np.object_)
@@ -85,7 +93,7 @@ def _cumulative(output: RequestOutput, sample: SampleOutput) -> npt.NDArray[Any]
 def performance(output: RequestOutput, block_size: int) -> Arrays:
     """What ``return_perf_metrics`` asks for: KV blocks, and times in nanoseconds on the engine's steady clock.
 
-    A stream's earlier responses hold the figures so far. There are no drafts, so their counts are 0.
+    A stream's earlier responses hold the figures so far.
     """
     reused = output.num_cached_tokens // block_size
     times = output.times or RequestTimes(0.0)
@@ -100,9 +108,16 @@ def performance(output: RequestOutput, block_size: int) -> Arrays:
         "kv_cache_alloc_new_blocks": _i32([[max(0, output.num_blocks - reused)]]),
         "kv_cache_alloc_total_blocks": _i32([[output.num_blocks]]),
         **{name: np.array([[int((value or 0.0) * 1e9)]], dtype=np.int64) for name, value in stamps.items()},
-        "acceptance_rate": np.zeros((1, 1), dtype=np.float32),
-        "total_accepted_draft_tokens": _i32([[0]]),
-        "total_draft_tokens": _i32([[0]]),
+    }
+
+
+def drafts(sample: SampleOutput) -> Arrays:
+    """Draft tokens of one sequence so far, how many of them were accepted, and their share; 0 where none was made."""
+    drafted, accepted = sample.num_draft_tokens, sample.num_accepted_tokens
+    return {
+        "acceptance_rate": np.array([[accepted / drafted if drafted else 0.0]], dtype=np.float32),
+        "total_accepted_draft_tokens": _i32([[accepted]]),
+        "total_draft_tokens": _i32([[drafted]]),
     }
 
 

@@ -35,7 +35,8 @@ READ = frozenset(
         *_FLOATS, "min_tokens", "seed", "random_seed", "stop_words", "bad_words", "stop_words_list", "bad_words_list",
         "embedding_bias", "embedding_bias_words", "embedding_bias_weights", "end_id", "return_log_probs",
         "return_perf_metrics", "exclude_input_in_output", "num_return_sequences", "beam_width", "priority",
-        "timeout_ms", "guided_decoding_guide_type", "guided_decoding_guide", "stop",
+        "timeout_ms", "guided_decoding_guide_type", "guided_decoding_guide", "stop", "speculate",
+        "num_draft_tokens",
     }
 )  # fmt: skip
 
@@ -110,6 +111,7 @@ def _row(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None, excl
         "priority": int(rows.one("priority", row, 0)),
         "timeout": timeout,
         "stream": stream,
+        "speculate": _speculate(rows, row),
     }
     wants: dict[str, Any] = {
         "log_probs": rows.flag("return_log_probs", row),
@@ -134,6 +136,31 @@ def _row(rows: Rows, row: int, eos: tuple[int, ...], encode: Encode | None, excl
     if chat:
         return Asked(Request(messages=[{"role": "user", "content": prompt_text}], **common), **wants)
     return Asked(Request(prompt=prompt_text, **common), echo=prompt_text if echo else "", **wants)
+
+
+def _speculate(rows: Rows, row: int) -> bool:
+    """Whether the engine may draft; ``num_draft_tokens`` 0 says no in TensorRT-LLM's words."""
+    wanted = rows.flag("speculate", row, True)
+    if "num_draft_tokens" not in rows:
+        return wanted
+    most = int(rows.one("num_draft_tokens", row))
+    if most:
+        raise ForgeError(
+            "TF-RUN-107",
+            "num_draft_tokens over 0 is not offered by this model",
+            asked=f"num_draft_tokens: {most}",
+            why="an engine that speculates chooses how far by itself, by what drafts cost and what they yield",
+            remedies=["leave num_draft_tokens out", "num_draft_tokens: 0 or speculate: false, for no drafts at all"],
+        )
+    if wanted and "speculate" in rows:
+        raise ForgeError(
+            "TF-RUN-108",
+            "speculate: true came with num_draft_tokens: 0",
+            asked="speculate: true, num_draft_tokens: 0",
+            why="one allows drafts and the other forbids them",
+            remedies=["leave num_draft_tokens out", "speculate: false"],
+        )
+    return False
 
 
 def _empty(name: str) -> ForgeError:

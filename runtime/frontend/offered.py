@@ -31,7 +31,7 @@ _LORA = "the engine was built without adapters"
 _LOGITS = "the engine does not gather logits"
 _PROMPT_TABLE = "the engine takes tokens of its vocabulary only"
 _DECODER = "this is a decoder-only model"
-_DRAFTS = "the engine verifies no drafts"
+_DRAFTS = "the engine takes no drafts from its clients"
 _RETENTION = "blocks are kept by last use"
 _LOOKAHEAD = "the engine was built without lookahead decoding"
 _MEDIA = "the model takes text only"
@@ -53,8 +53,7 @@ NOT_OFFERED: Mapping[str, tuple[str, Asks]] = {
     "encoder_output_lengths": (_DECODER, _any),
     "cross_attention_mask": (_DECODER, _sent),
     "skip_cross_attn_blocks": (_DECODER, _any),
-    "num_draft_tokens": (_DRAFTS, _any),
-    "use_draft_logits": (_DRAFTS, _any),
+    "use_draft_logits": ("a draft token is kept where it is the answer's own next one", _any),
     "draft_input_ids": (_DRAFTS, _sent),
     "draft_logits": (_DRAFTS, _sent),
     "draft_acceptance_threshold": (_DRAFTS, _sent),

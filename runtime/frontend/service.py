@@ -106,7 +106,8 @@ class Service:
         wanted = frozenset(request.requested_output_names())
         job = _Job(client, self._engine, request.request_id(), len(asked))
         block_size = self._engine.core.executor.block_size
-        answers = [Answer(one, row, wanted, block_size) for row, one in enumerate(asked)]
+        speculates = self._engine.speculates
+        answers = [Answer(one, row, wanted, block_size, speculates=speculates) for row, one in enumerate(asked)]
         pairs = [(one.request, self._deliverer(job, answer)) for one, answer in zip(asked, answers, strict=True)]
         start = partial(self._start, job, pairs)
         if any(one.request.messages is not None for one in asked):

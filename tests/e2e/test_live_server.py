@@ -114,6 +114,30 @@ def test_smoke_finds_a_server_that_answers_something_else(server, expected):
     assert not verdicts["joined stream, whole answer and offline engine agree"]
 
 
+def test_the_metrics_page_has_counters_and_gauges_with_labels(server):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with StreamClient(server.grpc_url, "tiny") as client:
+        assert client.ask({"text_input": PROMPTS[0], "max_tokens": 4}).error is None
+    page = f"http://{server.host}:{server.metrics_port}/metrics"
+
+    def families():
+        with urllib.request.urlopen(page, timeout=10) as answer:
+            return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+
+    end = time.monotonic() + 10
+    found = families()
+    while not any(s.value for s in found["trtforge_request_success"].samples) and time.monotonic() < end:
+        time.sleep(0.1)
+        found = families()
+    assert found["trtforge_generation_tokens"].type == "counter"
+    assert found["trtforge_kv_blocks_total"].type == "gauge"
+    reasons = {sample.labels["finished_reason"] for sample in found["trtforge_request_success"].samples}
+    assert "length" in reasons
+    assert {sample.labels["model"] for sample in found["trtforge_request_success"].samples} == {"tiny"}
+    assert not [name for name in found if "spec_decode" in name], "this engine does not speculate"
+
+
 def test_same_seed_same_text_and_log_probabilities(server):
     values = {
         "text_input": PROMPTS[0],

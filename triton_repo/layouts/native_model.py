@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import triton_python_backend_utils as pb_utils  # provided by Triton
 
 import plugins.host
 from runtime.frontend.service import Service
+from runtime.metrics import help_of, is_counter
 from runtime.serving import AsyncEngine
+from runtime.speculation.figures import Point
 
 POLL_SECONDS = 0.05
 #: for the clients of an engine that died
@@ -66,8 +69,8 @@ class TritonPythonModel:
         if tokenizer is not None:
             tokenizer.prepare_chats()
         self._closing = threading.Event()
-        self._gauges = _Gauges(args["model_name"], args["model_version"])
-        self._gauges.update(self._engine.stats())
+        self._figures = _Figures(args["model_name"], args["model_version"])
+        self._figures.update(self._engine.points())
         self._watcher = threading.Thread(target=self._watch_clients, name="client-watcher", daemon=True)
         self._watcher.start()
         pb_utils.Logger.log_info(f"engine ready: {engine_dir}")
@@ -94,7 +97,7 @@ class TritonPythonModel:
                 self._service.watch()
                 if not alive:
                     self._leave_with_the_engine()
-                self._gauges.update(self._engine.stats())
+                self._figures.update(self._engine.points())
             except Exception as error:  # one bad answer of Triton must not end all cancellation
                 pb_utils.Logger.log_warn(f"client watcher: {type(error).__name__}: {error}")
 
@@ -116,10 +119,10 @@ class TritonPythonModel:
         self._watcher.join(timeout=5)
         self._service.close()
         self._engine.shutdown()
-        self._gauges.close()
+        self._figures.close()
 
 
-class _Gauges:
+class _Figures:
     """The engine's counters and gauges on Triton's own metrics page, under their ``trtforge_`` names.
 
     Only figures that changed are sent: an idle model then says nothing to Triton, and a call that is
@@ -128,25 +131,33 @@ class _Gauges:
 
     def __init__(self, model: str, version: str) -> None:
         self._labels = {"model": model, "version": version}
-        self._metrics: dict[str, tuple[Any, Any]] = {}
-        self._sent: dict[str, float] = {}
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, ...], Any] = {}
+        self._sent: dict[tuple[str, ...], float] = {}
 
-    def update(self, stats: dict[str, Any]) -> None:
-        for name, value in stats.items():
-            if isinstance(value, (int, float)) and self._sent.get(name) != value:
-                if name not in self._metrics:
-                    family = pb_utils.MetricFamily(
-                        name=f"trtforge_{name}", description=name.replace("_", " "), kind=pb_utils.MetricFamily.GAUGE
-                    )
-                    # the family must outlive its metric
-                    self._metrics[name] = (family, family.Metric(labels=self._labels))
-                self._metrics[name][1].set(float(value))
-                self._sent[name] = value
+    def update(self, points: Iterable[Point]) -> None:
+        for name, labels, value in points:
+            key = (name, *labels.values())
+            if self._sent.get(key) == value:
+                continue
+            counter = is_counter(name)
+            if key not in self._metrics:
+                self._metrics[key] = self._family(name, counter).Metric(labels=self._labels | labels)
+            if counter:
+                self._metrics[key].increment(float(value - self._sent.get(key, 0)))
+            else:
+                self._metrics[key].set(float(value))
+            self._sent[key] = value
+
+    def _family(self, name: str, counter: bool) -> Any:
+        if name not in self._families:
+            kind = pb_utils.MetricFamily.COUNTER if counter else pb_utils.MetricFamily.GAUGE
+            self._families[name] = pb_utils.MetricFamily(name=f"trtforge_{name}", description=help_of(name), kind=kind)
+        return self._families[name]
 
     def close(self) -> None:
-        """Let go of the metrics while Triton still answers, each before its family."""
+        """Let go of the metrics while Triton still answers, before their families."""
         while self._metrics:
-            _, pair = self._metrics.popitem()
-            family, metric = pair
-            del pair, metric
-            del family
+            self._metrics.popitem()
+        while self._families:
+            self._families.popitem()

@@ -59,6 +59,9 @@ _NATIVE_INPUTS: tuple[TensorRow, ...] = (
     TensorRow("beam_width", "INT32", (1,), True, "accepted when 1: beam search is not offered"),
     TensorRow("priority", "INT32", (1,), True, "higher goes first; default 0"),
     TensorRow("timeout_ms", "INT32", (1,), True, "deadline from arrival; the answer so far is then returned"),
+    TensorRow(
+        "speculate", "BOOL", (1,), True, "false: no drafts for this request; default true, where the engine has any"
+    ),
     TensorRow("stop", "BOOL", (1,), True, "end the running request with this request id"),
     TensorRow("input_ids", "INT32", (-1,), True, "the prompt as tokens"),
     TensorRow("input_lengths", "INT32", (1,), True, "tokens of input_ids that count; default all"),
@@ -87,7 +90,7 @@ def _typed(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
 
 INPUTS: tuple[TensorRow, ...] = _typed((*_NATIVE_INPUTS, *_others((*BLS_INPUTS, *ENGINE_INPUTS), _NATIVE_INPUTS)))
 #: inputs and outputs of ours that models with other names have too, so that nothing is silent there
-OWN_INPUTS = tuple(row for row in _NATIVE_INPUTS if row.name in ("min_p", "priority", "timeout_ms"))
+OWN_INPUTS = tuple(row for row in _NATIVE_INPUTS if row.name in ("min_p", "priority", "timeout_ms", "speculate"))
 OWN_OUTPUTS: tuple[TensorRow, ...] = (
     *_NATIVE_OUTPUTS,
     *(row for row in BLS_OUTPUTS if row.name == "finish_reason"),

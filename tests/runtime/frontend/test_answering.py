@@ -70,3 +70,28 @@ def test_performance_counts_blocks_and_nanoseconds():
     assert [arrays[name].item() for name in stamps] == [1e9, 2e9, 3e9, 4e9]
     assert {arrays[name].dtype for name in stamps} == {np.dtype(np.int64)}
     assert arrays["acceptance_rate"].tolist() == [[0.0]]
+
+
+COUNTS = {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
+
+
+def test_counts_of_drafts_are_each_samples_own_and_so_far():
+    samples = [
+        SampleOutput(0, num_draft_tokens=8, num_accepted_tokens=6),
+        SampleOutput(1, num_draft_tokens=0, num_accepted_tokens=0),
+    ]
+    output = RequestOutput("r", samples, False, 1)
+    first, second = Answer(Asked(REQUEST), 0, ALL, 16, speculates=True).responses(output)
+    assert first["total_draft_tokens"].tolist() == [[8]]
+    assert first["total_accepted_draft_tokens"].tolist() == [[6]]
+    assert first["acceptance_rate"].tolist() == [[0.75]]
+    assert second["acceptance_rate"].tolist() == [[0.0]]
+    assert {first[name].dtype for name in COUNTS} == {np.dtype(np.int32), np.dtype(np.float32)}
+
+
+def test_an_engine_that_does_not_speculate_counts_drafts_only_among_the_performance():
+    output = RequestOutput("r", [SampleOutput(0)], False, 1)
+    assert not COUNTS & set(_one(Asked(REQUEST), output))
+    assert set(_one(Asked(REQUEST, metrics=True), output)) >= COUNTS
+    [narrow] = Answer(Asked(REQUEST), 0, {"text_output"}, 16, speculates=True).responses(output)
+    assert set(narrow) == {"text_output"}, "what a client does not take is not sent"

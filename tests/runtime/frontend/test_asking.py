@@ -227,3 +227,32 @@ def test_missing_inputs_are_named(missing):
     error = _code(tensors)
     assert error.code == "TF-RUN-117"
     assert missing in error.message
+
+
+def test_a_request_may_forbid_drafts():
+    assert _request(_tensors()).speculate
+    assert _request(_tensors(speculate=_value(True, bool))).speculate
+    assert not _request(_tensors(speculate=_value(False, bool))).speculate
+    assert not _request(_tensors(num_draft_tokens=_value(0, np.int32))).speculate, "TensorRT-LLM's way to say it"
+    both = _tensors(num_draft_tokens=_value(0, np.int32), speculate=_value(False, bool))
+    assert not _request(both).speculate
+    assert not _request(_token_request(speculate=_value(False, bool))).speculate
+
+
+def test_each_prompt_has_its_own_switch():
+    tensors = {
+        "text_input": np.array([[b"a"], [b"b"]], dtype=object),
+        "max_tokens": np.array([[1], [2]], dtype=np.int32),
+        "speculate": np.array([[True], [False]]),
+    }
+    assert [asked.request.speculate for asked in read(tensors)] == [True, False]
+
+
+def test_how_many_drafts_is_not_the_clients_to_say():
+    error = _code(_tensors(num_draft_tokens=_value(4, np.int32)))
+    assert error.code == "TF-RUN-107"
+    assert "num_draft_tokens" in error.message
+    assert "leave num_draft_tokens out" in error.remedies
+    assert _code(_tensors(num_draft_tokens=_value(-1, np.int32))).code == "TF-RUN-107"
+    at_odds = _tensors(num_draft_tokens=_value(0, np.int32), speculate=_value(True, bool))
+    assert _code(at_odds).code == "TF-RUN-108"
