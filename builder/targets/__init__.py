@@ -17,6 +17,7 @@ from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
 from trtforge.progress import Progress
 from trtforge.recipe.schema import Build
+from trtforge.speculation import SpeculationRecord
 
 #: target built from the graph -> its module
 GRAPH_TARGETS = {
@@ -81,7 +82,14 @@ class Target(Protocol):
     NAME: str
 
     def build_engine(
-        self, graph_dir: Path, out: Path, *, name: str, build: Build, progress: Progress | None = None
+        self,
+        graph_dir: Path,
+        out: Path,
+        *,
+        name: str,
+        build: Build,
+        speculation: SpeculationRecord | None = None,
+        progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Write the engine of ``graph_dir`` into ``out``; returns the contents of engine.json."""
 
@@ -119,10 +127,17 @@ def get_target(name: str) -> Target:
 
 
 def build_engine(
-    graph_dir: Path, out: Path, *, name: str, build: Build, progress: Progress | None = None
+    graph_dir: Path,
+    out: Path,
+    *,
+    name: str,
+    build: Build,
+    speculation: SpeculationRecord | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Build the engine that ``build.target`` names from a graph; see the target's module."""
-    return get_target(build.target).build_engine(graph_dir, out, name=name, build=build, progress=progress)
+    target = get_target(build.target)
+    return target.build_engine(graph_dir, out, name=name, build=build, speculation=speculation, progress=progress)
 
 
 def get_checkpoint_target(name: str) -> CheckpointTarget:

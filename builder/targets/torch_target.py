@@ -24,6 +24,7 @@ from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build
 from trtforge.safetensors_header import TensorInfo, read_headers
+from trtforge.speculation import SpeculationRecord
 from trtforge.store.hashing import hash_file
 
 NAME = "torch"
@@ -52,6 +53,7 @@ def build_engine(
     *,
     name: str,
     build: Build,
+    speculation: SpeculationRecord | None = None,
     progress: Progress | None = None,
     capability: str | None = None,
 ) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def build_engine(
 
     Args:
         graph_dir: what :func:`builder.graphs.build_graph` wrote.
+        speculation: what the engine drafts by; None: nothing.
         capability: processor level to plan for (see :mod:`builder.machine`); default: this machine's.
 
     Raises:
@@ -97,6 +100,7 @@ def build_engine(
         "target": NAME,
         "name": name,
         **graph_facts(graph, limits, plan),
+        **({} if speculation is None else {"speculation": speculation.to_json()}),
         "planned_for": capability,
         "linears": linears,
         "kernel_choices": [row.to_json() for row in table()[1] if row.stored in stored],

@@ -15,6 +15,7 @@ from plugins.host.abi import ABI_VERSION
 from runtime.executors.base import ExecutorLimits
 from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
+from trtforge.speculation import SpeculationRecord, read_speculation
 
 ENGINE_FILE = "engine.json"
 GRAPH_FILE = "model.onnx"
@@ -42,6 +43,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     raw: dict[str, Any]
+    speculation: SpeculationRecord | None = None
 
 
 def read_engine(directory: Path) -> EngineInfo:
@@ -142,4 +144,5 @@ def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
         eos_token_ids=tuple(eos),
         bos_token_id=raw.get("bos_token_id"),
         raw=raw,
+        speculation=read_speculation(raw),
     )

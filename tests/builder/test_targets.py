@@ -12,6 +12,7 @@ import pytest
 
 from builder.graphs import build_graph
 from builder.machine import CPU_CAPABILITIES, cpu_capability, cpu_flags, cpu_name, free_memory, machine_facts
+from builder.speculation import record_of
 from builder.targets import (
     CHECKPOINT_TARGETS,
     GRAPH_TARGETS,
@@ -24,10 +25,12 @@ from builder.targets import (
     torch_target,
 )
 from builder.targets.kernels import CAPABILITIES, Choice, choose, table, weight_bytes
+from runtime.executors.engine_dir import read_engine as runtime_engine
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.tiny import write_tiny_llama
 from trtforge.errors import ForgeError
-from trtforge.recipe.schema import Build, KvCache, Limits, Parallel
+from trtforge.recipe.schema import Build, KvCache, Limits, Parallel, Speculation
+from trtforge.speculation import read_speculation
 from trtforge.tables import stack_table
 
 STORED = ("bfloat16", "float16", "float32", "fp8", "nvfp4", "int4_awq")
@@ -64,6 +67,18 @@ def test_engine_json(tmp_path: Path) -> None:
     for name, digest in engine["sha256"].items():
         assert hashlib.sha256((tmp_path / "e" / name).read_bytes()).hexdigest() == digest
     assert set(engine["sha256"]) == {path.name for path in (tmp_path / "e").iterdir()} - {"engine.json"}
+
+
+def test_an_engine_says_what_it_drafts_by_and_how_far(tmp_path: Path) -> None:
+    record = record_of(Speculation(method="ngram", max_draft_len=6))
+    source = graph(tmp_path / "g")
+    build_engine(source, tmp_path / "e", name="tiny", build=SMALL, speculation=record)
+    assert read_speculation(read_engine(tmp_path / "e")) == record
+    info = runtime_engine(tmp_path / "e")
+    assert info.speculation == record
+    build_engine(source, tmp_path / "plain", name="tiny", build=SMALL)
+    assert "speculation" not in read_engine(tmp_path / "plain")
+    assert runtime_engine(tmp_path / "plain").speculation is None
 
 
 @pytest.mark.parametrize("fmt", ["none", "fp8", "nvfp4", "int4_awq"])

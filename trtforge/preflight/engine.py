@@ -295,6 +295,7 @@ _MODULES = (
     "speculation",
     "trees",
     "drafters",
+    "drafts",
     "combinations",
     "classes",
     "streaming",

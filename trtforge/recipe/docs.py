@@ -79,7 +79,7 @@ def _annotation(annotation: Any, names: dict[Any, str], schema: Any = None) -> s
         inner = _annotation(args[0], names)
         return f"list of {inner}s" if inner == "whole number" else f"list of {inner}"
     if origin is dict:
-        return "mapping of text to text"
+        return f"mapping of {_annotation(args[0], names)} to {_annotation(args[1], names)}"
     return names.get(annotation, str(annotation))
 
 

@@ -167,6 +167,43 @@ class Lookahead(Section):
     verification: PositiveInt = Field(4, description="n-grams that a step verifies")
 
 
+class DynamicTree(Section):
+    """A tree of each step's best drafts, as EAGLE-2 grows it."""
+
+    depth: Annotated[int, Field(gt=0, le=16, strict=True)] = Field(description="Levels that are drafted")
+    top_k: Annotated[int, Field(gt=0, le=16, strict=True)] = Field(
+        description="Children of a node, and nodes of a level that get children"
+    )
+    total: Annotated[int, Field(gt=0, le=63, strict=True)] = Field(
+        description="Best nodes of all levels that are verified, the root not counted"
+    )
+
+    @model_validator(mode="after")
+    def _fills(self) -> DynamicTree:
+        most = self.top_k + (self.depth - 1) * self.top_k**2
+        if self.total > most:
+            raise ValueError(f"{self.depth} levels of top_k {self.top_k} give {most} nodes, total is {self.total}")
+        if self.total < self.depth:
+            raise ValueError(f"total {self.total} has no room for one path of depth {self.depth}")
+        return self
+
+
+class NGram(Section):
+    """How long a piece of text must be found again to be continued."""
+
+    max_matching_ngram_size: PositiveInt = Field(8, description="Most tokens that are looked back for")
+    min_matching_ngram_size: PositiveInt = Field(2, description="Fewest tokens that count as found again")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> NGram:
+        if self.min_matching_ngram_size > self.max_matching_ngram_size:
+            raise ValueError(
+                f"min_matching_ngram_size {self.min_matching_ngram_size} is over max_matching_ngram_size "
+                f"{self.max_matching_ngram_size}"
+            )
+        return self
+
+
 class Speculation(Section):
     """Speculative decoding."""
 
@@ -174,12 +211,49 @@ class Speculation(Section):
         "none", description="Where drafts come from"
     )
     draft: str | None = Field(None, description="Source of the draft model or of the heads, written as model.source")
-    max_draft_len: PositiveInt | None = Field(None, description="Draft tokens that a step verifies at most")
+    max_draft_len: PositiveInt | None = Field(
+        None, description="Draft tokens that a step verifies at most; of an eagle3 tree the depth"
+    )
     heads: PositiveInt | None = Field(None, description="Heads of medusa or layers of the EAGLE tree")
     choices: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] | None = Field(
         None, description="A static tree: the path of every node as ranks of the heads' candidates"
     )
+    dynamic_tree: DynamicTree | None = Field(None, description="A dynamic tree of eagle3, instead of choices")
     lookahead: Lookahead = Lookahead()
+    ngram: NGram = Field(NGram(), description="Sizes of method ngram, and of ngram_on_top")
+    ngram_on_top: bool = Field(False, description="Where the text repeats itself, draft from it instead")
+    adaptive: bool = Field(
+        True, description="Measured costs and acceptance choose the length of each draft; false: always max_draft_len"
+    )
+    max_concurrency: PositiveInt | None = Field(None, description="Draft only while at most so many requests decode")
+    draft_len_schedule: dict[Annotated[int, Field(gt=0)], Annotated[int, Field(ge=0, strict=True)]] | None = Field(
+        None,
+        description="Draft length by decoding requests: that of the least key that is not below them, and none above "
+        "the last",
+    )
+    acceptance_rate_threshold: Annotated[Fraction, Field(gt=0, le=1)] | None = Field(
+        None, description="Stop drafting for good when the accepted share of a window's draft tokens falls below"
+    )
+    acceptance_rate_window_size: PositiveInt | None = Field(
+        None, description="Requests that the acceptance threshold is measured over"
+    )
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Speculation:
+        if self.choices is not None and self.dynamic_tree is not None:
+            raise ValueError("give choices (a static tree) or dynamic_tree, not both")
+        if self.max_concurrency is not None and self.draft_len_schedule is not None:
+            raise ValueError("give max_concurrency or draft_len_schedule, not both: a schedule ends with its last key")
+        if (self.acceptance_rate_threshold is None) is not (self.acceptance_rate_window_size is None):
+            raise ValueError("acceptance_rate_threshold and acceptance_rate_window_size go together")
+        if self.draft_len_schedule is not None and not self.draft_len_schedule:
+            raise ValueError("draft_len_schedule is empty; leave it out, or give lengths such as {4: 4, 16: 2}")
+        longest = max((self.draft_len_schedule or {0: 0}).values())
+        if self.max_draft_len is not None and longest > self.max_draft_len:
+            raise ValueError(f"draft_len_schedule asks for {longest} tokens, max_draft_len is {self.max_draft_len}")
+        if self.dynamic_tree is not None and self.max_draft_len not in (None, self.dynamic_tree.depth):
+            raise ValueError(f"dynamic_tree.depth is {self.dynamic_tree.depth}, max_draft_len {self.max_draft_len}")
+        return self
 
 
 class Limits(Section):

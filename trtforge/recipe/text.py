@@ -214,7 +214,10 @@ class _Walker:
                     why="What they pull in cannot be seen where it lands.",
                     remedies=["put the common part into a base recipe and name it with extends:"],
                 )
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
+            # a whole number is a key where a section maps by number (draft lengths by batch), as its digits
+            number = path and key_node.tag == "tag:yaml.org,2002:int" and str(key_node.value).isdecimal()
+            text = number or key_node.tag == "tag:yaml.org,2002:str"
+            if not isinstance(key_node, yaml.ScalarNode) or not text:
                 raise ForgeError(
                     "TF-RCP-006",
                     f"{self._at(key_node)}: a key must be text",

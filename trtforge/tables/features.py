@@ -73,13 +73,14 @@ class FeatureTable(_Row):
     methods: tuple[Method, ...]
     drafting_layouts: dict[str, tuple[str, ...]]
     effects: tuple[Effect, ...]
+    refusals: tuple[Effect, ...]
 
     @model_validator(mode="after")
     def _unique(self) -> FeatureTable:
         pairs = [(row.target, row.method) for row in self.methods]
-        keys = [row.key for row in self.effects]
+        keys = [row.key for row in (*self.effects, *self.refusals)]
         if len(set(pairs)) != len(pairs) or len(set(keys)) != len(keys):
-            raise ValueError("a method of a target or a key of effects stands twice")
+            raise ValueError("a method of a target or a key of effects or refusals stands twice")
         return self
 
     def method(self, target: str, method: str) -> Method | None:

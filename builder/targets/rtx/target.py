@@ -30,6 +30,7 @@ from builder.targets.trtllm.common import copy_tokenizer, write_engine
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Limits
+from trtforge.speculation import SpeculationRecord
 
 NAME = "tensorrt-rtx"
 ENGINE_VERSION = 1
@@ -45,7 +46,13 @@ _CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def build_engine(
-    graph_dir: Path, out: Path, *, name: str, build: Build, progress: Progress | None = None
+    graph_dir: Path,
+    out: Path,
+    *,
+    name: str,
+    build: Build,
+    speculation: SpeculationRecord | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Compile an RTX engine for every architecture of the recipe; returns what engine.json holds.
 
@@ -55,7 +62,7 @@ def build_engine(
     Raises:
         ForgeError: ``TF-BLD-012`` … ``TF-BLD-014`` limits, ``TF-BLD-087`` the graph is of another mode,
             ``TF-BLD-088`` no architecture is named, ``TF-BLD-080`` … ``TF-BLD-086`` the compiler,
-            ``TF-ENV-001``, ``TF-BLD-089`` and ``TF-BLD-090`` the heap that it runs on.
+            ``TF-ENV-001``, ``TF-BLD-089`` and ``TF-BLD-090`` the heap that it runs on; ``TF-BLD-121`` speculation.
     """
     import onnx
 
@@ -63,6 +70,14 @@ def build_engine(
 
     graph_dir, out = Path(graph_dir), Path(out)
     progress = progress or SilentProgress()
+    if speculation is not None:
+        raise ForgeError(
+            "TF-BLD-121",
+            "An RTX engine drafts nothing",
+            asked=f"speculation.method: {speculation.method}",
+            why="Its requests have linear caches and padded batches; drafts are verified over paged caches.",
+            remedies=["speculation.method: none", "build.target: torch", "build.target: tensorrt"],
+        )
     graph = GraphInfo.read(graph_dir)
     _check(graph_dir, graph, build)
     limits = check_limits(graph, build, target=NAME)

@@ -43,6 +43,7 @@ from trtforge.plugin_library import PluginLibrary
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build
 from trtforge.safetensors_header import read_headers
+from trtforge.speculation import SpeculationRecord
 
 NAME = "tensorrt"
 ENGINE_FILE = "engine.json"
@@ -63,6 +64,7 @@ def build_engine(
     *,
     name: str,
     build: Build,
+    speculation: SpeculationRecord | None = None,
     stack: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -70,6 +72,7 @@ def build_engine(
 
     Args:
         graph_dir: what :func:`builder.graphs.build_graph` wrote.
+        speculation: what the engine drafts by; None: nothing.
         stack: a row of the stack table; its TensorRT must be the installed one. None: any supported version.
 
     Raises:
@@ -105,6 +108,7 @@ def build_engine(
         "target": NAME,
         "name": name,
         **graph_facts(graph, limits, plan),
+        **({} if speculation is None else {"speculation": speculation.to_json()}),
         "linears": [
             {"name": item.name, "shape": list(item.shape), "stored": item.format, "group_size": item.group_size}
             for item in graph.linears

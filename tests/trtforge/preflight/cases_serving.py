@@ -27,7 +27,7 @@ from tests.trtforge.preflight.settings import (
 SLIDING_QWEN = replace(QWEN_7B, architecture="Qwen2ForCausalLM", sliding_window=4096)
 
 CASES: dict[str, tuple[Case, Case]] = {
-    "TF-K12-001": ((speculation(method="ngram"), {}), (speculation(method="none"), {})),
+    "TF-K12-001": ((speculation(method="lookahead"), {}), (speculation(method="ngram", max_draft_len=4), {})),
     "TF-K12-002": (
         (merged(ENGINE, speculation(method="draft_target", draft="hf:a/b", max_draft_len=4)), {}),
         (
@@ -128,6 +128,31 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TF-K12-019": (
         (merged(API, speculation(method="eagle3", draft="hf:yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")), {}),
         (merged(API, speculation(method="eagle3", draft="EAGLE3-LLaMA3.1-Instruct-8B")), {}),
+    ),
+    "TF-K12-030": (
+        (merged(API, speculation(method="ngram", max_draft_len=4, adaptive=False)), {}),
+        (speculation(method="ngram", max_draft_len=4, adaptive=False), {}),
+    ),
+    "TF-K12-031": (
+        (speculation(method="eagle3", draft="draft", max_draft_len=4, ngram={"max_matching_ngram_size": 4}), {}),
+        (
+            speculation(
+                method="eagle3",
+                draft="draft",
+                max_draft_len=4,
+                ngram={"max_matching_ngram_size": 4},
+                ngram_on_top=True,
+            ),
+            {},
+        ),
+    ),
+    "TF-K12-032": (
+        (speculation(method="ngram", max_draft_len=64), {}),
+        (speculation(method="ngram", max_draft_len=63), {}),
+    ),
+    "TF-K12-033": (
+        (merged(API, speculation(method="ngram", max_draft_len=64), build(limits={"max_num_tokens": 64})), {}),
+        (merged(API, speculation(method="ngram", max_draft_len=63), build(limits={"max_num_tokens": 64})), {}),
     ),
     "TF-K13-001": ((triton(layout="llmapi"), {}), (triton(layout="native"), {})),
     "TF-K13-002": (({"evals": {"tasks": ["mmlu"]}}, {}), ({"evals": {"tasks": []}}, {})),

@@ -20,6 +20,7 @@ MODEL = {"model": {"source": "model"}}
 SMALL_VOCABULARY = {"model": replace(SMOL, vocab=100)}
 ADAPTED = merged(ENGINE, trtllm(lora={"adapters": {"a": "adapter"}, "target_modules": ["attn_q", "attn_k", "attn_v"]}))
 DRAFTED = merged(API, speculation(method="draft_target", draft="draft", max_draft_len=4))
+DRAFTED_HERE = speculation(method="draft_target", draft="draft", max_draft_len=4)
 EAGLE = merged(API, speculation(method="eagle3", draft="draft", max_draft_len=4))
 DRAFTED_ENGINE = merged(
     ENGINE,
@@ -162,6 +163,10 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
     "TF-K12-025": (
         (draft(config={"max_position_embeddings": 1024}), DRAFTED_ENGINE, {}),
         (draft(config={"max_position_embeddings": 2048}), DRAFTED_ENGINE, {}),
+    ),
+    "TF-K12-034": (
+        (draft(config={"architectures": ["MambaForCausalLM"]}), DRAFTED_HERE, {}),
+        (draft(config={"architectures": ["LlamaForCausalLM"]}), DRAFTED_HERE, {}),
     ),
     "TF-K12-013": (
         (draft(), merged(MEDUSA, speculation(heads=4)), {}),

@@ -72,7 +72,7 @@ def test_methods_name_methods_and_replacements_that_the_target_has() -> None:
 
 def test_effects_name_keys_and_readers_that_exist() -> None:
     layouts, methods = set(choices(Triton, "layout")), set(choices(Speculation, "method"))
-    for row in feature_table().effects:
+    for row in (*feature_table().effects, *feature_table().refusals):
         assert find_key(tuple(row.key.split("."))) is not None, row.key
         assert set(row.targets) <= TARGETS
         assert set(row.layouts) <= layouts

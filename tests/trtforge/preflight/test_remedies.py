@@ -177,7 +177,7 @@ def test_changes_are_laid_over_what_is_written() -> None:
 
 
 def test_a_finding_carries_its_remedies_as_data() -> None:
-    (finding,) = report(speculation(method="ngram"), model=SMOL).findings
+    (finding,) = report(speculation(method="lookahead"), model=SMOL).findings
     ways = finding.to_json()["ways"]
     assert {
         "text": "speculation.method: none",

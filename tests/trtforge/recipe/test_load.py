@@ -328,3 +328,39 @@ def test_a_waiver_without_a_justification_says_so(tmp_path: Path) -> None:
     error = refused(write(tmp_path, MINIMAL), "waive.TF-K6-004=")
     assert "no justification" in error.message
     assert list(error.remedies) == ["waive.TF-K6-004: why this is fine here"]
+
+
+class TestSpeculation:
+    def test_lengths_by_batch_are_keyed_by_numbers(self, tmp_path: Path) -> None:
+        text = MINIMAL + 'speculation: {method: ngram, max_draft_len: 4, draft_len_schedule: {4: 4, "16": 1}}\n'
+        loaded = load_recipe(write(tmp_path, text))
+        assert loaded.recipe.speculation.draft_len_schedule == {4: 4, 16: 1}
+        again = load_recipe(write(tmp_path, yaml.safe_dump(loaded.resolved), "again.yaml"))
+        assert again.recipe == loaded.recipe
+        more = load_recipe(tmp_path / "r.yaml", ["speculation.draft_len_schedule.8=2"])
+        assert more.recipe.speculation.draft_len_schedule == {4: 4, 16: 1, 8: 2}
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            "choices: [[0]], dynamic_tree: {depth: 2, top_k: 2, total: 4}",
+            "dynamic_tree: {depth: 2, top_k: 2, total: 7}",
+            "dynamic_tree: {depth: 5, top_k: 4, total: 4}",
+            "dynamic_tree: {depth: 3, top_k: 4, total: 64}",
+            "max_draft_len: 4, dynamic_tree: {depth: 3, top_k: 2, total: 6}",
+            "ngram: {max_matching_ngram_size: 2, min_matching_ngram_size: 3}",
+            "max_concurrency: 4, draft_len_schedule: {4: 4}",
+            "draft_len_schedule: {}",
+            "draft_len_schedule: {0: 4}",
+            "max_draft_len: 4, draft_len_schedule: {4: 5}",
+            "acceptance_rate_threshold: 20%",
+            "acceptance_rate_window_size: 20",
+            "acceptance_rate_threshold: 0%, acceptance_rate_window_size: 20",
+        ],
+    )
+    def test_keys_that_contradict_each_other(self, tmp_path: Path, keys: str) -> None:
+        error = refused(write(tmp_path, MINIMAL + f"speculation: {{method: eagle3, draft: head, {keys}}}\n"))
+        assert "speculation" in f"{error.message} {error.asked}"
+
+    def test_number_keys_elsewhere_are_unknown_keys(self, tmp_path: Path) -> None:
+        assert "build.4" in str(refused(write(tmp_path, MINIMAL + "build: {4: x}\n")).message)

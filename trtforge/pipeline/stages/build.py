@@ -32,6 +32,8 @@ class BuildStage(StageBase):
         section = {"name": recipe.name, "build": plain(recipe.build)}
         if _of_checkpoint(recipe):
             section |= _trtllm_section(recipe, recipe_dir)
+        elif recipe.speculation.method != "none":
+            section["speculation"] = plain(recipe.speculation)
         if recipe.build.target == "torch":
             from builder.targets import torch_target
 
@@ -59,6 +61,7 @@ class BuildStage(StageBase):
             return _build_tensorrt(context)
         if context.recipe.build.target == "tensorrt-rtx":
             return _build_rtx(context)
+        from builder.speculation import record_of
         from builder.targets import build_engine
 
         engine = build_engine(
@@ -66,6 +69,7 @@ class BuildStage(StageBase):
             context.out,
             name=context.recipe.name,
             build=context.recipe.build,
+            speculation=record_of(context.recipe.speculation),
             progress=context.progress,
         )
         leave_out = ("linears", "kernel_choices", "sha256")
@@ -79,6 +83,7 @@ class BuildStage(StageBase):
 
 def _build_tensorrt(context: StageContext) -> StageResult:
     """A plan of this machine's GPU; kernels are chosen by measured times, so its bytes are measured too."""
+    from builder.speculation import record_of
     from builder.targets.tensorrt.target import MEASURED as CHOSEN_BY_TIME
     from builder.targets.tensorrt.target import build_engine
 
@@ -88,6 +93,7 @@ def _build_tensorrt(context: StageContext) -> StageResult:
         context.out,
         name=recipe.name,
         build=recipe.build,
+        speculation=record_of(recipe.speculation),
         stack=recipe.stack,
         progress=context.progress,
     )

@@ -176,7 +176,8 @@ def drafter_has_a_method(facts: Facts) -> Iterator[Violation]:
 )
 def draft_is_long_enough(facts: Facts) -> Iterator[Violation]:
     files, recipe = facts.draft_files, facts.recipe
-    if files is None or recipe.speculation.method != "draft_target" or recipe.build.target != "trtllm-engine":
+    reads = ("trtllm-engine", "torch", "tensorrt")
+    if files is None or recipe.speculation.method != "draft_target" or recipe.build.target not in reads:
         return
     positions, longest = files.config.get("max_position_embeddings"), recipe.build.limits.max_seq_len
     if isinstance(positions, int) and positions < longest:

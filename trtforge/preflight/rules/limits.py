@@ -8,6 +8,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.model import usable_positions
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import LAYOUT_TARGETS, methods, to_layout, to_target
+from trtforge.tables.features import Effect
 
 #: the longest prompt of the built-in load, in tokens (a generous bound over tokenizers)
 BUILTIN_PROMPT_TOKENS = {"builtin:mixed": 700, "builtin:short": 64}
@@ -228,8 +229,15 @@ def enough_tokens(facts: Facts) -> Iterator[Violation]:
     severity="warning",
 )
 def keys_have_effect(facts: Facts) -> Iterator[Violation]:
+    # where nothing is drafted, keys of a base recipe that say how are no contradiction
+    refused = facts.features.refusals if facts.recipe.speculation.method == "none" else ()
+    yield from unread_keys(facts, (*facts.features.effects, *refused))
+
+
+def unread_keys(facts: Facts, rows: Sequence[Effect]) -> Iterator[Violation]:
+    """The keys of ``rows`` that the recipe writes and its target, layout or method does not read."""
     recipe = facts.recipe
-    for row in facts.features.effects:
+    for row in rows:
         if not facts.is_written(row.key.split(".")):
             continue
         for name, chosen, readers in (

@@ -23,9 +23,10 @@ _BUSY_BATCH = 64
 _VERIFIED_IN_ENGINE, _WITHOUT_KERNELS = ("medusa", "eagle", "lookahead"), ("sm_100", "sm_103")
 #: what trtllm-build 1.2.1 takes for EAGLE
 _EAGLE_BATCH, _EAGLE_DRAFT = 512, 256
+_NO_PAGES = "Its requests have linear caches and padded batches; drafts are verified over paged caches."
 
 
-def _draft_tokens(facts: Facts) -> int | None:
+def draft_tokens(facts: Facts) -> int | None:
     """Draft tokens that a step verifies at most, where the recipe says enough to know."""
     speculation = facts.recipe.speculation
     if speculation.method == "lookahead":
@@ -33,6 +34,8 @@ def _draft_tokens(facts: Facts) -> int | None:
         return lookahead_draft_len(sizes.window, sizes.ngram, sizes.verification)
     if speculation.choices:
         return max(speculation.max_draft_len or 0, len(speculation.choices))
+    if speculation.dynamic_tree is not None:
+        return speculation.dynamic_tree.total
     return speculation.max_draft_len
 
 
@@ -60,6 +63,7 @@ def method_exists(facts: Facts) -> Iterator[Violation]:
             *(to_target(facts, host) for host in hosts),
             without_speculation(facts),
         ],
+        why=_NO_PAGES if target == "tensorrt-rtx" else None,
         source=row.source if row is not None else None,
     )
 
@@ -234,7 +238,7 @@ def draft_is_small(facts: Facts) -> Iterator[Violation]:
 def draft_length_given(facts: Facts) -> Iterator[Violation]:
     speculation = facts.recipe.speculation
     row = facts.features.method(facts.recipe.build.target, speculation.method)
-    if row is not None and row.support == "yes" and _draft_tokens(facts) is None:
+    if row is not None and row.support == "yes" and draft_tokens(facts) is None:
         wanted = DRAFT_LENGTHS.get(speculation.method, 4)
         yield Violation(
             f"speculation.method: {speculation.method} has no max_draft_len",
@@ -286,7 +290,7 @@ def heads_exist(facts: Facts) -> Iterator[Violation]:
     severity="warning",
 )
 def step_holds_drafts(facts: Facts) -> Iterator[Violation]:
-    limits, drafts = facts.recipe.build.limits, _draft_tokens(facts)
+    limits, drafts = facts.recipe.build.limits, draft_tokens(facts)
     if facts.recipe.speculation.method == "none" or not drafts:
         return
     needed = limits.max_batch_size * (1 + drafts)
@@ -336,7 +340,7 @@ def eagle_sizes(facts: Facts) -> Iterator[Violation]:
         return
     for key, value, most in (
         ("build.limits.max_batch_size", recipe.build.limits.max_batch_size, _EAGLE_BATCH),
-        ("speculation.max_draft_len", _draft_tokens(facts) or 0, _EAGLE_DRAFT),
+        ("speculation.max_draft_len", draft_tokens(facts) or 0, _EAGLE_DRAFT),
     ):
         if value > most:
             yield Violation(
