@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.layouts import inflight_batcher_llm, llmapi, native
+from triton_repo.layouts.llmapi_settings import llm_version
 from triton_repo.layouts.sources import require_served
 from triton_repo.layouts.writing import writing
 from triton_repo.trtllm_engine import describe_engine
 from triton_repo.validate import require_valid
+from trtforge.drafting.inspection import inspect_folder
+from trtforge.drafting.kinds import EAGLE3
+from trtforge.drafting.trtllm_head import head_for
 from trtforge.errors import ForgeError
 from trtforge.recipe.load import LoadedRecipe
 from trtforge.recipe.schema import Recipe
@@ -34,7 +38,7 @@ def emit_for(
     Raises:
         ForgeError: TF-TRI-021 (a fault that the check finds), TF-TRI-068 (no tokenizer or checkpoint
             there), TF-TRI-069 (a draft model or adapter that is no folder here), TF-TRI-070 (the layout does not
-            serve what lies there), and the layout's own.
+            serve what lies there), TF-TRI-264 (a drafter that needs a conversion), and the layout's own.
     """
     recipe = loaded.recipe
     require_served(source, recipe.triton.layout)
@@ -93,14 +97,37 @@ def _checkpoint(loaded: LoadedRecipe, checkpoint: Path, out: Path) -> dict[str, 
     lora = recipe.build.trtllm.lora
     adapters = [] if lora is None else [_folder(loaded, source) for source in lora.adapters.values()]
     parents = {folder.parent for folder in adapters}
-    draft = recipe.speculation.draft
+    draft = None if recipe.speculation.draft is None else _folder(loaded, recipe.speculation.draft)
     return llmapi.emit(
         recipe,
         out,
         model_reference=_from_model(checkpoint, out, "tensorrt_llm"),
-        draft_reference=None if draft is None else _from_model(_folder(loaded, draft), out, "tensorrt_llm"),
+        draft_reference=None if draft is None else _from_model(draft, out, "tensorrt_llm"),
+        taps=None if draft is None else _taps(recipe, draft, checkpoint),
         adapters_reference=_from_model(parents.pop(), out, "tensorrt_llm") if len(parents) == 1 else None,
         adapters=[_from_model(folder, out, "tensorrt_llm") for folder in adapters],
+    )
+
+
+def _taps(recipe: Recipe, draft: Path, checkpoint: Path) -> tuple[int, ...] | None:
+    """The layers that an EAGLE-3 drafter taps; the repository names it where it lies, so it must load as it stands."""
+    if recipe.speculation.method != EAGLE3.name:
+        return None
+    version = str(llm_version(recipe))
+    head = head_for(inspect_folder(draft, checkpoint), version, asked=f"speculation.draft: {recipe.speculation.draft}")
+    if head.conversion is None:
+        return head.taps
+    assert head.source.dialect is not None
+    raise ForgeError(
+        "TF-TRI-264",
+        f"the drafter is written in the dialect {head.source.dialect.name}, which TensorRT-LLM {version} does not load",
+        asked=f"speculation.draft: {recipe.speculation.draft}",
+        numbers={"dialect": head.source.dialect.name, "loads": head.consumer.dialect.name},
+        why="the repository refers to the drafter where it lies",
+        remedies=[
+            f"trtforge draft convert {draft} --to {head.consumer.dialect.name} --target {checkpoint} -o NEW",
+            "trtforge run, whose artifact holds the converted drafter",
+        ],
     )
 
 

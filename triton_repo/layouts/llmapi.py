@@ -93,6 +93,7 @@ def emit(
     *,
     model_reference: str = "../../checkpoint",
     draft_reference: str | None = None,
+    taps: Sequence[int] | None = None,
     adapters_reference: str | None = None,
     adapters: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -101,6 +102,7 @@ def emit(
     Args:
         model_reference: the checkpoint, seen from the model's folder, or whatever ``LLM(model=…)`` takes.
         draft_reference: the draft model, in the same way.
+        taps: layers whose outputs an EAGLE-3 drafter reads, 0-based; None leaves them to TensorRT-LLM.
         adapters_reference: folder that clients' ``lora_path`` is looked for in; None refuses adapters.
         adapters: folders of adapters that are loaded at start.
 
@@ -114,7 +116,7 @@ def emit(
     import yaml
 
     parameters = checked(LAYOUT, "tensorrt_llm", dict(recipe.triton.parameters))
-    arguments = llm_arguments(recipe, model_reference, draft=draft_reference, adapters=adapters)
+    arguments = llm_arguments(recipe, model_reference, draft=draft_reference, taps=taps, adapters=adapters)
     instances = _instances(parameters["gpu_device_ids"], recipe)
     decoupled = recipe.triton.decoupled
     settings: dict[str, Any] = {"max_batch_size": 0, "decoupled": decoupled, "cancellation_check_period_ms": 100}

@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.version import Version
+
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Recipe
+from trtforge.tables import stack_table
 
 #: draft tokens a step when the recipe does not say
 DRAFT_TOKENS = 4
@@ -34,13 +37,19 @@ _EXTRA_FILE = "extra-llm-api-options.yaml"
 
 
 def llm_arguments(
-    recipe: Recipe, model: str, *, draft: str | None = None, adapters: Sequence[str] = ()
+    recipe: Recipe,
+    model: str,
+    *,
+    draft: str | None = None,
+    taps: Sequence[int] | None = None,
+    adapters: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The keyword arguments of ``LLM()``.
 
     Args:
         model: the checkpoint's folder.
         draft: the draft model's folder (``draft_target``, ``eagle3``).
+        taps: layers whose outputs an EAGLE-3 drafter reads, 0-based; None leaves them to TensorRT-LLM.
         adapters: folders of adapters that are loaded at start.
 
     Raises:
@@ -76,7 +85,7 @@ def llm_arguments(
         arguments["max_input_len"] = limits.max_input_len
     if settings.guided_decoding != "none":
         arguments["guided_decoding_backend"] = settings.guided_decoding
-    speculation = _speculation(recipe, draft)
+    speculation = _speculation(recipe, draft, taps)
     if speculation is not None:
         arguments["speculative_config"] = speculation
     if settings.lora is not None:
@@ -102,6 +111,7 @@ def serve_options(
     model: str,
     *,
     draft: str | None = None,
+    taps: Sequence[int] | None = None,
     adapters: Sequence[str] = (),
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -109,7 +119,7 @@ def serve_options(
     """The command line of ``trtllm-serve`` and the YAML of its further options; arguments as for ``LLM()``."""
     import yaml
 
-    rest = llm_arguments(recipe, model, draft=draft, adapters=adapters)
+    rest = llm_arguments(recipe, model, draft=draft, taps=taps, adapters=adapters)
     options = {
         "--host": host,
         "--port": port,
@@ -146,11 +156,11 @@ def _kv_cache(recipe: Recipe) -> dict[str, Any]:
     return config
 
 
-def _speculation(recipe: Recipe, draft: str | None) -> dict[str, Any] | None:
+def _speculation(recipe: Recipe, draft: str | None, taps: Sequence[int] | None) -> dict[str, Any] | None:
     wanted = recipe.speculation
     if wanted.method == "none":
         return None
-    names = _NAMES if _since_1_3(recipe) else _OLDER_NAMES
+    names = _NAMES if llm_version(recipe) >= Version("1.3.0rc0") else _OLDER_NAMES
     faults = []
     if wanted.method not in names.types:
         faults.append(f"{wanted.method} ran on engines of TensorRT-LLM up to 1.2.1; the PyTorch backend does not")
@@ -174,15 +184,16 @@ def _speculation(recipe: Recipe, draft: str | None) -> dict[str, Any] | None:
         config["max_matching_ngram_size"] = NGRAM_SIZE
     else:
         config[names.draft] = draft
+    if wanted.method == "eagle3" and taps is not None:
+        config["eagle3_layers_to_capture"] = list(taps)
     return config
 
 
-def _since_1_3(recipe: Recipe) -> bool:
-    """Whether the recipe's stack has TensorRT-LLM 1.3 or later."""
-    from packaging.version import Version
-
-    from trtforge.tables import stack_table
-
-    row = stack_table().row(recipe.stack) if recipe.stack else stack_table().newest("trtllm-llmapi")
-    versions = [part.version for part in row.components if part.name == "TensorRT-LLM"] if row else []
-    return not versions or Version(versions[0]) >= Version("1.3.0rc0")
+def llm_version(recipe: Recipe) -> Version:
+    """The TensorRT-LLM of the recipe's stack; that of the newest one where the recipe's has none."""
+    table = stack_table()
+    newest = table.newest("trtllm-llmapi")
+    rows = [table.row(recipe.stack) if recipe.stack else None, newest]
+    found = next((version for row in rows if row is not None and (version := row.version_of("TensorRT-LLM"))), None)
+    assert found is not None
+    return Version(found)

@@ -32,10 +32,7 @@ class Consumer:
     source: str = ""
 
 
-CONSUMERS = (
-    Consumer("SpecForge, SGLang", SPECFORGE),
-    Consumer("vLLM (speculators)", SPECULATORS),
-    Consumer("ModelOpt", MODELOPT),
+_TENSORRT_LLM = (
     Consumer(
         "TensorRT-LLM up to 1.2.1 (PyTorch backend)",
         TENSORRT_LLM,
@@ -44,6 +41,20 @@ CONSUMERS = (
     ),
     Consumer("TensorRT-LLM from 1.3", TENSORRT_LLM, source="https://github.com/NVIDIA/TensorRT-LLM/pull/14988"),
 )
+CONSUMERS = (
+    Consumer("SpecForge, SGLang", SPECFORGE),
+    Consumer("vLLM (speculators)", SPECULATORS),
+    Consumer("ModelOpt", MODELOPT),
+    *_TENSORRT_LLM,
+)
+
+
+def tensorrt_llm(version: str) -> Consumer:
+    """The row of a release of TensorRT-LLM's PyTorch backend."""
+    from packaging.version import Version
+
+    older, newer = _TENSORRT_LLM
+    return newer if Version(version) >= Version("1.3.0rc0") else older
 
 
 def missing_for(consumer: Consumer, head: Eagle3, dialect: Dialect, tensors: Mapping[str, object]) -> list[str]:

@@ -23,6 +23,7 @@ from trtforge.drafting.findings import DraftFinding
 from trtforge.drafting.inspection import Inspection, inspect_folder
 from trtforge.drafting.kinds import EAGLE3
 from trtforge.drafting.maps import read_targets
+from trtforge.drafting.pairing import same_rows
 from trtforge.drafting.writing import carried, config_of, left_out, record
 from trtforge.errors import ForgeError
 from trtforge.safetensors_header import WEIGHTS_NAME, TensorInfo, weight_files
@@ -96,6 +97,53 @@ class Conversion:
         }
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A conversion before anything is written: the drafter as it was found, and all that the result holds."""
+
+    source: Inspection
+    dialect: Dialect
+    head: Eagle3
+    losses: tuple[str, ...]
+    copied: tuple[str, ...]
+    config: Mapping[str, Any]
+    parts: Mapping[str, Part]
+
+
+def plan(source: Inspection, to: str, *, allow_loss: Collection[str] = (), asked: str = "", whole: bool = True) -> Plan:
+    """What a conversion of ``source`` to the dialect ``to`` writes; everything that stops it is raised here.
+
+    Args:
+        whole: whether an embedding is compared with the target's in all its bytes; otherwise in some rows, which
+            is enough to refuse another one.
+
+    Raises:
+        ForgeError: every ``TF-DRF`` error that ``source`` has, and ``TF-DRF-002``, ``TF-DRF-016``, ``TF-DRF-020``,
+            ``TF-DRF-025``, ``TF-DRF-026`` of :func:`convert`.
+    """
+    dialect = _dialect(to, allow_loss)
+    folder = source.folder
+    asked = asked or f"trtforge draft convert {folder} --to {to}"
+    if source.kind is not EAGLE3:
+        raise ForgeError(
+            "TF-DRF-002",
+            f"{folder.name} holds {source.kind.title}, which has one form only",
+            asked=asked,
+            numbers={"kind": source.kind.name},
+            why="Dialects are ways to write an EAGLE-3 drafter; this one has other parts, and no other form.",
+            remedies=["serve it with what it was made for", f"trtforge draft inspect {folder}"],
+        )
+    for finding in source.errors:
+        if not _repaired(finding, source.head, allow_loss):
+            raise finding.refusal(asked)
+    head, losses = _reduced(source, dialect, allow_loss, asked, whole)
+    parts, copied = _parts(source, head, dialect, asked)
+    head = replace(head, own_head=head.own_head or "lm_head.weight" in copied)
+    verifier = source.target.config if source.target is not None else None
+    config = config_of(head, dialect, carried(source.config), verifier)
+    return Plan(source, dialect, head, losses, copied, config, parts)
+
+
 def convert(
     folder: Path, to: str, output: Path, *, target: Path | None = None, allow_loss: Collection[str] = ()
 ) -> Conversion:
@@ -112,37 +160,30 @@ def convert(
             not allowed, ``TF-DRF-024`` the output is there already, ``TF-DRF-025`` an unknown name, ``TF-DRF-026``
             the target is needed, ``TF-DRF-027`` it cannot be written.
     """
-    dialect = _dialect(to, allow_loss)
+    _dialect(to, allow_loss)
     asked = f"trtforge draft convert {folder} --to {to}"
     _refuse_output(folder, output, asked)
-    source = inspect_folder(folder, target)
-    if source.kind is not EAGLE3:
-        raise ForgeError(
-            "TF-DRF-002",
-            f"{folder.name} holds {source.kind.title}, which has one form only",
-            asked=asked,
-            numbers={"kind": source.kind.name},
-            why="Dialects are ways to write an EAGLE-3 drafter; this one has other parts, and no other form.",
-            remedies=["serve it with what it was made for", f"trtforge draft inspect {folder}"],
-        )
-    for finding in source.errors:
-        if not _repaired(finding, source.head, allow_loss):
-            raise finding.refusal(asked)
-    head, losses = _reduced(source, dialect, allow_loss, asked)
-    parts, copied = _parts(source, head, dialect, asked)
-    head = replace(head, own_head=head.own_head or "lm_head.weight" in copied)
-    neutral = carried(source.config)
-    verifier = source.target.config if source.target is not None else None
-    config = config_of(head, dialect, neutral, verifier)
-    result = Conversion(output, source, dialect, head, losses, copied, tuple(left_out(source.config)))
+    return write(plan(inspect_folder(folder, target), to, allow_loss=allow_loss), output, asked=asked)
+
+
+def write(found: Plan, output: Path, *, asked: str) -> Conversion:
+    """Write a planned conversion as the folder ``output``, which must be new; it appears whole or not at all.
+
+    Raises:
+        ForgeError: ``TF-DRF-024``, ``TF-DRF-027``.
+    """
+    source = found.source
+    result = Conversion(
+        output, source, found.dialect, found.head, found.losses, found.copied, tuple(left_out(source.config))
+    )
     try:
-        _publish(result, config, parts)
+        _publish(result, found.config, found.parts)
     except OSError as error:
         raise ForgeError(
             "TF-DRF-027",
             f"{output} cannot be written: {error.strerror or error}",
             asked=asked,
-            numbers={"bytes": sum(part.nbytes for part in parts.values())},
+            numbers={"bytes": sum(part.nbytes for part in found.parts.values())},
             why="What was written of it is removed again.",
             remedies=["-o DIR on a disk with room, in a folder that may be written"],
         ) from error
@@ -183,7 +224,7 @@ def _refuse_output(folder: Path, output: Path, asked: str) -> None:
 
 
 def _reduced(
-    source: Inspection, dialect: Dialect, allow_loss: Collection[str], asked: str
+    source: Inspection, dialect: Dialect, allow_loss: Collection[str], asked: str, whole: bool
 ) -> tuple[Eagle3, tuple[str, ...]]:
     """The head as the dialect can say it, and what is lost by that.
 
@@ -206,7 +247,7 @@ def _reduced(
         )
     losses = []
     drops = head.own_embedding and (not keeps_embedding(dialect, head) or "embed_tokens" in allow_loss)
-    if drops and not _is_targets(source):
+    if drops and not _is_targets(source, whole):
         losses.append("embed_tokens")
     if head.norm_output and "norm_output" not in dialect.expresses:
         losses.append("norm_output")
@@ -229,8 +270,8 @@ def _reduced(
     return replace(head, **changes), tuple(losses)
 
 
-def _is_targets(source: Inspection) -> bool:
-    """Whether the drafter's embedding is its target's, byte for byte."""
+def _is_targets(source: Inspection, whole: bool) -> bool:
+    """Whether the drafter's embedding is its target's: byte for byte, or in some rows where not the whole is asked."""
     own = source.tensor("embed_tokens.weight")
     target = source.target
     theirs = target.embedding if target is not None else None
@@ -238,6 +279,8 @@ def _is_targets(source: Inspection) -> bool:
         return False
     if (own.dtype, own.shape) != (theirs.dtype, theirs.shape):
         return False
+    if not whole:
+        return same_rows(source.folder, own, target.folder, theirs)
     pairs = zip(_stored(source.folder, own).chunks(), _stored(target.folder, theirs).chunks(), strict=True)
     return all(one == other for one, other in pairs)
 

@@ -272,6 +272,14 @@ def _embedding_findings(folder: Path, own: TensorInfo, other: Path, shared: Tens
     ]
 
 
+def same_rows(folder: Path, own: TensorInfo, other: Path, shared: TensorInfo) -> bool:
+    """Whether the sampled rows of two tables of one shape and type are equal."""
+    import numpy as np
+
+    one, two = _rows(folder, own), _rows(other, shared)
+    return one is not None and two is not None and bool(np.array_equal(one, two))
+
+
 def _rows(folder: Path, info: TensorInfo) -> Any:
     """Rows of a float table, evenly spread, as float32 [rows, width]; None for other types."""
     import numpy as np

@@ -4,7 +4,7 @@ The artifact::
 
     engine.json        limits, stack, the arguments of ``LLM()`` and the command of ``trtllm-serve``
     checkpoint/        the quantized Hugging Face checkpoint, as it is
-    draft/             the draft model's checkpoint, when speculating with one
+    draft/             the draft model, or the drafter in the dialect that this TensorRT-LLM loads
     extra-….yaml       what trtllm-serve has no option of its own for
     tokenizer.json …
 
@@ -27,6 +27,9 @@ from builder.targets.trtllm.common import (
     write_engine,
 )
 from builder.targets.trtllm.source import Checkpoint
+from trtforge.drafting.inspection import inspect_folder
+from trtforge.drafting.kinds import EAGLE3
+from trtforge.drafting.trtllm_head import LoadedHead, head_for
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Speculation
@@ -73,7 +76,8 @@ def build_engine(
 
     Raises:
         ForgeError: ``TF-BLD-043`` the stack, ``TF-BLD-044`` the draft model is missing, ``TF-BLD-069`` a sliding window
-            that TensorRT-LLM's model does not read, ``TF-BLD-030`` and what :class:`Checkpoint` refuses.
+            that TensorRT-LLM's model does not read, ``TF-BLD-030`` and what :class:`Checkpoint` refuses; ``TF-DRF-…``
+            an EAGLE-3 drafter that this TensorRT-LLM does not load, and that no conversion makes loadable.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -83,8 +87,9 @@ def build_engine(
     source = Checkpoint.open(checkpoint)
     _require_windows(source, build.limits.max_seq_len)
     copy_directory(checkpoint, out / CHECKPOINT_DIR, progress=progress)
+    drafter = None
     if any(key.startswith("speculative_model") for key in settings.arguments.get("speculative_config") or {}):
-        copy_directory(_require_draft(draft, speculation), out / DRAFT_DIR, progress=progress)
+        drafter = _place_draft(_require_draft(draft, speculation), checkpoint, out / DRAFT_DIR, version, speculation)
     copy_tokenizer(checkpoint, out)
     (out / settings.file_name).write_text(settings.file_text, encoding="utf-8")
     limits, parallel = build.limits, build.parallel
@@ -109,6 +114,7 @@ def build_engine(
         "llm_args": settings.arguments,
         "serve": list(settings.command),
         "speculation": speculation.model_dump(mode="json"),
+        **({"drafter": drafter} if drafter is not None else {}),
     }
     engine["kv_cache"] |= {"block_size": build.kv_cache.block_size}
     return write_engine(out, engine)
@@ -127,6 +133,34 @@ def _require_windows(source: Checkpoint, max_seq_len: int) -> None:
         why="Every layer would look back over all of the sequence, which the model was not trained for.",
         remedies=[f"build.limits.max_seq_len: {window}", "build.target: torch", "build.target: trtllm-engine"],
     )
+
+
+def served_head(
+    draft: Path, checkpoint: Path, version: str, speculation: Speculation, *, whole: bool = True
+) -> LoadedHead | None:
+    """How the release ``version`` loads an EAGLE-3 drafter; None for another method.
+
+    Raises:
+        ForgeError: as :func:`~trtforge.drafting.trtllm_head.head_for`.
+    """
+    if speculation.method != EAGLE3.name:
+        return None
+    found = inspect_folder(draft, checkpoint)
+    return head_for(found, version, asked=f"speculation.draft: {speculation.draft}", whole=whole)
+
+
+def _place_draft(
+    draft: Path, checkpoint: Path, out: Path, version: str, speculation: Speculation
+) -> dict[str, Any] | None:
+    """The draft model as it is, or an EAGLE-3 drafter as this TensorRT-LLM loads it, and where that came from."""
+    head = served_head(draft, checkpoint, version, speculation)
+    if head is None:
+        copy_directory(draft, out)
+        return None
+    if head.conversion is not None:
+        return head.to_json(head.convert(out))
+    copy_directory(draft, out)
+    return head.to_json()
 
 
 def _require_draft(draft: Path | None, speculation: Speculation) -> Path:

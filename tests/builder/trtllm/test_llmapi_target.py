@@ -20,7 +20,7 @@ SETTINGS = LlmSettings(
     {"model": "checkpoint"}, ("trtllm-serve", "checkpoint", "--host", "127.0.0.1"), "o.yaml", "a: 1\n"
 )
 DRAFTING = LlmSettings(
-    {"model": "checkpoint", "speculative_config": {"decoding_type": "Eagle3", "speculative_model": "draft"}},
+    {"model": "checkpoint", "speculative_config": {"decoding_type": "Draft_Target", "speculative_model": "draft"}},
     ("trtllm-serve", "checkpoint"),
     "o.yaml",
     "a: 1\n",
@@ -55,9 +55,11 @@ def test_the_artifact_carries_the_checkpoint_and_the_settings(checkpoint: Path, 
 
 def test_a_draft_model_travels_along(checkpoint: Path, tmp_path: Path) -> None:
     draft = write_tiny_llama(tmp_path / "draft", layers=1)
-    spoken = Speculation(method="eagle3", draft="draft", max_draft_len=3)
-    build(checkpoint, tmp_path / "out", DRAFTING, speculation=spoken, draft=draft)
-    assert (tmp_path / "out" / "draft" / "config.json").is_file()
+    spoken = Speculation(method="draft_target", draft="draft", max_draft_len=3)
+    engine = build(checkpoint, tmp_path / "out", DRAFTING, speculation=spoken, draft=draft)
+    assert "drafter" not in engine
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "out" / "draft" / name).read_bytes() == (draft / name).read_bytes()
     with pytest.raises(ForgeError) as caught:
         build(checkpoint, tmp_path / "other", DRAFTING, speculation=spoken)
     assert caught.value.code == "TF-BLD-044" and not (tmp_path / "other" / "engine.json").exists()

@@ -8,6 +8,7 @@ import yaml
 from launcher import plans
 from tests.support.tiny import write_tiny_llama
 from tests.triton_repo.test_ifb_layout import engine_config
+from tests.trtforge.drafting import checkpoints
 from triton_repo.configs import read_config
 from trtforge.cli.main import invoke
 
@@ -69,6 +70,24 @@ def test_emit_llmapi_from_a_checkpoint(call, place):
     assert document["arguments"]["tensor_parallel_size"] == 2
     model = place / "out" / "tensorrt_llm" / document["arguments"]["model"]
     assert model.resolve() == place / "checkpoint"
+
+
+def test_emit_llmapi_names_a_drafter_that_loads_as_it_stands(call, place, monkeypatch):
+    monkeypatch.setattr(checkpoints, "VOCAB", 512)
+    target = write_tiny_llama(place / "target", layers=checkpoints.TARGET_LAYERS, width=checkpoints.WIDTH)
+    for dialect in ("specforge", "tensorrt-llm"):
+        checkpoints.write(place / dialect, checkpoints.Spec(dialect, taps=(2, 5, 9)))
+    options = ("--layout", "llmapi", "--set", "speculation.method=eagle3", "--set", "speculation.max_draft_len=3")
+    code, document = call("triton", "emit", "target", "out", *options, "--set", "speculation.draft=specforge")
+    assert (code, document["error"]["code"]) == (2, "TF-TRI-264")
+    assert any("trtforge draft convert" in way for way in document["error"]["remedies"])
+    assert not (place / "out").exists()
+    code, document = call("triton", "emit", "target", "out", *options, "--set", "speculation.draft=tensorrt-llm")
+    assert code == 0, document
+    config = yaml.safe_load((place / "out" / "tensorrt_llm" / "1" / "model.yaml").read_text())["speculative_config"]
+    assert config["eagle3_layers_to_capture"] == [2, 5, 9]
+    folder = place / "out" / "tensorrt_llm" / config["speculative_model"]
+    assert folder.resolve() == (place / "tensorrt-llm").resolve() and target.is_dir()
 
 
 REFUSED = [

@@ -54,8 +54,8 @@ def draft(**what: Any) -> Write:
     return lambda root: folders.write_draft(root / "draft", **what)
 
 
-def eagle_3(**config: Any) -> Write:
-    return lambda root: checkpoints.write(root / "draft", checkpoints.Spec("specforge"), config=config)
+def eagle_3(dialect: str = "specforge", *, qk_norm: bool = False, **config: Any) -> Write:
+    return lambda root: checkpoints.write(root / "draft", checkpoints.Spec(dialect, qk_norm=qk_norm), config=config)
 
 
 def nothing(root: Path) -> None:
@@ -159,6 +159,10 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
     "TF-K12-029": (
         (draft(config={"architectures": ["DFlashDraftModel"]}), EAGLE, {}),
         (eagle_3(), EAGLE, {}),
+    ),
+    "TF-K12-035": (
+        (eagle_3("speculators", qk_norm=True), EAGLE, {}),
+        (eagle_3("speculators"), EAGLE, {}),
     ),
     "TF-K12-025": (
         (draft(config={"max_position_embeddings": 1024}), DRAFTED_ENGINE, {}),

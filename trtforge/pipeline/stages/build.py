@@ -25,7 +25,7 @@ class BuildStage(StageBase):
 
     name = "build"
     needs = ("quantize", "graph")
-    code_version = "3"
+    code_version = "4"
     tools = ("torch",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -194,15 +194,16 @@ def _build_of_checkpoint(context: StageContext) -> StageResult:
         return StageResult(summary=engine, measured=MEASURED, gates=[gate])
     from builder.targets.trtllm import llmapi_target
 
+    draft = draft_directory(recipe, context.recipe_dir)
     engine = llmapi_target.build_engine(
         checkpoint,
         context.out,
         name=recipe.name,
         build=recipe.build,
-        settings=_llm_settings(recipe),
+        settings=_llm_settings(recipe, draft, checkpoint),
         speculation=recipe.speculation,
         stack=recipe.stack,
-        draft=draft_directory(recipe, context.recipe_dir),
+        draft=draft,
         progress=context.progress,
     )
     return StageResult(summary=engine)
@@ -221,13 +222,16 @@ def _as_evaluated(again: Mapping[str, Any]) -> GateResult:
     return GateResult("deployed_weights", changed == 0, float(changed), 0.0, detail)
 
 
-def _llm_settings(recipe: Recipe) -> LlmSettings:
+def _llm_settings(recipe: Recipe, folder: Path | None, checkpoint: Path) -> LlmSettings:
     """The layout's own arguments: the repository and the artifact must not differ."""
-    from builder.targets.trtllm.llmapi_target import CHECKPOINT_DIR, DRAFT_DIR, LlmSettings
+    from builder.targets.trtllm.common import engine_stack
+    from builder.targets.trtllm.llmapi_target import CHECKPOINT_DIR, DRAFT_DIR, LlmSettings, served_head
     from triton_repo.layouts.llmapi_settings import llm_arguments, serve_options
 
     draft = DRAFT_DIR if recipe.speculation.draft else None
-    options = serve_options(recipe, CHECKPOINT_DIR, draft=draft)
-    return LlmSettings(
-        llm_arguments(recipe, CHECKPOINT_DIR, draft=draft), options.command, options.file_name, options.file_text
-    )
+    _, version = engine_stack(recipe.build.target, recipe.stack)
+    head = served_head(folder, checkpoint, version, recipe.speculation, whole=False) if folder is not None else None
+    taps = head.taps if head is not None else None
+    options = serve_options(recipe, CHECKPOINT_DIR, draft=draft, taps=taps)
+    arguments = llm_arguments(recipe, CHECKPOINT_DIR, draft=draft, taps=taps)
+    return LlmSettings(arguments, options.command, options.file_name, options.file_text)

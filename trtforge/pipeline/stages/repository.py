@@ -20,7 +20,7 @@ class RepositoryStage(StageBase):
 
     name = "repository"
     needs = ("build",)
-    code_version = "3"
+    code_version = "4"
     tools = ("tritonclient",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -73,7 +73,10 @@ class RepositoryStage(StageBase):
             )
         else:
             folder = "../../engine/draft" if recipe.speculation.draft else None
-            summary = module.emit(recipe, out, model_reference="../../engine/checkpoint", draft_reference=folder)
+            taps = (engine.get("drafter") or {}).get("taps")
+            summary = module.emit(
+                recipe, out, model_reference="../../engine/checkpoint", draft_reference=folder, taps=taps
+            )
         require_valid(out)
         return StageResult(summary=summary)
 

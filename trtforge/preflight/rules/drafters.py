@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtforge.drafting.findings import DraftFinding
-from trtforge.drafting.inspection import inspect_headers
+from trtforge.drafting.inspection import Inspection, inspect_headers
 from trtforge.drafting.kinds import EAGLE, EAGLE3, MEDUSA, MODEL, MTP, drafter_method, is_eagle_3, kind_of
 from trtforge.drafting.pairing import Target
+from trtforge.drafting.trtllm_head import head_for
+from trtforge.errors import ForgeError
 from trtforge.preflight.engine import Facts, Violation, rule
+from trtforge.preflight.features import engine_version
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target, without_speculation
+from trtforge.tables import StackRow
 
 
 @rule(
@@ -111,22 +114,29 @@ def eagle_3_drafter_is_plain(facts: Facts) -> Iterator[Violation]:
     yield from _inspected(facts, "warning")
 
 
-def _inspected(facts: Facts, severity: str) -> Iterator[Violation]:
-    """The findings of an EAGLE-3 drafter, each under the code that ``trtforge draft`` gives it."""
+def _inspection(facts: Facts) -> Inspection | None:
+    """The recipe's EAGLE-3 drafter, held against the model where that is here; None where there is none to look at."""
     files, model = facts.draft_files, facts.files
     if files is None or facts.recipe.speculation.method != EAGLE3.name or not files.tensors:
-        return
+        return None
     if kind_of(files.config, files.tensors) is not EAGLE3 or drafter_method(files.tensors) == EAGLE.name:
-        return  # TF-K12-026 and TF-K12-029 name it
+        return None  # TF-K12-026 and TF-K12-029 name it
 
-    def inspect() -> tuple[DraftFinding, ...]:
+    def inspect() -> Inspection:
         target = Target(model.folder, model.config, model.tensors) if model is not None and model.config else None
-        return inspect_headers(files.folder, files.config, files.tensors, target).findings
+        return inspect_headers(files.folder, files.config, files.tensors, target)
 
-    place = str(model.folder) if model is not None else ""
+    return files.once(f"drafter against {model.folder if model is not None else ''}", inspect)
+
+
+def _inspected(facts: Facts, severity: str) -> Iterator[Violation]:
+    """The findings of an EAGLE-3 drafter, each under the code that ``trtforge draft`` gives it."""
+    found = _inspection(facts)
+    if found is None:
+        return
     # TF-K12-006 and TF-K12-007 compare what stands at the top of config.json
-    said = {code for key, code in (("hidden_size", "TF-DRF-019"), ("vocab_size", "TF-DRF-021")) if key in files.config}
-    for finding in files.once(f"drafter against {place}", inspect):
+    said = {code for key, code in (("hidden_size", "TF-DRF-019"), ("vocab_size", "TF-DRF-021")) if key in found.config}
+    for finding in found.findings:
         if finding.severity == severity and finding.code not in said:
             yield Violation(
                 f"{finding.message} ({finding.code})",
@@ -135,6 +145,49 @@ def _inspected(facts: Facts, severity: str) -> Iterator[Violation]:
                 [*by_hand(*finding.remedies), without_speculation(facts)],
                 why=finding.why,
             )
+
+
+@rule(
+    "TF-K12-035",
+    "an EAGLE-3 drafter that this TensorRT-LLM does not load",
+    why="The artifact holds the drafter in the dialect of TensorRT-LLM's loader, which ignores what it does not know; "
+    "what has no place there would be lost.",
+    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
+    needs=("draft",),
+    waivable=False,
+)
+def drafter_is_loaded(facts: Facts) -> Iterator[Violation]:
+    found, version = _inspection(facts), engine_version(facts)
+    if found is None or found.errors or version is None or facts.recipe.build.target != "trtllm-llmapi":
+        return
+    asked = f"speculation.draft: {facts.recipe.speculation.draft}"
+    try:
+        head_for(found, str(version), asked=asked, whole=False)
+    except ForgeError as error:
+        newer = [row.name for row in facts.stacks.rows if row.name != facts.recipe.stack and _loads(found, row)]
+        ways = [way for way in error.remedies if not way.startswith("--")]
+        if error.code == "TF-DRF-020":
+            command = f"trtforge draft convert {found.folder.name} --to tensorrt-llm"
+            ways = [f"{command} {way}, and its result as speculation.draft" for way in error.remedies[:1]]
+        yield Violation(
+            f"{error.message} ({error.code})",
+            asked,
+            {"refusal": error.code, "tensorrt_llm": str(version), **error.numbers},
+            [*(f"stack: {name}" for name in newer), *by_hand(*ways), without_speculation(facts)],
+            why=error.why,
+        )
+
+
+def _loads(found: Inspection, row: StackRow) -> bool:
+    """Whether the TensorRT-LLM of another stack loads the drafter."""
+    version = row.version_of("TensorRT-LLM")
+    if version is None or "trtllm-llmapi" not in row.targets:
+        return False
+    try:
+        head_for(found, version, asked="", whole=False)
+    except ForgeError:
+        return False
+    return True
 
 
 #: the methods that read a draft's folder
