@@ -2,7 +2,9 @@
 
 TTFT is the time from sending a request to its first token; ITL (inter-token latency) the time between
 two consecutive tokens of one request; both in seconds. Tokens that arrive in one response share its
-time. Rates divide by the span from the first request sent to the last response received.
+time. Rates divide by the span from the first request sent to the last response received. Where the engine
+speculates, the accepted length is the tokens that a decoding step of a request yields: 1 and the accepted draft
+tokens, steps without a draft included.
 """
 
 from __future__ import annotations
@@ -22,12 +24,17 @@ LATENCY_COLUMNS = ("p50", "p95", "p99", "max")
 
 @dataclass
 class RequestTiming:
-    """One request as its client saw it; times in seconds on one monotonic clock."""
+    """One request as its client saw it; times in seconds on one monotonic clock.
+
+    ``drafted`` and ``accepted`` are draft tokens of its answer; None: the engine does not speculate.
+    """
 
     sent: float
     token_times: list[float] = field(default_factory=list)
     done: float | None = None
     error: str | None = None
+    drafted: int | None = None
+    accepted: int | None = None
 
     @property
     def ttft(self) -> float:
@@ -43,7 +50,7 @@ class LevelResult:
     """Figures of one concurrency level.
 
     ``ttft`` and ``itl`` are :func:`percentiles` in seconds; ``goodput`` is requests/s that met the SLO, and
-    ``good_share`` their share (both None without an SLO).
+    ``good_share`` their share (both None without an SLO). ``speculation`` is of :func:`drafts`.
     """
 
     concurrency: int
@@ -57,6 +64,7 @@ class LevelResult:
     itl: dict[str, float]
     goodput: float | None = None
     good_share: float | None = None
+    speculation: dict[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         from dataclasses import asdict
@@ -94,6 +102,26 @@ def meets(timing: RequestTiming, slo: Slo) -> bool:
     return not (slo.itl_p99 is not None and len(intervals) > 0 and float(intervals.max()) > slo.itl_p99)
 
 
+def drafts(timings: Sequence[RequestTiming]) -> dict[str, float] | None:
+    """Draft tokens, accepted ones, their share, and the accepted length; None where no request counted drafts.
+
+    The first token of an answer comes of its prompt's step, which verifies nothing.
+    """
+    counted = [t for t in timings if t.drafted is not None]
+    if not counted:
+        return None
+    drafted = sum(t.drafted or 0 for t in counted)
+    accepted = sum(t.accepted or 0 for t in counted)
+    decoded = sum(max(0, len(t.token_times) - 1) for t in counted)
+    steps = decoded - accepted
+    return {
+        "draft_tokens": float(drafted),
+        "accepted_tokens": float(accepted),
+        "acceptance_rate": accepted / drafted if drafted else 0.0,
+        "accepted_length": decoded / steps if steps > 0 else 0.0,
+    }
+
+
 def summarize(concurrency: int, timings: Sequence[RequestTiming], slo: Slo | None = None) -> LevelResult:
     """Figures of one level from its requests; failed requests count as errors and as SLO misses."""
     finished = [t for t in timings if t.error is None and t.token_times]
@@ -115,4 +143,5 @@ def summarize(concurrency: int, timings: Sequence[RequestTiming], slo: Slo | Non
         itl=percentiles(intervals),
         goodput=None if good is None else good / seconds,
         good_share=None if good is None else good / max(1, len(timings)),
+        speculation=drafts(finished),
     )

@@ -13,6 +13,9 @@ from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Slo
 
+#: draft tokens of an answer and the accepted ones; None: the engine does not speculate
+Drafts = tuple[int, int] | None
+
 
 class LoadTarget(Protocol):
     """An engine that takes requests from any thread and calls back from its own."""
@@ -22,9 +25,9 @@ class LoadTarget(Protocol):
         prompt: str,
         max_tokens: int,
         on_tokens: Callable[[int], None],
-        on_done: Callable[[str | None], None],
+        on_done: Callable[[str | None, Drafts], None],
     ) -> None:
-        """Queue a request that generates exactly ``max_tokens``; ``on_done`` gets an error text or None."""
+        """Queue a request that generates exactly ``max_tokens``; ``on_done`` gets an error text or None, and drafts."""
 
 
 def run_level(
@@ -63,9 +66,11 @@ def run_level(
         def on_tokens(count: int) -> None:
             timing.token_times.extend([time.perf_counter()] * count)
 
-        def on_done(error: str | None) -> None:
+        def on_done(error: str | None, drafts: Drafts = None) -> None:
             timing.done = time.perf_counter()
             timing.error = error
+            if drafts is not None:
+                timing.drafted, timing.accepted = drafts
             report.advance()
             with lock:
                 state["done"] += 1

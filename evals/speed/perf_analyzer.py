@@ -15,7 +15,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,42 +80,79 @@ def input_data(prompts: Sequence[str], max_tokens: int, *, stream: bool = True) 
     }
 
 
-def parse_export(export: dict[str, Any], max_tokens: int) -> list[RequestTiming]:
+def parse_export(export: dict[str, Any], max_tokens: int, *, speculates: bool = False) -> list[RequestTiming]:
     """Request timings from a profile export.
 
-    Responses without text (the final flag alone) carry no token. A response may carry several tokens
-    when the detokenizer held text back, so the tokens of a request are spread over its responses in
-    order, the remainder on the last one: first-token and total times stay exact.
+    A response may carry several tokens: accepted drafts, or text that the detokenizer held back. Where the model
+    counts its tokens, each response's count says how many. Else responses without text (the final flag alone) carry
+    none, the others one each, and the last one the remainder: first-token and total times stay exact.
+
+    Args:
+        speculates: the model counts drafts. Of an output that a response lacks the export holds whatever was in
+            memory there, so nothing is read that the model is not known to send.
     """
     timings = []
     for experiment in export["experiments"]:
         for request in experiment["requests"]:
             sent = request["timestamp"] / 1e9
             outputs = request.get("response_outputs") or [{}] * len(request["response_timestamps"])
-            times = [
-                stamp / 1e9
-                for stamp, output in zip(request["response_timestamps"], outputs, strict=False)
-                if output.get("text_output", "x") != ""
+            pairs = [
+                (stamp / 1e9, output) for stamp, output in zip(request["response_timestamps"], outputs, strict=False)
             ]
+            times = _counted(pairs, max_tokens)
+            if times is None:
+                texts = [stamp for stamp, output in pairs if output.get("text_output", "x") != ""]
+                times = texts + texts[-1:] * max(0, max_tokens - len(texts))
             timing = RequestTiming(sent=sent, done=request["response_timestamps"][-1] / 1e9 if times else sent)
             if times:
-                timing.token_times = times + [times[-1]] * max(0, max_tokens - len(times))
+                timing.token_times = times
+                ends = [output for _, output in pairs if output.get("num_output_tokens") == max_tokens]
+                if speculates and ends:
+                    timing.drafted = int(ends[-1]["total_draft_tokens"])
+                    timing.accepted = int(ends[-1]["total_accepted_draft_tokens"])
             else:
                 timing.error = "no text came back"
             timings.append(timing)
     return timings
 
 
-def streams(grpc_url: str, model: str) -> bool:
-    """Whether a served model may stream; True where no server says otherwise."""
+def _counted(pairs: Sequence[tuple[float, Mapping[str, Any]]], max_tokens: int) -> list[float] | None:
+    """The time of each token by the model's own counts so far; None where these are no counts."""
+    times: list[float] = []
+    for stamp, output in pairs:
+        count = output.get("num_output_tokens")
+        if count is None:
+            continue
+        if not isinstance(count, int) or not len(times) <= count <= max_tokens:
+            return None
+        times += [stamp] * (count - len(times))
+    return times if len(times) == max_tokens else None
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What a model's configuration says of it.
+
+    Attributes:
+        streams: it may send more than one response.
+        speculates: it drafts, and counts drafts in its answers.
+    """
+
+    streams: bool = True
+    speculates: bool = False
+
+
+def served_model(grpc_url: str, model: str) -> ServedModel:
+    """A served model as its server describes it; one that streams where no server says otherwise."""
     import tritonclient.grpc as grpc
     from tritonclient.utils import InferenceServerException
 
     try:
         with grpc.InferenceServerClient(grpc_url) as client:
-            return bool(client.get_model_config(model).config.model_transaction_policy.decoupled)
+            config = client.get_model_config(model).config
     except InferenceServerException:
-        return True
+        return ServedModel()
+    return ServedModel(bool(config.model_transaction_policy.decoupled), "speculation" in config.parameters)
 
 
 def measure(
@@ -147,7 +185,8 @@ def measure(
         folder = Path(name)
         environment = library_environment(folder)
         data = folder / "input.json"
-        data.write_text(json.dumps(input_data(prompts, max_tokens, stream=streams(grpc_url, model))), encoding="utf-8")
+        served = served_model(grpc_url, model)
+        data.write_text(json.dumps(input_data(prompts, max_tokens, stream=served.streams)), encoding="utf-8")
         report.start(f"perf_analyzer against {model}", total=len(concurrency))
         for level in concurrency:
             export = folder / f"export-{level}.json"
@@ -158,14 +197,20 @@ def measure(
                 *("--request-count", str(max(requests_per_level, level))),
                 *("--profile-export-file", str(export)),
             ]
-            timings = _timings(command, environment, timeout, level, export, max_tokens)
+            timings = _timings(command, environment, timeout, level, export, max_tokens, served.speculates)
             levels.append(summarize(level, timings, slo))
             report.advance()
     return levels
 
 
 def _timings(
-    command: list[str], environment: dict[str, str], timeout: float, level: int, export: Path, max_tokens: int
+    command: list[str],
+    environment: dict[str, str],
+    timeout: float,
+    level: int,
+    export: Path,
+    max_tokens: int,
+    speculates: bool,
 ) -> list[RequestTiming]:
     """One level, measured a second time when perf_analyzer left no whole export."""
     faults = []
@@ -173,7 +218,8 @@ def _timings(
         export.unlink(missing_ok=True)
         said = _run(command, environment, timeout, level)
         try:
-            timings = parse_export(json.loads(export.read_text(encoding="utf-8")), max_tokens)
+            found = json.loads(export.read_text(encoding="utf-8"))
+            timings = parse_export(found, max_tokens, speculates=speculates)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             faults.append(f"{type(error).__name__}: {error}")
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,8 +43,22 @@ def _ms(figures: dict[str, float], key: str) -> str:
     return f"{figures[key] * 1e3:.1f}" if key in figures else "–"
 
 
+#: heading and form of what :attr:`LevelResult.speculation` holds, for tables
+DRAFT_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "draft_tokens": ("drafted", ".0f"),
+    "accepted_tokens": ("accepted", ".0f"),
+    "accepted_length": ("accepted length", ".2f"),
+}
+
+
+def draft_cells(figures: Mapping[str, float] | None, nothing: str = "–") -> list[str]:
+    """A level's figures of speculation as :data:`DRAFT_COLUMNS` has them."""
+    return [nothing if figures is None else format(figures[key], shape) for key, (_, shape) in DRAFT_COLUMNS.items()]
+
+
 def sweep_table(sweep: Sweep) -> Table:
-    """Rows a level: throughput, TTFT and ITL percentiles in milliseconds, errors, goodput."""
+    """Rows a level: throughput, TTFT and ITL percentiles in milliseconds, errors, goodput, drafts if there are any."""
+    speculates = any(level.speculation is not None for level in sweep.levels)
     columns = (
         "concurrency",
         "tokens/s",
@@ -52,6 +66,7 @@ def sweep_table(sweep: Sweep) -> Table:
         *(f"{kind} {name} (ms)" for kind in ("TTFT", "ITL") for name in LATENCY_COLUMNS),
         "errors",
         "goodput (req/s)",
+        *((heading for heading, _ in DRAFT_COLUMNS.values()) if speculates else ()),
     )
     rows = tuple(
         (
@@ -61,6 +76,7 @@ def sweep_table(sweep: Sweep) -> Table:
             *(_ms(figures, name) for figures in (level.ttft, level.itl) for name in LATENCY_COLUMNS),
             str(level.errors),
             "–" if level.goodput is None else f"{level.goodput:.2f}",
+            *(draft_cells(level.speculation) if speculates else ()),
         )
         for level in sweep.levels
     )

@@ -131,6 +131,56 @@ def test_perf_analyzer_export_is_read_by_the_same_definitions():
     assert data["min_tokens"] == data["max_tokens"] == [7]
 
 
+def _export(*counts, **more):
+    """One request whose i-th response came after i + 1 seconds, with these counts so far."""
+    stamps = [(at + 1) * 1_000_000_000 for at in range(len(counts))]
+    outputs = [{"text_output": "x", "num_output_tokens": count, **more} for count in counts]
+    request = {"timestamp": 0, "response_timestamps": stamps, "response_outputs": outputs}
+    return {"experiments": [{"requests": [request]}]}
+
+
+def test_a_response_of_several_tokens_gives_each_its_time():
+    [timing] = parse_export(_export(1, 4, 5), 5)
+    assert timing.token_times == [1.0, 2.0, 2.0, 2.0, 3.0]
+    assert timing.drafted is None
+    assert summarize(1, [timing]).speculation is None
+
+
+@pytest.mark.parametrize("counts", [(226, 181, 54), (3, 2, 4), (0, 0, 0), (0.5, 1.5, 4)])
+def test_counts_that_are_none_are_not_believed(counts):
+    """perf_analyzer exports whatever lies in memory for an output that a response lacks."""
+    [timing] = parse_export(_export(*counts), 4)
+    assert timing.token_times == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_drafts_of_a_level_are_sums_and_the_accepted_length_is_tokens_a_step():
+    export = _export(1, 4, 5, total_draft_tokens=6, total_accepted_draft_tokens=2)
+    [timing] = parse_export(export, 5, speculates=True)
+    assert (timing.drafted, timing.accepted) == (6, 2)
+    plain = RequestTiming(0.0, [1.0, 2.0, 3.0], 3.0, drafted=0, accepted=0)
+    level = summarize(2, [timing, plain])
+    assert level.speculation == {
+        "draft_tokens": 6.0, "accepted_tokens": 2.0, "acceptance_rate": 2 / 6, "accepted_length": 6 / 4,
+    }  # fmt: skip
+    sweep = Sweep("server", (level, summarize(1, [_timing(0.0, 0.1)])))
+    rows = sweep_table(sweep).rows
+    assert sweep_table(sweep).columns[-3:] == ("drafted", "accepted", "accepted length")
+    assert rows[0][-3:] == ("6", "2", "1.50")
+    assert rows[1][-3:] == ("–", "–", "–")
+    assert "drafted" not in sweep_table(Sweep("server", (summarize(1, [_timing(0.0, 0.1)]),))).columns
+
+
+def test_the_closed_loop_keeps_what_its_target_says_of_drafts():
+    class Drafting(_FakeEngine):
+        def submit(self, prompt, max_tokens, on_tokens, on_done):
+            super().submit(prompt, max_tokens, on_tokens, lambda error: on_done(error, (8, 2)))
+
+    level = run_level(Drafting(), ["a"], concurrency=1, requests=3, max_tokens=5)
+    assert level.speculation["draft_tokens"] == 24
+    assert level.speculation["accepted_length"] == 12 / 6
+    assert run_level(_FakeEngine(), ["a"], concurrency=1, requests=1, max_tokens=2).speculation is None
+
+
 def test_prompts_from_files_stay_in_their_folder(tmp_path):
     recipe_dir = tmp_path / "recipes"
     recipe_dir.mkdir()

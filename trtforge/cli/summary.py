@@ -123,8 +123,10 @@ def _interval(figures: Mapping[str, float], style: str) -> str:
 def show_sweeps(console: Console, sweeps: Sequence[Mapping[str, Any]]) -> None:
     """Throughput and latency, a table a target, and where the curve bends."""
     from evals.speed.latency import LATENCY_COLUMNS
+    from evals.speed.sweep import DRAFT_COLUMNS, draft_cells
 
     for sweep in sweeps:
+        speculates = any(level.get("speculation") for level in sweep["levels"])
         rows = [
             [
                 level["concurrency"],
@@ -132,6 +134,7 @@ def show_sweeps(console: Console, sweeps: Sequence[Mapping[str, Any]]) -> None:
                 *(_ms(level[kind], name) for kind in ("ttft", "itl") for name in LATENCY_COLUMNS),
                 level["errors"],
                 "-" if level.get("goodput") is None else f"{level['goodput']:.2f}",
+                *(draft_cells(level.get("speculation"), "-") if speculates else ()),
             ]
             for level in sweep["levels"]
         ]
@@ -139,7 +142,8 @@ def show_sweeps(console: Console, sweeps: Sequence[Mapping[str, Any]]) -> None:
         columns += [f"{kind} {name} ms" for kind in ("TTFT", "ITL") for name in LATENCY_COLUMNS]
         knee = sweep.get("knee_concurrency")
         title = f"Speed, {sweep['target']}" + (f" (the curve bends at {knee} requests)" if knee else "")
-        console.table(title, [*columns, "errors", "goodput/s"], rows)
+        drafts = [heading for heading, _ in DRAFT_COLUMNS.values()] if speculates else []
+        console.table(title, [*columns, "errors", "goodput/s", *drafts], rows)
 
 
 def _ms(figures: Mapping[str, float], name: str) -> str:

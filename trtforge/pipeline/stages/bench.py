@@ -19,6 +19,7 @@ from trtforge.recipe.schema import Bench, Recipe
 from trtforge.store.hashing import hash_json
 
 if TYPE_CHECKING:
+    from evals.speed.load import Drafts
     from evals.speed.sweep import Sweep
     from runtime.offline import Engine
     from trtforge.progress import Progress
@@ -32,7 +33,7 @@ class BenchStage(StageBase):
     name = "bench"
     # after smoke: a server that answers wrongly is not worth timing
     needs = ("build", "repository", "smoke")
-    code_version = "2"
+    code_version = "3"
     tools = serving.TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class InProcess:
         prompt: str,
         max_tokens: int,
         on_tokens: Callable[[int], None],
-        on_done: Callable[[str | None], None],
+        on_done: Callable[[str | None, Drafts], None],
     ) -> None:
         """Queue a greedy request of exactly ``max_tokens`` tokens."""
         from runtime.request import Request, RequestOutput
@@ -133,7 +134,10 @@ class InProcess:
             if count:
                 on_tokens(count)
             if output.finished:
-                on_done(None if output.error is None else str(output.error.get("message")))
+                drafts = None
+                if self._engine.speculates and output.samples:
+                    drafts = output.samples[0].num_draft_tokens, output.samples[0].num_accepted_tokens
+                on_done(None if output.error is None else str(output.error.get("message")), drafts)
 
         params = SamplingParams(max_tokens=max_tokens, min_tokens=max_tokens, temperature=0.0)
         self._engine.submit(Request(prompt=prompt, params=params, stream=True), receive)
@@ -143,7 +147,7 @@ class InProcess:
         import threading
 
         done = threading.Event()
-        self.submit(prompt, max_tokens, lambda count: None, lambda error: done.set())
+        self.submit(prompt, max_tokens, lambda count: None, lambda error, drafts: done.set())
         done.wait(120)
 
     def close(self) -> None:
