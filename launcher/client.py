@@ -42,7 +42,10 @@ _DTYPES: dict[str, tuple[str, Any]] = {
 
 @dataclass
 class Answer:
-    """What came back for one request; ``pieces`` holds each response's text in order."""
+    """What came back for one request; ``pieces`` holds each response's text in order.
+
+    ``draft_tokens`` and ``accepted_tokens`` count speculation; None: the server does not count it.
+    """
 
     pieces: list[str] = field(default_factory=list)
     finish_reason: str = ""
@@ -50,6 +53,8 @@ class Answer:
     error: str | None = None
     seconds_to_first: float | None = None
     log_probs: list[float] = field(default_factory=list)
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
 
     @property
     def text(self) -> str:
@@ -143,6 +148,10 @@ class StreamClient:
                 log_probs = result.as_numpy("output_log_probs")
                 if log_probs is not None:
                     answer.log_probs += [float(x) for x in log_probs.reshape(-1)]
+                drafted = result.as_numpy("total_draft_tokens")
+                if drafted is not None:
+                    answer.draft_tokens = int(drafted.reshape(-1)[0])
+                    answer.accepted_tokens = int(result.as_numpy("total_accepted_draft_tokens").reshape(-1)[0])
         except ForgeError as error:
             if error.code != "TF-LCH-011":
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -105,16 +106,26 @@ class Engine:
 
     @overload
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, stream: Literal[False] = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        stream: Literal[False] = False,
+        *,
+        speculate: bool = True,
     ) -> list[GenerationResult]: ...
 
     @overload
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, stream: Literal[True]
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        *,
+        stream: Literal[True],
+        speculate: bool = True,
     ) -> Iterator[RequestOutput]: ...
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, stream: bool = False
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, stream: bool = False, *, speculate: bool = True
     ) -> list[GenerationResult] | Iterator[RequestOutput]:
         """Run all prompts to their end, batched in flight; results in the order of the prompts.
 
@@ -122,14 +133,15 @@ class Engine:
             prompts: texts, token id lists, or chats (lists of messages); a single one is taken as a list of one.
             params: for all prompts, or one each; a mapping is read by :meth:`SamplingParams.from_mapping`.
             stream: return :meth:`stream`'s iterator instead.
+            speculate: whether an engine that speculates may draft; the answers are the same.
 
         Raises:
             ForgeError: a prompt that the engine cannot serve (nothing is generated then), or a failed step.
         """
         if stream:
-            return self.stream(prompts, params)
+            return self.stream(prompts, params, speculate=speculate)
         results: dict[str, GenerationResult] = {}
-        for output in self.stream(prompts, params, _deltas=False):
+        for output in self.stream(prompts, params, speculate=speculate, _deltas=False):
             if output.error is not None:
                 raise _from_json(output.error)
             results.setdefault(output.request_id, GenerationResult()).add(output)
@@ -140,6 +152,7 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         params: Params = None,
         *,
+        speculate: bool = True,
         _deltas: bool = True,
     ) -> Iterator[RequestOutput]:
         """Outputs as they come; :func:`prompt_index` of an output's id says which prompt it belongs to.
@@ -153,7 +166,7 @@ class Engine:
         each = _params_for(many, params)
         call = next(self._calls)
         prepared = [
-            self.core.prepare(_request(f"generate-{call}-{i}", prompt, p, _deltas))
+            self.core.prepare(replace(_request(f"generate-{call}-{i}", prompt, p, _deltas), speculate=speculate))
             for i, (prompt, p) in enumerate(zip(many, each, strict=True))
         ]
         return self._run(prepared)

@@ -309,6 +309,15 @@ OTHERS = [
     Plant("native engine unfilled", "TF-TRI-027", L.native, "demo/config.pbtxt", "../../engine", "${engine_dir}"),
     Plant("native limit", "TF-TRI-028", L.native, "demo/config.pbtxt", 'string_value: "511"', 'string_value: "510"'),
     Plant(
+        "native speculation",
+        "TF-TRI-030",
+        L.native,
+        "demo/config.pbtxt",
+        'key: "exclude_input_in_output"\n  value {\n    string_value: "true"',
+        'key: "speculation"\n  value {\n    string_value: "ngram"',
+        at='string_value: "ngram"',
+    ),
+    Plant(
         "native and not decoupled",
         "TF-TRI-029",
         L.native,

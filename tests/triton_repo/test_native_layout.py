@@ -132,6 +132,67 @@ def test_a_model_written_before_the_choice_must_be_decoupled(bundle):
     assert [f.code for f in validate_repository(bundle / "repository")] == ["TF-TRI-029"]
 
 
+def _record(method, **more):
+    ngram = {"max_matching_ngram_size": 8, "min_matching_ngram_size": 2} if method == "ngram" else None
+    draft = None if method == "ngram" else "draft"
+    taps = [1, 2, 3] if method == "eagle3" else []
+    base = {"version": 1, "method": method, "max_draft_len": 4, "ngram": ngram, "draft": draft, "taps": taps}
+    return base | more
+
+
+def _engine(folder, record, draft_limits=None):
+    folder.mkdir(parents=True)
+    (folder / "engine.json").write_text(json.dumps({"version": 1, "limits": LIMITS, "speculation": record}))
+    if draft_limits is not None:
+        (folder / "draft").mkdir()
+        (folder / "draft/engine.json").write_text(json.dumps({"version": 1, "limits": draft_limits}))
+    return folder
+
+
+def test_a_repository_says_how_its_engine_drafts(tmp_path, bundle):
+    engine = _engine(tmp_path / "drafting", _record("ngram"))
+    assert emit(engine, tmp_path / "out", name="demo", engine_reference="../../drafting")["speculation"] == "ngram"
+    config = read_config(tmp_path / "out/demo/config.pbtxt")
+    assert config.parameters["speculation"].string_value == "ngram"
+    assert validate_repository(tmp_path / "out") == []
+    assert "speculation" not in read_config(bundle / "repository/demo/config.pbtxt").parameters
+
+
+@pytest.mark.parametrize(("stated", "found"), [("ngram", None), (None, "ngram"), ("eagle3", "ngram")])
+def test_another_speculation_than_the_engines_is_found(tmp_path, stated, found):
+    stating = _engine(tmp_path / "stating", stated and _record(stated), LIMITS)
+    emit(stating, tmp_path / "out", name="demo", engine_reference="../../serving")
+    _engine(tmp_path / "serving", found and _record(found))
+    [finding] = validate_repository(tmp_path / "out")
+    assert finding.code == "TF-TRI-030"
+    assert f"{stated or 'none'} here and {found or 'none'} in the engine" in finding.message
+    code = tmp_path / "out/demo/1/model.py"
+    code.write_text(code.read_text().replace("runtime.speculation", "runtime.other"))
+    earlier = [f.code for f in validate_repository(tmp_path / "out")]
+    assert earlier == (["TF-TRI-030"] if stated else []), "code that does not look at it takes any engine"
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_target"])
+def test_an_engine_that_drafts_with_weights_has_them_beside_it(tmp_path, method):
+    emit(_engine(tmp_path / "whole", _record(method), LIMITS), tmp_path / "out", name="demo")
+    alone = _engine(tmp_path / "alone", _record(method))
+    other = _engine(tmp_path / "other", _record(method), {**LIMITS, "max_seq_len": 256})
+    for engine, why in ((alone, "draft/engine.json"), (other, "max_seq_len")):
+        with pytest.raises(ForgeError) as caught:
+            emit(engine, tmp_path / "new", name="demo")
+        assert caught.value.code == "TF-TRI-002"
+        assert why in caught.value.why
+    (tmp_path / "engine").symlink_to(alone)
+    assert [f.code for f in validate_repository(tmp_path / "out")] == ["TF-TRI-027"]
+
+
+def test_a_record_of_another_version_is_an_engine_that_cannot_be_read(tmp_path):
+    with pytest.raises(ForgeError) as caught:
+        emit(_engine(tmp_path / "later", _record("ngram", version=2)), tmp_path / "out", name="demo")
+    assert caught.value.code == "TF-TRI-002"
+    assert "speculation.version" in caught.value.why
+
+
 def test_importing_the_model_leaves_no_bytecode_in_the_bundle(bundle):
     code = bundle / "repository/demo/1/model.py"
     code.write_text("VALUE = 1\n", encoding="utf-8")

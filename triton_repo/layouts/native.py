@@ -20,9 +20,12 @@ from triton_repo.layouts import native_names
 from triton_repo.layouts.native_tensors import INPUTS, OUTPUTS
 from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
+from trtforge.speculation import read_speculation
 
 #: targets whose engines the model runs
 TARGETS = ("torch", "tensorrt")
+ENGINE_FILE = "engine.json"
+LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")
 #: tokens that the warm-up request generates
 WARMUP_TOKENS = 4
 MODEL_CODE = Path(__file__).with_name("native_model.py")
@@ -68,15 +71,15 @@ def emit(
     config = new_config(name, backend="python", max_batch_size=rows, decoupled=decoupled)
     add_tensors(config, INPUTS, OUTPUTS)
     add_cpu_instance(config)
+    record = read_speculation(engine)
     set_parameters(
         config,
         {
             "engine_dir": engine_reference,
-            "max_batch_size": str(limits["max_batch_size"]),
-            "max_num_tokens": str(limits["max_num_tokens"]),
-            "max_seq_len": str(limits["max_seq_len"]),
-            "max_input_len": str(limits["max_input_len"]),
+            **{name: str(limits[name]) for name in LIMITS},
             "exclude_input_in_output": "true",
+            # only where there is something to say: repositories of other engines stay as they are
+            **({} if record is None else {"speculation": record.method}),
         },
     )
     model_dir = out / name
@@ -99,6 +102,7 @@ def emit(
         "decoupled": decoupled,
         "limits": limits,
         "engine_reference": engine_reference,
+        **({} if record is None else {"speculation": record.method}),
     }
 
 
@@ -124,20 +128,20 @@ def _add_warmup(config: Any, model_dir: Path) -> None:
 
 
 def read_engine(engine_dir: Path) -> dict[str, Any]:
-    """``engine.json`` with the keys that a repository needs.
+    """``engine.json`` with the keys that a repository needs; an engine that drafts with weights has them beside it.
 
     Raises:
         ForgeError: TF-TRI-002.
     """
-    path = engine_dir / "engine.json"
+    path = engine_dir / ENGINE_FILE
     try:
-        engine: dict[str, Any] = read_json_file(path)
-        limits = engine["limits"]
-        missing = {"max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len"} - set(limits)
-        if missing:
-            raise KeyError(", ".join(sorted(missing)))
-        if engine.get("target", TARGETS[0]) not in TARGETS:
-            raise ValueError(f"it is of target {engine['target']}; native serves {' and '.join(TARGETS)}")
+        engine = _served(path)
+        record = read_speculation(engine)
+        if record is not None and record.draft is not None:
+            draft = _served(engine_dir / record.draft / ENGINE_FILE)
+            apart = [name for name in LIMITS if draft["limits"][name] != engine["limits"][name]]
+            if apart:
+                raise ValueError(f"{record.draft}/{ENGINE_FILE} has another {apart[0]}, and drafts in the same steps")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ForgeError(
             "TF-TRI-002",
@@ -146,4 +150,14 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
             why=f"{type(error).__name__}: {error}",
             remedies=["build it again: trtforge run RECIPE --force build"],
         ) from None
+    return engine
+
+
+def _served(path: Path) -> dict[str, Any]:
+    engine: dict[str, Any] = read_json_file(path)
+    missing = set(LIMITS) - set(engine["limits"])
+    if missing:
+        raise KeyError(", ".join(sorted(missing)))
+    if engine.get("target", TARGETS[0]) not in TARGETS:
+        raise ValueError(f"it is of target {engine['target']}; native serves {' and '.join(TARGETS)}")
     return engine

@@ -21,6 +21,8 @@ from runtime.frontend.service import Service
 from runtime.metrics import help_of, is_counter
 from runtime.serving import AsyncEngine
 from runtime.speculation.figures import Point
+from trtforge.json_file import read_json_file
+from trtforge.speculation import read_speculation
 
 POLL_SECONDS = 0.05
 #: for the clients of an engine that died
@@ -57,7 +59,7 @@ class TritonPythonModel:
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         engine_dir = (Path(args["model_repository"]) / parameters["engine_dir"]).resolve()
         self._engine = AsyncEngine.load(engine_dir)
-        self._check_limits(parameters)
+        self._check(parameters, engine_dir)
         self._service = Service(
             self._engine,
             pb_utils,
@@ -75,7 +77,7 @@ class TritonPythonModel:
         self._watcher.start()
         pb_utils.Logger.log_info(f"engine ready: {engine_dir}")
 
-    def _check_limits(self, parameters: dict[str, str]) -> None:
+    def _check(self, parameters: dict[str, str], engine_dir: Path) -> None:
         limits = self._engine.limits
         for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len"):
             if int(parameters[name]) != getattr(limits, name):
@@ -83,6 +85,13 @@ class TritonPythonModel:
                     f"TF-TRI-010: {name} is {parameters[name]} in the configuration and {getattr(limits, name)} in "
                     "the engine; emit the repository again from this engine"
                 )
+        record = read_speculation(read_json_file(engine_dir / "engine.json"))
+        stated, found = parameters.get("speculation", "none"), "none" if record is None else record.method
+        if stated != found:
+            raise pb_utils.TritonModelException(
+                f"TF-TRI-010: speculation is {stated} in the configuration and {found} in the engine; emit the "
+                "repository again from this engine"
+            )
 
     def execute(self, requests: list[Any]) -> None:
         """Submit every request; answers go through each request's own response sender."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from triton_repo.layouts.native import read_engine
+from triton_repo.layouts.native import LIMITS, read_engine
 from triton_repo.lint.engine_models import at
 from triton_repo.lint.files import Unreadable, read_text
 from triton_repo.lint.remedies import parameter, person, put
@@ -13,8 +13,7 @@ from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, rule
 from trtforge.errors import ForgeError
 from trtforge.paths import real_path
-
-LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")
+from trtforge.speculation import read_speculation
 
 
 def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None, Hit | None]:
@@ -99,6 +98,31 @@ def limits(model: Model, repository: Repository) -> Iterator[Hit]:
                 parameter(model, name, str(engine["limits"][name])),
                 *(at(model, name) if name in model.message.parameters else ("name",)),
             )
+
+
+@rule(
+    "TF-TRI-030",
+    "error",
+    "the repository says another speculation than the engine has",
+    why="The model refuses to load: clients and load tests tell by the parameter whether answers count drafts.",
+    source=TRITON_PYTHON,
+)
+@each_model
+def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
+    engine = _engine(model, repository)[0] if _is_native(model) else None
+    stands = "speculation" in model.message.parameters
+    # the code of earlier repositories does not look at it
+    if engine is None or not (stands or "runtime.speculation" in (model.code or "")):
+        return
+    record = read_speculation(engine)
+    stated, found = model.raw_parameter("speculation") or "none", "none" if record is None else record.method
+    if stated != found:
+        yield hit(
+            model,
+            f"speculation is {stated} here and {found} in the engine",
+            parameter(model, "speculation", found),
+            *(at(model, "speculation") if stands else ("name",)),
+        )
 
 
 @rule(

@@ -30,6 +30,8 @@ EXPECTED_FILE = "expected.json"
 PROMPTS = 8
 MAX_TOKENS = 24
 CLIENTS = 32
+#: what an engine that drafts answers too: it goes on by copying what it has said
+COPYING = "one two three four one two three four one two three four one two three"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Offline:
         activations: the type of the engine's activations.
         row_invariant: whether an answer is the same in every batch.
         max_input_len, max_batch_size: the engine's limits.
+        speculates: whether the engine drafts; these answers are made without.
     """
 
     texts: dict[str, str]
@@ -51,6 +54,7 @@ class Offline:
     row_invariant: bool
     max_input_len: int
     max_batch_size: int
+    speculates: bool = False
 
 
 def answer_offline(engine: Engine, progress: Progress, prompts: Sequence[str], max_tokens: int) -> Offline:
@@ -60,7 +64,7 @@ def answer_offline(engine: Engine, progress: Progress, prompts: Sequence[str], m
     assert engine.tokenizer is not None
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     # one after the other: the answer of a request alone is what every batch is held against
-    answers = {prompt: engine.generate(prompt, params)[0] for prompt in prompts}
+    answers = {prompt: engine.generate(prompt, params, speculate=False)[0] for prompt in prompts}
     rows = {}
     for prompt, answer in answers.items():
         ids = engine.tokenizer.encode(prompt)
@@ -75,6 +79,7 @@ def answer_offline(engine: Engine, progress: Progress, prompts: Sequence[str], m
         bool(described["row_invariant"]),
         limits.max_input_len,
         limits.max_batch_size,
+        engine.core.metrics.speculation is not None,
     )
 
 
@@ -113,7 +118,7 @@ class SmokeStage(StageBase):
 
     name = "smoke"
     needs = ("build", "parity", "repository")
-    code_version = "6"
+    code_version = "7"
     tools = serving.TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -129,8 +134,9 @@ class SmokeStage(StageBase):
 
         context.progress.start("answers of the offline engine")
         directory = context.inputs["build"].path
+        prompts = [*TEXTS[:PROMPTS], *([] if context.recipe.speculation.method == "none" else [COPYING])]
         with engine_of(directory, context.progress) as ask:
-            offline: Offline = ask(answer_offline, list(TEXTS[:PROMPTS]), MAX_TOKENS)
+            offline: Offline = ask(answer_offline, prompts, MAX_TOKENS)
         tokenizer = EngineTokenizer.load(directory)
         assert tokenizer is not None
         partings = Partings(offline, tokenizer.decode, float(context.inputs["parity"].summary["noise"]))
@@ -147,6 +153,7 @@ class SmokeStage(StageBase):
                 parting=partings,
                 ties=not offline.row_invariant,
                 streams=context.recipe.triton.decoupled,
+                speculates=offline.speculates,
             )
             checks = run_smoke(target, context.progress)
         write_json(context.out / EXPECTED_FILE, offline.texts)
