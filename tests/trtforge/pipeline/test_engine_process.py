@@ -25,7 +25,7 @@ from trtforge.pipeline import gpu_memory
 from trtforge.pipeline.stages import bench, engine_process, parity, smoke
 from trtforge.pipeline.stages.engine_process import engine_of, runs_on_gpu
 from trtforge.progress import SilentProgress
-from trtforge.recipe.schema import Bench
+from trtforge.recipe.schema import Bench, Speculation
 
 ANSWERS = ["The capital of France is", "One, two, three"]
 
@@ -154,7 +154,9 @@ def test_nothing_is_held_when_the_server_starts(
         out=tmp_path,
         recipe_dir=tmp_path,
         recipe=types.SimpleNamespace(
-            name="tiny", bench=Bench(concurrency=(1, 2), requests_per_level=2, max_tokens=3, slo=None)
+            name="tiny",
+            bench=Bench(concurrency=(1, 2), requests_per_level=2, max_tokens=3, slo=None),
+            speculation=Speculation(),
         ),
     )
     with held(monkeypatch) as refs:
