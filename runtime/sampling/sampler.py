@@ -73,9 +73,16 @@ class Sampler:
         self._buffers: dict[str, torch.Tensor] = {}
 
     @torch.inference_mode()
-    def sample(self, logits: Any, states: Sequence[SamplingState]) -> Sampled:
-        """Choose one token per row of ``logits`` float32 [L, V], which are not changed; one state per row."""
+    def sample(self, logits: Any, states: Sequence[SamplingState], rows: Sequence[int] | None = None) -> Sampled:
+        """Choose one token per row of ``logits`` float32 [L, V], which are not changed; one state per row.
+
+        Args:
+            rows: of the logits, one a state; None: all of them in order.
+        """
         x_LV = as_tensor(logits)
+        if rows is not None and (len(rows) != x_LV.shape[0] or any(at != row for at, row in enumerate(rows))):
+            at = torch.tensor(rows, dtype=torch.int64, device=x_LV.device)
+            x_LV = torch.index_select(x_LV, 0, at, out=self._buffer("picked", x_LV, len(rows)))
         if x_LV.shape[0] != len(states):
             raise ValueError(f"{x_LV.shape[0]} rows of logits for {len(states)} sequences")
         if not states:
@@ -94,6 +101,7 @@ class Sampler:
             for row, state in enumerate(states):
                 if state.direct and tokens[row] != NO_TOKEN and state.vetoes(tokens[row]):
                     special.append(row)
+            special.sort()  # when all are special their rows are taken as they lie
         if special:
             self._special(x_LV, special, [states[row] for row in special], result)
         return result

@@ -116,6 +116,11 @@ class SamplingState:
             guided=guided,
         )
 
+    @property
+    def plain(self) -> bool:
+        """Whether the likeliest token of the raw logits is the answer, whatever it is."""
+        return self.direct and not self._guarded
+
     def vetoes(self, token: int) -> bool:
         """Whether a ban forbids ``token`` next."""
         if not self._guarded:

@@ -161,6 +161,28 @@ def test_row_does_not_depend_on_its_neighbours(width: int) -> None:
         assert alone.logprobs.get(0) == together.logprobs.get(i)
 
 
+def test_a_greedy_row_that_a_ban_hits_keeps_its_own_logits_among_sampled_ones() -> None:
+    """The banned row is found last, and then every row is processed: none may take another's logits."""
+    logits = rows(3, seed=4)
+    likeliest = int(logits[1].argmax())
+    states = [state(temperature=0.9), state(bad_token_sequences=((likeliest,),), seed=2), state(top_k=3, seed=3)]
+    assert states[1].direct and states[1].vetoes(likeliest)
+    alone = [sample(logits[i : i + 1], [s]).tokens[0] for i, s in enumerate(states)]
+    assert sample(logits, states).tokens == alone
+    assert alone[1] == int(np.argsort(logits[1])[-2])
+
+
+def test_rows_may_be_picked_in_any_order_and_more_than_once() -> None:
+    logits = rows(4, seed=5)
+    states = [state(temperature=0.9, seed=seed) for seed in range(3)] + [state()]
+    picked = [2, 0, 2, 3]
+    alone = [sample(logits[row : row + 1], [s]).tokens[0] for row, s in zip(picked, states, strict=True)]
+    before = logits.copy()
+    assert module.Sampler().sample(logits, states, picked).tokens == alone
+    assert module.Sampler().sample(logits, [state()] * 4, [0, 1, 2, 3]).tokens == logits.argmax(-1).tolist()
+    assert (logits == before).all()
+
+
 def test_tied_logits_give_the_same_choice_in_any_batch() -> None:
     # bfloat16 models tie often; the order of tied candidates must not depend on the batch
     logits = np.round(rows(8, seed=2, width=4096) * 2) / 2
