@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime import errors
+from runtime.admission import LiveRequest, PreparedRequest, prepare_request
 from runtime.blocks import BlockPool, PrefixHasher
 from runtime.executors.base import Executor, ExecutorLimits, StepBatch
 from runtime.metrics import Metrics
-from runtime.prompts import check_request, check_tokens, prompt_tokens
+from runtime.prompts import check_tokens
 from runtime.request import FinishReason, Request, RequestOutput, RequestTimes, SampleOutput
 from runtime.sample import Sample
 from runtime.sampling.state import SamplingState
@@ -34,8 +34,9 @@ from runtime.tracing import trace
 from trtforge.errors import ForgeError
 
 if TYPE_CHECKING:
-    from runtime.sampling.guided import GuidedState
-    from runtime.sampling.sampler import Sampler
+    from runtime.sampling.sampler import Sampler, TokenLogprobs
+    from runtime.speculation.speculator import Fork, Speculator
+    from runtime.speculation.verification import Branch
     from runtime.tokenizer import EngineTokenizer
 
 log = logging.getLogger("trtforge.runtime")
@@ -54,6 +55,8 @@ class EngineConfig:
         aging_seconds: waiting time worth one level of priority.
         max_prefill_tokens: see :class:`~runtime.scheduler.SchedulerConfig`.
         salt: mixed into every prefix digest.
+        speculation: draft as the engine was built to; False: decode token by token.
+        fixed_draft_len: always draft that many tokens, whatever the engine's policy would choose.
     """
 
     max_waiting: int = 4096
@@ -61,34 +64,17 @@ class EngineConfig:
     aging_seconds: float = 10.0
     max_prefill_tokens: int | None = None
     salt: bytes = b""
+    speculation: bool = True
+    fixed_draft_len: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A validated request with its tokens; made by :meth:`EngineCore.prepare`."""
+@dataclass(slots=True)
+class _News:
+    """What a step at ``now`` made: tokens, and the samples that their clients hear of."""
 
-    request: Request
-    prompt: npt.NDArray[np.int64]
-    capacity: int
-    end_ids: frozenset[int]
-    seed: int
-    guided: GuidedState | None
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request between ``add`` and its final output."""
-
-    id: str
-    prepared: PreparedRequest
-    arrival: float
-    deadline: float | None
-    samples: list[Sample] = field(default_factory=list)
-    ended: list[SampleOutput] = field(default_factory=list)
-    first_scheduled: float | None = None
-    first_token: float | None = None
-    error: dict[str, Any] | None = None
-    blocks: int = 0
+    now: float
+    tokens: int = 0
+    changed: dict[LiveRequest, list[Sample]] = field(default_factory=dict)
 
 
 class EngineCore:
@@ -100,6 +86,7 @@ class EngineCore:
         limits: default: the executor's.
         config: runtime choices.
         clock: seconds, monotonic; tests pass their own.
+        speculator: who drafts; None: every step decodes one token a sequence.
 
     Raises:
         ForgeError: ``TF-RUN-061`` when the limits contradict each other.
@@ -113,12 +100,14 @@ class EngineCore:
         limits: ExecutorLimits | None = None,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
+        speculator: Speculator | None = None,
     ) -> None:
         self.executor = executor
         self.tokenizer = tokenizer
         self.limits = limits or executor.limits
         self.config = config or EngineConfig()
         self.clock = clock
+        self.speculator = speculator
         _check_limits(self.limits, executor)
         self.pool = BlockPool(executor.num_blocks, prefix_cache=self.config.prefix_cache)
         self.scheduler = Scheduler(
@@ -132,13 +121,13 @@ class EngineCore:
             ),
             self.pool,
         )
-        self.metrics = Metrics()
+        self.metrics = Metrics(speculation=None if speculator is None else speculator.figures)
         # not a method of this object: a cycle would keep the executor's memory until a collection
         self.metrics.sources.append(partial(_gauges, self.pool, self.scheduler))
         self.consecutive_failures = 0
         self._sampler: Sampler | None = None
-        self._live: dict[str, _Live] = {}
-        self._by_sequence: dict[Sequence, tuple[_Live, Sample]] = {}
+        self._live: dict[str, LiveRequest] = {}
+        self._by_sequence: dict[Sequence, tuple[LiveRequest, Sample]] = {}
         self._deadlines: dict[str, float] = {}
         self._order = itertools.count()
         self._ids = itertools.count()
@@ -151,43 +140,9 @@ class EngineCore:
         Raises:
             ForgeError: ``TF-RUN-050`` … ``TF-RUN-067`` for a request that this engine cannot serve.
         """
-        check_request(request)
-        params, limits = request.params, self.limits
-        prompt = prompt_tokens(request, self.tokenizer, limits, self.executor.vocab_size)
-        length = len(prompt)
-        if length > limits.max_input_len:
-            raise errors.prompt_too_long(length, limits.max_input_len, "max_input_len")
-        if length >= limits.max_seq_len:
-            raise errors.prompt_too_long(length, limits.max_seq_len - 1, "max_seq_len")
-        capacity = min(length + params.max_tokens, limits.max_seq_len)
-        if params.min_tokens > capacity - length:
-            raise errors.min_tokens_impossible(params.min_tokens, capacity - length)
-        # The last token is never fed back, so it needs no slot.
-        needed = self.scheduler.blocks_for(capacity - 1)
-        if needed > self.pool.num_blocks:
-            raise errors.too_few_blocks(capacity, needed, self.pool.num_blocks, self.executor.block_size)
-        if params.n > self.scheduler.config.max_running:
-            raise errors.too_many_samples(params.n, self.scheduler.config.max_running)
-        named: dict[str, Iterable[int]] = {
-            "stop_token_ids": params.stop_token_ids,
-            "logit_bias": (token for token, _ in params.logit_bias),
-            "bad_token_sequences": itertools.chain(*params.bad_token_sequences),
-            "stop_token_sequences": itertools.chain(*params.stop_token_sequences),
-        }
-        for name, tokens in named.items():
-            for token in tokens:
-                if token >= self.executor.vocab_size:
-                    raise errors.token_out_of_range(token, self.executor.vocab_size, name)
-        if self.tokenizer is None and (params.stop or params.bad_words or params.guided):
-            raise errors.needs_tokenizer("stop, bad_words or guided")
-        guided = None
-        if params.guided is not None and self.tokenizer is not None:
-            guided = self.tokenizer.guided(params.guided, self.executor.vocab_size, self.executor.eos_token_ids)
-        ends = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            ends |= frozenset(self.executor.eos_token_ids)
-        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
-        return PreparedRequest(request, prompt, capacity, ends, seed, guided)
+        return prepare_request(
+            request, self.executor, self.tokenizer, self.limits, self.pool.num_blocks, self.scheduler.config.max_running
+        )
 
     def add_request(self, request: Request | PreparedRequest) -> str:
         """Queue a request; returns its id.
@@ -206,7 +161,7 @@ class EngineCore:
         if len(self.scheduler.waiting) >= self.config.max_waiting:
             raise errors.queue_full(len(self.scheduler.waiting), self.config.max_waiting)
         now = self.clock()
-        live = _Live(request_id, prepared, now, None if request.timeout is None else now + request.timeout)
+        live = LiveRequest(request_id, prepared, now, None if request.timeout is None else now + request.timeout)
         sequence = Sequence(
             request_id,
             prepared.prompt,
@@ -216,6 +171,7 @@ class EngineCore:
             order=next(self._order),
             slots=request.params.n,
             now=now,
+            speculates=request.speculate,
         )
         self._attach(live, sequence)  # first: when it fails, nothing of the request is left
         self._live[request_id] = live
@@ -254,7 +210,7 @@ class EngineCore:
         if not self._live:
             return outputs
         try:
-            plan = self.scheduler.schedule(self.clock())
+            plan = self._plan()
             if plan.num_tokens == 0:
                 return outputs
             batch = self.scheduler.assemble(plan)
@@ -262,7 +218,9 @@ class EngineCore:
                 before = time.perf_counter()
                 logits = self.executor.execute(batch)
                 in_executor = time.perf_counter() - before
-            self._finish_step(plan, logits, outputs)
+            if self.speculator is not None:
+                self.speculator.executed(plan, in_executor)
+            self._finish_step(plan, batch, logits, outputs)
         except Exception as error:
             log.exception("engine step failed")
             self.consecutive_failures += 1
@@ -287,7 +245,9 @@ class EngineCore:
         return outputs
 
     def close(self) -> None:
-        """Release the executor's memory; the engine cannot step afterwards. May be repeated."""
+        """Release the memory of executor and drafters; the engine cannot step afterwards. May be repeated."""
+        if self.speculator is not None:
+            self.speculator.close()
         self.executor.close()
 
     def stats(self) -> dict[str, Any]:
@@ -333,7 +293,7 @@ class EngineCore:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _attach(self, live: _Live, sequence: Sequence) -> Sample:
+    def _attach(self, live: LiveRequest, sequence: Sequence) -> Sample:
         """Build the sampling and text pipeline of one sample."""
         prepared, params = live.prepared, live.prepared.request.params
         detokenizer = bad_words = None
@@ -358,70 +318,108 @@ class EngineCore:
         self._by_sequence[sequence] = (live, sample)
         return sample
 
-    def _finish_step(self, plan: StepPlan, logits: Any, outputs: list[RequestOutput]) -> None:
+    def _plan(self) -> StepPlan:
+        """What the next step runs, drafts included."""
+        speculator = self.speculator
+        if speculator is None:
+            return self.scheduler.schedule(self.clock())
+
+        def wanted(decodes: list[Sequence], prompt_tokens: int) -> list[int]:
+            return speculator.choose([self._by_sequence[s][1] for s in decodes], prompt_tokens)
+
+        plan = self.scheduler.schedule(self.clock(), wanted)
+        speculator.draft(plan)
+        return plan
+
+    def _finish_step(self, plan: StepPlan, batch: StepBatch, logits: Any, outputs: list[RequestOutput]) -> None:
         """Sample and emit; appends to ``outputs`` one by one, so that none is lost if a later one raises."""
         if self._sampler is None:
             from runtime.sampling.sampler import Sampler  # torch: only once something is really sampled
 
             self._sampler = Sampler()
         self.scheduler.commit(plan)
-        now = self.clock()
+        news = _News(self.clock())
         for sequence in plan.admitted:
             live = self._by_sequence[sequence][0]
             if live.first_scheduled is None:
-                live.first_scheduled = now
-                self.metrics.request_queue_time_seconds.observe(now - live.arrival)
+                live.first_scheduled = news.now
+                self.metrics.request_queue_time_seconds.observe(news.now - live.arrival)
                 self.metrics.counters["prompt_tokens_total"] += len(live.prepared.prompt)
-        sequences = plan.sampled()
-        if not sequences:
-            return
-        sequences, logits = self._fork(sequences, logits)
-        pairs = [self._by_sequence[s] for s in sequences]
+        samples, rows, forks = self._fork(plan, batch)
+        take = partial(self._take, news)
+        branches: list[Branch] = []
         with trace("sample"):
-            sampled = self._sampler.sample(logits, [sample.sampling for _, sample in pairs])
-        changed: dict[_Live, list[Sample]] = {}
-        latency = self.metrics.inter_token_latency_seconds
-        for row, ((live, sample), token) in enumerate(zip(pairs, sampled.tokens, strict=True)):
-            if token < 0:
-                spent = sample.sampling.guided.failure() if sample.sampling.guided is not None else ""
-                live.error = (errors.grammar_spent(spent) if spent else errors.not_finite()).to_json()
-                sample.end(FinishReason.ERROR)
-            else:
-                self.scheduler.append(sample.sequence, token)
-                sample.accept(token, sampled.logprobs.get(row))
-                if live.first_token is None:
-                    live.first_token = now
-                    self.metrics.time_to_first_token_seconds.observe(now - live.arrival)
-                if sample.last_token_at is not None:
-                    latency.observe(now - sample.last_token_at)
-                sample.last_token_at = now
-            if live.prepared.request.stream or sample.finish_reason is not None:
-                changed.setdefault(live, []).append(sample)
-        self.metrics.counters["generation_tokens_total"] += len(pairs)
-        for live, samples in changed.items():
-            output = self._emit(live, samples, now)
+            if plan.drafts:
+                from runtime.speculation.verification import branches_of, verify
+
+                branches = branches_of(samples, rows, plan.drafts)
+                verify(logits, branches, self._sampler, take)
+            elif samples:
+                sampled = self._sampler.sample(logits, [sample.sampling for sample in samples], rows)
+                for row, (sample, token) in enumerate(zip(samples, sampled.tokens, strict=True)):
+                    take(sample, token, sampled.logprobs.get(row))
+        self.metrics.counters["generation_tokens_total"] += news.tokens
+        if self.speculator is not None:
+            self.speculator.settle(plan, batch, branches, self.scheduler, self.executor, forks)
+        for live, samples in news.changed.items():
+            output = self._emit(live, samples, news.now)
             # A request that does not stream is told once, when its last sample ended.
             if output.finished or output.samples:
                 outputs.append(output)
 
-    def _fork(self, sequences: list[Sequence], logits: Any) -> tuple[list[Sequence], Any]:
-        """Split prompts that just finished into their n samples; every sample draws from the same row."""
-        if all(s.slots == 1 for s in sequences):
-            return sequences, logits
-        forked: list[Sequence] = []
+    def _take(self, news: _News, sample: Sample, token: int, logprobs: TokenLogprobs | None) -> bool:
+        """Give a sample its next token (negative: none could be chosen); whether it goes on."""
+        live = self._by_sequence[sample.sequence][0]
+        news.tokens += 1
+        if token < 0:
+            spent = sample.sampling.guided.failure() if sample.sampling.guided is not None else ""
+            live.error = (errors.grammar_spent(spent) if spent else errors.not_finite()).to_json()
+            sample.end(FinishReason.ERROR)
+        else:
+            self.scheduler.append(sample.sequence, token)
+            sample.accept(token, logprobs)
+            now = news.now
+            if live.first_token is None:
+                live.first_token = now
+                self.metrics.time_to_first_token_seconds.observe(now - live.arrival)
+            if sample.last_token_at is not None:
+                self.metrics.inter_token_latency_seconds.observe(now - sample.last_token_at)
+            sample.last_token_at = now
+        if live.prepared.request.stream or sample.finish_reason is not None:
+            changed = news.changed.setdefault(live, [])
+            if sample not in changed:
+                changed.append(sample)
+        return sample.finish_reason is None
+
+    def _fork(self, plan: StepPlan, batch: StepBatch) -> tuple[list[Sample], list[int], list[Fork]]:
+        """The samples that choose a token, each one's row of logits, and who split off.
+
+        Prompts that just finished split into their n samples; every sample draws from the same row. Whoever split off
+        stands behind all others.
+        """
+        samples: list[Sample] = []
         rows: list[int] = []
-        for row, sequence in enumerate(sequences):
-            forked.append(sequence)
+        forks: list[Fork] = []
+        late: list[tuple[Sample, int]] = []
+        # rows are those of the step's tokens as long as these are decodes; a prompt has its last token's only
+        drafted = batch.query_start[: len(plan.decodes) + 1].tolist() if plan.drafts else None
+        for at, sequence in enumerate(plan.sampled()):
+            live, sample = self._by_sequence[sequence]
+            row = at
+            if drafted is not None:
+                row = drafted[at] if at < len(plan.decodes) else drafted[-1] + at - len(plan.decodes)
+            samples.append(sample)
             rows.append(row)
             if sequence.slots > 1:
-                live = self._by_sequence[sequence][0]
-                for child in self.scheduler.fork(sequence, range(1, sequence.slots)):
-                    self._attach(live, child)
-                    forked.append(child)
-                    rows.append(row)
-        return forked, logits[rows]
+                children = self.scheduler.fork(sequence, range(1, sequence.slots))
+                forks.append((sequence, children))
+                late.extend((self._attach(live, child), row) for child in children)
+        for sample, row in late:
+            samples.append(sample)
+            rows.append(row)
+        return samples, rows, forks
 
-    def _emit(self, live: _Live, samples: list[Sample], now: float) -> RequestOutput:
+    def _emit(self, live: LiveRequest, samples: list[Sample], now: float) -> RequestOutput:
         """Take the samples' news; drop the ended ones, and the request with its last one."""
         news = []
         blocks = _blocks(samples)
@@ -431,6 +429,8 @@ class EngineCore:
             if sample.finish_reason is not None:
                 live.samples.remove(sample)
                 del self._by_sequence[sample.sequence]
+                if self.speculator is not None:
+                    self.speculator.leave(sample.sequence)
                 self.scheduler.remove(sample.sequence)
             news.append(output)
         if not live.prepared.request.stream:
@@ -454,7 +454,7 @@ class EngineCore:
             num_blocks=max(live.blocks, blocks),
         )
 
-    def _record_end(self, live: _Live, news: list[SampleOutput], now: float) -> None:
+    def _record_end(self, live: LiveRequest, news: list[SampleOutput], now: float) -> None:
         reason = news[-1].finish_reason if news else None
         if reason is not None:
             self.metrics.finished[reason.value] += 1

@@ -35,6 +35,8 @@ class Sample:
         "cumulative_logprob",
         "finish_reason",
         "last_token_at",
+        "num_accepted_tokens",
+        "num_draft_tokens",
         "sampling",
         "sequence",
         "stop_reason",
@@ -54,6 +56,8 @@ class Sample:
         self._detokenizer = detokenizer
         self._stops = stops
         self._bad_words = bad_words
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -103,6 +107,8 @@ class Sample:
             num_tokens=len(self.sampling.generated),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
         )
         self._text, self._tokens, self._logprobs = [], [], []
         return output

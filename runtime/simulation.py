@@ -66,6 +66,7 @@ class SimulatedExecutor:
         self.steps = 0
         self.tokens = 0
         self.copies = 0
+        self.moves = 0
         #: asked for every block written in a step; False fails the step (copy on write was missed)
         self.writable: Callable[[int], bool] | None = None
         #: raised by the next step, once
@@ -77,17 +78,23 @@ class SimulatedExecutor:
             fault, self.fault = self.fault, None
             raise fault
         self.copy_blocks(batch.block_copies)
-        requests = np.repeat(np.arange(batch.num_requests), np.diff(batch.query_start))
-        blocks = batch.block_table[requests, batch.positions // self.block_size]
+        queries = np.diff(batch.query_start)
+        requests = np.repeat(np.arange(batch.num_requests), queries)
+        before = batch.sequence_lengths - queries  # context of each request before the step
+        slots = np.arange(batch.num_tokens) + np.repeat(before - batch.query_start[:-1], queries)
+        blocks = batch.block_table[requests, slots // self.block_size]
         if self._checked:
-            self._check(batch, blocks)
-        self.pool[blocks, batch.positions % self.block_size] = _cells(batch.input_ids, batch.positions)
+            self._check(batch, blocks, slots)
+        self.pool[blocks, slots % self.block_size] = _cells(batch.input_ids, batch.positions)
         self.steps += 1
         self.tokens += batch.num_tokens
         rows = []
         for token in batch.logit_indices.tolist():
-            request, position = int(requests[token]), int(batch.positions[token])
-            at = np.arange(position + 1)
+            request = int(requests[token])
+            at = np.arange(int(slots[token]) + 1)
+            if batch.tree_mask is not None:
+                new = np.flatnonzero(batch.tree_mask[token, : queries[request]])
+                at = np.concatenate([np.arange(before[request]), before[request] + new])
             cells = self.pool[batch.block_table[request, at // self.block_size], at % self.block_size]
             rows.append(self._row(cells))
         return np.stack(rows) if rows else np.zeros((0, self.vocab_size), dtype=np.float32)
@@ -97,6 +104,20 @@ class SimulatedExecutor:
         for source, destination in pairs:
             self.pool[destination] = self.pool[source]
             self.copies += 1
+
+    def move_rows(
+        self,
+        block_table: npt.NDArray[np.int32],
+        base_positions: npt.NDArray[np.int32],
+        path: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int32],
+    ) -> None:
+        """Move the cells of accepted tree nodes together: see :meth:`Executor.move_rows`."""
+        size = self.block_size
+        for table, base, nodes, count in zip(block_table, base_positions.tolist(), path, lengths.tolist(), strict=True):
+            source, target = base + nodes[:count], base + np.arange(count)
+            self.pool[table[target // size], target % size] = self.pool[table[source // size], source % size]
+            self.moves += 1
 
     def close(self) -> None:
         """Holds nothing that another process could want."""
@@ -125,7 +146,7 @@ class SimulatedExecutor:
         logits = ((bits >> np.uint64(40)).astype(np.float32) * np.float32(8.0 / 2**24)).astype(np.float32)
         return logits if self._shape is None else self._shape(logits, int(context[0]))
 
-    def _check(self, batch: StepBatch, blocks: npt.NDArray[np.int32]) -> None:
+    def _check(self, batch: StepBatch, blocks: npt.NDArray[np.int32], places: npt.NDArray[np.int64]) -> None:
         limits, count = self.limits, batch.num_requests
         assert 1 <= batch.num_tokens <= limits.max_num_tokens, f"T = {batch.num_tokens}"
         assert 1 <= count <= limits.max_batch_size, f"B = {count}"
@@ -146,10 +167,19 @@ class SimulatedExecutor:
         for b in range(count):
             first, last = int(batch.query_start[b]), int(batch.query_start[b + 1])
             length = int(batch.sequence_lengths[b])
-            assert batch.positions[first:last].tolist() == list(range(length - (last - first), length))
+            depths = np.arange(last - first)
+            if batch.tree_mask is not None:
+                assert batch.tree_mask.dtype == np.uint8 and batch.tree_mask.shape[0] == batch.num_tokens
+                seen = batch.tree_mask[first:last, : last - first]
+                assert (seen == np.tril(seen)).all() and (np.diag(seen) == 1).all(), (
+                    "a node sees itself, none behind it"
+                )
+                assert not batch.tree_mask[first:last, last - first :].any(), "a mask past the request's tokens"
+                depths = seen.sum(axis=1, dtype=np.int64) - 1
+            assert batch.positions[first:last].tolist() == (length - (last - first) + depths).tolist()
             used = -(-length // self.block_size)
             assert (batch.block_table[b, :used] >= 0).all() and (batch.block_table[b, :used] < self.num_blocks).all()
-        slots = blocks.astype(np.int64) * self.block_size + batch.positions % self.block_size
+        slots = blocks.astype(np.int64) * self.block_size + places % self.block_size
         assert len(np.unique(slots)) == len(slots), "two tokens share a slot"
         if self.writable is not None:
             for block in np.unique(blocks).tolist():

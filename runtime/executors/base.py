@@ -124,6 +124,22 @@ class Executor(Protocol):
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole pool blocks (source, destination) in every layer."""
 
+    def move_rows(
+        self,
+        block_table: npt.NDArray[np.int32],
+        base_positions: npt.NDArray[np.int32],
+        path: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int32],
+    ) -> None:
+        """Move keys and values of a tree's accepted nodes to contiguous positions in every layer (PagedKVMove).
+
+        Args:
+            block_table: int32 [B, M], pool blocks of each request.
+            base_positions: int32 [B], position of the tree's node 0.
+            path: int32 [B, G], the accepted nodes from node 0 on, rising; what lay at base + path[i] goes to base + i.
+            lengths: int32 [B], nodes on each path.
+        """
+
     def close(self) -> None:
         """Release weights and pools; nothing may be executed afterwards. May be repeated."""
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from plugins.trees import MAX_NODES
@@ -229,6 +230,25 @@ class TensorrtExecutor:
         for pool in self._pools.values():
             for source, destination in pairs:
                 self._hardware.copy(_bytes(pool[destination]), _bytes(pool[source]))
+
+    def move_rows(
+        self,
+        block_table: npt.NDArray[np.int32],
+        base_positions: npt.NDArray[np.int32],
+        path: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int32],
+    ) -> None:
+        """Move the rows of accepted tree nodes together: see :meth:`Executor.move_rows`."""
+        size = self.block_size
+        for row, base, nodes, length in zip(block_table, base_positions.tolist(), path.tolist(), lengths, strict=True):
+            for place, node in enumerate(nodes[:length]):
+                if node == place:
+                    continue
+                # in order: paths rise, so no row is written before it was read
+                source, target = base + node, base + place
+                for pool in self._pools.values():
+                    read = pool[int(row[source // size])][:, :, source % size]
+                    self._hardware.copy(_bytes(pool[int(row[target // size])][:, :, target % size]), _bytes(read))
 
     def _padded(self, batch: StepBatch, bucket: int) -> StepBatch:
         return pad(

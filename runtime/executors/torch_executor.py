@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from plugins.host.library import load_library
+from plugins.reference_trees import paged_kv_move
 from runtime.executors import engine_dir, host_kernels
 from runtime.executors.base import ExecutorLimits, StepBatch, StepProfile
 from runtime.executors.batch_check import check_batch, mask_of
@@ -86,6 +89,11 @@ class TorchExecutor:
         graph = load_graph(self.info.directory / "model.onnx")
         _check_interface(graph, self.info)
         self._pools = self._allocate(graph)
+        shapes: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for pool in self._pools.values():
+            shapes.setdefault(tuple(pool.shape), []).append(pool)
+        #: layers' pools by shape: PagedKVMove takes those of one shape at once
+        self._alike = list(shapes.values())
         self.capability = capability or detect(device)
         self.activation_dtype = _activation_dtype(self.capability, self.info)
         self._library = host_kernels.open_library() if device == "cpu" and host_library else None
@@ -139,7 +147,7 @@ class TorchExecutor:
         """Release weights and pools; on a GPU, also what torch keeps of their memory. May be repeated."""
         self._closed = True
         self._lowered = self._last = self._interpreter = None
-        self._pools = {}
+        self._pools, self._alike = {}, []
         if self.device != "cpu":
             gc.collect()
             torch.cuda.empty_cache()
@@ -197,6 +205,21 @@ class TorchExecutor:
             raise ValueError(f"block copies {list(pairs)} leave the pool of {self._num_blocks} blocks")
         for pool in self._pools.values():
             self._kernels.copy_blocks(pool, pairs)
+
+    def move_rows(
+        self,
+        block_table: npt.NDArray[np.int32],
+        base_positions: npt.NDArray[np.int32],
+        path: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int32],
+    ) -> None:
+        """Move the rows of accepted tree nodes together: see :meth:`Executor.move_rows`."""
+        tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in (block_table, base_positions, path, lengths)]
+        for pools in self._alike:
+            if self._library is not None:
+                load_library().paged_kv_move(pools, *tensors)
+            else:
+                paged_kv_move(pools, *tensors)
 
     def _feeds(self, batch: StepBatch) -> dict[str, torch.Tensor]:
         feeds = {}

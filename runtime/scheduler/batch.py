@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.executors.base import StepBatch
 from runtime.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from runtime.speculation.draft import Draft
 
 _ZERO = np.zeros(1, dtype=np.int32)
 
@@ -73,14 +77,34 @@ class BatchTable:
         sequence.blocks[number] = block
         self.block_table[sequence.row, number] = block
 
+    def drop_blocks(self, sequence: Sequence, keep: int) -> list[int]:
+        """Take the blocks past the first ``keep`` out of the sequence and its row; they are the caller's to release."""
+        dropped = sequence.blocks[keep:]
+        if dropped:
+            self.block_table[sequence.row, keep : len(sequence.blocks)] = -1
+            del sequence.blocks[keep:]
+            self._used[sequence.row] = keep
+        return dropped
+
     def assemble(
-        self, decodes: Seq[Sequence], chunks: Seq[Chunk], copies: Seq[tuple[int, int]], block_size: int
+        self,
+        decodes: Seq[Sequence],
+        chunks: Seq[Chunk],
+        copies: Seq[tuple[int, int]],
+        block_size: int,
+        drafts: Seq[Draft | None] = (),
     ) -> StepBatch:
-        """The executor's arrays: decoding sequences first (one token each), then the prefill chunks."""
+        """The executor's arrays: decoding sequences first, then the prefill chunks.
+
+        A decode has one token, and its draft's behind it where it has one (``drafts`` is empty or one a decode);
+        of all of these the logits are wanted. A tree mask is made when one of the drafts is a tree.
+        """
         count = len(decodes)
         rows = np.fromiter((s.row for s in decodes), dtype=np.int64, count=count)
         computed = self.computed[rows]
-        if not chunks:
+        lens = np.fromiter((0 if d is None else len(d) for d in drafts), dtype=np.int32, count=len(drafts))
+        drafted = bool(lens.any())
+        if not chunks and not drafted:
             lengths = computed + 1
             return StepBatch(
                 input_ids=self.next_token[rows],
@@ -93,22 +117,30 @@ class BatchTable:
             )
         all_rows = np.concatenate([rows, np.array([c.sequence.row for c in chunks], dtype=np.int64)])
         queries = np.ones(len(all_rows), dtype=np.int32)
+        if drafted:
+            queries[:count] += lens
         queries[count:] = [c.count for c in chunks]
         ends = np.array([c.start + c.count for c in chunks], dtype=np.int64)
-        lengths = np.concatenate([computed + 1, ends])
+        lengths = np.concatenate([computed + queries[:count], ends])
         query_start = np.concatenate([_ZERO, np.cumsum(queries, dtype=np.int32)])
-        tokens = [self.next_token[rows], *(c.sequence.tokens[c.start : c.start + c.count] for c in chunks)]
-        positions = [computed, *(np.arange(c.start, c.start + c.count, dtype=np.int64) for c in chunks)]
-        wanted = np.ones(len(all_rows), dtype=bool)
-        wanted[count:] = [c.last for c in chunks]
+        ids, places, mask = self.next_token[rows], computed, None
+        if drafted:
+            trees = draft_trees(drafts)
+            ids, places = _behind(ids, computed, query_start[: count + 1], queries[:count], drafts, trees)
+            mask = _tree_mask(queries, query_start, trees) if trees else None
+        tokens = [ids, *(c.sequence.tokens[c.start : c.start + c.count] for c in chunks)]
+        positions = [places, *(np.arange(c.start, c.start + c.count, dtype=np.int64) for c in chunks)]
+        last = np.array([c.last for c in chunks], dtype=bool)
+        finished = query_start[count + 1 :][last].astype(np.int64) - 1
         return StepBatch(
             input_ids=np.concatenate(tokens),
             positions=np.concatenate(positions),
             query_start=query_start,
             sequence_lengths=lengths.astype(np.int32),
             block_table=self._gather(all_rows, lengths, block_size),
-            logit_indices=(query_start[1:][wanted] - 1).astype(np.int64),
+            logit_indices=np.concatenate([np.arange(query_start[count], dtype=np.int64), finished]),
             block_copies=copies,
+            tree_mask=mask,
         )
 
     def _gather(
@@ -117,3 +149,57 @@ class BatchTable:
         # Only the blocks up to the longest context of the step: attention reads no further.
         width = -(-int(lengths.max()) // block_size) if len(lengths) else 0
         return np.ascontiguousarray(self.block_table[:, :width][rows])
+
+
+def draft_trees(drafts: Seq[Draft | None]) -> dict[int, npt.NDArray[np.uint8]]:
+    """By its place, each tree's ancestors or self, uint8 [1 + D, 1 + D] over the root and its nodes."""
+    places = [at for at, draft in enumerate(drafts) if draft is not None and draft.parents is not None]
+    if not places:
+        return {}
+    above: list[npt.NDArray[np.int32]] = [d.parents for d in drafts if d is not None and d.parents is not None]
+    sizes = [len(parents) + 1 for parents in above]
+    parents = np.zeros((len(places), max(sizes)), dtype=np.int64)
+    for row, (of, size) in enumerate(zip(above, sizes, strict=True)):
+        parents[row, 1:size] = of
+    # node by node over all trees at once: parents come before their children
+    seen = np.zeros((*parents.shape, parents.shape[1]), dtype=np.uint8)
+    seen[:, 0, 0] = 1
+    every = np.arange(len(places))
+    for node in range(1, parents.shape[1]):
+        seen[:, node] = seen[every, parents[:, node]]
+        seen[:, node, node] = 1
+    return {at: seen[row, :size, :size] for row, (at, size) in enumerate(zip(places, sizes, strict=True))}
+
+
+def _behind(
+    roots: npt.NDArray[np.int64],
+    computed: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int32],
+    queries: npt.NDArray[np.int32],
+    drafts: Seq[Draft | None],
+    trees: dict[int, npt.NDArray[np.uint8]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Ids and positions of every decode's root and the draft behind it; of a tree's node the depth counts."""
+    ids = np.empty(starts[-1], dtype=np.int64)
+    behind = np.ones(len(ids), dtype=bool)
+    behind[starts[:-1]] = False
+    ids[starts[:-1]] = roots
+    ids[behind] = np.concatenate([d.tokens for d in drafts if d is not None])
+    positions = np.arange(len(ids), dtype=np.int64) + np.repeat(computed - starts[:-1], queries)
+    for at, seen in trees.items():
+        first = int(starts[at])
+        positions[first : first + len(seen)] = computed[at] + seen.sum(axis=1, dtype=np.int64) - 1
+    return ids, positions
+
+
+def _tree_mask(
+    queries: npt.NDArray[np.int32], query_start: npt.NDArray[np.int32], trees: dict[int, npt.NDArray[np.uint8]]
+) -> npt.NDArray[np.uint8]:
+    """uint8 [T, W], W the most new tokens of a request: a tree's rows see their ancestors, all others are causal."""
+    places = np.arange(query_start[-1]) - np.repeat(query_start[:-1], queries)
+    mask = (np.arange(int(queries.max()))[None, :] <= places[:, None]).astype(np.uint8)
+    for at, seen in trees.items():
+        first, size = int(query_start[at]), len(seen)
+        mask[first : first + size] = 0
+        mask[first : first + size, :size] = seen
+    return mask

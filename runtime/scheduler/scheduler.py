@@ -3,8 +3,11 @@
 Policy, in the order of a step:
 
 1. Decodes first, one token each, best rank first: an admitted request never waits for another's prefill.
-2. Prefills already admitted take what is left of ``max_num_tokens``, best rank first, in chunks.
-3. Waiting sequences are admitted, best rank first and without overtaking, while a row is free, tokens are
+2. Drafts behind decodes, where somebody drafts: at most half of what is left of ``max_num_tokens`` as long as prompts
+   could use the other half. Their blocks are taken last, of those that are free: a draft preempts nobody and keeps
+   nobody from being admitted, it is cut instead.
+3. Prefills already admitted take what is left, best rank first, in chunks.
+4. Waiting sequences are admitted, best rank first and without overtaking, while a row is free, tokens are
    left and the pool has blocks for all of their known tokens plus one for every running sequence. Overtaking
    would starve long prompts.
 
@@ -21,14 +24,21 @@ step makes progress.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from runtime.blocks.pool import BlockPool, OutOfBlocks
 from runtime.executors.base import StepBatch
 from runtime.scheduler.batch import BatchTable, Chunk
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.sequence import Sequence, SequenceStatus
+
+if TYPE_CHECKING:
+    from runtime.speculation.draft import Draft
+
+#: decoding sequences and the prompt tokens that could run beside them → draft tokens wanted for each
+Wanted = Callable[[list[Sequence], int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +70,26 @@ class SchedulerConfig:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What a step runs: decodes, prefill chunks and the copies before them."""
+    """What a step runs: decodes, prefill chunks and the copies before them.
+
+    Attributes:
+        granted: draft tokens that each decode has room and blocks for; empty: none was wanted.
+        drafts: what was drafted for each decode; empty: nothing.
+    """
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
+    granted: list[int] = field(default_factory=list)
+    drafts: list[Draft | None] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the step."""
-        return len(self.decodes) + sum(c.count for c in self.chunks)
+        drafted = sum(len(draft) for draft in self.drafts if draft is not None)
+        return len(self.decodes) + drafted + sum(c.count for c in self.chunks)
 
     def sampled(self) -> list[Sequence]:
         """Sequences that yield a row of logits, in the order of the rows."""
@@ -123,31 +141,42 @@ class Scheduler:
         parent.slots = 1
         return children
 
-    def schedule(self, now: float) -> StepPlan:
+    def schedule(self, now: float, wanted: Wanted | None = None) -> StepPlan:
         """Choose the next step's work and take the blocks for it.
 
         Args:
             now: the engine's clock, seconds.
+            wanted: asked once for the draft tokens that the decodes want; None: nobody drafts.
         """
         plan = StepPlan()
         self._plan_decodes(plan)
         budget = self.config.max_num_tokens - len(plan.decodes)
+        if wanted is not None and plan.decodes:
+            budget -= self._grant(plan, budget, wanted)
         if plan.decodes and self.config.max_prefill_tokens is not None:
             budget = min(budget, self.config.max_prefill_tokens)
         budget = self._plan_prefills(plan, budget)
         # Admitting right after a preemption would hand the victim's blocks to somebody of lower rank.
         if not plan.preempted:
             self._admit(plan, budget, now)
+        for at, (sequence, count) in enumerate(zip(plan.decodes, plan.granted, strict=False)):
+            if count:
+                plan.granted[at] = self._take_draft_blocks(sequence, count)
         return plan
 
     def assemble(self, plan: StepPlan) -> StepBatch:
         """The arrays of ``plan``."""
-        return self.table.assemble(plan.decodes, plan.chunks, plan.copies, self.config.block_size)
+        return self.table.assemble(plan.decodes, plan.chunks, plan.copies, self.config.block_size, plan.drafts)
 
     def commit(self, plan: StepPlan) -> None:
-        """Record that the step ran: lengths move on and blocks that became full can be shared."""
+        """Record that the step ran: lengths move on and blocks that became full can be shared.
+
+        A decode with a draft waits for :meth:`advance`: what it computed is known once that was verified.
+        """
         size, computed = self.config.block_size, self.table.computed
-        for sequence in plan.decodes:
+        for at, sequence in enumerate(plan.decodes):
+            if plan.drafts and plan.drafts[at] is not None:
+                continue
             sequence.computed += 1
             computed[sequence.row] = sequence.computed
             if sequence.computed % size == 0:
@@ -157,6 +186,19 @@ class Scheduler:
             sequence.computed += chunk.count
             computed[sequence.row] = sequence.computed
             self._publish(sequence)
+
+    def advance(self, sequence: Sequence) -> None:
+        """Record what a decode with a draft has become: all of its tokens but the newest are computed."""
+        sequence.computed = sequence.length - 1
+        self.table.computed[sequence.row] = sequence.computed
+        self._publish(sequence)
+        self.give_back(sequence)
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Free the blocks that only a draft needed, one that was refused or never made."""
+        spare = self.table.drop_blocks(sequence, self.blocks_for(sequence.computed))
+        if spare:
+            self.pool.release(spare)
 
     def append(self, sequence: Sequence, token: int) -> None:
         """Add a generated token to a running sequence."""
@@ -201,6 +243,41 @@ class Scheduler:
                 self.table.replace_block(sequence, number, block)
                 plan.copies.append((shared, block))
         sequence.copy_pending = False
+
+    def _grant(self, plan: StepPlan, room: int, wanted: Wanted) -> int:
+        """Room in the step for drafts, best rank first; the tokens granted in all."""
+        prompts = self._prompt_tokens()
+        plan.granted = wanted(plan.decodes, prompts)
+        if not any(plan.granted):
+            plan.granted = []
+            return 0
+        room = given = max(room // 2, room - prompts)
+        for at, sequence in enumerate(plan.decodes):
+            count = min(plan.granted[at], room, self.config.max_seq_len - sequence.length)
+            plan.granted[at] = count = max(count, 0)
+            room -= count
+        return given - room
+
+    def _prompt_tokens(self) -> int:
+        """Prompt tokens that could run in the next step beside the decodes, at most a step's."""
+        most = self.config.max_num_tokens
+        tokens = sum(s.outstanding for s in self.running if s.outstanding > 1)
+        if self._rows_reserved < self.config.max_running:
+            for sequence in self.waiting:
+                if tokens >= most:
+                    break
+                tokens += sequence.length
+        return min(tokens, most)
+
+    def _take_draft_blocks(self, sequence: Sequence, count: int) -> int:
+        """Blocks for ``count`` tokens behind the root; how many tokens fit into those that were free."""
+        size = self.config.block_size
+        missing = self.blocks_for(sequence.length + count) - len(sequence.blocks)
+        missing = min(missing, self.pool.num_free)
+        if missing > 0:
+            for block in self.pool.allocate(missing):
+                self.table.add_block(sequence, block)
+        return min(count, len(sequence.blocks) * size - sequence.length)
 
     def _plan_prefills(self, plan: StepPlan, budget: int) -> int:
         for sequence in self.running:

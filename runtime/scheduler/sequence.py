@@ -34,6 +34,7 @@ class Sequence:
         order: number of arrival; unique per request.
         sample: index among the request's samples; breaks ties of order.
         slots: batch rows to reserve: n before the samples fork, 1 after.
+        speculates: the request lets it be drafted for.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Sequence:
         "row",
         "sample",
         "slots",
+        "speculates",
         "status",
         "tokens",
         "waiting_since",
@@ -70,6 +72,7 @@ class Sequence:
         sample: int = 0,
         slots: int = 1,
         now: float = 0.0,
+        speculates: bool = True,
     ) -> None:
         self.key = key
         self.tokens = np.zeros(capacity, dtype=np.int64)
@@ -84,6 +87,7 @@ class Sequence:
         self.order = order
         self.sample = sample
         self.slots = slots
+        self.speculates = speculates
         self.row = -1
         self.rank: tuple[float, int, int] = (-priority, order, sample)
         self.status = SequenceStatus.WAITING
@@ -101,6 +105,7 @@ class Sequence:
             priority=self.priority,
             order=self.order,
             sample=sample,
+            speculates=self.speculates,
         )
         other.prompt_length = self.prompt_length
         other.computed = self.computed

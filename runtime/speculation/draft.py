@@ -122,6 +122,13 @@ class Drafter(Protocol):
         """Release weights and pools."""
 
 
+class ModelDrafter(Drafter, Protocol):
+    """A drafter with a model of its own, which may know too little of a sequence to draft for it."""
+
+    def ready(self, sequence: TokenSequence) -> bool:
+        """Whether a draft could be had now; cheap."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A way in which a sequence can be drafted for in this step.

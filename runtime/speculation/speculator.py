@@ -1,0 +1,227 @@
+"""Who is drafted for in a step, by whom and how far; and what the drafters are told of it afterwards.
+
+A step with a speculator runs in this order: the scheduler plans its decodes and asks :meth:`Speculator.choose` what is
+wanted behind each, grants what tokens and blocks are there for, :meth:`Speculator.draft` makes the drafts, the target
+verifies them, and :meth:`Speculator.settle` hands on what became true. See ``docs/runtime.md``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runtime.executors.base import Executor, StepBatch
+from runtime.scheduler import Scheduler, StepPlan
+from runtime.scheduler import Sequence as TokenSequence
+from runtime.speculation.draft import Ask, Candidate, Choice, Computed, Draft, Drafter, ModelDrafter, Policy, TapReader
+from runtime.speculation.figures import SpeculationFigures
+from runtime.speculation.verification import Branch, moves
+
+if TYPE_CHECKING:
+    from runtime.sample import Sample
+
+#: a parent and the samples that split off
+Fork = tuple[TokenSequence, list[TokenSequence]]
+
+
+class Speculator:
+    """Drafters, the policy between them, and their figures; one an engine, called by the stepping thread.
+
+    Args:
+        policy: may be replaced between steps while no request is live.
+        max_draft_len: most tokens of a chain.
+        lookup: drafts out of the text at hand: free, and asked before the policy.
+        model: drafts with a model of its own: asked for what the policy chose.
+        taps: reads the target's tapped states of a step's rows; None: the engine taps nothing.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        max_draft_len: int,
+        *,
+        lookup: Drafter | None = None,
+        model: ModelDrafter | None = None,
+        taps: TapReader | None = None,
+    ) -> None:
+        if lookup is None and model is None:
+            raise ValueError("nobody drafts")
+        self.policy = policy
+        self.max_draft_len = max_draft_len
+        self.lookup = lookup
+        self.model = model
+        self.figures = SpeculationFigures()
+        self._taps = taps
+        #: this step's choice for each decode, and the draft where it is made already
+        self._chosen: list[tuple[Choice, Draft | None] | None] = []
+        self._plain: list[bool] = []
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """Whoever drafts, the free one first."""
+        return tuple(d for d in (self.lookup, self.model) if d is not None)
+
+    def choose(self, samples: Sequence[Sample], prompt_tokens: int) -> list[int]:
+        """Draft tokens wanted behind each decoding sample.
+
+        Args:
+            prompt_tokens: of prompts that could run in the same step.
+        """
+        self._plain = [sample.sampling.plain for sample in samples]
+        self._chosen = [None] * len(samples)
+        asks: list[tuple[int, Ask]] = []
+        for at, sample in enumerate(samples):
+            sequence = sample.sequence
+            # the last token is never fed back, so what a full draft and its bonus fill is the most
+            most = min(self.max_draft_len, len(sequence.tokens) - sequence.length - 1)
+            if sequence.speculates and sequence.slots == 1 and most > 0:
+                asks.append((at, Ask(sequence, most)))
+        if not asks:
+            return [0] * len(samples)
+        found: Sequence[Draft | None] = [None] * len(asks)
+        if self.lookup is not None:
+            found = self.lookup.propose([ask for _, ask in asks])
+        places, groups, ready = [], [], []
+        for (at, ask), draft in zip(asks, found, strict=True):
+            group = []
+            if draft is not None:
+                group.append(Candidate(ask.sequence, draft.source, len(draft), ready=True))
+            if self.model is not None and self.model.ready(ask.sequence):
+                group.append(Candidate(ask.sequence, self.model.name, ask.count))
+            if group:
+                places.append(at)
+                groups.append(group)
+                ready.append(draft)
+        if not groups:
+            return [0] * len(samples)
+        choices = self.policy.choose(groups, running=len(samples), prefill_tokens=prompt_tokens)
+        wanted = [0] * len(samples)
+        for at, choice, draft in zip(places, choices, ready, strict=True):
+            candidate = choice.candidate
+            wanted[at] = choice.count if choice.tree else min(choice.count, candidate.most)
+            self._chosen[at] = choice, draft if candidate.ready else None
+        return wanted
+
+    def draft(self, plan: StepPlan) -> None:
+        """Fill ``plan.drafts`` for what was granted, and order the decodes so that equal drafts stand together."""
+        if plan.copies:
+            for drafter in self.drafters:
+                drafter.copy_blocks(plan.copies)
+        if not plan.granted:
+            return
+        drafts: list[Draft | None] = [None] * len(plan.decodes)
+        places, asks = [], []
+        for at, (sequence, count, chosen) in enumerate(zip(plan.decodes, plan.granted, self._chosen, strict=True)):
+            if chosen is None or count <= 0:
+                continue
+            choice, ready = chosen
+            if ready is not None:
+                drafts[at] = ready.cut(count)
+            else:
+                places.append(at)
+                asks.append(Ask(sequence, count, choice.tree))
+        if asks and self.model is not None:
+            started = time.perf_counter()
+            made = self.model.propose(asks)
+            seconds = time.perf_counter() - started
+            self.policy.timed("draft", sum(ask.count for ask in asks), len(asks), seconds)
+            self.figures.timed("draft", seconds)
+            for at, draft in zip(places, made, strict=True):
+                drafts[at] = draft
+        if not any(draft is not None for draft in drafts):
+            return
+        lengths = [0 if draft is None else len(draft) for draft in drafts]
+        order = sorted(range(len(drafts)), key=lambda at: (not (self._plain[at] and lengths[at]), -lengths[at]))
+        plan.decodes = [plan.decodes[at] for at in order]
+        plan.drafts = [drafts[at] for at in order]
+
+    def executed(self, plan: StepPlan, seconds: float) -> None:
+        """The target ran ``plan`` in ``seconds``."""
+        if plan.decodes and not plan.chunks:
+            self.policy.timed("verify", plan.num_tokens, len(plan.decodes), seconds)
+        if plan.drafts:
+            self.figures.timed("verify", seconds)
+
+    def settle(
+        self,
+        plan: StepPlan,
+        batch: StepBatch,
+        branches: Sequence[Branch],
+        scheduler: Scheduler,
+        executor: Executor,
+        forks: Sequence[Fork],
+    ) -> None:
+        """After the step's tokens were taken: keep what is true of the caches, count, and tell the drafters.
+
+        Args:
+            branches: those of ``plan.decodes`` first; empty where nothing was drafted.
+            forks: parents and the samples that split off in this step.
+        """
+        computed: list[Computed] = []
+        starts = batch.query_start.tolist()
+        if plan.drafts:
+            decoded = branches[: len(plan.decodes)]
+            bases = [sequence.computed for sequence in plan.decodes]
+            moved = moves(decoded, batch.block_table, bases)
+            if moved is not None:
+                executor.move_rows(*moved)
+            for at, branch in enumerate(decoded):
+                sequence, start = branch.sample.sequence, bases[at]
+                if branch.draft is None:
+                    start -= 1  # committed already
+                    kept = np.array([starts[at]], dtype=np.int64)
+                else:
+                    kept = starts[at] + np.array(branch.path[: branch.emitted], dtype=np.int64)
+                    self._count(branch)
+                    scheduler.advance(sequence)
+                computed.append(Computed(sequence, start, kept, sequence.speculates))
+            self.figures.skipped(sum(branch.draft is None for branch in decoded))
+        else:
+            self.figures.skipped(len(plan.decodes))
+            for at, sequence in enumerate(plan.decodes):
+                row = np.array([at], dtype=np.int64)
+                computed.append(Computed(sequence, sequence.computed - 1, row, sequence.speculates))
+        if plan.granted:
+            for sequence in plan.decodes:
+                scheduler.give_back(sequence)
+        for at, chunk in enumerate(plan.chunks, len(plan.decodes)):
+            rows = np.arange(starts[at], starts[at + 1], dtype=np.int64)
+            computed.append(Computed(chunk.sequence, chunk.start, rows, chunk.sequence.speculates))
+        for drafter in self.drafters:
+            drafter.observe(computed, self._taps)
+            for parent, children in forks:
+                drafter.fork(parent, children)
+
+    def _count(self, branch: Branch) -> None:
+        sample, draft, accepted = branch.sample, branch.draft, branch.accepted
+        assert draft is not None
+        sample.num_draft_tokens += len(draft)
+        sample.num_accepted_tokens += accepted
+        self.figures.verified(draft, accepted)
+        # where an answer ended inside its draft, what stood behind the end says nothing of the drafter
+        judged = accepted if branch.emitted == accepted else len(draft)
+        if judged:
+            tree = draft.parents is not None
+            self.policy.record(sample.sequence, draft.source, judged, accepted, tree=tree)
+
+    def leave(self, sequence: TokenSequence) -> None:
+        """The sequence ended."""
+        for drafter in self.drafters:
+            drafter.leave(sequence)
+        self.policy.leave(sequence)
+
+    def describe(self) -> dict[str, Any]:
+        """Who drafts, and what the policy makes of it; JSON-able."""
+        return {
+            "max_draft_len": self.max_draft_len,
+            "drafters": [drafter.describe() for drafter in self.drafters],
+            "policy": self.policy.explain(),
+        }
+
+    def close(self) -> None:
+        """Release what the drafters hold."""
+        for drafter in self.drafters:
+            drafter.close()
