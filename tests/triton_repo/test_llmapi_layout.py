@@ -126,7 +126,7 @@ def test_eagle_has_its_older_name_in_the_older_stack():
     older = {"decoding_type": "Eagle", "max_draft_len": 4, "speculative_model_dir": "d"}
     assert llm_arguments(asked, "m", draft="d")["speculative_config"] == older
     ngram = llm_arguments(recipe(speculation={"method": "ngram"}), "m")["speculative_config"]
-    assert ngram == {"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}
+    assert ngram == {"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 8}
 
 
 @pytest.mark.parametrize(

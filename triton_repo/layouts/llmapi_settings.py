@@ -7,32 +7,17 @@ format with it (``hf_quant_config.json``), so nothing is said about it here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from packaging.version import Version
 
+from triton_repo.layouts.llmapi_speculation import speculative_config
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 from trtforge.tables import stack_table
 
-#: draft tokens a step when the recipe does not say
-DRAFT_TOKENS = 4
-#: tokens that n-gram speculation looks back for a match
-NGRAM_SIZE = 2
-
-
-@dataclass(frozen=True)
-class _Names:
-    """What a release calls the methods in ``decoding_type``, and the key of the draft model."""
-
-    types: Mapping[str, str]
-    draft: str
-
-
-_NAMES = _Names({"ngram": "NGram", "draft_target": "Draft_Target", "eagle3": "Eagle3"}, "speculative_model")
-_OLDER_NAMES = _Names({"ngram": "NGram", "draft_target": "DraftTarget", "eagle3": "Eagle"}, "speculative_model_dir")
 _EXTRA_FILE = "extra-llm-api-options.yaml"
 
 
@@ -85,7 +70,7 @@ def llm_arguments(
         arguments["max_input_len"] = limits.max_input_len
     if settings.guided_decoding != "none":
         arguments["guided_decoding_backend"] = settings.guided_decoding
-    speculation = _speculation(recipe, draft, taps)
+    speculation = speculative_config(recipe, llm_version(recipe), draft=draft, taps=taps)
     if speculation is not None:
         arguments["speculative_config"] = speculation
     if settings.lora is not None:
@@ -153,39 +138,6 @@ def _kv_cache(recipe: Recipe) -> dict[str, Any]:
         config["free_gpu_memory_fraction"] = float(cache.free_fraction)
     if settings.host_kv_memory is not None:
         config["host_cache_size"] = int(settings.host_kv_memory)
-    return config
-
-
-def _speculation(recipe: Recipe, draft: str | None, taps: Sequence[int] | None) -> dict[str, Any] | None:
-    wanted = recipe.speculation
-    if wanted.method == "none":
-        return None
-    names = _NAMES if llm_version(recipe) >= Version("1.3.0rc0") else _OLDER_NAMES
-    faults = []
-    if wanted.method not in names.types:
-        faults.append(f"{wanted.method} ran on engines of TensorRT-LLM up to 1.2.1; the PyTorch backend does not")
-    if recipe.build.parallel.pp > 1:
-        faults.append(f"speculation does not run with pipeline parallelism (pp {recipe.build.parallel.pp})")
-    if wanted.method in ("draft_target", "eagle3") and draft is None:
-        faults.append(f"{wanted.method} needs a draft model")
-    if faults:
-        raise ForgeError(
-            "TF-TRI-065",
-            "this speculation does not run on TensorRT-LLM's PyTorch backend",
-            asked=f"speculation.method: {wanted.method}",
-            why="; ".join(faults),
-            remedies=["speculation.method: eagle3, with speculation.draft", "speculation.method: none", "pp: 1"],
-        )
-    config: dict[str, Any] = {
-        "decoding_type": names.types[wanted.method],
-        "max_draft_len": wanted.max_draft_len or DRAFT_TOKENS,
-    }
-    if wanted.method == "ngram":
-        config["max_matching_ngram_size"] = NGRAM_SIZE
-    else:
-        config[names.draft] = draft
-    if wanted.method == "eagle3" and taps is not None:
-        config["eagle3_layers_to_capture"] = list(taps)
     return config
 
 

@@ -296,6 +296,7 @@ _MODULES = (
     "trees",
     "drafters",
     "drafts",
+    "llm_speculation",
     "combinations",
     "classes",
     "streaming",

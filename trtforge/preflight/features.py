@@ -247,11 +247,31 @@ FEATURES: dict[str, Feature] = {
         lambda facts: [without_speculation(facts)],
         lambda facts: [to_method(facts, "draft_target")],
     ),
+    "dynamic-tree": (
+        lambda facts: facts.recipe.speculation.dynamic_tree is not None,
+        lambda facts: "speculation.dynamic_tree: {…}",
+        lambda facts: [" with ".join([*_chain(facts), "remove speculation.dynamic_tree"])],
+        lambda facts: by_hand("depth, top_k and total in speculation.dynamic_tree"),
+    ),
+    "draft-len-schedule": (
+        lambda facts: facts.recipe.speculation.draft_len_schedule is not None,
+        lambda facts: "speculation.draft_len_schedule: {…}",
+        "remove speculation.draft_len_schedule",
+        lambda facts: by_hand("lengths by batch in speculation.draft_len_schedule"),
+    ),
     "pipeline-parallel": _ranks("pp"),
     "tensor-parallel": _ranks("tp"),
     "expert-parallel": _ranks("ep"),
     **{f"speculation-{name}": _method(name) for name in ("draft_target", "eagle", "eagle3", "medusa", "lookahead")},
 }
+
+
+def _chain(facts: Facts) -> list[str]:
+    """A draft length where only the tree has given one."""
+    asked = facts.recipe.speculation
+    if asked.max_draft_len is not None or asked.dynamic_tree is None:
+        return []
+    return [f"speculation.max_draft_len: {asked.dynamic_tree.depth}"]
 
 
 def used(facts: Facts, name: str) -> bool:

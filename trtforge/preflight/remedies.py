@@ -110,10 +110,14 @@ def applied(written: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
                 inner = place[part] = {}
             place = inner
         else:
+            # where a section maps by number, its key is a number or its digits
             if value is REMOVED:
                 place.pop(last, None)
+                place.pop(int(last) if last.isdecimal() else last, None)
             elif isinstance(value, dict) and isinstance(place.get(last), dict):
-                place[last] = {**place[last], **copy.deepcopy(value)}
+                names = set(map(str, value))
+                kept = {name: item for name, item in place[last].items() if str(name) not in names}
+                place[last] = {**kept, **copy.deepcopy(value)}
             else:
                 place[last] = copy.deepcopy(value)
     return result

@@ -89,7 +89,8 @@ def _method(facts: Facts, target: str, method: str) -> list[str]:
         written = parts and facts.is_written(("speculation", "max_draft_len"))
         return [*parts, "remove speculation.max_draft_len"] if written else parts
     least = DRAFT_LENGTHS.get(method, 1) if target == "trtllm-engine" and not speculation.choices else 1
-    if (speculation.max_draft_len or 0) < least:
+    tree = speculation.dynamic_tree if method == "eagle3" else None
+    if (speculation.max_draft_len or (tree.depth if tree is not None else 0)) < least:
         parts.append(f"speculation.max_draft_len: {DRAFT_LENGTHS.get(method, 4)}")
     return parts
 

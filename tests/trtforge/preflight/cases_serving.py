@@ -26,6 +26,11 @@ from tests.trtforge.preflight.settings import (
 #: a Qwen2 whose windows are switched on (published ones have them off)
 SLIDING_QWEN = replace(QWEN_7B, architecture="Qwen2ForCausalLM", sliding_window=4096)
 
+OLDER = {"stack": "trtllm-1.2.1"}
+EIGHT = build(limits={"max_batch_size": 8})
+DRAFTED = {"method": "eagle3", "draft": "draft"}
+CHAIN = {**DRAFTED, "max_draft_len": 4}
+
 CASES: dict[str, tuple[Case, Case]] = {
     "TF-K12-001": ((speculation(method="lookahead"), {}), (speculation(method="ngram", max_draft_len=4), {})),
     "TF-K12-002": (
@@ -153,6 +158,18 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TF-K12-033": (
         (merged(API, speculation(method="ngram", max_draft_len=64), build(limits={"max_num_tokens": 64})), {}),
         (merged(API, speculation(method="ngram", max_draft_len=63), build(limits={"max_num_tokens": 64})), {}),
+    ),
+    "TF-K12-036": (
+        (merged(API, OLDER, speculation(**CHAIN, max_concurrency=8)), {}),
+        (merged(API, speculation(**CHAIN, max_concurrency=8)), {}),
+    ),
+    "TF-K12-037": (
+        (merged(API, speculation(**DRAFTED, dynamic_tree={"depth": 4, "top_k": 4, "total": 17})), {}),
+        (merged(API, speculation(**DRAFTED, dynamic_tree={"depth": 4, "top_k": 4, "total": 16})), {}),
+    ),
+    "TF-K12-038": (
+        (merged(EIGHT, speculation(method="ngram", max_draft_len=4, draft_len_schedule={4: 4, 8: 2, 32: 1})), {}),
+        (merged(EIGHT, speculation(method="ngram", max_draft_len=4, draft_len_schedule={4: 4, 7: 2, 32: 1})), {}),
     ),
     "TF-K13-001": ((triton(layout="llmapi"), {}), (triton(layout="native"), {})),
     "TF-K13-002": (({"evals": {"tasks": ["mmlu"]}}, {}), ({"evals": {"tasks": []}}, {})),

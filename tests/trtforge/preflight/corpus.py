@@ -243,6 +243,23 @@ VALID: dict[str, Valid] = {
     "serve-llama-3.3-70b-fp4-b200-tp4": Valid(_PERF, FP4_70B, merged(API, B200, LIMITS, build(parallel={"tp": 4}))),
     "serve-llama-3.1-8b-fp8-tp2": Valid(_PYTORCH, FP8_8B, merged(API, LIMITS, build(parallel={"tp": 2}))),
     "serve-eagle3": Valid(_SPECULATION, LLAMA_31, merged(API, LIMITS, EAGLE_3)),
+    "serve-eagle3-dynamic-tree": Valid(
+        _SPECULATION,
+        LLAMA_31,
+        merged(
+            API,
+            LIMITS,
+            speculation(method="eagle3", draft="draft", dynamic_tree={"depth": 6, "top_k": 10, "total": 60}),
+        ),
+    ),
+    "serve-eagle3-by-load": Valid(
+        _SPECULATION,
+        LLAMA_31,
+        merged(API, LIMITS, EAGLE_3, speculation(max_draft_len=4, draft_len_schedule={4: 4, 8: 2, 32: 1})),
+    ),
+    "serve-eagle3-automaton": Valid(
+        _SPECULATION, LLAMA_31, merged(API, LIMITS, EAGLE_3, speculation(ngram_on_top=True))
+    ),
     "serve-ngram": Valid(_SPECULATION, LLAMA_31, merged(API, LIMITS, speculation(method="ngram", max_draft_len=3))),
     "serve-draft-target": Valid(
         _SPECULATION,

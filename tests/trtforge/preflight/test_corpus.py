@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.preflight import BIG, H100, L4, SMALL, codes, report
 from tests.support.public_models import public
-from tests.trtforge.preflight.corpus import MC_SIM, UNSERVED, VALID
+from tests.trtforge.preflight.corpus import LLAMA_31, MC_SIM, UNSERVED, VALID
 from tests.trtforge.preflight.settings import build, merged, parameters, quant, speculation, triton, trtllm
 from trtforge.cli import common
 from trtforge.preflight import Machine
@@ -155,6 +155,30 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("medusa-vicuna", speculation(heads=3), {}, "TF-K12-012"),
     ("medusa-vicuna", speculation(max_draft_len=32), {}, "TF-K12-012"),
     ("eagle-vicuna", speculation(heads=5), {}, "TF-K12-012"),
+    ("serve-eagle3", speculation(choices=[[0], [1], [0, 0]]), {}, "TF-K12-036"),
+    ("serve-eagle3-dynamic-tree", {"stack": "trtllm-1.2.1"}, {}, "TF-K12-036"),
+    ("serve-eagle3-by-load", {"stack": "trtllm-1.2.1"}, {}, "TF-K12-036"),
+    ("serve-eagle3-automaton", {"stack": "trtllm-1.2.1"}, {}, "TF-K12-036"),
+    ("serve-eagle3-dynamic-tree", speculation(ngram_on_top=True), {}, "TF-K12-036"),
+    ("serve-eagle3-dynamic-tree", speculation(max_concurrency=8), {}, "TF-K12-036"),
+    ("serve-draft-target", speculation(ngram_on_top=True), {}, "TF-K12-036"),
+    (
+        "serve-ngram",
+        speculation(acceptance_rate_threshold=0.3, acceptance_rate_window_size=64),
+        {},
+        "TF-K12-036",
+    ),
+    ("serve-ngram", speculation(ngram={"min_matching_ngram_size": 3}), {}, "TF-K12-036"),
+    (
+        "serve-eagle3-dynamic-tree",
+        speculation(dynamic_tree={"depth": 6, "top_k": 10, "total": 61}),
+        {},
+        "TF-K12-037",
+    ),
+    ("serve-eagle3-by-load", speculation(max_draft_len=5), {}, "TF-K12-037"),
+    ("serve-eagle3-by-load", build(limits={"max_batch_size": 8}), {}, "TF-K12-038"),
+    ("serve-eagle3-dynamic-tree", {}, {"model": replace(LLAMA_31, sliding_window=4096)}, "TF-K12-003"),
+    ("serve-eagle3-dynamic-tree", trtllm(guided_decoding="xgrammar"), {}, "TF-K12-003"),
     ("serve-ngram", build(limits={"max_num_tokens": 64}), {}, "TF-K12-014"),
     ("serve-eagle3", build(limits={"max_batch_size": 256}), {}, "TF-K12-015"),
     ("eagle-vicuna", build(limits={"max_batch_size": 1024}), {}, "TF-K12-016"),

@@ -176,6 +176,15 @@ def test_changes_are_laid_over_what_is_written() -> None:
     assert both.text == "build.target: torch with remove stack"
 
 
+@pytest.mark.parametrize("written", [{"4": 4, "32": 1}, {4: 4, 32: 1}])
+def test_a_key_that_is_a_number_is_changed_as_its_digits_or_as_it_is(written: dict[Any, int]) -> None:
+    recipe = {"speculation": {"draft_len_schedule": written}}
+    gone = applied(recipe, {"speculation.draft_len_schedule.32": REMOVED})["speculation"]["draft_len_schedule"]
+    assert {int(key): value for key, value in gone.items()} == {4: 4}
+    laid = applied(recipe, {"speculation.draft_len_schedule": {4: 2}})["speculation"]["draft_len_schedule"]
+    assert sorted((int(key), value) for key, value in laid.items()) == [(4, 2), (32, 1)]
+
+
 def test_a_finding_carries_its_remedies_as_data() -> None:
     (finding,) = report(speculation(method="lookahead"), model=SMOL).findings
     ways = finding.to_json()["ways"]
