@@ -7,6 +7,7 @@ same blocks for baseline and candidate (Künsch 1989, block bootstrap; paired as
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -91,6 +92,25 @@ def paired_increase(
     difference = candidate.nll - baseline.nll
     draws = np.expm1(_block_means(difference, seed, resamples, block))
     return _interval(float(np.expm1(difference.mean())), draws, CONFIDENCE)
+
+
+def ratio_interval(
+    numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES
+) -> Interval:
+    """Sum over sum, bootstrapped over the pairs: a rate of units (prompts, timings) that weigh as much as they hold.
+
+    ``denominators`` are above zero and there is at least one pair.
+    """
+    over, under = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
+    picks = np.random.default_rng(seed).integers(0, len(over), size=(resamples, len(over)))
+    draws = over[picks].sum(axis=1) / under[picks].sum(axis=1)
+    return _interval(float(over.sum() / under.sum()), draws, CONFIDENCE)
+
+
+def geometric_mean(ratios: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """Geometric mean of positive ratios, bootstrapped over them."""
+    logs = ratio_interval(np.log(ratios).tolist(), [1.0] * len(ratios), seed=seed, resamples=resamples)
+    return Interval(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.confidence)
 
 
 def wilson(successes: int, trials: int, confidence: float = CONFIDENCE) -> Interval:

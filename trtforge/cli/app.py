@@ -21,6 +21,7 @@ from trtforge.cli import (
     plugins,
     recipes,
     run,
+    speculate,
     stages,
     triton,
 )
@@ -75,6 +76,7 @@ for _name, _group in (
     ("draft", draft.app),
     ("engine", engine.app),
     ("plugins", plugins.app),
+    ("speculate", speculate.app),
     ("triton", triton.app),
 ):
     app.add_typer(_group, name=_name)

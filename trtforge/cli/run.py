@@ -81,7 +81,7 @@ def run_loaded(
 
     pipeline = Pipeline(default_stages(), store)
     pipeline.check_names(force, "--force")
-    builds = any(stage.name == BUILD_STAGE for stage in pipeline.select(until, only_needed=only_needed))
+    builds = any(stage.name == BUILD_STAGE for stage in pipeline.select(loaded.recipe, until, only_needed=only_needed))
     observer = ConsoleObserver(console)
     forced = list(force)
 
@@ -169,7 +169,7 @@ def explain(
     loaded = load_recipe(recipe, overrides or ())
     pipeline = Pipeline(default_stages(), common.open_store(store, read_only=True))
     rows = explain_stages(pipeline, loaded, until)
-    builds = any(stage.name == BUILD_STAGE for stage in pipeline.select(until))
+    builds = any(stage.name == BUILD_STAGE for stage in pipeline.select(loaded.recipe, until))
     refused = refusals(loaded, pipeline.store.root, builds=builds)
     console.result(
         {

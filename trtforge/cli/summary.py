@@ -93,6 +93,11 @@ def bundle_rows(summary: Mapping[str, Any]) -> list[list[str]]:
         floor = parity.get("floor_raw_agreement")
         beside = "" if floor is None else f"; the quantized model with its own rounding noise: {floor:.2%}"
         rows.append(["  same best token, noise not allowed for", _interval(parity["raw_agreement"], ".2%") + beside])
+    if (drafts := summary.get("speculation")) is not None:
+        lengths = ", ".join(f"{kind} {value:.2f}" for kind, value in drafts["accepted_length"].items()) or "no draft"
+        rows.append([f"tokens that a verification yields ({drafts['method']}, greedy)", lengths])
+        same = f"{drafts['answers'] - drafts['beyond_tolerance']} of {drafts['answers']}"
+        rows.append(["  answers as without speculation, near ties aside", same])
     smoke = summary.get("smoke")
     if smoke:
         rows.append(["server checks", f"{smoke['passed']} of {smoke['of']} passed"])

@@ -20,6 +20,7 @@ def default_stages() -> list[Stage]:
     from trtforge.pipeline.stages.quantize import QuantizeStage
     from trtforge.pipeline.stages.repository import RepositoryStage
     from trtforge.pipeline.stages.smoke import SmokeStage
+    from trtforge.pipeline.stages.speculation import SpeculationStage
     from trtforge.pipeline.stages.targets import PerTarget
 
     return [
@@ -30,6 +31,7 @@ def default_stages() -> list[Stage]:
         PerTarget(GraphStage()),
         BuildStage(),
         PerTarget(ParityStage()),
+        PerTarget(SpeculationStage()),
         PerTarget(RepositoryStage()),
         PerTarget(SmokeStage()),
         PerTarget(BenchStage()),

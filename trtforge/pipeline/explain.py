@@ -53,16 +53,19 @@ def explain(pipeline: Pipeline, loaded: Loaded, until: str | None = None) -> lis
     unrecorded = _unrecorded(record)
     artifacts: dict[str, Artifact] = {}
     rows: list[StageExplanation] = []
-    for stage in pipeline.select(until):
+    stages = pipeline.select(loaded.recipe, until)
+    asked = {stage.name for stage in stages}
+    for stage in stages:
         before = record.stages.get(stage.name) if record else None
-        unknown = [name for name in stage.needs if name not in artifacts]
+        needs = [name for name in stage.needs if name in asked]
+        unknown = [name for name in needs if name not in artifacts]
         if left_out := _left_out(stage, loaded, before):
             rows.append(left_out)
             continue
         if unknown:
             rows.append(_undecided(stage, loaded, unknown, before, unrecorded))
             continue
-        inputs = {name: artifacts[name] for name in stage.needs}
+        inputs = {name: artifacts[name] for name in needs}
         ingredients = ingredients_of(stage, loaded.recipe, loaded.directory, inputs)
         key = key_of(ingredients)
         found = pipeline.store.find(stage.name, key)

@@ -49,6 +49,27 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     ),
     "engine_kl": _DIVERGENCE,
     "graph_kl": _DIVERGENCE,
+    "speculation_greedy": (
+        "speculation.json and speculation-speed.json in the artifact list every difference with its margin",
+        "speculation.method: none serves the same engine without drafts",
+        "raise evals.speculation.gate.max_differing when the differences are acceptable",
+    ),
+    "speculation_distribution": (
+        "read speculation.json in the artifact: where base_p_value is as small, the engine misses without drafts too",
+        "more evals.speculation.prompts or max_tokens where nothing was drafted",
+        "speculation.method: none serves the same engine without drafts",
+    ),
+    "speculation_accepted_length": (
+        "a drafter that was trained on answers of this model: trtforge speculate train",
+        "read speculation.json in the artifact: acceptance by class and position",
+        "lower evals.speculation.gate.min_accepted_length when the figures are acceptable",
+    ),
+    "speculation_speedup": (
+        "speculation.adaptive: true drafts only where measured costs say that it pays",
+        "speculation.max_concurrency, or a smaller speculation.max_draft_len",
+        "measure on a machine that does nothing else",
+        "lower evals.speculation.gate.min_speedup when the figures are acceptable",
+    ),
     "smoke": ("read tritonserver.log in the artifact",),
     "failed_requests": ("read tritonserver.log in the artifact", "lower bench.concurrency"),
     "ttft_p99": _LATENCY,

@@ -29,7 +29,7 @@ def ingredients_of(stage: Stage, recipe: Recipe, recipe_dir: Path, inputs: Mappi
         "stage": stage.name,
         "code_version": stage.code_version,
         "section": redact_value(stage.section(recipe, recipe_dir)),
-        "inputs": {name: inputs[name].manifest["content_hash"] for name in stage.needs},
+        "inputs": {name: artifact.manifest["content_hash"] for name, artifact in inputs.items()},
         "tools": tool_versions(stage.tools),
         "host": host_facts_of(stage),
     }

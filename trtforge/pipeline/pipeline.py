@@ -94,13 +94,20 @@ class Pipeline:
                     remedies=[f"{option} {near[0]}" if near else f"name one of {', '.join(known)}"],
                 )
 
-    def select(self, until: str | None, *, only_needed: bool = False) -> list[Stage]:
-        """The stages to go through: all up to ``until``, or with ``only_needed`` those that it depends on."""
+    def select(self, recipe: Recipe, until: str | None = None, *, only_needed: bool = False) -> list[Stage]:
+        """The stages that the recipe asks for: all up to ``until``, or with ``only_needed`` those that it depends on.
+
+        Raises:
+            ForgeError: TF-STO-004 ``until`` is no stage; TF-STO-016 the recipe has no such stage.
+        """
+        asked = [stage for stage in self.stages if stage.asked_for(recipe)]
         if until is None:
-            return list(self.stages)
+            return asked
         self.check_names([until], "--until")
-        position = next(i for i, stage in enumerate(self.stages) if stage.name == until)
-        chosen = self.stages[: position + 1]
+        if until not in (stage.name for stage in asked):
+            raise _unasked(until, recipe)
+        position = next(i for i, stage in enumerate(asked) if stage.name == until)
+        chosen = asked[: position + 1]
         if not only_needed:
             return chosen
         wanted = {until}
@@ -138,7 +145,7 @@ class Pipeline:
             KeyboardInterrupt: on SIGINT or SIGTERM, after cleaning up.
         """
         self.check_names(force, "--force")
-        stages = self.select(until, only_needed=only_needed)
+        stages = self.select(loaded.recipe, until, only_needed=only_needed)
         result = self.last_result = RunResult(loaded.recipe.name)
         started = time.monotonic()
         try:
@@ -199,6 +206,8 @@ class _Run:
         self.sound = SoundInputs(store)
         #: inputs that were damaged and made anew in this run
         self.made_anew: set[tuple[str, str]] = set()
+        #: names of the stages that this run goes through; what a stage needs beside them the recipe does not have
+        self.asked: set[str] = set()
         self.previous = load_record(store, loaded.recipe.name)
         self.record = RunRecord(loaded.recipe.name, str(loaded.path or ""), log=str(log.path))
         # what this run does not reach keeps its last record: a run --until a stage must not unprotect the rest
@@ -212,6 +221,7 @@ class _Run:
 
     def go(self, stages: Sequence[Stage], force: set[str]) -> None:
         artifacts: dict[str, Artifact] = {}
+        self.asked = {stage.name for stage in stages}
         status = "failed"
         self._note_progress()
         for leftover in self.store.sweep():
@@ -249,7 +259,7 @@ class _Run:
         status: Status = "failed"
         reasons: tuple[str, ...] = ()
         try:
-            inputs = {name: artifacts[name] for name in stage.needs}
+            inputs = {name: artifacts[name] for name in stage.needs if name in self.asked}
             ingredients = ingredients_of(stage, self.loaded.recipe, self.loaded.directory, inputs)
             key = key_of(ingredients)
             if not forced:
@@ -401,6 +411,16 @@ def carries_current_measurements(stage: Stage, artifact: Artifact, inputs: dict[
     return all(
         recorded.get(name, {}).get("measured_hash") == artifact.manifest["measured_hash"]
         for name, artifact in inputs.items()
+    )
+
+
+def _unasked(name: str, recipe: Recipe) -> ForgeError:
+    return ForgeError(
+        "TF-STO-016",
+        f"recipe {recipe.name} has no stage {name}",
+        asked=f"--until {name}",
+        why="The recipe does not ask for what the stage looks at: without speculation.method there is no speculation.",
+        remedies=["set speculation.method: ngram, draft_target or eagle3", "name another stage"],
     )
 
 

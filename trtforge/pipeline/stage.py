@@ -95,6 +95,9 @@ class Stage(Protocol):
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
         """The JSON-able part of the recipe (and of outside inputs, such as a source's hash) that decides the result."""
 
+    def asked_for(self, recipe: Recipe) -> bool:
+        """Whether the recipe has this stage at all; a run of one that has not goes without it and names no reason."""
+
     def run(self, context: StageContext) -> StageResult:
         """Do the work; raise :class:`~trtforge.errors.ForgeError` on anything that the user can cause."""
 
@@ -108,6 +111,10 @@ class StageBase(Stage):
     tools: tuple[str, ...] = ()
     #: the stage copies measured files of its inputs: measured anew, they make it run again under the same key
     carries_measurements: bool = False
+
+    def asked_for(self, recipe: Recipe) -> bool:
+        """Every recipe has the stage."""
+        return True
 
     def host_facts(self) -> dict[str, Any]:
         """JSON-able facts of this machine that the result depends on; part of the key."""

@@ -25,7 +25,7 @@ lists and values replace, `null` takes a gate away. `--set key.key=value` overri
 Relative paths are relative to the recipe that is run; `extends` and `file:` texts stay inside its folder. Sizes
 (`256MiB`, `1GB`) and times (`200ms`, `2s`, `1.5min`) carry their unit, shares are `5%` or `0.05`.
 
-Stages in order: {", ".join(STAGE_ORDER)}.
+Stages in order: {", ".join(STAGE_ORDER)}; `speculation` only where `speculation.method` is not `none`.
 """
 
 

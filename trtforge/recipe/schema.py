@@ -21,6 +21,7 @@ StageName = Literal[
     "graph",
     "build",
     "parity",
+    "speculation",
     "repository",
     "smoke",
     "bench",
@@ -34,6 +35,7 @@ STAGE_ORDER: tuple[StageName, ...] = (
     "graph",
     "build",
     "parity",
+    "speculation",
     "repository",
     "smoke",
     "bench",
@@ -150,6 +152,41 @@ class Generation(Section):
     gate: GenerationGate | None = GenerationGate()
 
 
+class SpeculationGate(Section):
+    """What speculation must not cost; null takes a gate away."""
+
+    max_differing: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        0, description="Most greedy answers that leave the ones without speculation further than rounding explains"
+    )
+    alpha: Annotated[Fraction, Field(gt=0, lt=1)] | None = Field(
+        0.0001,
+        description="How often a right engine's samples may miss the test against the model's own probabilities",
+    )
+    min_accepted_length: Annotated[float, Field(ge=1)] | None = Field(
+        None,
+        description="Fewest greedy tokens that a verification yields, all classes together, the bonus token included",
+    )
+    min_speedup: Annotated[Fraction, Field(gt=0)] | None = Field(
+        0.95, description="Least speed against off, all classes and levels together; the interval's upper bound counts"
+    )
+
+
+class SpeculationEvals(Section):
+    """Speculation against the same engine without it, on prompts of chat, code, copying and open ends."""
+
+    prompts: PositiveInt = Field(6, description="Prompts of each class")
+    max_tokens: Annotated[PositiveInt, Field(ge=4)] = Field(48, description="Tokens an answer")
+    temperatures: tuple[Annotated[float, Field(ge=0, le=10)], ...] = Field(
+        (0.0, 0.7, 1.0), description="Temperatures at which accepted tokens are counted; 0 always is one of them"
+    )
+    draws: Annotated[PositiveInt, Field(ge=32)] = Field(256, description="Sampled answers of a prompt of each class")
+    concurrency: tuple[PositiveInt, ...] | None = Field(
+        None, min_length=1, description="Requests in flight when speed is measured; default: 1 and bench.concurrency"
+    )
+    repeats: PositiveInt = Field(3, description="Pairs of one timing with and one without, at each level and class")
+    gate: SpeculationGate | None = SpeculationGate()
+
+
 class Evals(Section):
     """Quality: what is measured, and the gates that fail the run."""
 
@@ -157,6 +194,7 @@ class Evals(Section):
     generation: Generation = Generation()
     tasks: tuple[str, ...] = Field((), description="lm-eval tasks")
     engine_parity: EngineParity = EngineParity()
+    speculation: SpeculationEvals = SpeculationEvals()
 
 
 class Lookahead(Section):

@@ -72,7 +72,7 @@ class TestParser:
             *("run", "check", "explain", "init", "schema", "formats", "stack", "doctor"),
             *("quantize", "eval", "build", "verify", "serve", "bench", "engine info"),
             *("artifacts list", "artifacts show", "artifacts gc"),
-            *("plugins build", "plugins info", "plugins test", "triton emit", "triton lint"),
+            *("plugins build", "plugins info", "plugins test", "triton emit", "triton lint", "speculate measure"),
         }
 
     @pytest.mark.parametrize("path", [path for path, _ in commands()], ids=" ".join)
@@ -82,6 +82,11 @@ class TestParser:
         for option in ("--json", "--quiet", "--debug"):
             assert option in result.out
         assert "\x1b" not in result.out
+
+    def test_a_recipe_without_speculation_has_nothing_to_measure(self, cli: Any, recipe: Path) -> None:
+        result = cli("speculate", "measure", str(recipe), "--json")
+        assert result.code == 2
+        assert result.document["error"]["code"] == "TF-STO-016"
 
     def test_version(self, cli: Any) -> None:
         from trtforge import __version__

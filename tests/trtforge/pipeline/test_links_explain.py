@@ -13,7 +13,7 @@ from trtforge.errors import ForgeError
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.links import link_bundle, linked_bundle
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext, StageResult
 from trtforge.store.runs import record_path
 from trtforge.store.store import Store
 
@@ -88,8 +88,8 @@ def test_explain_after_a_kill_says_that_there_was_a_run(store: Store, monkeypatc
 
 
 def test_a_stage_that_the_target_leaves_out_is_neither_run_nor_to_be_run(store: Store) -> None:
-    class LeftOut:
-        name, needs, code_version, tools = "parity", (), "1", ()
+    class LeftOut(StageBase):
+        name = "parity"
 
         def section(self, recipe: object, recipe_dir: Path) -> dict[str, object]:
             return {"not_run": {"reason": "this machine has no GPU", "gates": ["top1_agreement"]}}

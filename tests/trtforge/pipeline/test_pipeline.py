@@ -17,6 +17,8 @@ from trtforge.pipeline.keys import describe_changes
 from trtforge.pipeline.observer import SilentObserver
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import StageContext, StageResult
+from trtforge.recipe.load import recipe_from_mapping
+from trtforge.recipe.schema import Recipe
 from trtforge.store.integrity import verify_directory
 from trtforge.store.runs import load_record
 from trtforge.store.store import Store
@@ -246,3 +248,32 @@ def test_bundle_link_does_not_replace_what_is_not_a_link(store: Store, tmp_path:
     with pytest.raises(ForgeError) as caught:
         Pipeline(stages(), store).run(recipe())
     assert caught.value.code == "TF-STO-011"
+
+
+def test_a_stage_that_a_recipe_does_not_ask_for_is_not_there(store: Store, tmp_path: Path) -> None:
+    class OnlyWithSpeculation(Counter):
+        def asked_for(self, recipe: Recipe) -> bool:
+            return recipe.speculation.method != "none"
+
+    def with_one_more() -> Pipeline:
+        listed = stages()
+        bundle = listed.pop()
+        bundle.needs = (*bundle.needs, "extra")
+        return Pipeline([*listed, OnlyWithSpeculation("extra", ("quantize",)), bundle], store)
+
+    before = Pipeline(stages(), store).run(recipe())
+    pipeline = with_one_more()
+    # the bundle's key is what it was: nothing runs
+    assert statuses(pipeline.run(recipe())) == dict.fromkeys(statuses(before), "cached")
+    assert [row.stage for row in explain(pipeline, recipe())] == list(statuses(before))
+    with pytest.raises(ForgeError) as caught:
+        pipeline.run(recipe(), until="extra")
+    assert caught.value.code == "TF-STO-016" and "speculation.method" in caught.value.remedies[0]
+
+    asked = recipe_from_mapping(
+        {"name": "synthetic", "model": {"source": "somewhere"}, "speculation": {"method": "ngram", "max_draft_len": 3}}
+    )
+    after = pipeline.run(asked)
+    assert statuses(after) == {**dict.fromkeys(statuses(before), "cached"), "extra": "ran", "bundle": "ran"}
+    assert "extra" in after.artifact("bundle").manifest["inputs"]
+    assert list(statuses(pipeline.run(asked, "extra", only_needed=True))) == ["intake", "quantize", "extra"]

@@ -5,8 +5,9 @@ Layout::
     engine/           the engine directory
     repository/       the Triton model repository; its models find ../../engine
     launch/           for TensorRT-LLM: scripts that start the servers, one a way of starting them
-    evidence/         deterministic: perplexity, generation, parity, audit, gates; measured: smoke, bench;
-                      not_run.json: stages that the target leaves out, and gates that nobody has looked at
+    evidence/         deterministic: perplexity, generation, parity, audit, gates, speculation; measured: smoke,
+                      bench, speculation-speed; not_run.json: stages that the target leaves out, and gates
+                      that nobody has looked at
     report.html|md|json
     recipe.yaml       the recipe after inheritance, overrides and defaults
 
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
-from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke
+from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke, speculation
 from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, write_json
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
 from trtforge.pipeline.stages.targets import left_out, not_run
@@ -43,7 +44,13 @@ EVIDENCE_DIR = "evidence"
 RECIPE_FILE = "recipe.yaml"
 #: Python versions that the repository's code runs on (requires-python of this distribution)
 PYTHON_RULE = ">=3.11,<3.13"
-MEASURED = (f"{EVIDENCE_DIR}/smoke.json", f"{EVIDENCE_DIR}/bench.json", f"{ENGINE_DIR}/build.log", "report.*")
+MEASURED = (
+    f"{EVIDENCE_DIR}/smoke.json",
+    f"{EVIDENCE_DIR}/bench.json",
+    f"{EVIDENCE_DIR}/{speculation.SPEED_FILE}",
+    f"{ENGINE_DIR}/build.log",
+    "report.*",
+)
 #: (stage, its file, name below evidence/)
 EVIDENCE = (
     (baseline.BaselineStage.name, scoring.PERPLEXITY_FILE, "perplexity-baseline.json"),
@@ -52,6 +59,8 @@ EVIDENCE = (
     (evaluate.EvaluateStage.name, scoring.GENERATION_FILE, "generation-quantized.json"),
     (evaluate.EvaluateStage.name, evaluate.INCREASE_FILE, "perplexity.json"),
     (parity.ParityStage.name, parity.PARITY_FILE, "parity.json"),
+    (speculation.SpeculationStage.name, speculation.SPECULATION_FILE, speculation.SPECULATION_FILE),
+    (speculation.SpeculationStage.name, speculation.SPEED_FILE, speculation.SPEED_FILE),
     (smoke.SmokeStage.name, smoke.SMOKE_FILE, "smoke.json"),
     (bench.BenchStage.name, bench.BENCH_FILE, "bench.json"),
 )
@@ -61,8 +70,19 @@ class BundleStage(StageBase):
     """Copies, writes the report, stamps."""
 
     name = "bundle"
-    needs = ("intake", "baseline", "quantize", "evaluate", "build", "parity", "repository", "smoke", "bench")
-    code_version = "7"
+    needs = (
+        "intake",
+        "baseline",
+        "quantize",
+        "evaluate",
+        "build",
+        "parity",
+        "speculation",
+        "repository",
+        "smoke",
+        "bench",
+    )
+    code_version = "8"
     carries_measurements = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -82,7 +102,7 @@ class BundleStage(StageBase):
         evidence.mkdir()
         missing = {name: reason for name, artifact in inputs.items() if (reason := not_run(artifact)) is not None}
         for stage, file, name in EVIDENCE:
-            if stage not in missing:
+            if stage in inputs and stage not in missing:
                 copy_artifact_file(inputs[stage], file, evidence / name)
         if "repository" not in missing:
             copy_artifact(inputs["repository"], out / "repository", context.progress.advance, below=REPOSITORY_DIR)
@@ -101,7 +121,11 @@ class BundleStage(StageBase):
         stamps = make_stamps(context, read_json(out / ENGINE_DIR / "engine.json"))
         return StageResult(
             summary={**summarize(inputs), "waived": dict(sorted(context.recipe.waive.items()))},
-            measurements={"bench": inputs["bench"].manifest.get("measurements", {})},
+            measurements={
+                name: inputs[name].manifest.get("measurements", {})
+                for name in ("bench", "speculation")
+                if name in inputs
+            },
             measured=MEASURED,
             stamps=stamps,
         )
@@ -194,12 +218,30 @@ def summarize(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
         "limits": engine["limits"],
         "kv_blocks": engine["kv_cache"],
     }
+    if "speculation" in inputs and "speculation" not in left_out:
+        summary["speculation"] = headline(inputs["speculation"].summary)
     if "smoke" not in left_out:
         smoke = inputs["smoke"].summary
         summary["smoke"] = {"passed": smoke["passed"], "of": len(smoke["checks"])}
     if left_out:
         summary |= {"not_run": left_out, "target": engine["target"], "compiled": engine["compiled"]}
     return summary
+
+
+def headline(speculation: Mapping[str, Any]) -> dict[str, Any]:
+    """The few figures of a stage ``speculation`` that a run shows at its end."""
+    greedy = speculation["greedy"]
+    lengths = {
+        row["kind"]: row["accepted_length"]["value"]
+        for row in speculation["acceptance"]
+        if row["temperature"] == 0 and row["accepted_length"] is not None
+    }
+    return {
+        "method": speculation["method"],
+        "answers": greedy["answers"],
+        "beyond_tolerance": greedy["beyond_tolerance"],
+        "accepted_length": lengths,
+    }
 
 
 def weight_bytes(artifact: Artifact) -> int:

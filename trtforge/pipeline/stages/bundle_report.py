@@ -31,6 +31,7 @@ def build_report(context: StageContext) -> Any:
     sections = [
         _model(inputs),
         _quality(inputs),
+        *_speculation(inputs, missing),
         *([] if "bench" in missing else [_speed(inputs["bench"])]),
         *([] if "smoke" in missing else [_server(inputs["smoke"])]),
         _gates(gates),
@@ -222,6 +223,16 @@ def _speed(bench: Artifact) -> Any:
         f"{format_size(machine['memory'])} of memory. Times hold for that machine at that moment."
     )
     return Section("Speed", text, tuple(sweep_table(s) for s in sweeps), (sweep_plot(sweeps),))
+
+
+def _speculation(inputs: Mapping[str, Artifact], missing: Mapping[str, Any]) -> list[Any]:
+    """What drafts gain and that they change nothing; nothing for a recipe without them."""
+    from evals.speculation.report import section
+
+    stage = inputs.get("speculation")
+    if stage is None or "speculation" in missing:
+        return []
+    return [section(stage.summary, stage.manifest["measurements"])]
 
 
 def _server(smoke: Artifact) -> Any:

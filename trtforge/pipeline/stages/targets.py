@@ -39,12 +39,20 @@ _RTX = "an RTX engine runs on a GPU under TensorRT for RTX, which this pipeline 
 
 #: gates of a running engine against the quantized model
 _AGREEMENT = ("top1_agreement", "engine_kl", "engine_answers")
+#: gates of an engine that speculates against itself without
+_SPECULATION = {
+    "speculation_greedy": "max_differing",
+    "speculation_distribution": "alpha",
+    "speculation_accepted_length": "min_accepted_length",
+    "speculation_speedup": "min_speedup",
+}
 
 
 def _without_runner(why: str) -> Mapping[str, NotRun]:
     return {
         "graph": NotRun("TensorRT-LLM makes its own network from the checkpoint"),
         "parity": NotRun(why, (*_AGREEMENT, "engine_sanity")),
+        "speculation": NotRun(why, tuple(_SPECULATION)),
         "smoke": NotRun(why, ("smoke",)),
         "bench": NotRun(why, ("failed_requests", "slo")),
     }
@@ -70,6 +78,8 @@ def left_out(recipe: Recipe, stage: str) -> NotRun | None:
         return None
     unasked: tuple[str, ...] = () if recipe.evals.engine_parity.gate is not None else _AGREEMENT
     unasked += () if recipe.evals.generation.gate is not None else ("engine_sanity",)
+    speculation = recipe.evals.speculation.gate
+    unasked += tuple(gate for gate, key in _SPECULATION.items() if getattr(speculation, key, None) is None)
     if unasked:
         found = NotRun(found.reason, tuple(gate for gate in found.gates if gate not in unasked))
     if stage == "bench" and recipe.bench.slo is None:
@@ -90,6 +100,9 @@ class PerTarget:
         self._stage = stage
         self.name, self.needs = stage.name, stage.needs
         self.code_version, self.tools = stage.code_version, stage.tools
+
+    def asked_for(self, recipe: Recipe) -> bool:
+        return self._stage.asked_for(recipe)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
         reason = left_out(recipe, self.name)

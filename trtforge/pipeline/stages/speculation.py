@@ -1,0 +1,107 @@
+"""speculation: the engine with drafts against itself without: the same answers, the same distribution, what is gained.
+
+One engine is loaded; each request says whether it may be drafted for. Equality, distribution and accepted lengths are
+measured with drafts as long as the engine makes them, so that no clock decides them; speed with the recipe's policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stages.common import bad_record, execution_facts, plain, read_json, rounded, write_json
+from trtforge.pipeline.stages.engine_process import engine_of
+from trtforge.recipe.schema import Recipe
+from trtforge.store.hashing import hash_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from evals.speculation.measure import Measured
+
+SPECULATION_FILE = "speculation.json"
+#: times and what the policy made of them
+SPEED_FILE = "speculation-speed.json"
+
+
+class SpeculationStage(StageBase):
+    """Gates: greedy answers, sampled distribution, accepted length where the recipe asks for one, speed."""
+
+    name = "speculation"
+    # parity measured how far rounding moves a logit
+    needs = ("build", "parity")
+    code_version = "1"
+    tools = ("torch", "tokenizers", "numpy")
+
+    def asked_for(self, recipe: Recipe) -> bool:
+        return recipe.speculation.method != "none"
+
+    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        from evals.speculation.prompts import held_out
+
+        return {
+            **plain(recipe.evals.speculation),
+            "concurrency": levels(recipe),
+            "prompts_sha256": hash_json(held_out()),
+        }
+
+    def host_facts(self) -> dict[str, Any]:
+        import os
+
+        return {**execution_facts(), "cpus": os.cpu_count()}
+
+    def run(self, context: StageContext) -> StageResult:
+        from builder.machine import machine_facts
+        from evals.speculation.measure import gates, measure
+        from evals.speculation.prompts import chosen
+        from runtime.tokenizer import EngineTokenizer
+
+        asked = context.recipe.evals.speculation
+        directory = context.inputs["build"].path
+        engine = read_json(directory / "engine.json")
+        tokenizer = EngineTokenizer.load(directory)
+        assert tokenizer is not None
+        limits = engine["limits"]
+        longest = min(int(limits["max_input_len"]), int(limits["max_seq_len"]) - asked.max_tokens)
+        prompts = chosen(tokenizer, asked.prompts, longest)
+        context.progress.start("loading the engine")
+        with engine_of(directory, context.progress) as ask:
+            found: Measured = ask(
+                measure,
+                prompts,
+                asked,
+                levels(context.recipe),
+                tree_depth(engine, directory),
+                float(context.inputs["parity"].summary["noise"]),
+            )
+        quality = rounded(found.quality.to_json())
+        speed = rounded({"machine": machine_facts(), **found.speed.to_json()}, 6)
+        write_json(context.out / SPECULATION_FILE, quality)
+        write_json(context.out / SPEED_FILE, speed)
+        return StageResult(
+            summary={"method": context.recipe.speculation.method, **quality},
+            measurements=speed,
+            measured=(SPEED_FILE,),
+            gates=gates(found, asked.gate),
+        )
+
+
+def levels(recipe: Recipe) -> list[int]:
+    """Requests in flight when speed is measured, rising: the section's own, else 1 and the bench's."""
+    return sorted(set(recipe.evals.speculation.concurrency or (1, *recipe.bench.concurrency)))
+
+
+def tree_depth(engine: Mapping[str, Any], directory: Path) -> int | None:
+    """Levels of the tree that the engine drafts; None: it drafts chains.
+
+    Raises:
+        ForgeError: TF-STO-015 the engine's record of its speculation is none that this version reads.
+    """
+    try:
+        tree = engine["speculation"]["tree"]
+        if tree is None:
+            return None
+        return int(tree["depth"]) if tree["kind"] == "dynamic" else max(len(path) for path in tree["choices"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise bad_record(directory / "engine.json", f"no usable record of speculation ({error!r})") from error
