@@ -16,6 +16,8 @@ from trtforge.errors import ForgeError
 _DTYPES: dict[str, tuple[str, Any]] = {
     "text_input": ("BYTES", np.object_),
     "stop_words": ("BYTES", np.object_),
+    "guided_decoding_guide_type": ("BYTES", np.object_),
+    "guided_decoding_guide": ("BYTES", np.object_),
     "bad_words": ("BYTES", np.object_),
     "max_tokens": ("INT32", np.int32),
     "min_tokens": ("INT32", np.int32),

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.client import Answer, StreamClient
+from launcher.metrics_page import read_figures
 from trtforge.errors import ForgeError, GateFailed
 from trtforge.progress import Progress, SilentProgress
 
@@ -249,21 +250,15 @@ def _burst(target: SmokeTarget) -> str:
     return f"{len(answered)} requests"
 
 
-_GAUGES = ("trtforge_num_requests_running", "trtforge_kv_blocks_used")
-_GENERATED = "trtforge_generation_tokens_total"
-_DRAFTED = "trtforge_spec_decode_num_draft_tokens_total"
-_ACCEPTED = "trtforge_spec_decode_num_accepted_tokens_total"
+_GAUGES = ("num_requests_running", "kv_blocks_used")
+_GENERATED = "generation_tokens_total"
+_DRAFTED = "spec_decode_num_draft_tokens_total"
+_ACCEPTED = "spec_decode_num_accepted_tokens_total"
 
 
 def _metrics(target: SmokeTarget) -> dict[str, float]:
-    """The engine's figures on the server's metrics page that the checks look at, summed over their labels."""
-    with urllib.request.urlopen(f"http://{target.metrics_url}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    figures: dict[str, float] = {}
-    for line in text.splitlines():
-        name = line.split("{", 1)[0]
-        if name in (*_GAUGES, _GENERATED, _DRAFTED, _ACCEPTED):
-            figures[name] = figures.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    """The engine's figures on the server's metrics page."""
+    figures = read_figures(target.metrics_url)
     missing = {*_GAUGES, _GENERATED} - figures.keys()
     _expect(not missing, f"the metrics page lacks the engine's figures {sorted(missing)}")
     return figures
@@ -278,6 +273,10 @@ def _wait_idle(target: SmokeTarget, seconds: float = 20.0) -> dict[str, float]:
         figures = _metrics(target)
     time.sleep(0.2)  # the page is refreshed every 50 ms: counters of the last step must be on it
     return _metrics(target)
+
+
+def _held(figures: dict[str, float]) -> dict[str, float]:
+    return {name: figures[name] for name in _GAUGES}
 
 
 def _long_request(target: SmokeTarget) -> dict[str, Any]:
@@ -299,7 +298,7 @@ def _cancelled_client(target: SmokeTarget) -> str:
     client.close(cancel=True)
     after = _wait_idle(target)
     generated = after[_GENERATED] - before
-    _expect(not any(after[name] for name in _GAUGES), f"after the cancellation the engine still holds {after}")
+    _expect(not any(after[name] for name in _GAUGES), f"after the cancellation the engine still holds {_held(after)}")
     _expect(generated < request["max_tokens"], f"the cancelled request ran to its end ({generated:.0f} tokens)")
     return f"ended after {generated:.0f} of {request['max_tokens']} tokens; no block is held"
 
@@ -324,7 +323,7 @@ def _vanishing_client(target: SmokeTarget) -> str:
     _expect(answer.error is None, f"the next client got {answer.error}")
     _agrees(target, "the next client", prompt, answer.text)
     figures = _wait_idle(target, seconds=ANSWER_SECONDS)
-    _expect(not any(figures[name] for name in _GAUGES), f"the engine still holds {figures}")
+    _expect(not any(figures[name] for name in _GAUGES), f"the engine still holds {_held(figures)}")
     return "the next client was answered and the engine came to rest"
 
 
