@@ -3,10 +3,10 @@
     python -m benchmarks.soak [--engine DIR] [--minutes M] [--clients N] [--blocks N] [--seed S] [--json FILE]
 
 Requests are greedy, sampled, guided, with stop words or with log-probabilities; streamed or whole; with drafts,
-without, or silent about them; a fifth of them is withdrawn on the way. Every answer is held against what the engine says
-offline, alone and without drafts (up to near ties where its rows depend on their number). At the end nothing may run and
-no block may be held, no step may have failed, and there must have been drafts and preemptions. Exit code 1 when a fact
-is missed.
+without, or silent about them; a fifth of them is withdrawn on the way. Every answer is held against what the engine
+says offline, alone and without drafts (up to near ties where its rows depend on their number). At the end nothing may
+run and no block may be held, no step may have failed, and there must have been drafts and preemptions. Exit code 1 when
+a fact is missed.
 """
 
 from __future__ import annotations
