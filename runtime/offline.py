@@ -143,7 +143,7 @@ class Engine:
         results: dict[str, GenerationResult] = {}
         for output in self.stream(prompts, params, speculate=speculate, _deltas=False):
             if output.error is not None:
-                raise _from_json(output.error)
+                raise error_from_json(output.error)
             results.setdefault(output.request_id, GenerationResult()).add(output)
         return [results[name] for name in sorted(results, key=prompt_index)]
 
@@ -256,7 +256,8 @@ def _request(request_id: str, prompt: Any, params: SamplingParams, stream: bool)
     return Request(request_id, prompt_token_ids=items, params=params, stream=stream)
 
 
-def _from_json(error: dict[str, Any]) -> ForgeError:
+def error_from_json(error: dict[str, Any]) -> ForgeError:
+    """The refusal that an output's ``error`` holds."""
     return ForgeError(
         error["code"],
         error["message"],

@@ -82,6 +82,7 @@ class EngineAsking:
         self._calls = itertools.count()
 
     def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, speculate: bool) -> Replies:
+        from runtime.offline import error_from_json
         from runtime.request import Request
 
         call, started = next(self._calls), time.perf_counter()
@@ -99,16 +100,21 @@ class EngineAsking:
         order = {request.request_id: index for index, request in enumerate(waiting)}
         samples: dict[tuple[int, int], _Open] = {}
         waiting.reverse()
-        while waiting or self._core.has_unfinished():
-            while waiting and len(self._core.scheduler.waiting) < self._core.config.max_waiting:
-                self._core.add_request(self._core.prepare(waiting.pop()))
-            for output in self._core.step():
-                if output.error is not None:
-                    raise ForgeError(
-                        output.error["code"], output.error["message"], why=output.error["why"], asked="a step"
-                    )
-                for sample in output.samples:
-                    samples.setdefault((order[output.request_id], sample.index), _Open()).add(sample)
+        mine: set[str] = set()
+        try:
+            while waiting or mine:
+                while waiting and len(self._core.scheduler.waiting) < self._core.config.max_waiting:
+                    mine.add(self._core.add_request(self._core.prepare(waiting.pop())))
+                for output in self._core.step():
+                    if output.finished:
+                        mine.discard(output.request_id)
+                    if output.error is not None:
+                        raise error_from_json(output.error)
+                    for sample in output.samples:
+                        samples.setdefault((order[output.request_id], sample.index), _Open()).add(sample)
+        finally:
+            for request_id in mine:
+                self._core.abort(request_id)
         seconds = time.perf_counter() - started
         return Replies(tuple(samples[key].close() for key in sorted(samples)), seconds)
 

@@ -10,14 +10,19 @@ from runtime.speculation.draft import Candidate, Choice
 
 
 class FixedPolicy:
-    """All tokens (of a tree all nodes) of each sequence's first candidate."""
+    """All tokens of each sequence's first candidate; ``nodes``: those of the engine's trees, where it drafts trees."""
 
-    def __init__(self, *, tree: bool = False) -> None:
-        self._tree = tree
+    def __init__(self, nodes: int | None = None) -> None:
+        self._nodes = nodes
 
     def choose(self, candidates: Sequence[Sequence[Candidate]], *, running: int, prefill_tokens: int) -> list[Choice]:
-        # an n-gram's draft is a chain, whatever the head grows
-        return [Choice(group[0], group[0].most, self._tree and not group[0].ready) for group in candidates]
+        return [self._all(group[0]) for group in candidates]
+
+    def _all(self, candidate: Candidate) -> Choice:
+        # what is ready is an n-gram's draft, a chain whatever the head grows
+        if self._nodes is None or candidate.ready:
+            return Choice(candidate, candidate.most)
+        return Choice(candidate, self._nodes, tree=True)
 
     def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int, *, tree: bool) -> None:
         """Learns nothing."""
@@ -29,4 +34,4 @@ class FixedPolicy:
         """Keeps nothing."""
 
     def explain(self) -> dict[str, Any]:
-        return {"adaptive": False, "tree": self._tree}
+        return {"adaptive": False, "tree_nodes": self._nodes}

@@ -145,14 +145,14 @@ def measure(
     prompts: Prompts,
     asked: SpeculationEvals,
     levels: Sequence[int],
-    depth: int | None,
+    tree: tuple[int, int] | None,
     noise: float | None,
 ) -> Measured:
     """Measure the engine in the process that holds it.
 
     Args:
         levels: requests in flight when speed is measured.
-        depth: levels of the engine's tree drafts; None: they are chains.
+        tree: levels and nodes of the engine's trees; None: it drafts chains.
         noise: what parity measured (:func:`runtime.determinism.near_tie_bound`).
 
     Raises:
@@ -165,7 +165,8 @@ def measure(
     numerics = Numerics(str(described["activations"]), noise, bool(described["row_invariant"]))
     assert engine.tokenizer is not None
     decode = engine.tokenizer.decode
-    with asking.policy(FixedPolicy(tree=depth is not None)):
+    depth, nodes = tree or (None, None)
+    with asking.policy(FixedPolicy(nodes)):
         quality = measure_quality(
             asking,
             prompts,
