@@ -100,7 +100,7 @@ def applied(written: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     """What a recipe's files say after ``changes``; a mapping is laid over the one that stands there."""
     result = copy.deepcopy(dict(written))
     for key, value in changes.items():
-        place: dict[str, Any] = result
+        place: dict[Any, Any] = result
         *above, last = key.split(".")
         for part in above:
             inner = place.get(part)

@@ -18,6 +18,10 @@ from trtforge.recipe.schema import Speculation
 
 #: draft tokens a step when the recipe does not say
 DRAFT_TOKENS = 4
+_ASKED = (
+    *("choices", "dynamic_tree", "ngram_on_top", "max_concurrency", "draft_len_schedule"),
+    *("acceptance_rate_threshold", "acceptance_rate_window_size"),
+)
 _PATH = Path(__file__).parent / "llm_speculation.yaml"
 _LINK = r"^https://\S+$"
 
@@ -101,9 +105,7 @@ class SpeculationTable(_Row):
 
 def keys_asked(asked: Speculation) -> dict[str, Any]:
     """The keys of the table that ask for something, with their values; n-gram sizes where a recipe writes them."""
-    names = ("choices", "dynamic_tree", "ngram_on_top", "max_concurrency", "draft_len_schedule")
-    names += ("acceptance_rate_threshold", "acceptance_rate_window_size")
-    found = {name: value for name in names if (value := getattr(asked, name))}
+    found = {name: value for name in _ASKED if (value := getattr(asked, name))}
     sizes = sorted(asked.ngram.model_fields_set)
     return found | {f"ngram.{name}": getattr(asked.ngram, name) for name in sizes}
 
