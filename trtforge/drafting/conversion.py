@@ -24,12 +24,11 @@ from trtforge.drafting.inspection import Inspection, inspect_folder
 from trtforge.drafting.kinds import EAGLE3
 from trtforge.drafting.maps import read_targets
 from trtforge.drafting.pairing import same_rows
+from trtforge.drafting.statements import RECORD, recorded_target, tokenizer_identity
 from trtforge.drafting.writing import carried, config_of, left_out, record
 from trtforge.errors import ForgeError
 from trtforge.safetensors_header import WEIGHTS_NAME, TensorInfo, weight_files
 
-#: beside a converted drafter: where it came from
-RECORD = "trtforge_draft.json"
 #: what may be lost by name: the rest is a working drafter still
 LOSSES = {
     "embed_tokens": "the drafter's own embedding; the target's is used",
@@ -357,7 +356,10 @@ def _publish(result: Conversion, config: Mapping[str, Any], parts: Mapping[str, 
             target = {
                 "folder": source.target.folder.resolve().name,
                 "config_sha256": _sha256(source.target.folder / "config.json"),
+                "tokenizer": tokenizer_identity(source.target.folder),
             }
+        else:
+            target = recorded_target(source.folder)
         changes = {
             "to": result.dialect.name,
             "lost": list(result.losses),

@@ -15,6 +15,7 @@ from trtforge.drafting.kinds import EAGLE, EAGLE3, MODEL, Kind, kind_of
 from trtforge.drafting.pairing import Target, pair_findings, size_findings
 from trtforge.drafting.reading import read_eagle3
 from trtforge.drafting.rope import read_rope
+from trtforge.drafting.statements import statement_findings
 from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_object
 from trtforge.safetensors_header import TensorInfo, read_headers
@@ -151,6 +152,7 @@ def inspect_headers(
     findings = list(reading.findings)
     if reading.head is not None and target is not None:
         tensors = {name: headers[stored] for name, stored in reading.names.items()}
+        findings += statement_findings(folder, config, target.folder, target.config)
         findings += pair_findings(folder, reading.dialect, reading.head, tensors, target, reading.stored_taps)
     return Inspection(
         folder,

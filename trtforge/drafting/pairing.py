@@ -16,20 +16,13 @@ from trtforge.drafting.description import Eagle3
 from trtforge.drafting.dialects import Dialect
 from trtforge.drafting.findings import DraftFinding
 from trtforge.drafting.rope import read_rope
+from trtforge.drafting.statements import tokenizer_text, tokenizers_differ
 from trtforge.errors import ForgeError
-from trtforge.json_file import MAX_TOKENIZER_BYTES, read_bytes_file, read_json_object
+from trtforge.json_file import read_json_object
 from trtforge.safetensors_header import TensorInfo, read_headers, weight_files
 
 #: embeddings of one vocabulary agree in sign and size; those of a random table have no angle in common
 _ROWS, _LEAST_COSINE = 16, 0.2
-#: texts whose token ids tell tokenizers apart: words, code, digits, spaces, other scripts
-PROBES = (
-    "The quick brown fox jumps over the lazy dog.",
-    "def f(x):\n    return x  # 12345.678e-9\n",
-    "  leading, trailing  \t\n\n",
-    "Größe, naïve, 東京, Привет, مرحبا, 🙂",
-    '{"a": [1, 2, {"b": null}]}',
-)
 _OWN = "the drafter that was trained for this very target"
 _HEAD_NAMES = ("lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight")
 _EMBEDDING_NAMES = (
@@ -209,41 +202,19 @@ def _tap_findings(dialect: Dialect, head: Eagle3, layers: int, stored: tuple[int
 
 
 def _tokenizer_findings(folder: Path, target: Path) -> list[DraftFinding]:
-    files = [folder / "tokenizer.json", target / "tokenizer.json"]
-    if not all(path.is_file() for path in files):
-        return []
-    try:
-        texts = [read_bytes_file(path, MAX_TOKENIZER_BYTES) for path in files]
-    except (OSError, ValueError):
-        return []
-    if texts[0] == texts[1]:
-        return []
-    differ = _encodes_otherwise(*texts)
+    differ = tokenizers_differ(folder, target)
     if differ is None:
         return []
+    hashes = [hashlib.sha256(tokenizer_text(place) or b"").hexdigest()[:16] for place in (folder, target)]
     return [
         DraftFinding(
             "TF-DRF-022",
-            f"the drafter's tokenizer is another one: {differ!r} has other token ids",
-            numbers={
-                "drafter_sha256": hashlib.sha256(texts[0]).hexdigest()[:16],
-                "target_sha256": hashlib.sha256(texts[1]).hexdigest()[:16],
-            },
+            f"the drafter's tokenizer is another one: {differ}",
+            numbers={"drafter_sha256": hashes[0], "target_sha256": hashes[1]},
             why="The drafter continues the target's token ids; under another tokenizer they are other words.",
             remedies=[_OWN],
         )
     ]
-
-
-def _encodes_otherwise(one: bytes, other: bytes) -> str | None:
-    """The first probe that two tokenizer.json encode differently; None where they behave alike or cannot be read."""
-    from tokenizers import Tokenizer
-
-    try:
-        first, second = (Tokenizer.from_buffer(text) for text in (one, other))
-    except Exception:  # the library raises bare Exception for a file that it cannot read, which intake refuses
-        return None
-    return next((text for text in PROBES if first.encode(text).ids != second.encode(text).ids), None)
 
 
 def _embedding_findings(folder: Path, own: TensorInfo, other: Path, shared: TensorInfo) -> list[DraftFinding]:

@@ -295,6 +295,7 @@ _MODULES = (
     "speculation",
     "trees",
     "drafters",
+    "draft_pairs",
     "drafts",
     "llm_speculation",
     "combinations",

@@ -14,8 +14,8 @@ from builder.targets.trtllm.llmapi_target import LlmSettings
 from tests.support.tiny import write_tiny_llama
 from tests.trtforge.drafting import checkpoints
 from tests.trtforge.drafting.checkpoints import TARGET_LAYERS, WIDTH, Spec, write
-from trtforge.drafting.conversion import RECORD
 from trtforge.drafting.inspection import inspect_folder
+from trtforge.drafting.statements import RECORD
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation
 from trtforge.safetensors_header import read_headers

@@ -22,8 +22,9 @@ from tests.trtforge.drafting.checkpoints import (
     tensors_of,
     write,
 )
-from trtforge.drafting.conversion import RECORD, convert
+from trtforge.drafting.conversion import convert
 from trtforge.drafting.inspection import inspect_folder
+from trtforge.drafting.statements import RECORD
 from trtforge.errors import ForgeError
 
 SPECFORGE = Spec("specforge", own_embedding=True)

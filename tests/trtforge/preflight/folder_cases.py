@@ -80,6 +80,11 @@ def both(target: Write, other: Write) -> Write:
 
 
 _CHAT = {"chat_template": folders.TEMPLATE}
+PROPOSAL = {
+    "algorithm": "eagle3",
+    "default_proposal_method": "greedy",
+    "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+}
 _TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 1, "b": 0}}, "added_tokens": []}
 
 FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
@@ -129,8 +134,20 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
         (draft(), EAGLE, {}),
     ),
     "TF-K12-008": (
-        (draft(), DRAFTED, {"model": replace(SMOL, parameters=10)}),
-        (draft(), DRAFTED, {}),
+        (draft(), DRAFTED, {"model": replace(SMOL, parameters=16)}),
+        (draft(), DRAFTED, {"model": replace(SMOL, parameters=17)}),
+    ),
+    "TF-K12-039": (
+        (draft(), DRAFTED, {"model": replace(SMOL, parameters=8)}),
+        (draft(), DRAFTED, {"model": replace(SMOL, parameters=9)}),
+    ),
+    "TF-K12-040": (
+        (eagle_3(num_lookahead_tokens=3), EAGLE, {}),
+        (eagle_3(num_lookahead_tokens=4), EAGLE, {}),
+    ),
+    "TF-K12-041": (
+        (eagle_3("speculators", speculators_config=PROPOSAL), EAGLE, {}),
+        (eagle_3("speculators", speculators_config=PROPOSAL), merged(EAGLE, speculation(max_draft_len=3)), {}),
     ),
     "TF-K12-022": (
         (draft(config={"num_hidden_layers": 30}, tensors=WHOLE_MODEL), EAGLE, {}),

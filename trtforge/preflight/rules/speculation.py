@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.remedies import Remedy, by_hand, line
+from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import (
     DRAFT_LENGTHS,
     for_architectures,
@@ -15,7 +15,6 @@ from trtforge.preflight.retarget import (
     without_speculation,
 )
 from trtforge.preflight.rules.trees import lookahead_draft_len
-from trtforge.preflight.sources import SourceFiles
 
 #: with this many requests in a step the GPU is busy without drafts
 _BUSY_BATCH = 64
@@ -132,99 +131,6 @@ def draft_is_there(facts: Facts) -> Iterator[Violation]:
             asked,
             {"refusal": error.code, **error.numbers},
             by_hand(*(error.remedies or ["a draft with safetensors weights"])),
-        )
-
-
-def _vocabulary(files: SourceFiles) -> int | None:
-    value = files.config.get("vocab_size")
-    return value if isinstance(value, int) else None
-
-
-@rule(
-    "TF-K12-006",
-    "draft and target read different vocabularies",
-    why="A draft token is an id of the target's vocabulary; with another tokenizer hardly one is accepted, or ids run "
-    "past the embedding.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
-    needs=("model", "draft"),
-)
-def vocabularies_agree(facts: Facts) -> Iterator[Violation]:
-    files, model, speculation = facts.draft_files, facts.require_model(), facts.recipe.speculation
-    if files is None:
-        return
-    asked, vocabulary = f"speculation.draft: {speculation.draft}", _vocabulary(files)
-    remedies: list[str | Remedy] = [
-        *by_hand("a draft that was trained with the target's tokenizer"),
-        without_speculation(facts),
-    ]
-    if vocabulary is not None and vocabulary != model.vocab:
-        yield Violation(
-            f"the draft has {vocabulary} tokens, the target {model.vocab}",
-            asked,
-            {"draft_vocab": vocabulary, "target_vocab": model.vocab},
-            remedies,
-        )
-    elif facts.files is not None and _token_tables_differ(facts.files, files):
-        yield Violation(
-            "the draft's tokenizer.json gives other ids than the target's",
-            asked,
-            {"draft": str(files.folder), "target": str(facts.files.folder)},
-            remedies,
-        )
-
-
-def _token_tables_differ(one: SourceFiles, other: SourceFiles) -> bool:
-    """Whether two tokenizers give different ids; a folder without tokenizer.json agrees with any."""
-    tables = [files.tokenizer.get("model") for files in (one, other)]
-    vocabularies = [table.get("vocab") for table in tables if isinstance(table, dict)]
-    return len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]
-
-
-@rule(
-    "TF-K12-007",
-    "a draft of another width",
-    why="Heads and EAGLE layers read the target's hidden states, so their width is the target's.",
-    source="https://arxiv.org/abs/2503.01840",
-    needs=("model", "draft"),
-    waivable=False,
-)
-def widths_agree(facts: Facts) -> Iterator[Violation]:
-    files, model = facts.draft_files, facts.require_model()
-    if files is None or facts.recipe.speculation.method not in ("eagle", "eagle3", "medusa"):
-        return
-    config = files.config
-    given = config.get("target_hidden_size") or config.get("hidden_size")
-    if isinstance(given, int) and given != model.hidden:
-        yield Violation(
-            f"the heads read a width of {given}, the target has {model.hidden}",
-            f"speculation.draft: {facts.recipe.speculation.draft}",
-            {"draft_hidden": given, "target_hidden": model.hidden},
-            [*by_hand("heads that were trained on this target"), without_speculation(facts)],
-        )
-
-
-@rule(
-    "TF-K12-008",
-    "a draft that is no cheaper than its target",
-    why="A step drafts several tokens one after another; a draft of half the target's size costs more than it saves.",
-    source="https://arxiv.org/abs/2211.17192",
-    severity="warning",
-    needs=("model", "draft"),
-)
-def draft_is_small(facts: Facts) -> Iterator[Violation]:
-    files, model = facts.draft_files, facts.require_model()
-    if files is None or facts.recipe.speculation.method != "draft_target":
-        return
-    parameters = sum(info.elements for info in files.tensors.values())
-    if parameters > model.parameters // 2:
-        yield Violation(
-            f"the draft has {parameters:,} parameters, the target {model.parameters:,}",
-            f"speculation.draft: {facts.recipe.speculation.draft}",
-            {"draft": parameters, "target": model.parameters, "ratio": round(parameters / model.parameters, 2)},
-            [
-                *by_hand(f"a draft of {model.parameters // 10:,} parameters or fewer"),
-                without_speculation(facts),
-            ],
         )
 
 
