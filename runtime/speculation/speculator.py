@@ -35,6 +35,7 @@ class Speculator:
         max_draft_len: most tokens of a chain.
         lookup: drafts out of the text at hand: free, and asked before the policy.
         model: drafts with a model of its own: asked for what the policy chose.
+        tree_nodes: draft tokens of the tree that ``model`` makes where the policy wants one; 0: it makes none.
         taps: reads the target's tapped states of a step's rows; None: the engine taps nothing.
     """
 
@@ -45,6 +46,7 @@ class Speculator:
         *,
         lookup: Drafter | None = None,
         model: ModelDrafter | None = None,
+        tree_nodes: int = 0,
         taps: TapReader | None = None,
     ) -> None:
         if lookup is None and model is None:
@@ -53,6 +55,7 @@ class Speculator:
         self.max_draft_len = max_draft_len
         self.lookup = lookup
         self.model = model
+        self.tree_nodes = tree_nodes
         self.figures = SpeculationFigures()
         self._taps = taps
         #: this step's choice for each decode, and the draft where it is made already
@@ -101,7 +104,8 @@ class Speculator:
         wanted = [0] * len(samples)
         for at, choice, draft in zip(places, choices, ready, strict=True):
             candidate = choice.candidate
-            wanted[at] = choice.count if choice.tree else min(choice.count, candidate.most)
+            # a tree has its configured shape, however long a chain could be
+            wanted[at] = min(choice.count, candidate.most) if not choice.tree else self.tree_nodes * (choice.count > 0)
             self._chosen[at] = choice, draft if candidate.ready else None
         return wanted
 

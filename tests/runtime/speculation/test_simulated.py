@@ -140,7 +140,7 @@ def test_answers_are_those_without_drafts(
     model = ToldDrafter(oracle, V, right=right, refuse=refuse, block_size=4, seed=seed)
     lookup = ToldDrafter(oracle, V, right=right, refuse=0.5, name="text", seed=seed + 1) if both else None
     policy = AlwaysPolicy(count, tree=tree)
-    speculator = Speculator(policy, 6, lookup=lookup, model=model)
+    speculator = Speculator(policy, 6, lookup=lookup, model=model, tree_nodes=count if tree else 0)
     core = EngineCore(target, config=config, speculator=speculator)
     pool = core.pool
     target.writable = lambda b: pool.references(b) == 1 and pool.digest(b) is None
@@ -167,7 +167,7 @@ def test_right_drafts_save_steps(tree: bool) -> None:
     limits = ExecutorLimits(4, 64, 64, 60)
     target = executor(64, limits)
     model = ToldDrafter(oracle_of(target), V, block_size=4)
-    speculator = Speculator(AlwaysPolicy(12 if tree else 4, tree=tree), 4, model=model)
+    speculator = Speculator(AlwaysPolicy(4, tree=tree), 4, model=model, tree_nodes=12 if tree else 0)
     core = EngineCore(target, speculator=speculator)
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     [result] = run(core, [Request("a", prompt_token_ids=[5, 6, 7], params=params)]).values()
