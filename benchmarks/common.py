@@ -291,7 +291,7 @@ def find_models(arguments: argparse.Namespace) -> None:
     recipes = {"engine": "smollm2-135m-bf16", "engine_int4": "smollm2-135m-int4-awq"}
     for option, recipe in recipes.items():
         if getattr(arguments, option) is None:
-            found = _run_recipe(ROOT / "configs" / f"{recipe}.yaml")
+            found = run_recipe(ROOT / "configs" / f"{recipe}.yaml")
             setattr(arguments, option, found["build"])
             if option == "engine" and arguments.checkpoint is None:
                 arguments.checkpoint = found["intake"]
@@ -299,7 +299,7 @@ def find_models(arguments: argparse.Namespace) -> None:
         arguments.openvino = ROOT / ".trtforge" / "openvino"
 
 
-def _run_recipe(recipe: Path) -> dict[str, Path]:
+def run_recipe(recipe: Path) -> dict[str, Path]:
     """Directories of the stages that the engine of a recipe needs, by stage."""
     from trtforge.cli.common import open_store
     from trtforge.pipeline.catalogue import default_pipeline
