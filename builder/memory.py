@@ -40,8 +40,21 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
+class DraftMemory:
+    """What drafts beside the model: its weights, its activations of the largest step, its part of a block."""
+
+    weights_bytes: int
+    activation_bytes: int
+    bytes_per_token: int
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose, and the pool: ``num_blocks`` blocks (N) of ``block_size`` slots (S) in every layer."""
+    """Bytes by purpose, and the pool: ``num_blocks`` blocks (N) of ``block_size`` slots (S) in every layer.
+
+    A draft's layers lie under the same block numbers: weights, activations and blocks count both models, and ``draft``
+    says what of them is the draft's.
+    """
 
     weights_bytes: int
     activation_bytes: int
@@ -54,6 +67,17 @@ class MemoryPlan:
     blocks_per_longest_request: int
     longest_requests_in_pool: int
     sized_by: str
+    draft: DraftMemory | None = None
+
+    @property
+    def target_bytes_per_block(self) -> int:
+        """Bytes of a block in the model's own pools."""
+        return self.bytes_per_block - self.draft_bytes_per_block
+
+    @property
+    def draft_bytes_per_block(self) -> int:
+        """Bytes of a block in the draft's pools."""
+        return 0 if self.draft is None else self.draft.bytes_per_token * self.block_size
 
     @property
     def total_bytes(self) -> int:
@@ -62,7 +86,10 @@ class MemoryPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as engine.json holds it."""
-        return {**asdict(self), "total_bytes": self.total_bytes}
+        plain = {**asdict(self), "total_bytes": self.total_bytes}
+        if self.draft is None:
+            del plain["draft"]
+        return plain
 
 
 def kv_bytes_per_token(shape: ModelShape, kv_format: str) -> int:
@@ -70,15 +97,17 @@ def kv_bytes_per_token(shape: ModelShape, kv_format: str) -> int:
     return 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * KV_ELEMENT_BYTES[kv_format]
 
 
-def activation_bytes(shape: ModelShape, limits: Limits) -> int:
-    """Upper bound of a step's float32 intermediates: max_num_tokens rows, max_batch_size rows of logits.
+def activation_bytes(shape: ModelShape, limits: Limits, draft_tokens: int = 0) -> int:
+    """Upper bound of a step's float32 intermediates: max_num_tokens rows, and logits of max_batch_size requests.
 
-    Alive at once: the residual stream and its norm, and the larger of attention (q, k, v and the
-    result) and MLP (gate, up and their product).
+    ``draft_tokens`` of a request are verified in a step beside its last token, each with a row of logits. Alive at
+    once: the residual stream and its norm, and the larger of attention (q, k, v and the result) and MLP (gate, up and
+    their product).
     """
     heads = 2 * shape.num_heads * shape.head_size + 2 * shape.num_kv_heads * shape.head_size
     row = 2 * shape.hidden_size + max(heads, 3 * shape.intermediate_size)
-    return 4 * (limits.max_num_tokens * row + limits.max_batch_size * shape.vocab_size)
+    rows = min(limits.max_num_tokens, limits.max_batch_size * (1 + draft_tokens))
+    return 4 * (limits.max_num_tokens * row + rows * shape.vocab_size)
 
 
 def plan_memory(
@@ -89,21 +118,28 @@ def plan_memory(
     *,
     weights_bytes: int,
     free_bytes: int | None = None,
+    draft_tokens: int = 0,
+    draft: DraftMemory | None = None,
 ) -> MemoryPlan:
-    """Divide memory among weights, activations and the KV pool.
+    """Divide memory among weights, activations and the KV pool, for a model and what drafts beside it.
 
     Args:
         kv_format: a key of :data:`KV_ELEMENT_BYTES`.
         weights_bytes: bytes of the weights in the representation that is executed.
         free_bytes: free memory of the machine; needed (and used) for ``free_fraction`` only.
+        draft_tokens: most draft tokens of a request in a step.
+        draft: the model that drafts; None: nothing with weights does.
 
     Raises:
         ForgeError: ``TF-BLD-010`` the pool cannot hold one request of ``max_seq_len``; ``TF-BLD-011``
             weights and activations alone exceed the share of the free memory.
     """
     per_token = kv_bytes_per_token(shape, kv_format)
+    activations = activation_bytes(shape, limits, draft_tokens)
+    if draft is not None:
+        per_token += draft.bytes_per_token
+        weights_bytes, activations = weights_bytes + draft.weights_bytes, activations + draft.activation_bytes
     per_block = per_token * kv_cache.block_size
-    activations = activation_bytes(shape, limits)
     longest = -(-limits.max_seq_len // kv_cache.block_size)
     if kv_cache.memory is not None:
         pool, sized_by = kv_cache.memory, "memory"
@@ -132,6 +168,7 @@ def plan_memory(
         blocks_per_longest_request=longest,
         longest_requests_in_pool=blocks // longest,
         sized_by=sized_by,
+        draft=draft,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from builder.graphs.info import GraphInfo
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Speculation
 from trtforge.speculation import (
@@ -74,3 +76,23 @@ def record_of(
         DRAFT_DIR if speculation.method in DRAFTED_METHODS else None,
         drafter or {},
     )
+
+
+def engine_record(speculation: Speculation, graph_dir: Path) -> SpeculationRecord | None:
+    """:func:`record_of` with what the graphs in ``graph_dir`` and in its sub-folder ``draft`` say.
+
+    Raises:
+        ForgeError: ``TF-GRF-015`` a graph is missing; as :func:`record_of`.
+    """
+    if speculation.method not in DRAFTED_METHODS:
+        return record_of(speculation)
+    draft = GraphInfo.read(graph_dir / DRAFT_DIR)
+    model = {
+        "kind": "model",
+        "architecture": draft.hf_architecture,
+        "layers": draft.num_layers,
+        "hidden_size": draft.hidden_size,
+        "quant_format": draft.quant_format,
+    }
+    taps = GraphInfo.read(graph_dir).hidden_states if speculation.method == "eagle3" else ()
+    return record_of(speculation, taps=taps, drafter=draft.drafter or model)

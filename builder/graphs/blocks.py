@@ -138,13 +138,14 @@ class Blocks:
         apart = self.emitter.node("Reshape", [x, split], scope, label="Reshape_split")
         return self.emitter.node("Reshape", [self.norm(module, apart, size), join], scope, label="Reshape_join")
 
-    def attention(self, module: str, x: str, caches: tuple[str, str], layer: int) -> str:
-        """Grouped-query attention of one layer: [T, D] to [T, D]; writes the layer's pool."""
+    def attention(self, module: str, x: str, caches: tuple[str, str], layer: int, *, reads: int | None = None) -> str:
+        """Grouped-query attention of one layer: [T, ``reads``] (None: D) to [T, D]; writes the layer's pool."""
         config, scope = self.config, scope_of(module)
         width, kv_width = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
         hidden = config.hidden_size
+        inputs = reads or hidden
         query, key, value = (
-            self.linears.write(self.tensors.linear(f"{module}.{name}", (rows, hidden), bias=config.attention_bias), x)
+            self.linears.write(self.tensors.linear(f"{module}.{name}", (rows, inputs), bias=config.attention_bias), x)
             for name, rows in (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width))
         )
         if config.qk_norm:

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnx import ModelProto, helper
-
 from builder import opset
 from builder.files import copy_directory
-from builder.graphs import checks, llama
+from builder.graphs import llama
 from builder.graphs.blocks import Blocks, kv_scale_name
 from builder.graphs.config import ModelConfig, read_config
 from builder.graphs.emitter import MODEL_TYPES, Emitter
 from builder.graphs.info import GRAPH_FILE, INFO_FILE, PACKED_FILE, GraphInfo, LinearInfo
 from builder.graphs.linears import LinearWriter
+from builder.graphs.model_file import make_model, publish
 from builder.graphs.native import NativeBlocks
 from builder.graphs.packing import plan_packed, write_packed
 from builder.graphs.tensors import CheckpointTensors
@@ -27,7 +26,6 @@ from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.safetensors_header import TensorInfo
 
-ONNX_OPSET = 24
 FAMILIES = {"llama": llama.write}
 MODES = ("paged", "native")
 KV_FORMATS = ("float32", "float16", "bfloat16", "fp8")
@@ -94,7 +92,7 @@ def build_graph(
     for index in hidden_states:
         emitter.output(f"hidden_states_{index}", MODEL_TYPES[dtype], [*blocks.token_shape, config.hidden_size])
     tensors.finish(frozenset(linear.format for linear in linears.written) - {"none"})
-    model = checks.infer(_model(emitter))
+    model = make_model(emitter)
 
     if out.resolve() == checkpoint.resolve():
         _refuse_links(checkpoint, tensors)
@@ -104,25 +102,10 @@ def build_graph(
     if int4:
         progress.start("repacking INT4 weights", None)
         write_packed(checkpoint, int4, packed_header, out)
-    checks.check_ranges(model, out)
-    partial = out / f"{GRAPH_FILE}.partial"
-    partial.write_bytes(model.SerializeToString(deterministic=True))
-    partial.replace(out / GRAPH_FILE)
-    progress.start("checking the graph", None)
-    checks.check_file(out / GRAPH_FILE)
+    publish(model, out, progress)
     info = _info(config, blocks, dtype, kv_cache_format, mode, tuple(hidden_states))
     info.write(out)
     return info
-
-
-def _model(emitter: Emitter) -> ModelProto:
-    model: ModelProto = helper.make_model(
-        emitter.graph,
-        opset_imports=[helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(opset.DOMAIN, opset.VERSION)],
-        producer_name="trtforge",
-        ir_version=helper.find_min_ir_version_for([helper.make_opsetid("", ONNX_OPSET)]),
-    )
-    return model
 
 
 def _int4_weights(tensors: CheckpointTensors) -> dict[str, TensorInfo]:

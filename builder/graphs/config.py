@@ -198,7 +198,12 @@ def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     return section
 
 
-def _check(config: ModelConfig, raw: Mapping[str, Any]) -> None:
+def check_heads(config: ModelConfig) -> None:
+    """Heads that PagedAttention takes.
+
+    Raises:
+        ForgeError: ``TF-GRF-002`` they do not divide over the kv heads, ``TF-GRF-009`` their size.
+    """
     if config.num_heads % config.num_kv_heads:
         raise _refuse(
             f"{config.num_heads} heads do not divide over {config.num_kv_heads} kv heads",
@@ -215,6 +220,10 @@ def _check(config: ModelConfig, raw: Mapping[str, Any]) -> None:
             why=f"PagedAttention v1 takes even head sizes from {low} to {high}.",
             remedies=["Use a checkpoint with such heads"],
         )
+
+
+def _check(config: ModelConfig, raw: Mapping[str, Any]) -> None:
+    check_heads(config)
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise _refuse(

@@ -31,7 +31,8 @@ class LinearInfo:
 class GraphInfo:
     """The contents of graph.json; ``kv_cache`` has format, block_size and scales (calibrated, unit or none).
 
-    ``sliding_window`` (0: none) holds for every layer but ``full_attention_layers``.
+    ``sliding_window`` (0: none) holds for every layer but ``full_attention_layers``. ``drafter`` has the facts of a
+    head that drafts, and is left out of the file for other graphs.
     """
 
     architecture: str
@@ -56,11 +57,14 @@ class GraphInfo:
     full_attention_layers: tuple[int, ...] = ()
     tree_mask: bool = False
     accounted: dict[str, str] = field(default_factory=dict)
+    drafter: dict[str, Any] = field(default_factory=dict)
     version: int = INFO_VERSION
 
     def to_json(self) -> dict[str, Any]:
         """The object that graph.json holds."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        if not self.drafter:
+            del plain["drafter"]
         return plain
 
     def write(self, directory: Path) -> None:

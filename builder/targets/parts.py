@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,32 @@ def graph_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str,
             "scales": graph.kv_cache["scales"],
             "block_size": plan.block_size,
             "num_blocks": plan.num_blocks,
-            "bytes_per_block": plan.bytes_per_block,
+            "bytes_per_block": plan.target_bytes_per_block,
         },
         "memory_plan": plan.to_json(),
     }
+
+
+def draft_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str, Any]:
+    """What the draft's engine.json says of its graph, its limits (the target's) and its pools."""
+    return {
+        **model_facts(graph),
+        "limits": limits.model_dump(),
+        "kv_cache": {
+            "format": graph.kv_cache["format"],
+            "scales": graph.kv_cache["scales"],
+            "block_size": plan.block_size,
+            "num_blocks": plan.num_blocks,
+            "bytes_per_block": plan.draft_bytes_per_block,
+        },
+        **({"drafter": graph.drafter} if graph.drafter else {}),
+    }
+
+
+def logit_shape(graph: GraphInfo) -> ModelShape:
+    """:func:`model_shape` with the columns of the logits, which a head over a draft vocabulary has fewer of."""
+    shape = model_shape(graph)
+    return replace(shape, vocab_size=int(graph.drafter.get("draft_vocab_size", shape.vocab_size)))
 
 
 def hash_files(directory: Path, exclude: frozenset[str], progress: Progress) -> dict[str, str]:

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from builder.files import copy_directory
 from builder.graphs.info import GraphInfo
 from builder.machine import cpu_capability, free_memory
-from builder.memory import plan_memory
+from builder.memory import DraftMemory, activation_bytes, kv_bytes_per_token, plan_memory
 from builder.special_tokens import special_tokens
 from builder.targets.kernels import choose, table, weight_bytes
-from builder.targets.parts import check_limits, graph_facts, hash_files, model_shape
+from builder.targets.parts import check_limits, draft_facts, graph_facts, hash_files, logit_shape, model_shape
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
-from trtforge.recipe.schema import Build
+from trtforge.recipe.schema import Build, Limits
 from trtforge.safetensors_header import TensorInfo, read_headers
-from trtforge.speculation import SpeculationRecord
+from trtforge.speculation import DRAFT_DIR, SpeculationRecord
 from trtforge.store.hashing import hash_file
 
 NAME = "torch"
@@ -71,56 +72,105 @@ def build_engine(
     """
     graph_dir, out = Path(graph_dir), Path(out)
     progress = progress or SilentProgress()
-    graph = GraphInfo.read(graph_dir)
-    if graph.mode != "paged":
-        raise ForgeError(
-            "TF-BLD-016",
-            f"The torch target runs paged graphs, not {graph.mode} ones",
-            asked=str(graph_dir),
-            why="Its executor keeps the KV cache in pools of blocks.",
-            remedies=["Build the graph with mode paged"],
-        )
-    limits = check_limits(graph, build, target=NAME)
     capability = capability or cpu_capability()
-    headers = read_headers(graph_dir)
-    linears, linear_bytes = _plan_linears(graph, headers, capability)
-    fraction = build.kv_cache.free_fraction
+    model = _Model.read(graph_dir, build, capability)
+    limits, draft, beside = model.limits, None, None
+    most = 0 if speculation is None else speculation.most_tokens
+    if speculation is not None and speculation.draft is not None:
+        draft = _Model.read(graph_dir / speculation.draft, build, capability)
+        graph = draft.graph
+        beside = DraftMemory(
+            draft.weight_bytes,
+            activation_bytes(logit_shape(graph), limits),
+            kv_bytes_per_token(model_shape(graph), graph.kv_cache["format"]),
+        )
     plan = plan_memory(
-        model_shape(graph),
+        model_shape(model.graph),
         limits,
         build.kv_cache,
-        graph.kv_cache["format"],
-        weights_bytes=linear_bytes + _other_weight_bytes(graph, headers),
-        free_bytes=free_memory() if fraction is not None else None,
+        model.graph.kv_cache["format"],
+        weights_bytes=model.weight_bytes,
+        free_bytes=free_memory() if build.kv_cache.free_fraction is not None else None,
+        draft_tokens=most,
+        draft=beside,
     )
-    copy_directory(graph_dir, out, exclude=frozenset({ENGINE_FILE}), progress=progress)
-    stored = {linear["stored"] for linear in linears}
-    engine: dict[str, Any] = {
-        "version": ENGINE_VERSION,
-        "target": NAME,
-        "name": name,
-        **graph_facts(graph, limits, plan),
-        **({} if speculation is None else {"speculation": speculation.to_json()}),
-        "planned_for": capability,
-        "linears": linears,
-        "kernel_choices": [row.to_json() for row in table()[1] if row.stored in stored],
-        "ops_version": OPS_VERSION,
-        "host_abi": HOST_ABI,
-        **special_tokens(out),
-        "sha256": hash_files(out, frozenset({ENGINE_FILE}), progress),
-    }
-    text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
-    partial = out / f"{ENGINE_FILE}.partial"
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(out / ENGINE_FILE)
-    result: dict[str, Any] = json.loads(text)
-    return result
+    drafted = {}
+    if draft is not None and speculation is not None and speculation.draft is not None:
+        facts = {"name": f"{name}-draft", **draft_facts(draft.graph, limits, plan)}
+        drafted = draft.write(out / speculation.draft, facts, progress)["sha256"]
+        drafted |= {ENGINE_FILE: hash_file(out / speculation.draft / ENGINE_FILE)}
+    facts = {"name": name, **graph_facts(model.graph, limits, plan)}
+    if speculation is not None:
+        facts["speculation"] = speculation.to_json()
+    return model.write(out, facts, progress, {f"{DRAFT_DIR}/{file}": digest for file, digest in drafted.items()})
+
+
+@dataclass(frozen=True)
+class _Model:
+    """One graph with the plan of its linears: the engine's own, or the one that drafts."""
+
+    directory: Path
+    graph: GraphInfo
+    limits: Limits
+    capability: str
+    linears: list[dict[str, Any]]
+    weight_bytes: int
+
+    @classmethod
+    def read(cls, directory: Path, build: Build, capability: str) -> _Model:
+        """The graph in ``directory``, held against the limits; errors as :func:`build_engine`."""
+        graph = GraphInfo.read(directory)
+        if graph.mode != "paged":
+            raise ForgeError(
+                "TF-BLD-016",
+                f"The torch target runs paged graphs, not {graph.mode} ones",
+                asked=str(directory),
+                why="Its executor keeps the KV cache in pools of blocks.",
+                remedies=["Build the graph with mode paged"],
+            )
+        headers = read_headers(directory)
+        linears, linear_bytes = _plan_linears(graph, headers, capability)
+        weight_bytes = linear_bytes + _other_weight_bytes(graph, headers)
+        return cls(directory, graph, check_limits(graph, build, target=NAME), capability, linears, weight_bytes)
+
+    def write(
+        self, out: Path, facts: dict[str, Any], progress: Progress, hashes: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Copy the graph, write engine.json and return it; ``hashes`` are those of files in sub-folders."""
+        copy_directory(self.directory, out, exclude=frozenset({ENGINE_FILE}), progress=progress)
+        stored = {linear["stored"] for linear in self.linears}
+        engine: dict[str, Any] = {
+            "version": ENGINE_VERSION,
+            "target": NAME,
+            **facts,
+            "planned_for": self.capability,
+            "linears": self.linears,
+            "kernel_choices": [row.to_json() for row in table()[1] if row.stored in stored],
+            "ops_version": OPS_VERSION,
+            "host_abi": HOST_ABI,
+            **special_tokens(out),
+            "sha256": {**hash_files(out, frozenset({ENGINE_FILE}), progress), **(hashes or {})},
+        }
+        text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
+        partial = out / f"{ENGINE_FILE}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(out / ENGINE_FILE)
+        result: dict[str, Any] = json.loads(text)
+        return result
+
+
+#: names of the embedding table: a decoder's, and an EAGLE-3 head's
+_EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
+
+
+def _embedding_name(headers: Mapping[str, TensorInfo]) -> str:
+    return next(name for name in _EMBEDDINGS if name in headers)
 
 
 def _weight_name(linear: str, headers: Mapping[str, TensorInfo]) -> str:
     """A tied head has no weight of its own: it runs on the embedding table."""
     own = f"{linear}.weight"
-    return own if own in headers else "model.embed_tokens.weight"
+    return own if own in headers else _embedding_name(headers)
 
 
 def _plan_linears(
@@ -150,4 +200,4 @@ def _plan_linears(
 def _other_weight_bytes(graph: GraphInfo, headers: Mapping[str, TensorInfo]) -> int:
     """Embedding table as stored, and norms in float32."""
     norms = (2 * graph.num_layers + 1) * graph.hidden_size * 4
-    return headers["model.embed_tokens.weight"].nbytes + norms
+    return headers[_embedding_name(headers)].nbytes + norms

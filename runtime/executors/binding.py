@@ -65,6 +65,9 @@ class LoweringResult(Protocol):
     producer: dict[str, Op]
     linears: list[PackedLinear]
 
+    def fed_rows(self, name: str) -> bool:
+        """Whether an input of the graph holds a row of numbers a token."""
+
 
 class Binder:
     """Gives values their slots and makes the program's steps, for one type of activations and a number of rows."""
@@ -78,7 +81,7 @@ class Binder:
         self.refs: dict[str, Ref] = {}
         self.state = StepState()
         self.free: dict[Any, list[Slot]] = {}
-        self.inputs = {name: Slot() for name in lowering.graph.inputs}
+        self.inputs = {name: Slot(rowed=lowering.fed_rows(name)) for name in lowering.graph.inputs}
         self.refs.update({name: Ref(slot) for name, slot in self.inputs.items()})
         self.logit_rows: set[str] = {"logit_indices"}
         self.steps: list[Step] = []
@@ -260,6 +263,11 @@ class Binder:
         pool = self._ref(found.node.inputs[3]).slot
         run = program.attention(self.kernels, q, k, v, pool, self.state, params, slot)
         self._step(run, "attention", logits)
+
+    def _bind_concat(self, op: Op, logits: bool) -> None:
+        parts = [self._ref(name) for name in op.ins]
+        slot = self._output(op, op.outs[0], logits)
+        self._step(program.concat(parts, op.params["widths"], slot), "joins", logits)
 
     def _bind_alias(self, op: Op, logits: bool) -> None:
         self.refs[op.outs[0]] = self._ref(op.params["of"])

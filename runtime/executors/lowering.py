@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,24 @@ from runtime.executors.linears import Capability, PackedLinear, pack
 from runtime.executors.matching import GraphView, HeadNorm, InputQuant, LinearMatch
 from runtime.executors.onnx_graph import Graph, Node
 from runtime.executors.onnx_ops import OpContext, attention_params
-from runtime.executors.weights import Scratch
+from runtime.executors.weights import LinearSource, Scratch
+
+
+def decided(graph: Graph, choices: Mapping[str, bool]) -> Graph:
+    """The graph in which each input of ``choices`` has one value: a Where that reads it is the side it chooses.
+
+    Both sides of such a Where have the result's shape; that is the contract of those inputs.
+    """
+    renamed: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        inputs = [renamed.get(name, name) for name in node.inputs]
+        if node.kind == "Where" and inputs[0] in choices:
+            renamed[node.outputs[0]] = inputs[1 if choices[inputs[0]] else 2]
+        else:
+            nodes.append(replace(node, inputs=inputs))
+    kept = {name: info for name, info in graph.inputs.items() if name not in choices}
+    return replace(graph, nodes=_needed(nodes, graph.outputs), inputs=kept)
 
 
 def simplify(graph: Graph, context: OpContext) -> Graph:
@@ -44,17 +62,24 @@ def simplify(graph: Graph, context: OpContext) -> Graph:
         else:
             kept.append(node)
     nodes = [
-        Node(
-            n.op,
-            n.domain,
-            n.name,
-            [renamed.get(name, name) for name in n.inputs],
-            [renamed.get(name, name) for name in n.outputs],
-            n.attributes,
+        replace(
+            n,
+            inputs=[renamed.get(name, name) for name in n.inputs],
+            outputs=[renamed.get(name, name) for name in n.outputs],
         )
         for n in kept
     ]
-    return Graph(nodes, graph.constants, graph.inputs, graph.outputs, graph.opsets, graph.directory, graph.maps)
+    return replace(graph, nodes=nodes)
+
+
+def _needed(nodes: list[Node], outputs: Collection[str]) -> list[Node]:
+    """The nodes that the outputs come from."""
+    wanted, found = set(outputs), []
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.outputs):
+            wanted.update(name for name in node.inputs if name)
+            found.append(node)
+    return found[::-1]
 
 
 class Lowering:
@@ -70,6 +95,8 @@ class Lowering:
         exact_rows: rows must not depend on their number.
         library: the host op library for linears; None does without.
         progress: called with each packed linear's stored bytes.
+        choices: inputs that have one value in this program (:func:`decided`).
+        packs: packed linears by the names of their weights, shared between programs of one graph.
     """
 
     def __init__(
@@ -84,10 +111,13 @@ class Lowering:
         exact_rows: bool = True,
         library: ctypes.CDLL | None = None,
         progress: Callable[[int], None] | None = None,
+        choices: Mapping[str, bool] | None = None,
+        packs: dict[tuple[str, ...], PackedLinear] | None = None,
     ) -> None:
         check_operators(graph.nodes)
         self.context = OpContext(dtype)
-        self.graph = simplify(graph, self.context)
+        self.graph = simplify(decided(graph, choices) if choices else graph, self.context)
+        self.packs = packs
         self.view = GraphView(self.graph, self.context)
         self.kernels, self.capability, self.dtype = kernels, capability, dtype
         self.max_rows, self.max_positions = max_rows, max_positions
@@ -118,7 +148,9 @@ class Lowering:
         self._gated()
         self._attention()
         self._gathers()
+        self._splits()
         self._norms()
+        self._concats()
         ops = self._ordered()
         self._drop_hazards(ops)
         self._fold_scales(ops)
@@ -161,16 +193,7 @@ class Lowering:
         index = min(self.view.index[id(m.node)] for m in matches)
         quant, source, width = matches[0].quant, matches[0].source, matches[0].weight.shape[1]
         sources = [m.weight for m in matches]
-        input_scale = quant.scale if quant is not None and quant.kind == "fp8" else None
-        packed = pack(
-            sources,
-            self.capability,
-            self.dtype,
-            input_scale=input_scale,
-            exact=self.exact,
-            scratch=self.scratch,
-            library=self.library,
-        )
+        packed = self._packed(sources, quant)
         for weight in sources:
             weight.release()
             if self.progress:
@@ -197,6 +220,25 @@ class Lowering:
             self.segments[match.output] = (out, first, match.weight.shape[0])
             self.producer[match.output] = self.producer[out]
             first += match.weight.shape[0]
+
+    def _packed(self, sources: list[LinearSource], quant: InputQuant | None) -> PackedLinear:
+        """The linears packed, or the pack that another program of the graph made of them."""
+        # what a quantized input moves between pack and activations belongs to one program
+        key = tuple(source.name for source in sources) if self.packs is not None and quant is None else ()
+        if self.packs is not None and key in self.packs:
+            return self.packs[key]
+        packed = pack(
+            sources,
+            self.capability,
+            self.dtype,
+            input_scale=quant.scale if quant is not None and quant.kind == "fp8" else None,
+            exact=self.exact,
+            scratch=self.scratch,
+            library=self.library,
+        )
+        if self.packs is not None and key:
+            self.packs[key] = packed
+        return packed
 
     def _gated(self) -> None:
         for i, node in enumerate(self.graph.nodes):
@@ -273,6 +315,46 @@ class Lowering:
             if node.kind == "Gather" and node.inputs[1] == "logit_indices" and node.attribute("axis", 0) == 0:
                 self._put(Op("gather", i, [node.inputs[0], "logit_indices"], [node.outputs[0]]))
 
+    def fed_rows(self, name: str) -> bool:
+        """Whether an input of the graph holds a row of numbers a token: [T, width] floats."""
+        info = self.graph.inputs.get(name)
+        return info is not None and info.dtype in ("FLOAT", "FLOAT16", "BFLOAT16") and len(info.shape) == 2
+
+    def _width(self, name: str) -> int | None:
+        """The columns of a value that is known to be [rows, D]."""
+        if name in self.segments:
+            return self.segments[name][2]
+        if self.fed_rows(name):
+            size = self.graph.inputs[name].shape[1]
+            return size if isinstance(size, int) else None
+        op = self.producer.get(name)
+        return op.widths.get(name) if op is not None else None
+
+    def _splits(self) -> None:
+        """Equal parts of a value's columns: read where they are."""
+        for node in self.graph.nodes:
+            width = self._width(node.inputs[0]) if node.kind == "Split" else None
+            parts = len(node.outputs)
+            if width is None or node.attribute("axis", 0) not in (-1, 1) or width % parts or len(node.inputs) > 1:
+                continue
+            base, first, _ = self.segments.get(node.inputs[0], (node.inputs[0], 0, width))
+            for part, name in enumerate(node.outputs):
+                self.segments[name] = (base, first + part * width // parts, width // parts)
+                self.producer.pop(name)
+                if base in self.producer:
+                    self.producer[name] = self.producer[base]
+
+    def _concats(self) -> None:
+        """Values side by side."""
+        for i, node in enumerate(self.graph.nodes):
+            if node.kind != "Concat" or node.attribute("axis") not in (-1, 1):
+                continue
+            found = [self._width(name) for name in node.inputs]
+            widths = [width for width in found if width is not None]
+            if len(widths) == len(found):
+                out = node.outputs[0]
+                self._put(Op("concat", i, list(node.inputs), [out], {out: sum(widths)}, params={"widths": widths}))
+
     def _norms(self) -> None:
         """Norms, fused with the residual sum in front of them; sums left over stay in place where they can."""
         summed: set[str] = set()
@@ -305,6 +387,8 @@ class Lowering:
 
     def _two_dimensional(self, name: str) -> bool:
         """Whether a value is known to be [rows, D]: it comes from an operation that makes such."""
+        if self.fed_rows(name) or name in self.segments:
+            return True
         op = self.producer.get(name)
         if op is None:
             return False
@@ -321,6 +405,8 @@ class Lowering:
         for residual, other in (add.inputs, add.inputs[::-1]):
             if other in self.segments and residual not in self.segments and self._two_dimensional(residual):
                 return residual, other
+        if all(name in self.segments for name in add.inputs):  # the first of two linears' results is copied
+            return add.inputs[0], add.inputs[1]
         return None
 
     # -- ordering ------------------------------------------------------------------------------------------

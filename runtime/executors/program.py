@@ -152,6 +152,18 @@ def copy(source: Ref, out: Slot) -> Run:
     return run
 
 
+def concat(parts: list[Ref], widths: list[int], out: Slot) -> Run:
+    """Values side by side in one buffer."""
+    ends = [sum(widths[: i + 1]) for i in range(len(widths))]
+    placed = [(ref, end - width, end) for ref, width, end in zip(parts, widths, ends, strict=True)]
+
+    def run(rows: int) -> None:
+        for ref, first, end in placed:
+            out.t[:rows, first:end] = ref.value(rows)
+
+    return run
+
+
 def fake_quant(kernels: Kernels, kind: str, scale: float, out_scale: float, x: Slot, out: Slot) -> Run:
     """FP8 or NVFP4 quantization of a linear's input."""
     function = kernels.fp8_fake_quant if kind == "fp8" else kernels.nvfp4_fake_quant

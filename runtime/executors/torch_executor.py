@@ -22,28 +22,30 @@ import torch
 
 from plugins.host.library import load_library
 from plugins.reference_trees import paged_kv_move
-from runtime.executors import engine_dir, host_kernels
+from runtime.executors import host_kernels
 from runtime.executors.base import ExecutorLimits, StepBatch, StepProfile
-from runtime.executors.batch_check import check_batch, mask_of
+from runtime.executors.batch_check import check_batch
+from runtime.executors.binding import Lowered
 from runtime.executors.engine_dir import EngineInfo, read_engine
 from runtime.executors.interpreter import Interpreter
-from runtime.executors.kernels import StepIndex, TorchKernels
-from runtime.executors.linears import Capability, PackedLinear, detect
-from runtime.executors.lowering import Lowered, Lowering
-from runtime.executors.onnx_graph import Graph, coherent, load_graph
+from runtime.executors.kernels import StepIndex
+from runtime.executors.linears import Capability, detect
+from runtime.executors.onnx_graph import load_graph
 from runtime.executors.onnx_ops import OpContext
+from runtime.executors.torch_loading import (
+    FLOATS,
+    activation_dtype,
+    allocate_pools,
+    check_device,
+    check_interface,
+    copy_pool_blocks,
+    index_feeds,
+    linear_rows,
+    lower,
+    make_kernels,
+)
 from runtime.executors.weight_check import WeightCheck, check_weights
-from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.progress import Progress, SilentProgress
-
-POOL_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "fp8": torch.float8_e4m3fn,
-}
-_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_INDEX_INPUTS = ("input_ids", "positions", "query_start", "sequence_lengths", "block_table", "logit_indices")
 
 
 class TorchExecutor:
@@ -78,7 +80,7 @@ class TorchExecutor:
         host_library: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        _check_device(device)
+        check_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
         self.info: EngineInfo = read_engine(Path(engine_dir))
@@ -87,25 +89,37 @@ class TorchExecutor:
         self.profile: StepProfile | None = None
         self._num_blocks = self.info.num_blocks if num_blocks is None else num_blocks
         graph = load_graph(self.info.directory / "model.onnx")
-        _check_interface(graph, self.info)
-        self._pools = self._allocate(graph)
+        check_interface(graph, self.info, vocabulary=self.info.vocab_size)
+        self._pools = allocate_pools(graph, self.info, self._num_blocks, device)
         shapes: dict[tuple[int, ...], list[torch.Tensor]] = {}
         for pool in self._pools.values():
             shapes.setdefault(tuple(pool.shape), []).append(pool)
         #: layers' pools by shape: PagedKVMove takes those of one shape at once
         self._alike = list(shapes.values())
         self.capability = capability or detect(device)
-        self.activation_dtype = _activation_dtype(self.capability, self.info)
+        self.activation_dtype = activation_dtype(self.capability, self.info)
         self._library = host_kernels.open_library() if device == "cpu" and host_library else None
-        self._kernels = self._make_kernels()
+        self._kernels = make_kernels(self._library, self.activation_dtype)
         self._tree = "tree_mask" in graph.inputs
+        self._last: dict[str, torch.Tensor] = {}
         self._interpreter: Interpreter | None = None
         self._lowered: Lowered | None = None
         if lowered:
-            self._lowered = self._lower(graph, exact_rows, progress or SilentProgress())
+            self._lowered = lower(
+                graph,
+                self.info,
+                self._kernels,
+                self.capability,
+                self.activation_dtype,
+                exact_rows=exact_rows,
+                library=self._library,
+                progress=progress or SilentProgress(),
+            )
+            for name, pool in self._pools.items():
+                self._lowered.inputs[name].t = pool
         else:
-            self.activation_dtype = _FLOATS[self.info.dtype]
-            self._kernels = self._make_kernels()
+            self.activation_dtype = FLOATS[self.info.dtype]
+            self._kernels = make_kernels(self._library, self.activation_dtype)
             attention = host_kernels.attention_adapter(self._kernels) if self._library is not None else None
             self._interpreter = Interpreter(graph, OpContext(None, attention), device)
 
@@ -146,7 +160,8 @@ class TorchExecutor:
     def close(self) -> None:
         """Release weights and pools; on a GPU, also what torch keeps of their memory. May be repeated."""
         self._closed = True
-        self._lowered = self._last = self._interpreter = None
+        self._lowered = self._interpreter = None
+        self._last = {}
         self._pools, self._alike = {}, []
         if self.device != "cpu":
             gc.collect()
@@ -169,11 +184,11 @@ class TorchExecutor:
         rows = len(batch.logit_indices)
         if batch.num_tokens == 0:
             return torch.empty(0, self.vocab_size)
-        feeds = self._feeds(batch)
+        feeds = index_feeds(batch, self.device, tree=self._tree)
         if self._lowered is None:
             assert self._interpreter is not None
-            outputs = self._interpreter.run({**feeds, **self._pools})
-            return outputs["logits"].float().cpu()
+            self._last = self._interpreter.run({**feeds, **self._pools})
+            return self._last["logits"].float().cpu()
         lowered = self._lowered
         for name, tensor in feeds.items():
             lowered.inputs[name].t = tensor
@@ -191,20 +206,31 @@ class TorchExecutor:
 
     def hidden_states(self, name: str, rows: int) -> torch.Tensor:
         """Rows of an extra output of the graph (``hidden_states_i``) after :meth:`execute`."""
-        if self._lowered is None or name not in self._lowered.outputs:
-            raise KeyError(name)
-        value: torch.Tensor = self._lowered.outputs[name].value(rows)
-        return value[:rows]
+        return self._output(name)[:rows]
+
+    def taps(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """The states that the engine taps for its draft, of ``rows`` of the last step: a new [R, m·Ht], on the device.
+
+        Raises:
+            ValueError: the engine taps nothing.
+        """
+        record = self.info.speculation
+        if record is None or not record.taps:
+            raise ValueError("the engine taps no hidden states")
+        index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.device)
+        states = [self._output(f"hidden_states_{i}").index_select(0, index) for i in record.taps]
+        return states[0] if len(states) == 1 else torch.cat(states, dim=1)
+
+    def _output(self, name: str) -> torch.Tensor:
+        """An output of the last step, with at least its rows."""
+        if self._lowered is None:
+            return self._last[name]
+        value: torch.Tensor = self._lowered.outputs[name].slot.t
+        return value
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer, in order."""
-        if not pairs:
-            return
-        flat = [n for pair in pairs for n in pair]
-        if min(flat) < 0 or max(flat) >= self._num_blocks:
-            raise ValueError(f"block copies {list(pairs)} leave the pool of {self._num_blocks} blocks")
-        for pool in self._pools.values():
-            self._kernels.copy_blocks(pool, pairs)
+        copy_pool_blocks(self._kernels, self._pools, self._num_blocks, pairs)
 
     def move_rows(
         self,
@@ -221,72 +247,6 @@ class TorchExecutor:
             else:
                 paged_kv_move(pools, *tensors)
 
-    def _feeds(self, batch: StepBatch) -> dict[str, torch.Tensor]:
-        feeds = {}
-        for name in _INDEX_INPUTS:
-            dtype = np.int32 if name in ("query_start", "sequence_lengths", "block_table") else np.int64
-            array = np.ascontiguousarray(getattr(batch, name), dtype=dtype)
-            tensor = torch.from_numpy(array)
-            feeds[name] = tensor if self.device == "cpu" else tensor.to(self.device)
-        if self._tree:
-            mask = np.ascontiguousarray(mask_of(batch), dtype=np.uint8)
-            feeds["tree_mask"] = torch.from_numpy(mask).to(self.device)
-        return feeds
-
-    # -- loading ---------------------------------------------------------------------------------------------
-
-    def _allocate(self, graph: Graph) -> dict[str, torch.Tensor]:
-        if self._num_blocks <= 0:
-            raise _bad_pool(self._num_blocks, 0, "a pool has at least one block")
-        dtype = POOL_DTYPES[self.info.kv_format]
-        pools = {}
-        for name, value in graph.inputs.items():
-            if not name.startswith("kv_pool_"):
-                continue
-            shape = [self._num_blocks, *[int(n) for n in value.shape[1:]]]
-            try:
-                # zeros: blocks are touched, and cost memory, when they are first written
-                pools[name] = torch.zeros(
-                    shape, dtype=torch.uint8 if dtype == torch.float8_e4m3fn else dtype, device=self.device
-                )
-            except (RuntimeError, MemoryError) as error:
-                size = int(np.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
-                raise _bad_pool(self._num_blocks, size, str(error).splitlines()[0]) from error
-            if dtype == torch.float8_e4m3fn:
-                pools[name] = pools[name].view(dtype)
-        return pools
-
-    def _make_kernels(self) -> TorchKernels:
-        if self._library is None:
-            return TorchKernels()
-        return host_kernels.HostKernels(self._library, self.activation_dtype)
-
-    def _lower(self, graph: Graph, exact_rows: bool, progress: Progress) -> Lowered:
-        total = sum(c.nbytes for c in graph.constants.values())
-        progress.start("packing weights", float(total))
-        lowering = Lowering(
-            graph,
-            self._kernels,
-            self.capability,
-            self.activation_dtype,
-            max_rows=self.info.limits.max_num_tokens,
-            max_positions=self.info.limits.max_seq_len,
-            exact_rows=exact_rows,
-            library=self._library,
-            progress=lambda nbytes: progress.advance(float(nbytes)),
-        )
-        # packing is one long scalar loop a weight: threads would only wait for each other, worst on a busy machine
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with torch.inference_mode(), coherent(graph.directory):
-                lowered = lowering.lower()
-        finally:
-            torch.set_num_threads(threads)
-        for name, pool in self._pools.items():
-            lowered.inputs[name].t = pool
-        return lowered
-
     def check_weights(self) -> WeightCheck:
         """Read every linear's weights back from its kernel and hold them against the stored ones."""
         return WeightCheck() if self._lowered is None else check_weights(self._lowered.linears)
@@ -296,7 +256,7 @@ class TorchExecutor:
     def describe(self) -> dict[str, Any]:
         """Device, kernels, every linear's stored and executed representation, bytes; JSON-able."""
         pool_bytes = sum(p.numel() * p.element_size() for p in self._pools.values())
-        linears = [] if self._lowered is None else [row for p in self._lowered.linears for row in _linear_rows(p)]
+        linears = [] if self._lowered is None else [row for p in self._lowered.linears for row in linear_rows(p)]
         packed = 0 if self._lowered is None else sum(p.kernel.nbytes for p in self._lowered.linears)
         return {
             "engine": self.info.name,
@@ -322,99 +282,3 @@ class TorchExecutor:
                 "buffers": 0 if self._lowered is None else self._lowered.report["buffer_bytes"],
             },
         }
-
-
-def _linear_rows(packed: PackedLinear) -> list[dict[str, Any]]:
-    """One row a linear of the graph, for linears that run as one kernel call."""
-    kernel = packed.kernel
-    rows = []
-    emulated = f", {packed.input} activations emulated" if packed.input and not kernel.quantizes_input else ""
-    for source in packed.sources:
-        native = source.format in kernel.executed.lower()
-        rows.append(
-            {
-                "name": source.name,
-                "shape": list(source.shape),
-                "stored": source.format,
-                "executed": kernel.executed + emulated,
-                "native": native,
-                "kernel": kernel.name,
-                "fused_with": [s.name for s in packed.sources if s is not source],
-                "stored_bytes": source.stored_bytes,
-                "notes": packed.notes,
-            }
-        )
-    return rows
-
-
-def _activation_dtype(capability: Capability, info: EngineInfo) -> torch.dtype:
-    if info.dtype == "float32" or (capability.device == "cpu" and not capability.bf16):
-        return torch.float32
-    if capability.device == "cuda" and info.dtype == "float16":
-        return torch.float16
-    return torch.bfloat16
-
-
-def _check_device(device: str) -> None:
-    if device == "cpu":
-        return
-    try:
-        asked = torch.device(device)
-    except RuntimeError:
-        asked = torch.device("meta")  # names nothing
-    if asked.type == "cuda" and torch.cuda.is_available() and (asked.index or 0) < torch.cuda.device_count():
-        return
-    raise EnvironmentLacks(
-        "TF-RUN-011",
-        f"device {device} is not available",
-        asked=device,
-        numbers={"cuda_available": torch.cuda.is_available(), "torch": torch.__version__},
-        why="this torch build or machine has no such device",
-        remedies=["use device cpu", "install a CUDA build of torch on a machine with an NVIDIA GPU"],
-    )
-
-
-def _bad_pool(num_blocks: int, nbytes: int, why: str) -> ForgeError:
-    return ForgeError(
-        "TF-RUN-010",
-        f"KV pools of {num_blocks} blocks cannot be allocated",
-        asked=f"num_blocks={num_blocks}",
-        numbers={"num_blocks": num_blocks, "bytes_of_one_layer": nbytes},
-        why=why,
-        remedies=["give a smaller num_blocks", "build the engine with a smaller build.kv_cache.memory"],
-    )
-
-
-def _check_interface(graph: Graph, info: EngineInfo) -> None:
-    """The graph's inputs and outputs against the contract and ``engine.json``."""
-    problems = []
-    problems += [f"input {name} is missing" for name in _INDEX_INPUTS if name not in graph.inputs]
-    pools = [name for name in graph.inputs if name.startswith("kv_pool_")]
-    known = {*_INDEX_INPUTS, "tree_mask", *pools}
-    problems += [f"input {name} is unknown" for name in graph.inputs if name not in known]
-    problems += [f"output {name}_out is missing" for name in pools if f"{name}_out" not in graph.outputs]
-    if not pools:
-        problems.append("there is no kv_pool input")
-    if "logits" not in graph.outputs:
-        problems.append("output logits is missing")
-    elif graph.outputs["logits"].dtype != "FLOAT" or graph.outputs["logits"].shape[-1] != info.vocab_size:
-        problems.append(f"logits are {graph.outputs['logits']}, engine.json says vocabulary {info.vocab_size}")
-    stored = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "fp8"}
-    for name in pools:
-        value = graph.inputs[name]
-        if stored.get(value.dtype) != info.kv_format or len(value.shape) != 5 or value.shape[3] != info.block_size:
-            stated = f"{info.kv_format}, block size {info.block_size}"
-            problems.append(f"{name} is {value.dtype}{list(value.shape)}, engine.json says {stated}")
-            break
-    if problems:
-        raise ForgeError(
-            "TF-RUN-013",
-            f"graph and engine.json do not fit together: {problems[0]}",
-            asked=str(info.directory),
-            numbers={"problems": problems},
-            why="the executor feeds the graph by these names, types and shapes",
-            remedies=["build the engine again", "run `trtforge verify` on the bundle"],
-        )
-
-
-__all__ = ["TorchExecutor", "engine_dir"]

@@ -280,11 +280,11 @@ def _is_targets(source: Inspection, whole: bool) -> bool:
         return False
     if not whole:
         return same_rows(source.folder, own, target.folder, theirs)
-    pairs = zip(_stored(source.folder, own).chunks(), _stored(target.folder, theirs).chunks(), strict=True)
+    pairs = zip(stored_part(source.folder, own).chunks(), stored_part(target.folder, theirs).chunks(), strict=True)
     return all(one == other for one, other in pairs)
 
 
-def _stored(folder: Path, info: TensorInfo) -> Part:
+def stored_part(folder: Path, info: TensorInfo) -> Part:
     return Part(info.dtype, info.shape, info.nbytes, folder / info.file, info.offset)
 
 
@@ -298,7 +298,7 @@ def _parts(source: Inspection, head: Eagle3, dialect: Dialect, asked: str) -> tu
     for canonical, stored in (source.names or {}).items():
         if canonical in ("d2t", "t2d") or (canonical == "embed_tokens.weight" and not head.own_embedding):
             continue
-        parts[written_name(canonical, dialect, head.layers)] = _stored(source.folder, source.headers[stored])
+        parts[written_name(canonical, dialect, head.layers)] = stored_part(source.folder, source.headers[stored])
     parts |= _maps(source, head, dialect)
     if head.own_head or not dialect.needs_head:
         return parts, ()
@@ -312,7 +312,7 @@ def _parts(source: Inspection, head: Eagle3, dialect: Dialect, asked: str) -> tu
             why="The drafter uses its target's output head; a dialect that stores one needs a copy of it.",
             remedies=["--target DIR of the target, with its weights"],
         )
-    parts["lm_head.weight"] = _stored(source.target.folder, info)
+    parts["lm_head.weight"] = stored_part(source.target.folder, info)
     return parts, ("lm_head.weight",)
 
 
@@ -339,7 +339,7 @@ def _publish(result: Conversion, config: Mapping[str, Any], parts: Mapping[str, 
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{output.name}.partial-", dir=output.parent))
     try:
-        _write_weights(partial / WEIGHTS_NAME, parts)
+        write_weights(partial / WEIGHTS_NAME, parts)
         _write_json(partial / "config.json", config)
         for name in _COMPANIONS:
             if (source.folder / name).is_file() and not (source.folder / name).is_symlink():
@@ -376,7 +376,7 @@ def _publish(result: Conversion, config: Mapping[str, Any], parts: Mapping[str, 
         raise
 
 
-def _write_weights(path: Path, parts: Mapping[str, Part]) -> None:
+def write_weights(path: Path, parts: Mapping[str, Part]) -> None:
     """One safetensors file, tensors in the order of their names and aligned to eight bytes by the header's padding."""
     # wide types first, so that every tensor starts at a multiple of its own size
     order = sorted(parts, key=lambda name: (-_width(parts[name]), name))

@@ -21,8 +21,8 @@ from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from builder import opset
 from builder.graphs import build_graph
-from builder.graphs.build import ONNX_OPSET
 from builder.graphs.info import GRAPH_FILE, GraphInfo
+from builder.graphs.model_file import ONNX_OPSET
 from builder.targets.parser_rules import element_types, integer_attribute, typed_scales
 from trtforge.progress import Progress
 

@@ -12,7 +12,8 @@ from builder.targets import torch_target
 from trtforge.errors import ForgeError
 from trtforge.pipeline.catalogue import default_stages
 from trtforge.pipeline.stage import StageContext
-from trtforge.pipeline.stages.build import BuildStage, draft_directory, timing_cache
+from trtforge.pipeline.stages.build import BuildStage, timing_cache
+from trtforge.pipeline.stages.common import draft_directory
 from trtforge.pipeline.stages.repository import with_window
 from trtforge.pipeline.stages.targets import LEFT_OUT, PerTarget, left_out
 from trtforge.progress import SilentProgress

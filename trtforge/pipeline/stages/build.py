@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtforge.errors import ForgeError
 from trtforge.paths import real_path
 from trtforge.pipeline.stage import Artifact, GateResult, StageBase, StageContext, StageResult
-from trtforge.pipeline.stages.common import copy_estimate, plain
+from trtforge.pipeline.stages.common import copy_estimate, draft_directory, plain
 from trtforge.recipe.schema import Recipe
 from trtforge.store.machine import tool_versions
 
@@ -61,7 +61,7 @@ class BuildStage(StageBase):
             return _build_tensorrt(context)
         if context.recipe.build.target == "tensorrt-rtx":
             return _build_rtx(context)
-        from builder.speculation import record_of
+        from builder.speculation import engine_record
         from builder.targets import build_engine
 
         engine = build_engine(
@@ -69,7 +69,7 @@ class BuildStage(StageBase):
             context.out,
             name=context.recipe.name,
             build=context.recipe.build,
-            speculation=record_of(context.recipe.speculation),
+            speculation=engine_record(context.recipe.speculation, context.inputs["graph"].path),
             progress=context.progress,
         )
         leave_out = ("linears", "kernel_choices", "sha256")
@@ -83,7 +83,7 @@ class BuildStage(StageBase):
 
 def _build_tensorrt(context: StageContext) -> StageResult:
     """A plan of this machine's GPU; kernels are chosen by measured times, so its bytes are measured too."""
-    from builder.speculation import record_of
+    from builder.speculation import engine_record
     from builder.targets.tensorrt.target import MEASURED as CHOSEN_BY_TIME
     from builder.targets.tensorrt.target import build_engine
 
@@ -93,7 +93,7 @@ def _build_tensorrt(context: StageContext) -> StageResult:
         context.out,
         name=recipe.name,
         build=recipe.build,
-        speculation=record_of(recipe.speculation),
+        speculation=engine_record(recipe.speculation, context.inputs["graph"].path),
         stack=recipe.stack,
         progress=context.progress,
     )
@@ -163,14 +163,6 @@ def timing_cache(recipe: Recipe, recipe_dir: Path) -> Path | None:
         why="It must be a file below the recipe's folder; a build writes model.cache, which a later one can read.",
         remedies=["remove build.trtllm.timing_cache for the first build", "copy model.cache of a build to that place"],
     )
-
-
-def draft_directory(recipe: Recipe, recipe_dir: Path) -> Path | None:
-    """The directory that ``speculation.draft`` names; None when it names none that is here."""
-    if recipe.speculation.draft is None:
-        return None
-    path = real_path(recipe_dir / recipe.speculation.draft)
-    return path if path.is_dir() else None
 
 
 def _build_of_checkpoint(context: StageContext) -> StageResult:

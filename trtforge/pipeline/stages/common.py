@@ -11,7 +11,9 @@ from pydantic import BaseModel
 
 from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
+from trtforge.paths import real_path
 from trtforge.pipeline.stage import Artifact
+from trtforge.recipe.schema import Recipe
 from trtforge.store.hashing import json_safe
 from trtforge.store.machine import host_isa, host_library_hash
 
@@ -91,3 +93,30 @@ def rounded(value: Any, digits: int = 8) -> Any:
     if isinstance(value, (list, tuple)):
         return [rounded(item, digits) for item in value]
     return value
+
+
+def draft_directory(recipe: Recipe, recipe_dir: Path) -> Path | None:
+    """The directory that ``speculation.draft`` names; None when it names none that is here."""
+    if recipe.speculation.draft is None:
+        return None
+    path = real_path(recipe_dir / recipe.speculation.draft)
+    return path if path.is_dir() else None
+
+
+def required_draft(recipe: Recipe, recipe_dir: Path) -> Path:
+    """:func:`draft_directory` of a recipe that drafts with weights.
+
+    Raises:
+        ForgeError: TF-BLD-122 there is no such directory.
+    """
+    found = draft_directory(recipe, recipe_dir)
+    if found is not None:
+        return found
+    named = recipe.speculation.draft
+    raise ForgeError(
+        "TF-BLD-122",
+        f"There is no draft {named} beside the recipe" if named else "The recipe names no draft",
+        asked=f"speculation.method: {recipe.speculation.method}, speculation.draft: {named}",
+        why="The engine carries what drafts; it is taken from a directory, relative to the recipe's folder.",
+        remedies=["speculation.draft: PATH of the head or of the draft model", "speculation.method: ngram"],
+    )
