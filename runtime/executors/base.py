@@ -145,3 +145,62 @@ class Executor(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """What runs: device, kernels, per linear stored and executed representation, bytes (JSON-able)."""
+
+
+@runtime_checkable
+class DraftExecutor(Protocol):
+    """Computes an EAGLE-3 head over pools that lie under its target's block numbers.
+
+    Row p of a sequence joins the state of position p with token p + 1, and lies in slot p of the sequence's blocks.
+    ``input_ids`` are the target's; ``positions`` turn the keys, slots follow from ``sequence_lengths``.
+    """
+
+    @property
+    def num_blocks(self) -> int:
+        """N, as the target's."""
+
+    @property
+    def block_size(self) -> int:
+        """S, as the target's."""
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Vd, columns of the logits."""
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the width of what is fed back."""
+
+    @property
+    def tap_width(self) -> int:
+        """m·Ht, the width of the target's tapped states side by side."""
+
+    @property
+    def targets(self) -> npt.NDArray[np.int64] | None:
+        """int64 [Vd], the target's token of each draft token; None: the same ids."""
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What one step and one request may ask for."""
+
+    def execute(
+        self, batch: StepBatch, *, taps: torch.Tensor | None = None, feedback: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run one pass whose rows all come from ``taps`` [T, m·Ht] or all from ``feedback`` [T, H].
+
+        Returns:
+            Logits float32 [L, Vd] of ``logit_indices`` (L may be 0) and the states [T, H] to feed back; both valid
+            until the next call.
+
+        Raises:
+            ValueError: the batch breaks a limit or its arrays disagree, or not exactly one source is given.
+        """
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pool blocks (source, destination) in every layer."""
+
+    def close(self) -> None:
+        """Release weights and pools; nothing may be executed afterwards. May be repeated."""
+
+    def describe(self) -> dict[str, Any]:
+        """What runs (JSON-able)."""

@@ -28,11 +28,13 @@ class Draft:
         tokens: int64 [D], ids of the target's vocabulary, D at least 1.
         source: who drafted.
         parents: int32 [D], the node that each token stands behind (parents before their children); None: a chain.
+        confidence: float32 [D], the drafter's own probability of each token after those before it; None: not known.
     """
 
     tokens: npt.NDArray[np.int64]
     source: str
     parents: npt.NDArray[np.int32] | None = None
+    confidence: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -52,7 +54,12 @@ class Draft:
             return self
         if count <= 0:
             return None
-        return Draft(self.tokens[:count], self.source, None if self.parents is None else self.parents[:count])
+        return Draft(
+            self.tokens[:count],
+            self.source,
+            None if self.parents is None else self.parents[:count],
+            None if self.confidence is None else self.confidence[:count],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +69,14 @@ class Ask:
     Attributes:
         count: most tokens (nodes of a tree).
         tree: a tree of the configured shape instead of a chain.
+        worth: a chain ends before a token whose product of confidences is lower: what it costs to draft and to verify
+            a token, in tokens. The first token is always drafted.
     """
 
     sequence: TokenSequence
     count: int
     tree: bool = False
+    worth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,381 @@
+"""Drafts by an EAGLE-3 head: chains and trees, batched over sequences, from the target's tapped states.
+
+A round: the rows whose states have become true since the last one run in one ragged pass, joined from taps; the logits
+of each sequence's last row give its first draft token, and every further token (or level of a tree) is one more pass
+with the head's own states fed back. What such passes write lies behind the true rows and is overwritten by them.
+
+States that nobody drafts from wait as copies (:class:`PendingTaps`); rows of prompts join the next first pass, so that
+sequences that will share their blocks find them true, and many waiting rows of one sequence run by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.executors.base import DraftExecutor, StepBatch
+from runtime.scheduler.sequence import Sequence as TokenSequence
+from runtime.speculation.draft import Ask, Computed, Draft, TapReader
+from runtime.speculation.draft_rows import DraftRows, Span, Track
+from runtime.speculation.ops import best_tokens
+from runtime.speculation.pending_taps import PendingTaps
+from runtime.speculation.trees import Roots, TreeDrafting
+
+if TYPE_CHECKING:
+    import torch
+
+#: waiting rows of one sequence that are worth a pass of their own
+FLUSH_ROWS = 64
+#: rows of taps that are copied at once
+PIECE = 512
+
+
+@dataclass(slots=True)
+class _Chain:
+    """An ask on its way through the passes of chains."""
+
+    at: int
+    track: Track
+    count: int
+    worth: float
+
+
+class EagleDrafter:
+    """Drafts of one engine's sequences.
+
+    Args:
+        executor: the head, with pools under the target's block numbers; closed with the drafter.
+        tree: how trees are shaped; None: asks for trees get chains.
+    """
+
+    name = "eagle3"
+
+    def __init__(self, executor: DraftExecutor, *, tree: TreeDrafting | None = None) -> None:
+        self._executor = executor
+        self._rows = DraftRows(executor.num_blocks, executor.block_size, executor.limits)
+        self._pending = PendingTaps(executor.tap_width)
+        self._left: list[Track] = []
+        self._tree = tree
+
+    # -- the engine's calls ------------------------------------------------------------------------------
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
+        """Drafts where the sequence's rows are true; none of at most 0 tokens, of unknown and of cold sequences."""
+        drafts: list[Draft | None] = [None] * len(asks)
+        wanted: list[tuple[int, Track]] = []
+        for at, ask in enumerate(asks):
+            track = self._rows.asked(ask.sequence) if ask.count > 0 else None
+            if track is not None and self._collects(track):
+                wanted.append((at, track))
+        if not wanted:
+            return drafts
+        ready, logits, states = self._first_pass(wanted)
+        if not ready:
+            return drafts
+        chains: list[int] = []
+        trees: list[int] = []
+        for index, (at, _) in enumerate(ready):
+            (trees if asks[at].tree and self._tree is not None else chains).append(index)
+        if trees:
+            self._draft_trees(asks, ready, trees, logits, states, drafts)
+        if chains:
+            whole = not trees
+            self._draft_chains(
+                # the first token needs no slot
+                [
+                    _Chain(at, track, min(asks[at].count, self._room(track) + 1), asks[at].worth)
+                    for at, track in _of(ready, chains)
+                ],
+                logits if whole else logits[chains],
+                states if whole else states[chains],
+                drafts,
+            )
+        return drafts
+
+    def observe(self, computed: Sequence[Computed], taps: TapReader | None) -> None:
+        """Copy the states of the new positions; rows that have become many are computed at once."""
+        if taps is None:
+            raise ValueError("an EAGLE head drafts from tapped states, and this step tapped none")
+        short: list[tuple[Track, npt.NDArray[np.int64]]] = []
+        for item in computed:
+            if not len(item.rows):
+                continue
+            if self._rows.begins(item.sequence, item.start):
+                self.leave(item.sequence)
+                self._rows.enter(item.sequence, item.start)
+            track, rows = self._rows.seen(item.sequence, len(item.rows)), item.rows
+            track.speculates = item.speculates
+            if not item.speculates:
+                # prompts only: their blocks are those that others will share
+                rows = rows[: max(0, item.sequence.prompt_length - item.start)]
+            if track.cold or not len(rows):
+                continue
+            if track.pending_end != item.start:
+                self._cut(track, 0)
+                track.pending_start = item.start
+            if len(rows) < FLUSH_ROWS:
+                short.append((track, rows))
+                continue
+            for begin in range(0, len(rows), PIECE):
+                track.pending += self._pending.put(taps(rows[begin : begin + PIECE]))
+                self._flush([track])
+        if short:
+            numbers = self._pending.put(taps(np.concatenate([rows for _, rows in short])))
+            begin = 0
+            for track, rows in short:
+                track.pending += numbers[begin : begin + len(rows)]
+                begin += len(rows)
+        many = [track for track, _ in short if len(track.pending) > FLUSH_ROWS]
+        if many or sum(len(track.pending) for track in self._left) > FLUSH_ROWS:
+            self._flush(many)
+
+    def fork(self, parent: TokenSequence, children: Sequence[TokenSequence]) -> None:
+        """Children get copies of the parent's waiting states."""
+        track = self._rows.tracks.get(parent)
+        if track is None:
+            return
+        for child in children:
+            made = self._rows.fork(track, child)
+            if track.pending:
+                made.pending = self._pending.put(self._pending.get(track.pending))
+
+    def leave(self, sequence: TokenSequence) -> None:
+        """Waiting rows of full blocks are still computed: the next turn of a conversation begins on them."""
+        track = self._rows.leave(sequence)
+        if track is None:
+            return
+        self._cut(track, max(0, track.computed - track.pending_start))
+        if track.pending:
+            self._left.append(track)
+        else:
+            self._rows.drop(track)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy on write in the head's pools."""
+        if pairs:
+            self._executor.copy_blocks(pairs)
+            self._rows.copied(pairs)
+
+    def ready(self, sequence: TokenSequence) -> bool:
+        """Whether the sequence's states are known here; what it shares with others may still be missing."""
+        track = self._rows.tracks.get(sequence)
+        return track is not None and self._collects(track)
+
+    def describe(self) -> dict[str, Any]:
+        """The head, and the trees that it can draft."""
+        return {
+            "name": self.name,
+            "executor": self._executor.describe(),
+            "tree": None if self._tree is None else self._tree.describe(),
+        }
+
+    def close(self) -> None:
+        """Release weights and pools."""
+        self._executor.close()
+
+    # -- rows ----------------------------------------------------------------------------------------------
+
+    def _collects(self, track: Track) -> bool:
+        """Whether the states of all positions from the first missing row on wait here."""
+        return track.speculates and not track.cold and track.pending_end == track.computed
+
+    def _first_pass(
+        self, wanted: Sequence[tuple[int, Track]]
+    ) -> tuple[list[tuple[int, Track]], torch.Tensor, torch.Tensor]:
+        """Compute what is missing before the drafts.
+
+        Returns:
+            Who can be drafted for, and per one of them logits [A, Vd] and state [A, H] of the last true row.
+        """
+        # who waits for earlier positions first: others may share the blocks that it will fill
+        order = sorted((track for _, track in wanted), key=lambda track: track.pending_start)
+        spans = [Span(track, track.pending_start, track.computed, logits=True) for track in order]
+        done, logits, states = self._feed(spans)
+        place = {span.track: number for number, span in enumerate(done)}
+        ready = [item for item in wanted if item[1] in place]
+        places = [place[track] for _, track in ready]
+        if places != list(range(len(places))):
+            logits, states = logits[places], states[places]
+        return ready, logits, states
+
+    def _company(self, asked: set[Track]) -> list[Span]:
+        """Rows of others that join a pass: of sequences that have left, of prompts, and where many wait."""
+        rows = self._rows
+        for track in asked:
+            rows.learn(track, track.computed)
+        # a sequence on shared blocks may wait for what their first owner has not computed yet
+        stuck = any(track.rows < track.pending_start for track in asked)
+        others = [self._span_of(track) for track in rows.tracks.values() if track.pending and track not in asked]
+        joining = [self._span_of(track) for track in self._left]
+        joining += [span for span in others if stuck or _joins(span)]
+        return [span for span in joining if rows.holds(span.track)]
+
+    def _span_of(self, track: Track) -> Span:
+        """What can be computed of a sequence that is not asked for.
+
+        Row ``computed - 1`` hangs on a token that samples of one prompt do not share, while they may still share the
+        block; those that have left keep full blocks only, which nobody can have of his own.
+        """
+        return Span(track, track.pending_start, min(track.pending_end, track.computed - (not track.gone)))
+
+    def _flush(self, tracks: Sequence[Track]) -> None:
+        """Compute waiting rows though nobody drafts."""
+        self._feed([self._span_of(track) for track in tracks])
+        for track in tracks:
+            if track.rows < track.pending_start:
+                # nobody is left who could compute the rows before its own
+                self._cut(track, 0)
+                track.cold = True
+
+    def _feed(self, wanted: list[Span]) -> tuple[list[Span], torch.Tensor, torch.Tensor]:
+        """Compute what is missing of the spans, and of others that join them.
+
+        Returns:
+            The spans whose logits are wanted and could be had, and these logits [A, Vd] and their rows' states [A, H].
+        """
+        spans = [*self._company({span.track for span in wanted}), *wanted]
+        cut = [span for span in self._rows.spans(spans) if span is not None]
+        logits, states = self._run(list(self._rows.passes(cut)))
+        for span in spans:
+            self._trim(span.track)
+        for track in self._left:
+            self._cut(track, 0)
+            self._rows.drop(track)
+        self._left.clear()
+        return [span for span in cut if span.logits], logits, states
+
+    def _run(self, parts: list[list[Span]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Joined rows, pass after pass; logits and states of the rows whose logits are wanted, in order."""
+        import torch
+
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for part in parts:
+            batch = self._rows.pack(part, ahead=1)
+            numbers: list[int] = []
+            for span in part:
+                first = span.track.pending_start
+                numbers += span.track.pending[span.begin - first : span.end - first]
+            logits, states = self._executor.execute(batch, taps=self._pending.get(numbers))
+            for span in part:
+                self._rows.written(span)
+            if len(batch.logit_indices):
+                # the next pass takes the executor's memory
+                kept = logits if part is parts[-1] else logits.clone()
+                found.append((kept, states[batch.logit_indices]))
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            return torch.empty(0, self._executor.draft_vocab_size), torch.empty(0, self._executor.hidden_size)
+        return torch.cat([logits for logits, _ in found]), torch.cat([states for _, states in found])
+
+    def _trim(self, track: Track) -> None:
+        """Give back the states of rows that are true."""
+        count = min(track.rows - track.pending_start, len(track.pending))
+        if count > 0:
+            self._pending.release(track.pending[:count])
+            del track.pending[:count]
+            track.pending_start += count
+
+    def _cut(self, track: Track, count: int) -> None:
+        """Keep the first ``count`` waiting states."""
+        self._pending.release(track.pending[count:])
+        del track.pending[count:]
+
+    # -- drafts --------------------------------------------------------------------------------------------
+
+    def _room(self, track: Track) -> int:
+        """Slots of the sequence's blocks behind its true rows."""
+        return min(len(track.blocks) * self._rows.block_size, self._rows.limits.max_seq_len) - track.computed
+
+    def _draft_chains(
+        self, chains: list[_Chain], logits: torch.Tensor, states: torch.Tensor, drafts: list[Draft | None]
+    ) -> None:
+        """Greedy chains, one pass a further token, of those that go on."""
+        most = max(chain.count for chain in chains)
+        tokens = np.zeros((len(chains), most), dtype=np.int64)
+        confidence = np.zeros((len(chains), most), dtype=np.float32)
+        lengths = np.zeros(len(chains), dtype=np.int64)
+        counts = np.array([chain.count for chain in chains], dtype=np.int64)
+        worth = np.array([chain.worth for chain in chains], dtype=np.float32)
+        rows = np.array([chain.track.row for chain in chains], dtype=np.int64)
+        positions = np.array([chain.track.computed for chain in chains], dtype=np.int64)
+        likely = np.ones(len(chains), dtype=np.float32)
+        going = np.arange(len(chains))
+        targets = self._executor.targets
+        for depth in range(most):
+            best, probability = best_tokens(logits)
+            if targets is not None:
+                best = targets[best]
+            likely[going] *= probability
+            good = likely[going] >= worth[going]
+            if depth == 0:
+                good[:] = True
+            taken = going[good]
+            tokens[taken, depth] = best[good]
+            confidence[taken, depth] = probability[good]
+            lengths[taken] = depth + 1
+            on = good & (counts[going] > depth + 1)
+            if not on.any():
+                break
+            kept = np.flatnonzero(on)
+            going, best = going[kept], best[kept]
+            logits, states = self._one_row(rows[going], positions[going] + depth, best, states[kept])
+        for index, chain in enumerate(chains):
+            length = int(lengths[index])
+            drafts[chain.at] = Draft(tokens[index, :length], self.name, confidence=confidence[index, :length])
+
+    def _one_row(
+        self,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        tokens: npt.NDArray[np.int64],
+        states: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One fed-back row a sequence at ``positions``; ``states`` [B, H] must not be memory of the executor's."""
+        count = len(rows)
+        batch = StepBatch(
+            input_ids=tokens,
+            positions=positions,
+            query_start=np.arange(count + 1, dtype=np.int32),
+            sequence_lengths=(positions + 1).astype(np.int32),
+            block_table=self._rows.gather(rows, int(positions.max()) + 1),
+            logit_indices=np.arange(count, dtype=np.int64),
+        )
+        return self._executor.execute(batch, feedback=states)
+
+    def _draft_trees(
+        self,
+        asks: Sequence[Ask],
+        ready: Sequence[tuple[int, Track]],
+        places: list[int],
+        logits: torch.Tensor,
+        states: torch.Tensor,
+        drafts: list[Draft | None],
+    ) -> None:
+        assert self._tree is not None
+        picked = _of(ready, places)
+        tracks = [track for _, track in picked]
+        rows = np.array([track.row for track in tracks], dtype=np.int64)
+        roots = Roots(
+            tokens=np.array([track.sequence.tokens[track.computed] for track in tracks], dtype=np.int32),
+            positions=np.array([track.computed for track in tracks], dtype=np.int64),
+            room=np.array([self._room(track) for track in tracks], dtype=np.int64),
+            table=self._rows.table[rows],
+        )
+        counts = [asks[at].count for at, _ in picked]
+        made = self._tree.draft(self._executor, roots, counts, logits[places], states[places])
+        for (at, _), draft in zip(picked, made, strict=True):
+            drafts[at] = draft
+
+
+def _joins(span: Span) -> bool:
+    """Whether rows of a sequence that nobody asked for join a pass: a prompt's, or many."""
+    return span.begin < min(span.end, span.track.sequence.prompt_length) or span.end - span.begin > FLUSH_ROWS
+
+
+def _of(items: Sequence[tuple[int, Track]], places: Sequence[int]) -> list[tuple[int, Track]]:
+    return [items[place] for place in places]

@@ -1,0 +1,138 @@
+"""In any order of adding, stepping, preempting, forking and ending: rows that are called true are true."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from random import Random
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from runtime.blocks import BlockPool
+from runtime.speculation.draft import Ask, Draft
+from runtime.speculation.eagle import EagleDrafter
+from runtime.speculation.reference import Eagle3Reference
+from runtime.speculation.trees import TreeDrafting
+from tests.runtime.speculation.driver import Driver, Live
+from tests.runtime.speculation.paged_head import LIMITS, PagedHead, head_of
+from tests.runtime.speculation.truth import RowCheck
+from tests.trtforge.drafting.checkpoints import VOCAB
+
+SIZE = 4
+STEMS = [[int(t) for t in np.random.default_rng(seed).integers(0, VOCAB, 30)] for seed in (1, 2)]
+
+
+class RecordingPool(BlockPool):
+    """Knows the tokens of every block that can be found."""
+
+    def __init__(self, num_blocks: int, *, prefix_cache: bool = True) -> None:
+        super().__init__(num_blocks, prefix_cache=prefix_cache)
+        self.contents: dict[bytes, np.ndarray] = {}
+
+
+class DraftRowsMachine(RuleBasedStateMachine):
+    reference: Eagle3Reference
+
+    @initialize(blocks=st.integers(12, 40), seed=st.integers(0, 2**16), prefix_cache=st.booleans())
+    def start(self, blocks: int, seed: int, prefix_cache: bool) -> None:
+        self.head = PagedHead(self.reference, num_blocks=blocks, block_size=SIZE)
+        self.drafter = EagleDrafter(self.head, tree=TreeDrafting.dynamic(depth=3, top_k=2, total=6))
+        self.pool = RecordingPool(blocks, prefix_cache=prefix_cache)
+        self.driver = Driver(self.drafter, self.pool, SIZE, VOCAB, self.head.tap_width, Random(seed), self.look)
+        self.check = RowCheck(self.head)
+        self.fresh: set[int] = set()
+        self.forkable: list[Live] = []
+
+    def look(self, ask: Ask, draft: Draft | None) -> None:
+        if draft is not None:
+            assert draft.confidence is not None and np.isfinite(draft.confidence).all(), "a draft read unwritten rows"
+
+    @rule(stem=st.sampled_from(STEMS), kept=st.integers(0, 22), own=st.integers(1, 9), speculates=st.booleans())
+    def add(self, stem: list[int], kept: int, own: int, speculates: bool) -> None:
+        if len(self.driver.running) + len(self.driver.waiting) < LIMITS.max_batch_size - 3:
+            tail = [self.driver.token() for _ in range(own)]
+            self.driver.add([*stem[:kept], *tail], speculates=speculates)
+
+    @rule(
+        count=st.integers(1, 6),
+        tree=st.booleans(),
+        chunk=st.sampled_from([3, 7, 1000]),
+        asked=st.sampled_from([0.0, 0.5, 1.0]),
+    )
+    def step(self, count: int, tree: bool, chunk: int, asked: float) -> None:
+        self.forkable = [live for live in self.driver.running if live.sequence.outstanding > 1]
+        self.driver.step(count=count, tree=tree, chunk=chunk, asked=asked)
+
+    @rule(count=st.integers(1, 2))
+    def fork(self, count: int) -> None:
+        for live in self.forkable:
+            sequence = live.sequence
+            done = live in self.driver.running and sequence.computed == sequence.prompt_length
+            if done and sequence.outstanding == 1 and len(self.driver.running) + count <= LIMITS.max_batch_size:
+                self.driver.fork(live, count)
+                self.forkable = []
+                return
+
+    @rule(which=st.integers(0, 7))
+    def preempt(self, which: int) -> None:
+        if self.driver.running:
+            self.driver.preempt(self.driver.running[which % len(self.driver.running)])
+
+    @rule(which=st.integers(0, 7), leave_first=st.booleans())
+    def finish(self, which: int, leave_first: bool) -> None:
+        lives = [*self.driver.running, *self.driver.waiting]
+        if lives:
+            self.driver.finish(lives[which % len(lives)], leave_first=leave_first)
+
+    @invariant()
+    def rows_are_true(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        for live in [*self.driver.running, *self.driver.waiting]:
+            sequence = live.sequence
+            for number, digest in enumerate(sequence.hasher.digests):
+                self.pool.contents[digest] = sequence.tokens[: (number + 1) * SIZE].copy()
+        self.check.all(self.drafter._rows, self.pool, self.pool.contents)
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        rows, left = self.drafter._rows, self.drafter._left
+        live = {live.sequence for live in [*self.driver.running, *self.driver.waiting]}
+        assert set(rows.tracks) <= live
+        assert len(rows.table) - len(rows._free) == len(rows.tracks) + len(left)
+        waiting = [row for track in [*rows.tracks.values(), *left] for row in track.pending]
+        assert len(waiting) == len(set(waiting)) == self.drafter._pending.in_use
+
+
+@pytest.fixture(scope="module")
+def reference() -> Eagle3Reference:
+    with tempfile.TemporaryDirectory() as folder:
+        return head_of(Path(folder) / "head")
+
+
+def test_rows_called_true_are_true(reference: Eagle3Reference) -> None:
+    DraftRowsMachine.reference = reference
+    found = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(DraftRowsMachine, settings=found)
+
+
+def test_the_check_sees_a_wrong_row(reference: Eagle3Reference) -> None:
+    head = PagedHead(reference, num_blocks=20, block_size=SIZE)
+    drafter = EagleDrafter(head)
+    driver = Driver(drafter, BlockPool(20), SIZE, VOCAB, head.tap_width, Random(1))
+    live = driver.add(STEMS[0][:10])
+    driver.step()
+    driver.step(count=2)
+    check = RowCheck(head)
+    assert check.all(drafter._rows, driver.pool, {}) >= 8
+    head.keys["layers.0.self_attn"][live.sequence.blocks[1], 1] += 0.01
+    with pytest.raises(AssertionError, match="position 5"):
+        check.all(drafter._rows, driver.pool, {})
