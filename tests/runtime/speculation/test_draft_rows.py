@@ -10,14 +10,15 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from runtime.blocks import BlockPool
+from runtime.speculation import eagle
 from runtime.speculation.draft import Ask, Draft
 from runtime.speculation.eagle import EagleDrafter
 from runtime.speculation.reference import Eagle3Reference
 from runtime.speculation.trees import TreeDrafting
-from tests.runtime.speculation.driver import Driver, Live
+from tests.runtime.speculation.driver import Driver
 from tests.runtime.speculation.paged_head import LIMITS, PagedHead, head_of
 from tests.runtime.speculation.truth import RowCheck
 from tests.trtforge.drafting.checkpoints import VOCAB
@@ -44,8 +45,7 @@ class DraftRowsMachine(RuleBasedStateMachine):
         self.pool = RecordingPool(blocks, prefix_cache=prefix_cache)
         self.driver = Driver(self.drafter, self.pool, SIZE, VOCAB, self.head.tap_width, Random(seed), self.look)
         self.check = RowCheck(self.head)
-        self.fresh: set[int] = set()
-        self.forkable: list[Live] = []
+        self.forks = 0
 
     def look(self, ask: Ask, draft: Draft | None) -> None:
         if draft is not None:
@@ -62,20 +62,17 @@ class DraftRowsMachine(RuleBasedStateMachine):
         tree=st.booleans(),
         chunk=st.sampled_from([3, 7, 1000]),
         asked=st.sampled_from([0.0, 0.5, 1.0]),
+        samples=st.sampled_from([0, 0, 1, 2]),
     )
-    def step(self, count: int, tree: bool, chunk: int, asked: float) -> None:
-        self.forkable = [live for live in self.driver.running if live.sequence.outstanding > 1]
+    def step(self, count: int, tree: bool, chunk: int, asked: float, samples: int) -> None:
+        before = [live for live in self.driver.running if live.sequence.outstanding > 1] + self.driver.waiting
         self.driver.step(count=count, tree=tree, chunk=chunk, asked=asked)
-
-    @rule(count=st.integers(1, 2))
-    def fork(self, count: int) -> None:
-        for live in self.forkable:
+        for live in before:
             sequence = live.sequence
-            done = live in self.driver.running and sequence.computed == sequence.prompt_length
-            if done and sequence.outstanding == 1 and len(self.driver.running) + count <= LIMITS.max_batch_size:
-                self.driver.fork(live, count)
-                self.forkable = []
-                return
+            first = live in self.driver.running and sequence.computed == sequence.prompt_length
+            if samples and first and len(self.driver.running) + samples <= LIMITS.max_batch_size:
+                self.driver.fork(live, samples)
+                self.forks += 1
 
     @rule(which=st.integers(0, 7))
     def preempt(self, which: int) -> None:
@@ -116,12 +113,14 @@ def reference() -> Eagle3Reference:
         return head_of(Path(folder) / "head")
 
 
-def test_rows_called_true_are_true(reference: Eagle3Reference) -> None:
+@pytest.mark.parametrize("flush_rows", [4, 64])
+def test_rows_called_true_are_true(
+    reference: Eagle3Reference, flush_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle, "FLUSH_ROWS", flush_rows)
     DraftRowsMachine.reference = reference
-    found = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(DraftRowsMachine, settings=found)
+    rounds = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)
+    run_state_machine_as_test(DraftRowsMachine, settings=rounds)
 
 
 def test_the_check_sees_a_wrong_row(reference: Eagle3Reference) -> None:
