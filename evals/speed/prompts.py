@@ -1,9 +1,10 @@
-"""Prompts for load tests: a built-in mix of lengths, or a file with one prompt a line."""
+"""Prompts for load tests: a built-in mix of lengths, a class that drafts are measured on, or a file of lines."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from evals.speculation.prompts import CLASSES, held_out
 from trtforge.errors import ForgeError
 
 _TOPICS = (
@@ -33,13 +34,18 @@ def load_prompts(spec: str, base_dir: Path) -> list[str]:
         return [f"Explain {topic}. " + _FILLER * (i % 4) for i, topic in enumerate(_TOPICS * 4)]
     if spec == "builtin:short":
         return [f"Explain {topic}." for topic in _TOPICS]
+    if spec.removeprefix("builtin:") in CLASSES and spec.startswith("builtin:"):
+        return list(held_out()[spec.removeprefix("builtin:")])
     if spec.startswith("file:"):
         return _from_file(spec, base_dir)
     raise ForgeError(
         "TF-BEN-001",
         "unknown prompt set",
         asked=f"bench.prompts: {spec}",
-        remedies=["builtin:mixed", "builtin:short", "file:prompts.txt (one prompt a line)"],
+        remedies=[
+            *(f"builtin:{name}" for name in ("mixed", "short", *CLASSES)),
+            "file:prompts.txt (one prompt a line)",
+        ],
     )
 
 

@@ -12,6 +12,8 @@ from evals.speed.prompts import load_prompts
 from evals.speed.sweep import Sweep, slo_gates, sweep_plot, sweep_table
 from trtforge.errors import ForgeError
 from trtforge.knee import knee_index
+from trtforge.preflight.rules.corpora import BUILTIN_PROMPTS
+from trtforge.preflight.rules.limits import BUILTIN_PROMPT_TOKENS
 from trtforge.recipe.schema import Slo
 
 
@@ -196,6 +198,14 @@ def test_prompts_from_files_stay_in_their_folder(tmp_path):
         with pytest.raises(ForgeError) as caught:
             load_prompts(spec, recipe_dir)
         assert caught.value.code == code
+
+
+def test_every_builtin_set_that_a_recipe_may_name_has_prompts_of_the_stated_length(tmp_path):
+    for spec in BUILTIN_PROMPTS:
+        prompts = load_prompts(spec, tmp_path)
+        assert len(prompts) >= 8
+        assert max(len(prompt) for prompt in prompts) <= 1.1 * BUILTIN_PROMPT_TOKENS[spec], "a character a token"
+    assert set(BUILTIN_PROMPT_TOKENS) == set(BUILTIN_PROMPTS)
 
 
 def test_sweep_marks_its_knee_and_gates_the_lowest_level():

@@ -41,7 +41,8 @@ def bench(
         str | None, typer.Option(metavar="N,N…", help="Requests in flight, level by level.", show_default=False)
     ] = None,
     prompts: Annotated[
-        str | None, typer.Option(help="builtin:mixed, builtin:short or file:PATH.", show_default=False)
+        str | None,
+        typer.Option(help="builtin:mixed, short, chat, code, copy or open, or file:PATH.", show_default=False),
     ] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests at each level.", show_default=False)] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens an answer.", show_default=False)] = None,

@@ -433,7 +433,9 @@ class Bench(Section):
     concurrency: tuple[PositiveInt, ...] = Field(
         (1, 4, 16), min_length=1, description="Requests in flight, one level after another"
     )
-    prompts: str = Field("builtin:mixed", description="builtin:NAME or file:PATH (one prompt a line)")
+    prompts: str = Field(
+        "builtin:mixed", description="builtin:mixed, short, chat, code, copy or open, or file:PATH (one prompt a line)"
+    )
     requests_per_level: PositiveInt = Field(
         24, description="Requests measured at each concurrency (at least the concurrency)"
     )

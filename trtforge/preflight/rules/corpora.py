@@ -10,7 +10,10 @@ from trtforge.preflight.remedies import Remedy, by_hand
 from trtforge.recipe.keys import nearest
 
 BUILTIN_TEXTS = ("builtin:python-topics",)
-BUILTIN_PROMPTS = ("builtin:mixed", "builtin:short")
+#: the last four are the classes that drafts are measured on
+BUILTIN_PROMPTS = (
+    "builtin:mixed", "builtin:short", "builtin:chat", "builtin:code", "builtin:copy", "builtin:open"
+)  # fmt: skip
 #: repositories of the Hub that ask for an accepted licence (as their pages say)
 GATED = ("meta-llama/", "google/gemma-", "lmsys/lmsys-chat-1m")
 

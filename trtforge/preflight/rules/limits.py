@@ -11,7 +11,10 @@ from trtforge.preflight.retarget import LAYOUT_TARGETS, methods, to_layout, to_t
 from trtforge.tables.features import Effect
 
 #: the longest prompt of the built-in load, in tokens (a generous bound over tokenizers)
-BUILTIN_PROMPT_TOKENS = {"builtin:mixed": 700, "builtin:short": 64}
+BUILTIN_PROMPT_TOKENS = {
+    "builtin:mixed": 700, "builtin:short": 64, "builtin:chat": 100, "builtin:code": 130, "builtin:copy": 300,
+    "builtin:open": 100,
+}  # fmt: skip
 #: targets whose engines the load test runs
 BENCHED_TARGETS = ("torch", "tensorrt")
 
