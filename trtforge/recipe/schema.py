@@ -174,7 +174,7 @@ class SpeculationGate(Section):
 class SpeculationEvals(Section):
     """Speculation against the same engine without it, on prompts of chat, code, copying and open ends."""
 
-    prompts: PositiveInt = Field(6, description="Prompts of each class")
+    prompts: Annotated[PositiveInt, Field(le=32)] = Field(6, description="Prompts of each class, at most 32")
     max_tokens: Annotated[PositiveInt, Field(ge=4)] = Field(48, description="Tokens an answer")
     temperatures: tuple[Annotated[float, Field(ge=0, le=10)], ...] = Field(
         (0.0, 0.7, 1.0), description="Temperatures at which accepted tokens are counted; 0 always is one of them"

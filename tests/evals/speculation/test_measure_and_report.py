@@ -117,4 +117,4 @@ def test_prompts_of_four_classes_are_there_and_all_different() -> None:
     found = held_out()
     assert tuple(found) == CLASSES
     texts = [text for of_kind in found.values() for text in of_kind]
-    assert len(set(texts)) == len(texts) and min(len(of_kind) for of_kind in found.values()) >= 6
+    assert len(set(texts)) == len(texts) and min(len(of_kind) for of_kind in found.values()) >= 32
