@@ -157,11 +157,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the policy wants of one candidate; ``count`` 0: no draft."""
+    """What the policy wants of one candidate; ``count`` 0: no draft. ``worth`` is the ask's."""
 
     candidate: Candidate
     count: int
     tree: bool = False
+    worth: float = 0.0
 
 
 class Policy(Protocol):
@@ -178,8 +179,19 @@ class Policy(Protocol):
     def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int, *, tree: bool) -> None:
         """A verification's result: ``accepted`` of ``drafted`` tokens (of a tree: the accepted path's length)."""
 
+    def learn(self, sequence: TokenSequence, source: str, drafted: int, accepted: int) -> None:
+        """What a chain that nobody verified would have yielded, known from the tokens that were written."""
+
     def timed(self, part: str, tokens: int, requests: int, seconds: float) -> None:
-        """How long a part (``verify``: a target step without prefill; ``draft``: one propose) took."""
+        """How long a part of a step took.
+
+        Args:
+            part: ``verify``: the target's step, without prefill; ``draft``: one propose of a drafter with weights;
+                ``host``: the Python of the step beside both.
+            tokens: verify: all tokens of the step; draft: the longest chain's (a tree's levels); host: draft tokens
+                verified, 0 in a plain step.
+            requests: decoding sequences of the step; draft: those asked for.
+        """
 
     def leave(self, sequence: TokenSequence) -> None:
         """The sequence ended."""

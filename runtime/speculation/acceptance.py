@@ -1,0 +1,208 @@
+"""How likely draft tokens are right: by source and position for the endpoint, corrected for each sequence.
+
+A source's counts forget exponentially, with drafts and with time, so that they follow what the endpoint is asked
+today, and so that what failed once is tried again. Positions that are seldom tried fall back on what is known of the
+positions before them. A sequence multiplies the odds by what its own drafts did against what was expected of them,
+shrunk towards 1 while it has few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.scheduler.sequence import Sequence as TokenSequence
+
+Rates = npt.NDArray[np.float64]
+
+#: acceptance (first token, later ones) that is assumed before anything is known. N-grams: measured on 30,000 greedy
+#: and sampled answer tokens of a small chat model. Heads and draft models: a good one's, because what is hoped for is
+#: tried and corrected after a few drafts, and what is despaired of is not
+_ASSUMED = {
+    "ngram/1": (0.20, 0.60),
+    "ngram/2": (0.50, 0.70),
+    "ngram/3": (0.60, 0.75),
+    "ngram/4-7": (0.75, 0.82),
+    "ngram/8-15": (0.85, 0.88),
+    "ngram/16+": (0.95, 0.97),
+    "eagle3": (0.80, 0.80),
+    "draft_target": (0.80, 0.80),
+}
+_UNKNOWN = (0.5, 0.5)
+#: how much nearer to 1 a tree's level is than a chain's token where no tree was tried: of what the best candidate
+#: misses, the share that the next ones catch
+_TREE_CATCHES = 0.3
+#: drafts, and steps, after which what a source did counts 1/e; the weight of what is assumed, in tries
+_MEMORY, _STEPS, _TRUST = 200.0, 600.0, 6.0
+#: tries of a sequence, and steps, after which they count 1/e; the weight of "like the endpoint", in tries
+_OWN_MEMORY, _OWN_STEPS, _OWN_TRUST = 48.0, 80.0, 8.0
+#: steps after which figures that only time changed are computed again
+_REFRESH = 16
+_LEAST, _MOST = 0.005, 0.995
+
+
+def tree_source(source: str) -> str:
+    """The name under which a source's trees are counted: levels of a tree are accepted oftener than a chain's."""
+    return f"{source}/tree"
+
+
+class _Source:
+    """Counts of one source by position."""
+
+    __slots__ = ("_rates", "_stale", "_then", "accepted", "assumed", "drafts", "tried")
+
+    def __init__(self, name: str, positions: int, now: int) -> None:
+        self.assumed = _assumed(name, positions)
+        self.accepted = np.zeros(positions)
+        self.tried = np.zeros(positions)
+        self.drafts = 0
+        self._rates: Rates = np.array(self.assumed)
+        self._stale = False
+        self._then = now
+
+    def record(self, tried: int, accepted: int, now: int) -> None:
+        self._fade(now, 1.0)
+        self.accepted[:accepted] += 1
+        self.tried[:tried] += 1
+        self.drafts += 1
+        self._stale = True
+
+    def current(self, now: int) -> Rates:
+        """Acceptance by position; each position's assumption moves with what the one before it turned out to be."""
+        if now - self._then >= _REFRESH:
+            self._fade(now, 0.0)
+            self._stale = True
+        if not self._stale:
+            return self._rates
+        shift = 0.0
+        for position, (accepted, tried) in enumerate(zip(self.accepted.tolist(), self.tried.tolist(), strict=True)):
+            usual = self.assumed[position]
+            expected = _probability(_logit(usual) + shift)
+            rate = min(max((accepted + _TRUST * expected) / (tried + _TRUST), _LEAST), _MOST)
+            self._rates[position] = rate
+            shift = _logit(rate) - _logit(usual)
+        self._stale = False
+        return self._rates
+
+    def _fade(self, now: int, drafts: float) -> None:
+        keep = math.exp(-drafts / _MEMORY - (now - self._then) / _STEPS)
+        self.accepted *= keep
+        self.tried *= keep
+        self._then = now
+
+
+class _Own:
+    """What one sequence's drafts of one family did: tries, accepted, expected to be accepted."""
+
+    __slots__ = ("_accepted", "_expected", "_then", "_tried")
+
+    def __init__(self, now: int) -> None:
+        self._tried = self._accepted = self._expected = 0.0
+        self._then = now
+
+    def record(self, tried: int, accepted: int, expected: float, now: int) -> None:
+        keep = math.exp(-tried / _OWN_MEMORY - (now - self._then) / _OWN_STEPS)
+        self._then = now
+        self._tried = self._tried * keep + tried
+        self._accepted = self._accepted * keep + accepted
+        self._expected = self._expected * keep + expected
+
+    def odds(self, now: int) -> float:
+        trust = _OWN_TRUST * math.exp((now - self._then) / _OWN_STEPS)  # the same as if the counts had faded
+        hits = (self._accepted + trust) / (self._expected + trust)
+        misses = (self._tried - self._accepted + trust) / (self._tried - self._expected + trust)
+        return hits / misses
+
+
+class Acceptance:
+    """Acceptance of draft tokens.
+
+    Args:
+        positions: most tokens of a chain, or levels of a tree.
+    """
+
+    def __init__(self, positions: int) -> None:
+        self.positions = positions
+        self._sources: dict[str, _Source] = {}
+        self._own: dict[TokenSequence, dict[str, _Own]] = {}
+        self._now = 0
+
+    def step(self) -> None:
+        """A step begins: time passes."""
+        self._now += 1
+
+    def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int) -> None:
+        """Count a draft of ``drafted`` tokens (levels) of which the first ``accepted`` were right."""
+        drafted = min(drafted, self.positions)
+        accepted = min(accepted, drafted)
+        tried = min(accepted + 1, drafted)
+        if tried <= 0:
+            return
+        known = self._source(source)
+        expected = float(known.current(self._now)[:tried].sum())
+        own = self._own.setdefault(sequence, {}).setdefault(_family(source), _Own(self._now))
+        own.record(tried, accepted, expected, self._now)
+        known.record(tried, accepted, self._now)
+
+    def rates(self, source: str) -> Rates:
+        """Float64 [positions], the endpoint's acceptance of each position once those before it were right."""
+        return self._source(source).current(self._now)
+
+    def kept(self, pairs: Sequence[tuple[TokenSequence, str]]) -> Rates:
+        """Float64 [n, positions]: the chance that each token of a draft for each (sequence, source) is kept."""
+        if not pairs:
+            return np.zeros((0, self.positions))
+        rates = np.stack([self._source(source).current(self._now) for _, source in pairs])
+        odds = np.array([self.odds(sequence, source) for sequence, source in pairs])[:, None]
+        return np.cumprod(odds * rates / (1 + (odds - 1) * rates), axis=1)
+
+    def odds(self, sequence: TokenSequence, source: str) -> float:
+        """What multiplies the odds of the endpoint's acceptance for this sequence; 1: nothing is known of it."""
+        own = self._own.get(sequence)
+        known = None if own is None else own.get(_family(source))
+        return 1.0 if known is None else known.odds(self._now)
+
+    def leave(self, sequence: TokenSequence) -> None:
+        """Forget the sequence."""
+        self._own.pop(sequence, None)
+
+    def explain(self) -> dict[str, Any]:
+        """By source: acceptance and tries by position, drafts counted."""
+        return {
+            name: {
+                "acceptance": [round(rate, 4) for rate in known.current(self._now).tolist()],
+                "tried": [round(tried, 1) for tried in known.tried.tolist()],
+                "drafts": known.drafts,
+            }
+            for name, known in sorted(self._sources.items())
+        }
+
+    def _source(self, name: str) -> _Source:
+        known = self._sources.get(name)
+        if known is None:
+            known = self._sources[name] = _Source(name, self.positions, self._now)
+        return known
+
+
+def _family(source: str) -> str:
+    """Sources whose drafts a sequence is liked or disliked by together: all n-grams; a head's chains and trees."""
+    return source.partition("/")[0]
+
+
+def _assumed(name: str, positions: int) -> list[float]:
+    chain = name.removesuffix(tree_source(""))
+    first, later = _ASSUMED.get(chain, _UNKNOWN)
+    values = [first, *[later] * (positions - 1)]
+    return values if chain == name else [value + _TREE_CATCHES * (1 - value) for value in values]
+
+
+def _logit(value: float) -> float:
+    return math.log(value / (1 - value))
+
+
+def _probability(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit))

@@ -1,0 +1,186 @@
+"""What a step costs: the target by tokens and requests, a draft by its length and requests, Python beside them.
+
+Measured when the engine is loaded, then followed. A busier machine or longer contexts make everything dearer
+alike: that is one scale, which follows fast. What one size costs beyond its measurement is a correction of its own,
+which follows ever more slowly, so that a busy minute is not taken for a dear size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Seconds = npt.NDArray[np.float64]
+
+#: share of a deviation that the scale takes over, and a size's own correction at least and at first
+_SCALE_STEP, _OWN_STEP, _OWN_FIRST = 0.1, 0.005, 20.0
+#: a deviation beyond this factor is an accident (a page fault, a neighbour's burst), counted as this one
+_ACCIDENT = math.log(2.0)
+#: sizes up to which every number of tokens has its own correction; beyond it sixteen an octave
+_EACH = 32
+
+
+class StepCosts:
+    """Seconds of steps.
+
+    Args:
+        verify: seconds of a target step by tokens, in one request; 1 among them.
+        requests: seconds of a target step of one token a request, by requests.
+        draft: seconds of one draft pass by requests; None: no drafter with weights.
+        most_tokens: largest step that is asked about.
+    """
+
+    def __init__(
+        self,
+        verify: Mapping[int, float],
+        requests: Mapping[int, float] | None = None,
+        draft: Mapping[int, float] | None = None,
+        *,
+        most_tokens: int,
+    ) -> None:
+        self.measured = {"verify": dict(verify), "requests": dict(requests or {}), "draft": dict(draft or {})}
+        self._tokens = curve(verify, most_tokens)
+        most_requests = max([1, *(requests or ()), *(draft or ())])
+        plain = curve(requests, most_requests) if requests else self._tokens[: most_requests + 1]
+        alone = self._tokens[np.minimum(np.arange(len(plain)), most_tokens)]
+        self._beside = np.maximum.accumulate(np.maximum(plain - alone, 0.0))
+        self._pass = curve(draft, most_requests) if draft else None
+        self._bin = _bins(most_tokens)
+        self._own = np.zeros(int(self._bin[-1]) + 1)
+        self._seen = np.zeros(int(self._bin[-1]) + 1)
+        self._drafts: dict[int, list[float]] = {}
+        self._hosts: dict[tuple[bool, int], list[float]] = {}
+        self.scale = 0.0
+        self._steps = 0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a drafter with weights was measured."""
+        return self._pass is not None
+
+    def verify(self, first: int, last: int, requests: int) -> Seconds:
+        """Float64 [last - first + 1]: seconds of target steps of ``first`` to ``last`` tokens of ``requests``.
+
+        Never falling. Steps larger than the largest known are taken to grow as the last ones do.
+        """
+        top = len(self._tokens) - 1
+        tokens = np.arange(first, last + 1)
+        within = np.minimum(tokens, top)
+        base = self._tokens[within] + (tokens - within) * (self._tokens[top] - self._tokens[top - 1])
+        base = (base + self._beside[min(requests, len(self._beside) - 1)]) * np.exp(
+            self.scale + self._own[self._bin[within]]
+        )
+        return np.maximum.accumulate(base)
+
+    def step(self, tokens: int, requests: int) -> float:
+        """Seconds of one target step."""
+        return float(self.verify(tokens, tokens, requests)[0])
+
+    def draft(self, length: int, requests: int) -> float:
+        """Seconds of drafting ``length`` tokens (levels) for ``requests``; 0 without a drafter with weights."""
+        if self._pass is None or length <= 0 or requests <= 0:
+            return 0.0
+        return self._a_draft(length) * float(self._pass[min(requests, len(self._pass) - 1)])
+
+    def drafts_by_requests(self, length: int, most: int) -> Seconds:
+        """Float64 [most + 1]: :meth:`draft` of 0 to ``most`` requests."""
+        if self._pass is None:
+            return np.zeros(most + 1)
+        times = self._pass[np.minimum(np.arange(most + 1), len(self._pass) - 1)] * self._a_draft(length)
+        times[0] = 0.0
+        return times
+
+    def _a_draft(self, length: int) -> float:
+        """What turns a pass into a draft of ``length`` tokens."""
+        own = self._drafts.get(length)
+        return length * math.exp(self.scale + (own[0] if own else 0.0))
+
+    def host(self, drafting: bool, requests: int) -> float:
+        """Seconds of Python beside the executors in a step that verifies drafts, or in a plain one."""
+        known = self._hosts.get((drafting, requests.bit_length()))
+        return known[0] if known else 0.0
+
+    def observe(self, part: str, tokens: int, requests: int, seconds: float) -> None:
+        """Take in how long a part took; see :meth:`runtime.speculation.draft.Policy.timed`."""
+        if not seconds > 0 or tokens < 0 or requests < 1:
+            return
+        if part == "verify" and tokens >= 1:
+            place = int(self._bin[min(tokens, len(self._bin) - 1)])
+            off = self._deviation(seconds, self.step(tokens, requests))
+            self._steps += 1
+            self.scale += off * max(_SCALE_STEP, 1 / (self._steps + 1))
+            self._own[place] += off * max(_OWN_STEP, 1 / (self._seen[place] + _OWN_FIRST))
+            self._seen[place] += 1
+        elif part == "draft" and tokens >= 1 and self._pass is not None:
+            own = self._drafts.setdefault(tokens, [0.0, 0.0])
+            off = self._deviation(seconds, self.draft(tokens, requests))
+            # Python around the passes was not measured at load: the first times count almost in full.
+            own[0] += off * max(0.02, 1 / (own[1] + 2))
+            own[1] += 1
+        elif part == "host":
+            known = self._hosts.setdefault((tokens > 0, requests.bit_length()), [seconds, 0.0])
+            known[1] += 1
+            known[0] += (min(seconds, 4 * known[0]) - known[0]) * max(0.02, 1 / known[1])
+
+    def explain(self) -> dict[str, Any]:
+        """Milliseconds: as measured at load, and as they are taken now."""
+        now = {tokens: 1e3 * self.step(tokens, 1) for tokens in self.measured["verify"]}
+        passes = {
+            str(requests): {
+                str(length): round(1e3 * self.draft(length, requests), 3) for length in sorted({1, 2, 4, *self._drafts})
+            }
+            for requests in self.measured["draft"]
+        }
+        return {
+            "measured_at_load_ms": {
+                part: {str(size): round(1e3 * seconds, 3) for size, seconds in sorted(found.items())}
+                for part, found in self.measured.items()
+            },
+            "scale": round(math.exp(self.scale), 3),
+            "verify_ms": {str(tokens): round(value, 3) for tokens, value in sorted(now.items())},
+            "draft_ms": passes,
+            "host_ms": {
+                f"{'drafting' if drafting else 'plain'}, {1 << (size - 1)} requests and more": round(1e3 * known[0], 3)
+                for (drafting, size), known in sorted(self._hosts.items())
+            },
+        }
+
+    @staticmethod
+    def _deviation(seconds: float, expected: float) -> float:
+        return min(max(math.log(seconds / expected), -_ACCIDENT), _ACCIDENT)
+
+
+def curve(points: Mapping[int, float], most: int) -> Seconds:
+    """Float64 [most + 1]: the points made never falling and joined by lines, the last line going on.
+
+    Where measurements fall, neighbours are averaged (pool adjacent violators: the nearest rising curve).
+    """
+    sizes = sorted(points)
+    levels: list[list[float]] = []
+    for size in sizes:
+        levels.append([points[size], 1.0])
+        while len(levels) > 1 and levels[-2][0] > levels[-1][0]:
+            value, weight = levels.pop()
+            below = levels[-1]
+            below[0] = (below[0] * below[1] + value * weight) / (below[1] + weight)
+            below[1] += weight
+    values = [value for value, weight in levels for _ in range(int(weight))]
+    axis = np.arange(most + 1, dtype=np.float64)
+    result = np.interp(axis, sizes, values)
+    if len(sizes) > 1 and most > sizes[-1]:
+        # The slope over the upper half: the last two points alone would carry their noise far.
+        middle = next(i for i, size in enumerate(sizes) if size >= sizes[-1] / 2 or i == len(sizes) - 2)
+        slope = (values[-1] - values[middle]) / (sizes[-1] - sizes[middle])
+        result = np.where(axis > sizes[-1], values[-1] + (axis - sizes[-1]) * slope, result)
+    return result
+
+
+def _bins(most: int) -> npt.NDArray[np.int64]:
+    """Int64 [most + 1]: the correction's number for each number of tokens."""
+    tokens = np.arange(most + 1, dtype=np.float64)
+    octaves = np.log2(np.maximum(tokens, _EACH) / _EACH)
+    return np.where(tokens <= _EACH, tokens, _EACH + 1 + np.floor(16 * octaves)).astype(np.int64)
