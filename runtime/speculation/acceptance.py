@@ -37,9 +37,9 @@ _UNKNOWN = (0.5, 0.5)
 #: misses, the share that the next ones catch
 _TREE_CATCHES = 0.3
 #: drafts, and steps, after which what a source did counts 1/e; the weight of what is assumed, in tries
-_MEMORY, _STEPS, _TRUST = 200.0, 600.0, 6.0
+_MEMORY, _STEPS, _TRUST = 200.0, 250.0, 6.0
 #: tries of a sequence, and steps, after which they count 1/e; the weight of "like the endpoint", in tries
-_OWN_MEMORY, _OWN_STEPS, _OWN_TRUST = 48.0, 80.0, 8.0
+_OWN_MEMORY, _OWN_STEPS, _OWN_TRUST = 48.0, 80.0, 14.0
 #: steps after which figures that only time changed are computed again
 _REFRESH = 16
 _LEAST, _MOST = 0.005, 0.995
@@ -112,10 +112,12 @@ class _Own:
         self._expected = self._expected * keep + expected
 
     def odds(self, now: int) -> float:
+        if not self._tried:
+            return 1.0
+        usual = min(max(self._expected / self._tried, _LEAST), _MOST)
         trust = _OWN_TRUST * math.exp((now - self._then) / _OWN_STEPS)  # the same as if the counts had faded
-        hits = (self._accepted + trust) / (self._expected + trust)
-        misses = (self._tried - self._accepted + trust) / (self._tried - self._expected + trust)
-        return hits / misses
+        rate = min(max((self._accepted + trust * usual) / (self._tried + trust), _LEAST), _MOST)
+        return rate / (1 - rate) * (1 - usual) / usual
 
 
 class Acceptance:

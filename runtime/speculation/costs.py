@@ -17,7 +17,7 @@ import numpy.typing as npt
 Seconds = npt.NDArray[np.float64]
 
 #: share of a deviation that the scale takes over, and a size's own correction at least and at first
-_SCALE_STEP, _OWN_STEP, _OWN_FIRST = 0.1, 0.005, 20.0
+_SCALE_STEP, _OWN_STEP, _OWN_FIRST = 0.1, 0.005, 6.0
 #: a deviation beyond this factor is an accident (a page fault, a neighbour's burst), counted as this one
 _ACCIDENT = math.log(2.0)
 #: sizes up to which every number of tokens has its own correction; beyond it sixteen an octave

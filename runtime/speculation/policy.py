@@ -10,15 +10,16 @@ Programming", Management Science 13, 1967: the ratio of two sums is largest wher
 a step in which much is likely drafts further than one in which little is, and one that computes a prompt anyway is not
 taken for a cheap one to draft in.
 
-Where nothing is drafted nothing is learned, so now and then a short draft is made for one sequence; what these cost
-stays under :data:`PROBE_SHARE` of the time. N-gram drafts need none (:mod:`runtime.speculation.shadow`).
+Where nothing is drafted nothing is learned, so now and then a draft is made that the plan has not: a token for a
+sequence that is not drafted for, or one more than was planned. What these cost stays under :data:`PROBE_SHARE` of the
+time. Whether n-gram drafts are right is learned without them (:mod:`runtime.speculation.shadow`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,8 @@ from runtime.speculation.overrides import Overrides
 from trtforge.rounds import best_length
 from trtforge.speculation import DraftPolicy, DynamicTree, SpeculationRecord, StaticTree
 
-#: time that drafts of unknown worth may cost at most, and the length of such a draft
+#: time that drafts of unknown worth may cost at most
 PROBE_SHARE = 0.015
-PROBE_LENGTH = 2
 #: probes that can be saved up for
 _PROBES_SAVED = 2.0
 #: steps over which the going rate is averaged
@@ -66,7 +66,7 @@ class FixedPolicy:
         self._overrides = Overrides(overrides)
 
     def choose(self, candidates: Sequence[Sequence[Candidate]], *, running: int, prefill_tokens: int) -> list[Choice]:
-        """The first ready candidate of each sequence, else the first; see :class:`~runtime.speculation.draft.Policy`."""
+        """The first ready candidate of each sequence, else the first."""
         self._overrides.step()
         length = self._overrides.length(running, self.max_draft_len)
         chosen = []
@@ -201,30 +201,53 @@ class AdaptivePolicy:
         return max(rate, step.running / step.plain_seconds)
 
     def _probe(self, step: _Step, plan: _Plan, choices: list[Choice]) -> None:
-        """Draft for one sequence that would not be drafted for by a drafter with weights, once that was saved up for."""
+        """Spend what was saved up on a draft that the plan has not, to learn what it is worth and what it costs."""
         self._probing = 0.0
-        rows = [row for row in step.with_model if not choices[row].count]
-        tree = self._tree is not None and self._counts.probes % 2 == 1 and not plan.tree
-        if tree:
-            rows = [row for row in step.with_model if choices[row].count and not choices[row].candidate.ready] or rows
-        if not rows:
-            self._credit = 0.0
+        probe = self._unasked(step, plan, choices) or self._stretched(step, choices)
+        if probe is None:
             return
-        row = min(rows, key=lambda number: self._probed.get(choices[number].candidate.sequence, -1))
-        candidate = step.model_of(row)
-        count = min(candidate.most, self._tree.nodes if tree and self._tree is not None else PROBE_LENGTH)
-        levels = self._tree.depth if tree and self._tree is not None else count
-        extra = int(plan.counts.sum()) + count - choices[row].count
-        cost = step.seconds(extra, levels, max(int((plan.model & (plan.counts > 0)).sum()), 1)) - plan.seconds
-        cost = max(cost, 0.0)
+        row, choice, levels = probe
+        drafted = int((plan.model & (plan.counts > 0)).sum())
+        new = not choice.candidate.ready and not (choices[row].count and not choices[row].candidate.ready)
+        tokens = int(plan.counts.sum()) + choice.count - choices[row].count
+        passes = max(levels, plan.passes) if not choice.candidate.ready else plan.passes
+        cost = max(step.seconds(tokens, passes, drafted + new) - plan.seconds, 0.0)
         self._credit = min(self._credit + PROBE_SHARE * plan.seconds, _PROBES_SAVED * cost)
-        if count < 1 or self._credit < cost:
+        if self._credit < cost:
             return
         self._credit -= cost
-        self._probing = self.costs.draft(levels, 1)
-        self._probed[candidate.sequence] = self._counts.steps
+        if new and not drafted:
+            self._probing = self.costs.draft(levels, 1)
+        self._probed[choice.candidate.sequence] = self._counts.steps
         self._counts.probes += 1
-        choices[row] = Choice(candidate, count, tree)
+        choices[row] = choice
+
+    def _unasked(self, step: _Step, plan: _Plan, choices: Sequence[Choice]) -> tuple[int, Choice, int] | None:
+        """A draft by the drafter with weights for a sequence that has none, in turn; every other time a tree."""
+        rows = [row for row in step.with_model if not choices[row].count]
+        tree = None if plan.tree or self._counts.probes % 2 == 0 else step.tree
+        if tree is not None:
+            rows = rows or [row for row in step.with_model if not choices[row].candidate.ready]
+        if not rows:
+            return None
+        row = min(rows, key=lambda number: self._probed.get(choices[number].candidate.sequence, -1))
+        candidate = step.model_of(row)
+        if tree is not None:
+            return row, Choice(candidate, tree.nodes, True), tree.depth
+        return row, Choice(candidate, 1), 1
+
+    def _stretched(self, step: _Step, choices: Sequence[Choice]) -> tuple[int, Choice, int] | None:
+        """One token more than planned, in turn: what lies beyond the plan is known from load and by guess alone."""
+        rows = [
+            row
+            for row, choice in enumerate(choices)
+            if 0 < choice.count < min(choice.candidate.most, step.length) and not choice.tree
+        ]
+        if not rows:
+            return None
+        row = min(rows, key=lambda number: self._probed.get(choices[number].candidate.sequence, -1))
+        choice = replace(choices[row], count=choices[row].count + 1, worth=0.0)
+        return row, choice, choice.count
 
     def _count(self, choices: Sequence[Choice]) -> None:
         drafting = False
@@ -236,13 +259,18 @@ class AdaptivePolicy:
                 asked[1] += choice.count
         self._counts.drafting += drafting
 
+    @property
+    def turn(self) -> int:
+        """Number of this step."""
+        return self._counts.steps
+
     # -- learning ------------------------------------------------------------------------------------
 
     def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int, *, tree: bool) -> None:
         """See :class:`~runtime.speculation.draft.Policy`."""
         self._overrides.verified(drafted, accepted)
         if tree and self._tree is not None:
-            self.acceptance.record(sequence, tree_source(source), self._tree.depth, accepted)
+            self.acceptance.record(sequence, tree_source(source), min(drafted, self._tree.depth), accepted)
         else:
             self.acceptance.record(sequence, source, drafted, accepted)
 
@@ -386,10 +414,10 @@ class _Step:
         longest = int((self._kept_model > 0).sum(axis=1).max(initial=0)) if self.with_model else 0
         value_ready = np.maximum(self._kept_ready - token, 0.0).sum(axis=1)
         columns = np.arange(self.length)
-        last = self.policy.last_passes
+        last, turn = self.policy.last_passes, self.policy.turn % (longest + 1)
         for passes in range(longest + 1):
-            if 2 < passes < longest and abs(passes - last) > 1:
-                continue  # the best moves step by step; the ends and the lengths around it are enough to find it
+            if 2 < passes < longest and abs(passes - last) > 1 and passes != turn:
+                continue  # the ends, the lengths around the last one and each other in turn find the best soon
             chain = np.where(columns < passes, self._kept_model, 0.0) if passes else np.zeros_like(self._kept_ready)
             model = np.maximum(chain - token, 0.0).sum(axis=1) > value_ready
             kept = np.where(model[:, None], chain, self._kept_ready)

@@ -99,7 +99,8 @@ def run(
     prefill: Callable[[int], int] = lambda step: 0,
 ) -> Outcome:
     """Simulate; without a policy nothing is drafted."""
-    rng = np.random.default_rng(seed)
+    # what is drawn does not depend on what the policy does, so that luck is the same for all policies
+    lengths, offers, luck, spread = (np.random.default_rng([seed, number]) for number in range(4))
     alone = np.interp(np.arange(4097), list(world.verify), list(world.verify.values()))
     top = max(world.verify)
     slope = (alone[top] - alone[top // 2]) / (top - top // 2)
@@ -109,14 +110,14 @@ def run(
     def stream() -> Stream:
         nonlocal made
         made += 1
-        return Stream((made - 1) % world.kinds, int(world.answer * rng.uniform(0.5, 1.5)))
+        return Stream((made - 1) % world.kinds, int(world.answer * lengths.uniform(0.5, 1.5)))
 
     streams = [stream() for _ in range(concurrency)]
     for step in range(steps):
         groups, prompts = [], prefill(step)
         for one in streams:
             group = []
-            pick = rng.random()
+            pick = offers.random()
             for source, chance in world.available.items():
                 if pick < chance:
                     group.append(Candidate(one, source, longest, ready=True))
@@ -132,7 +133,7 @@ def run(
         model = [choice.count for choice in chosen.values() if not choice.candidate.ready]
         tokens = concurrency + draft_tokens
         verify = alone[tokens + prompts] + world.beside * (concurrency - 1)
-        verify *= float(np.exp(world.noise * rng.standard_normal()))
+        verify *= float(np.exp(world.noise * spread.standard_normal()))
         passes = 0.0
         if model and world.head is not None:
             passes = max(model) * float(np.interp(len(model), list(world.head), list(world.head.values())))
@@ -142,7 +143,7 @@ def run(
         for index, one in enumerate(streams):
             outcome.tokens += 1
             choice, accepted = chosen.get(one), 0
-            draws = rng.random(longest)
+            draws = luck.random(longest)
             for group in groups:
                 for candidate in group:
                     if candidate.sequence is not one:

@@ -1,0 +1,197 @@
+"""Costs from measured points, followed by moving averages, and measured on an executor without harm to its pool."""
+
+import math
+
+import numpy as np
+import pytest
+
+from runtime.blocks import BlockPool
+from runtime.executors.base import ExecutorLimits
+from runtime.simulation import SimulatedExecutor
+from runtime.speculation.costs import StepCosts, curve
+from runtime.speculation.measuring import measure
+from trtforge.speculation import DynamicTree, NGramSizes, SpeculationRecord
+
+POINTS = {1: 8.0, 2: 9.0, 4: 11.0, 8: 19.0}
+
+
+def costs(**options) -> StepCosts:
+    return StepCosts(
+        {n: 1e-3 * v for n, v in POINTS.items()},
+        {1: 8e-3, 2: 9.5e-3, 4: 12e-3},
+        {1: 1e-3, 4: 2.5e-3},
+        most_tokens=64,
+        **options,
+    )
+
+
+def test_points_are_joined_by_lines_and_go_on_as_they_rise():
+    values = curve(POINTS, 10)
+    assert values[[1, 3, 6, 8]].tolist() == pytest.approx([8, 10, 15, 19])
+    assert values[10] == pytest.approx(23)
+
+
+def test_measurements_that_fall_are_averaged_with_their_neighbours():
+    assert curve({1: 10.0, 2: 14.0, 3: 12.0, 4: 20.0}, 4)[1:].tolist() == pytest.approx([10, 13, 13, 20])
+    rng = np.random.default_rng(0)
+    noisy = curve({n: float(n + rng.normal(0, 3)) for n in range(1, 40)}, 60)
+    assert (np.diff(noisy[1:]) >= 0).all()
+
+
+def test_a_jump_between_two_sizes_stays_one():
+    values = curve({3: 6.0, 4: 6.7, 5: 9.8, 6: 10.1}, 6)
+    assert values[5] - values[4] == pytest.approx(3.1)
+
+
+def test_requests_beside_each_other_cost_more_than_the_tokens_of_one():
+    known = costs()
+    assert known.step(4, 1) == pytest.approx(11e-3)
+    assert known.step(4, 4) == pytest.approx(12e-3)  # as measured
+    assert known.step(8, 4) == pytest.approx(20e-3)  # eight tokens, and what four contexts add
+    assert known.verify(4, 8, 4).tolist() == pytest.approx([12e-3, 14e-3, 16e-3, 18e-3, 20e-3])
+
+
+def test_a_draft_costs_a_pass_a_token():
+    known = costs()
+    assert known.draft(3, 1) == pytest.approx(3e-3)
+    assert known.draft(2, 4) == pytest.approx(5e-3)
+    assert known.draft(0, 4) == known.draft(2, 0) == 0.0
+    assert known.drafts_by_requests(2, 4).tolist() == pytest.approx([0, 2e-3, 3e-3, 4e-3, 5e-3])
+    assert StepCosts({1: 1.0}, most_tokens=4).draft(3, 1) == 0.0
+
+
+def test_a_slower_machine_scales_everything():
+    known = costs()
+    for _ in range(100):
+        known.observe("verify", 4, 1, 22e-3)
+    assert known.step(4, 1) == pytest.approx(22e-3, rel=0.02)
+    assert known.step(8, 1) / known.step(1, 1) == pytest.approx(19 / 8, rel=0.01)
+    assert known.draft(2, 1) == pytest.approx(4e-3, rel=0.2)
+
+
+def test_one_size_that_is_dearer_than_measured_gets_a_correction_of_its_own():
+    known = costs()
+    for _ in range(400):
+        known.observe("verify", 1, 1, 8e-3)
+        known.observe("verify", 8, 1, 30e-3)
+    assert known.step(8, 1) / known.step(1, 1) == pytest.approx(30 / 8, rel=0.15)
+
+
+def test_an_accident_moves_little():
+    known = costs()
+    for _ in range(50):
+        known.observe("verify", 4, 1, 11e-3)
+    known.observe("verify", 4, 1, 5.0)
+    assert known.step(4, 1) < 13e-3
+
+
+@pytest.mark.parametrize(("part", "tokens", "requests", "seconds"), [
+    ("verify", 0, 1, 1.0), ("verify", 4, 0, 1.0), ("verify", 4, 1, 0.0), ("draft", 0, 1, 1.0), ("else", 4, 1, 1.0),
+])  # fmt: skip
+def test_what_makes_no_sense_is_not_taken_in(part, tokens, requests, seconds):
+    known = costs()
+    before = known.explain()
+    known.observe(part, tokens, requests, seconds)
+    assert known.explain() == before
+
+
+def test_python_beside_the_executors_is_counted_by_kind_of_step():
+    known = costs()
+    for _ in range(60):
+        known.observe("host", 0, 4, 1e-3)
+        known.observe("host", 6, 4, 3e-3)
+    assert known.host(False, 4) == pytest.approx(1e-3)
+    assert known.host(True, 5) == pytest.approx(3e-3)
+    assert known.host(True, 1) == 0.0
+    assert known.explain()["host_ms"] == {"drafting, 4 requests and more": 3.0, "plain, 4 requests and more": 1.0}
+
+
+def test_a_drafts_python_is_learned_from_the_first_times():
+    known = costs()
+    for _ in range(30):
+        known.observe("draft", 4, 1, 8e-3)
+    assert known.draft(4, 1) == pytest.approx(8e-3, rel=0.05)
+
+
+def record(tree: DynamicTree | None = None) -> SpeculationRecord:
+    method = {"method": "eagle3", "taps": (1,), "tree": tree} if tree else {"method": "ngram"}
+    return SpeculationRecord(max_draft_len=4, ngram=NGramSizes(8, 2), **method)
+
+
+def measured(pool: BlockPool, executor: SimulatedExecutor, **options) -> StepCosts:
+    return measure(executor, pool, record(), **options)
+
+
+def simulated(**limits) -> SimulatedExecutor:
+    given = {"max_batch_size": 4, "max_num_tokens": 32, "max_seq_len": 64, "max_input_len": 63, **limits}
+    return SimulatedExecutor(num_blocks=80, limits=ExecutorLimits(**given))
+
+
+def test_measuring_leaves_pool_and_prefix_cache_as_they_were():
+    executor = simulated()
+    pool = BlockPool(executor.num_blocks)
+    held = pool.allocate(3)
+    pool.publish(held[0], b"d" * 16)
+    pool.release(held[:1])
+    written: set[int] = set()
+    executor.writable = lambda block: written.add(block) or block not in held
+    known = measured(pool, executor, seconds=0.2)
+    assert (pool.num_used, pool.num_cached) == (2, 1)
+    assert written and held[0] not in written and pool.lookup([b"d" * 16]) == held[:1]
+    assert set(known.measured["verify"]) >= {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20}
+    assert set(known.measured["requests"]) == {1, 2, 4}
+    assert known.measured["draft"] == {} and not known.drafts
+    assert all(value > 0 for part in known.measured.values() for value in part.values())
+
+
+@pytest.mark.parametrize("limits", [
+    {"max_seq_len": 8, "max_input_len": 7}, {"max_num_tokens": 4}, {"max_batch_size": 1},
+])  # fmt: skip
+def test_measuring_keeps_to_small_limits(limits):
+    """The simulated executor refuses any batch beyond them."""
+    executor = simulated(**limits)
+    known = measured(BlockPool(executor.num_blocks), executor, seconds=0.05)
+    assert max(known.measured["verify"]) <= min(limits.get("max_num_tokens", 20), limits.get("max_seq_len", 64))
+    assert math.isfinite(known.step(4096, 4))
+
+
+def test_few_free_blocks_are_enough():
+    executor = simulated()
+    pool = BlockPool(executor.num_blocks)
+    pool.allocate(executor.num_blocks - 2)
+    known = measured(pool, executor, seconds=0.05)
+    assert pool.num_free == 2
+    assert set(known.measured["requests"]) == {1}
+
+
+def test_a_draft_executor_is_fed_back_states():
+    import torch
+
+    calls = []
+
+    class Head:
+        hidden_size, tap_width = 6, 18
+
+        def execute(self, batch, *, taps=None, feedback=None):
+            assert taps is None and feedback.shape == (batch.num_tokens, 6)
+            calls.append(batch.num_requests)
+            return torch.zeros(batch.num_tokens, 5), feedback
+
+    executor = simulated()
+    known = measured(BlockPool(executor.num_blocks), executor, draft=Head(), seconds=0.05)
+    assert set(known.measured["draft"]) == set(calls) == {1, 2, 4}
+
+
+def test_large_steps_are_dropped_when_time_is_short():
+    import time
+
+    class Slow(SimulatedExecutor):
+        def execute(self, batch):
+            time.sleep(0.004 * batch.num_tokens)
+            return super().execute(batch)
+
+    executor = Slow(limits=ExecutorLimits(4, 32, 64, 63))
+    before = time.perf_counter()
+    known = measured(BlockPool(executor.num_blocks), executor, seconds=0.1)
+    assert time.perf_counter() - before < 3.0
+    assert known.step(20, 1) > known.step(10, 1) > known.step(1, 1) > 3e-3
