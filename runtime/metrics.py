@@ -92,6 +92,7 @@ _HELP = {
     "iteration_tokens": "Tokens computed in a step",
     "iteration_host_seconds": "Time of a step outside the executor",
     **speculative.HELP,
+    **speculative.CHOICE_HELP,
 }
 _COUNTERS = {
     "prompt_tokens_total",

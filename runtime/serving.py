@@ -9,10 +9,12 @@ from the core, or, when the engine dies, from here. Nothing ever waits on an eng
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +25,7 @@ from runtime import errors
 from runtime.engine import EngineConfig, EngineCore, PreparedRequest
 from runtime.executors.base import ExecutorLimits
 from runtime.request import FinishReason, Request, RequestOutput, SampleOutput
-from runtime.speculation.figures import Point
+from runtime.speculation.figures import Point, choice_points
 from trtforge.errors import ForgeError
 
 log = logging.getLogger("trtforge.runtime")
@@ -32,6 +34,8 @@ Callback = Callable[[RequestOutput], None]
 
 #: Steps that may fail in a row before the engine calls itself dead.
 MAX_FAILURES = 3
+#: how old the policy's explanation may be
+EXPLAIN_SECONDS = 1.0
 
 
 class AsyncEngine:
@@ -55,6 +59,8 @@ class AsyncEngine:
         self._stopping = False
         self._ending: ForgeError | None = None
         self._death: ForgeError | None = None
+        self._explanation: dict[str, Any] = {}
+        self._explain_at = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -210,8 +216,18 @@ class AsyncEngine:
         return self.core.stats()
 
     def points(self) -> Iterator[Point]:
-        """The core's counters and gauges with their labels, likewise."""
-        return self.core.metrics.points()
+        """The core's counters and gauges with their labels, likewise, and what the policy of drafts would choose."""
+        yield from self.core.metrics.points()
+        yield from choice_points(self._explained())
+
+    def _explained(self) -> dict[str, Any]:
+        """The policy's explanation, a new one every :data:`EXPLAIN_SECONDS`."""
+        if self.core.speculator is not None and time.monotonic() >= self._explain_at:
+            self._explain_at = time.monotonic() + EXPLAIN_SECONDS
+            # the stepping thread may add a source or a batch size meanwhile: the last explanation then stays
+            with contextlib.suppress(RuntimeError):
+                self._explanation = self.core.speculator.policy.explain()
+        return self._explanation
 
     # -- the stepping thread -------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ all nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,25 @@ HELP = {
     "spec_decode_draft_seconds_total": "Time of drafting",
     "spec_decode_verify_seconds_total": "Time of the steps that verified drafts",
 }
+
+#: of what the policy says it would choose
+CHOICE_HELP = {
+    "spec_decode_choice_draft_len": "Draft tokens that would pay best if a source drafted for all running requests",
+    "spec_decode_choice_speedup": "Tokens a second with that many draft tokens, over those without drafts",
+}
+
+
+def choice_points(explanation: Mapping[str, Any]) -> Iterator[Point]:
+    """What a policy would choose by its costs and acceptance now, by source and by the number of running requests.
+
+    Args:
+        explanation: of :meth:`runtime.speculation.draft.Policy.explain`.
+    """
+    for running, sources in explanation.get("choices", {}).items():
+        for source, choice in sources.items():
+            labels = {"source": source, "running": str(running)}
+            yield "spec_decode_choice_draft_len", labels, choice["draft_tokens"]
+            yield "spec_decode_choice_speedup", labels, choice["speedup"]
 
 
 @dataclass(slots=True)

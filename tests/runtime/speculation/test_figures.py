@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.metrics import Metrics, help_of, is_counter, register_prometheus
 from runtime.speculation.draft import Draft
-from runtime.speculation.figures import HELP, SpeculationFigures
+from runtime.speculation.figures import CHOICE_HELP, HELP, SpeculationFigures, choice_points
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -91,14 +91,30 @@ def test_every_figure_is_explained_and_shown(figures):
     }  # fmt: skip
 
 
+def test_what_the_policy_would_choose_is_shown_by_source_and_batch():
+    explanation = {
+        "adaptive": True,
+        "choices": {
+            "1": {"eagle3": {"draft_tokens": 4, "speedup": 1.4}},
+            "16": {"eagle3": {"draft_tokens": 0, "speedup": 1.0}},
+        },
+    }
+    points = list(choice_points(explanation))
+    assert ("spec_decode_choice_draft_len", {"source": "eagle3", "running": "1"}, 4) in points
+    assert ("spec_decode_choice_speedup", {"source": "eagle3", "running": "16"}, 1.0) in points
+    assert {name for name, _, _ in points} == set(CHOICE_HELP)
+    assert all(help_of(name) and not is_counter(name) for name in CHOICE_HELP)
+    assert list(choice_points({"adaptive": False, "max_draft_len": 4})) == []
+
+
 def test_the_documentation_lists_every_figure():
     section = (ROOT / "docs" / "runtime.md").read_text(encoding="utf-8").split("\n## Metrics\n")[1].split("\n## ")[0]
     rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
     listed = {name: "".join(labels) for names, labels in rows for name in re.findall(r"`(\w+)`", names)}
-    assert {f"spec_decode_{name}" for name in listed} == set(HELP)
+    assert {f"spec_decode_{name}" for name in listed} == {*HELP, *CHOICE_HELP}
     assert {name for name, labels in listed.items() if "`source`" in labels} == {
         name.removeprefix("spec_decode_") for name in HELP if "_num_" in name and "skipped" not in name
-    } | {"draft_len"}
+    } | {"draft_len", "choice_draft_len", "choice_speedup"}
 
 
 def test_the_client_library_shows_the_same(figures):
