@@ -17,7 +17,7 @@ from trtforge.errors import ForgeError
 from trtforge.json_file import read_json_file
 from trtforge.progress import Progress
 from trtforge.recipe.schema import Build
-from trtforge.speculation import SpeculationRecord
+from trtforge.speculation import SpeculationRecord, read_speculation
 
 #: target built from the graph -> its module
 GRAPH_TARGETS = {
@@ -209,22 +209,36 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
         For TensorRT-LLM's targets engine.json and what was read back of a compiled engine. Else
         engine.json without hashes and rows, with ``linears`` decided anew for this machine, ``machine``
         (its capability) and ``execution``: for each (stored, executed, kernel, native, rounds) the number of
-        linears and of weights.
+        linears and of weights; ``draft_engine``: the same of the engine that drafts, where there is one.
 
     Raises:
         ForgeError: ``TF-BLD-020`` no engine, or a record that lacks parts; and the target's own.
     """
     engine = read_engine(engine_dir)
     _require_parts(engine, engine_dir)
+    record = _speculation(engine, engine_dir)
+    draft = {}
+    if record is not None and record.draft is not None:
+        draft = {"draft_engine": engine_info(Path(engine_dir) / record.draft, capability)}
     if engine["target"] != "torch":
         described: dict[str, Any] = _module(engine["target"], TARGETS).engine_info(Path(engine_dir), engine)
-        return described
+        return {**described, **draft}
     capability = capability or cpu_capability()
     try:
         rows = rows_of(engine["kernel_choices"])
-        return _torch_info(engine, capability, rows)
+        return {**_torch_info(engine, capability, rows), **draft}
     except (TypeError, KeyError, LookupError) as error:
         raise _changed(engine_dir, f"has kernel_choices or linears that cannot be read: {error}") from error
+
+
+def _speculation(engine: dict[str, Any], engine_dir: Path) -> SpeculationRecord | None:
+    """What the engine drafts by; TensorRT-LLM's engines keep the recipe's section instead."""
+    if engine["target"] in CHECKPOINT_TARGETS:
+        return None
+    try:
+        return read_speculation(engine)
+    except ValueError as error:
+        raise _changed(engine_dir, f"has a speculation that cannot be read: {error}") from error
 
 
 def _torch_info(engine: dict[str, Any], capability: str, rows: tuple[Choice, ...]) -> dict[str, Any]:

@@ -269,6 +269,11 @@ class Binder:
         slot = self._output(op, op.outs[0], logits)
         self._step(program.concat(parts, op.params["widths"], slot), "joins", logits)
 
+    def _bind_cast(self, op: Op, logits: bool) -> None:
+        slot = Slot(rowed=True)
+        self.refs[op.outs[0]] = Ref(slot)
+        self._step(program.cast(self._ref(op.ins[0]), op.params["dtype"], slot), "casts", logits)
+
     def _bind_alias(self, op: Op, logits: bool) -> None:
         self.refs[op.outs[0]] = self._ref(op.params["of"])
 

@@ -151,6 +151,7 @@ class Lowering:
         self._splits()
         self._norms()
         self._concats()
+        self._casts()
         ops = self._ordered()
         self._drop_hazards(ops)
         self._fold_scales(ops)
@@ -354,6 +355,13 @@ class Lowering:
             if len(widths) == len(found):
                 out = node.outputs[0]
                 self._put(Op("concat", i, list(node.inputs), [out], {out: sum(widths)}, params={"widths": widths}))
+
+    def _casts(self) -> None:
+        """Results in another type than activations have: logits in float32."""
+        for i, node in enumerate(self.graph.nodes):
+            to = self.view.dtype.get(node.outputs[0]) if node.kind == "Cast" else None
+            if to is not None and self._width(node.inputs[0]) is not None:
+                self._put(Op("cast", i, [node.inputs[0]], [node.outputs[0]], params={"dtype": to}))
 
     def _norms(self) -> None:
         """Norms, fused with the residual sum in front of them; sums left over stay in place where they can."""

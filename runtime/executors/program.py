@@ -152,6 +152,15 @@ def copy(source: Ref, out: Slot) -> Run:
     return run
 
 
+def cast(source: Ref, dtype: torch.dtype, out: Slot) -> Run:
+    """A value in another type, a fresh tensor."""
+
+    def run(rows: int) -> None:
+        out.t = source.value(rows).to(dtype)
+
+    return run
+
+
 def concat(parts: list[Ref], widths: list[int], out: Slot) -> Run:
     """Values side by side in one buffer."""
     ends = [sum(widths[: i + 1]) for i in range(len(widths))]

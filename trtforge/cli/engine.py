@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtforge.cli import common
+from trtforge.cli.engine_drafts import show_speculation
 
 if TYPE_CHECKING:
     from trtforge.console import Console
@@ -77,6 +78,7 @@ def info(
             ),
         ],
     )
+    show_speculation(console, document)
     console.table(
         "Linears by execution",
         ["stored", "executed", "kernel", "", "stored weights", "linears", "weights"],
@@ -149,6 +151,7 @@ def show_tensorrt(console: Console, document: dict[str, Any]) -> None:
         ["plan", format_size(stamp["plan_bytes"])],
     ]
     console.table("Engine", ["what", "value"], rows)
+    show_speculation(console, document)
     for finding in document["findings"]:
         console.value(f"cannot be loaded here: {finding}")
     if not document["findings"]:
