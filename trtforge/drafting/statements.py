@@ -70,7 +70,8 @@ def tokenizers_differ(one: Path, other: Path) -> str | None:
     ids = [probe_ids(text) for text in texts if text is not None]
     if ids[0] is None or ids[1] is None:
         return None
-    probe = next((text for text, *given in zip(PROBES, *ids, strict=True) if given[0] != given[1]), None)
+    rows = zip(PROBES, ids[0], ids[1], strict=True)
+    probe = next((text for text, here, there in rows if here != there), None)
     if probe is not None:
         return f"{probe!r} has other token ids"
     first, second = (_vocabulary(text) for text in texts if text is not None)
