@@ -15,6 +15,10 @@ from tests.builder.trtllm.deshard import deshard
 from tests.builder.trtllm.fake_trtllm import install
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_recipe import write_tiny_recipe
+from tests.trtforge.drafting import checkpoints
+from triton_repo.lint.run import lint_repository
+from trtforge.drafting.inspection import inspect_folder
+from trtforge.drafting.statements import RECORD
 from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.published import verify_published
@@ -92,6 +96,50 @@ def test_a_bundle_says_what_nobody_has_looked_at(folder: Path, target: str) -> N
         assert without == {k: v for k, v in engine["llm_args"].items() if k != "model"}
     again = explain(default_pipeline(store), loaded)
     assert {row.status for row in again} == {"cached"}
+
+
+def test_a_bundle_of_the_llm_api_holds_a_drafter_that_its_tensorrt_llm_loads(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "WIDTH", 64)
+    monkeypatch.setattr(checkpoints, "VOCAB", 512)
+    checkpoints.write(folder / "head", checkpoints.Spec("speculators", taps=(0, 1), target_width=64))
+    recipe = yaml.safe_load((folder / "trtllm-llmapi.yaml").read_text())
+    recipe["name"] = "head"
+    lengths = {2: 4, 4: 2}
+    recipe["speculation"] = {"method": "eagle3", "draft": "head", "max_draft_len": 4, "draft_len_schedule": lengths}
+    (folder / "head.yaml").write_text(yaml.safe_dump(recipe))
+    store = Store(folder / ".trtforge", durable=False)
+    result = default_pipeline(store).run(load_recipe(folder / "head.yaml"), output=tmp_path, capture_output=True)
+    bundle = result.bundle
+    assert bundle is not None and verify_published(bundle, stamps=False).ok
+    assert result.artifact("build").summary["drafter"] == {
+        "from": "speculators",
+        "dialect": "tensorrt-llm",
+        "converted": True,
+        "taps": [0, 1],
+        "rope_theta": 500000.0,
+        "lost": [],
+        "copied_from_target": [],
+        "config_keys_left_out": [],
+    }
+    model = yaml.safe_load((bundle / "repository" / "tensorrt_llm" / "1" / "model.yaml").read_text())
+    config = model["speculative_config"]
+    assert config == {
+        "decoding_type": "Eagle3",
+        "max_draft_len": 4,
+        "speculative_model": "../../engine/draft",
+        "eagle3_layers_to_capture": [0, 1],
+        "draft_len_schedule": lengths,
+    }
+    options = yaml.safe_load((bundle / "engine" / "extra-llm-api-options.yaml").read_text())["speculative_config"]
+    assert options == {**config, "speculative_model": "draft"}
+    drafter = inspect_folder(bundle / "repository" / "tensorrt_llm" / config["speculative_model"])
+    assert drafter.dialect is not None and drafter.dialect.name == "tensorrt-llm" and drafter.errors == []
+    made = json.loads((bundle / "engine" / "draft" / RECORD).read_text())
+    assert made["from"]["dialect"] == "speculators" and made["target"]["tokenizer"]["sha256"]
+    faults = lint_repository(bundle / "repository").findings
+    assert [item for item in faults if item.severity == "error"] == []
 
 
 def test_a_bundle_with_a_draft_model_has_two_engines(folder: Path, tmp_path: Path) -> None:

@@ -18,6 +18,11 @@ from tests.triton_repo.plants import (
     with_engine,
 )
 
+NGRAM = "decoding_type: NGram, max_draft_len: 4"
+HEAD = "decoding_type: Eagle3, max_draft_len: 4, speculative_model: /drafts/head"
+TREE = f"{HEAD}, use_dynamic_tree: true, dynamic_tree_max_topK: 4"
+GATE = "acceptance_rate_window_size: 50"
+
 ENGINES = [
     Plant(
         "no engine in the folder",
@@ -278,6 +283,24 @@ OTHERS = [
         "guided_decoding_backend: xgrammar\nspeculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n"
         "  draft_len_schedule: {1: 4, 8: 2}\n",
         "draft_len_schedule",
+    ),
+    *(
+        Plant(name, code, L.llmapi, LLM_YAML, "", f"speculative_config: {{{lines}}}\n", at="speculative_config")
+        for name, code, lines in (
+            ("n-gram without a length", "TF-TRI-265", "decoding_type: NGram"),
+            ("two ways to stop by batch", "TF-TRI-265", f"{NGRAM}, max_concurrency: 8, draft_len_schedule: {{8: 4}}"),
+            ("schedule that begins short", "TF-TRI-265", f"{NGRAM}, draft_len_schedule: {{4: 2, 8: 1}}"),
+            ("schedule over the longest", "TF-TRI-265", f"{NGRAM}, draft_len_schedule: {{4: 8}}"),
+            ("schedule from no batch", "TF-TRI-265", f"{NGRAM}, draft_len_schedule: {{0: 4}}"),
+            ("tree of no width", "TF-TRI-266", f"{HEAD}, use_dynamic_tree: true"),
+            ("tree of both kinds", "TF-TRI-266", f"{TREE}, eagle_choices: [[0]]"),
+            ("tree of too many nodes", "TF-TRI-266", f"{TREE}, max_total_draft_tokens: 17"),
+            ("width without its tree", "TF-TRI-266", f"{HEAD}, dynamic_tree_max_topK: 4"),
+            ("path through no node", "TF-TRI-266", f"{HEAD}, eagle_choices: [[0], [1, 0]]"),
+            ("share of more than one", "TF-TRI-267", f"{HEAD}, {GATE}, acceptance_rate_threshold: 40"),
+            ("threshold that nothing measures", "TF-TRI-267", f"{HEAD}, acceptance_rate_threshold: 0.4"),
+            ("length that nothing measures", "TF-TRI-267", f"{HEAD}, acceptance_length_threshold: 1.5"),
+        )
     ),
     Plant("grammar that nobody can send", "TF-TRI-255", L.llmapi, LLM_YAML, "", "guided_decoding_backend: xgrammar\n"),
     *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import yaml
 from packaging.version import Version
 
 from tests.triton_repo.test_llmapi_layout import recipe
+from triton_repo.layouts import llmapi
 from triton_repo.layouts.llmapi_settings import llm_arguments, serve_options
 from triton_repo.lint.llm_arguments import load_arguments
+from triton_repo.lint.run import lint_repository
 from trtforge.errors import ForgeError
 from trtforge.recipe.schema import Speculation
 from trtforge.tables import stack_table
@@ -165,3 +168,59 @@ def test_the_server_s_file_says_the_same() -> None:
     config = yaml.safe_load(text)["speculative_config"]
     assert config == llm_arguments(asked, "m", draft="d", taps=(2, 5, 9))["speculative_config"]
     assert config["eagle3_layers_to_capture"] == [2, 5, 9] and config["draft_len_schedule"] == {4: 4, 16: 2}
+
+
+WRITTEN = [
+    (NEW, TREE),
+    (NEW, {**CHAIN, **GATE, "ngram_on_top": True, "draft_len_schedule": {4: 4, 16: 2, 32: 0}}),
+    (NEW, {**CHAIN, "max_concurrency": 8}),
+    (NEW, {**NGRAM, "draft_len_schedule": {1: 4, 2: 1}}),
+    (NEW, {**MODEL, **GATE}),
+    (OLD, CHAIN),
+    (OLD, {**NGRAM, "draft_len_schedule": {4: 4, 16: 2}}),
+    (OLD, {**MODEL, "max_concurrency": 8}),
+]
+
+
+@pytest.mark.parametrize(("stack", "asked"), WRITTEN)
+def test_lint_has_nothing_against_what_is_written(stack: str, asked: dict[str, Any], tmp_path: Path) -> None:
+    llmapi.emit(recipe(speculation=asked, stack=stack), tmp_path / "r", draft_reference="/d", taps=(2, 5, 9))
+    found = [item for item in lint_repository(tmp_path / "r").findings if "speculative" in item.message + item.title]
+    assert [(item.code, item.message) for item in found] == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ("decoding_type: MTP", None),
+        ("decoding_type: MTP, max_draft_len: 3", None),
+        ("decoding_type: NGram, max_draft_len: 1", None),
+        ("decoding_type: NGram, max_draft_len: 4, draft_len_schedule: {8: 4, 64: 4}", None),
+        ("decoding_type: NGram, max_draft_len: 4, draft_len_schedule: {64: 4, 8: 3}", "TF-TRI-265"),
+        ("decoding_type: NGram, max_draft_len: 4, draft_len_schedule: off", None),
+        ("decoding_type: Eagle3, speculative_model: /d, max_draft_len: 4, use_dynamic_tree: true", "TF-TRI-266"),
+        (
+            "decoding_type: Eagle3, speculative_model: /d, max_draft_len: 4, use_dynamic_tree: true, "
+            "dynamic_tree_max_topK: 4, max_total_draft_tokens: 4",
+            None,
+        ),
+        (
+            "decoding_type: Eagle3, speculative_model: /d, max_draft_len: 4, use_dynamic_tree: true, "
+            "dynamic_tree_max_topK: 4, max_total_draft_tokens: 3",
+            "TF-TRI-266",
+        ),
+        ("decoding_type: Eagle3, speculative_model: /d, max_draft_len: 2, eagle_choices: [[1], [0], [1, 0]]", None),
+        (
+            "decoding_type: MTP, max_draft_len: 3, acceptance_rate_threshold: 1.0, acceptance_rate_window_size: 1",
+            None,
+        ),
+        ("decoding_type: MTP, max_draft_len: 3, acceptance_rate_window_size: 8", None),
+        ("decoding_type: MTP, acceptance_rate_threshold: -0.1, acceptance_rate_window_size: 8", "TF-TRI-267"),
+    ],
+)
+def test_lint_knows_the_borders_of_llm_s_own_checks(lines: str, code: str | None, tmp_path: Path) -> None:
+    llmapi.emit(recipe(), tmp_path / "r")
+    path = tmp_path / "r" / "tensorrt_llm" / "1" / "model.yaml"
+    path.write_text(path.read_text() + f"speculative_config: {{{lines}}}\n")
+    rules = ("TF-TRI-265", "TF-TRI-266", "TF-TRI-267")
+    assert {item.code for item in lint_repository(tmp_path / "r").findings if item.code in rules} == ({code} - {None})

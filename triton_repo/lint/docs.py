@@ -22,6 +22,7 @@ _AREAS = {
     "rules_chain": "Across TensorRT-LLM's models",
     "rules_llmapi": "The LLM API",
     "rules_llm_arguments": "The LLM API: arguments",
+    "rules_llm_speculation": "The LLM API: speculation",
     "rules_vllm": "vLLM",
     "rules_model_files": "The model's file",
     "rules_served": "The LLM API and vLLM: what is served",

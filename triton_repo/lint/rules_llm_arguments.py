@@ -12,6 +12,7 @@ from triton_repo.lint.names import nearest
 from triton_repo.lint.remedies import Edit, Remedies, Remedy, key, key_named, leaving, no_key, person, together
 from triton_repo.lint.repository import Model
 from triton_repo.lint.rules import Hit, hit_file, listed, rule
+from triton_repo.lint.rules_llm_speculation import without_key
 from triton_repo.lint.rules_llmapi import each_document
 from triton_repo.lint.settings import Entry, Lines, entries, homes, placed, wraps
 from triton_repo.parameters import load_parameters
@@ -285,7 +286,7 @@ def guided_speculation(model: Model, path: Path, text: str, document: Mapping[st
             path,
             f"guided_decoding_backend with {kind} and {row.key}: {row.says}{until} ({row.source})",
             (
-                no_key(path, *entry.path, row.key),
+                without_key(path, entry.path, row.key, entry.value),
                 no_key(path, *grammar.path),
                 *((person(f"a release after {row.until}"),) if row.until else ()),
             ),

@@ -18,6 +18,7 @@ from triton_repo.lint import (  # noqa: F401
     rules_files,
     rules_launch,
     rules_llm_arguments,
+    rules_llm_speculation,
     rules_llmapi,
     rules_model_files,
     rules_native,
