@@ -3,8 +3,8 @@
 A drafter's pools lie under the target's block numbers, so a row of its cache has a block and a slot. *True* is a row
 that a computation over the sequence's own tokens, from the first on, would give again. Policy:
 
-* What the target computes at a slot makes the drafter's row there stale, and a block whose slot 0 is computed is
-  another block from then on (its *version* rises). So no mark outlives its contents, whoever got the block.
+* A block whose slot 0 the target computes is another block from then on: nothing in it is true, and its *version*
+  rises. So no mark outlives its contents, whoever got the block.
 * A sequence knows its own true rows; of blocks that it shares it learns by the block's mark (``true_rows``: how many
   of its first slots hold true rows).
 * A full block's last row may have been joined with another sequence's next token (EAGLE's rows are one token ahead):
@@ -113,8 +113,6 @@ class DraftRows:
             if slot == 0:
                 self.versions[block] += 1
                 true_rows[block] = 0
-            elif true_rows[block] > slot:
-                true_rows[block] = slot
             slot = 0
         self._mirror(track, first)
         return track

@@ -11,7 +11,6 @@ sequences that will share their blocks find them true, and many waiting rows of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +18,9 @@ import numpy.typing as npt
 
 from runtime.executors.base import DraftExecutor, StepBatch
 from runtime.scheduler.sequence import Sequence as TokenSequence
+from runtime.speculation.chains import greedy_chains
 from runtime.speculation.draft import Ask, Computed, Draft, TapReader
 from runtime.speculation.draft_rows import DraftRows, Span, Track
-from runtime.speculation.ops import best_tokens
 from runtime.speculation.pending_taps import PendingTaps
 from runtime.speculation.trees import Roots, TreeDrafting
 
@@ -32,16 +31,6 @@ if TYPE_CHECKING:
 FLUSH_ROWS = 64
 #: rows of taps that are copied at once
 PIECE = 512
-
-
-@dataclass(slots=True)
-class _Chain:
-    """An ask on its way through the passes of chains."""
-
-    at: int
-    track: Track
-    count: int
-    worth: float
 
 
 class EagleDrafter:
@@ -76,24 +65,20 @@ class EagleDrafter:
         ready, logits, states = self._first_pass(wanted)
         if not ready:
             return drafts
-        chains: list[int] = []
-        trees: list[int] = []
-        for index, (at, _) in enumerate(ready):
-            (trees if asks[at].tree and self._tree is not None else chains).append(index)
-        if trees:
-            self._draft_trees(asks, ready, trees, logits, states, drafts)
-        if chains:
-            whole = not trees
-            self._draft_chains(
-                # the first token needs no slot
-                [
-                    _Chain(at, track, min(asks[at].count, self._room(track) + 1), asks[at].worth)
-                    for at, track in _of(ready, chains)
-                ],
-                logits if whole else logits[chains],
-                states if whole else states[chains],
-                drafts,
-            )
+        trees = [index for index, (at, _) in enumerate(ready) if asks[at].tree and self._tree is not None]
+        for places, draft in (
+            (sorted(set(range(len(ready))) - set(trees)), self._draft_chains),
+            (trees, self._draft_trees),
+        ):
+            if not places:
+                continue
+            picked = [ready[place] for place in places]
+            if len(places) < len(ready):
+                made = draft([asks[at] for at, _ in picked], [t for _, t in picked], logits[places], states[places])
+            else:
+                made = draft([asks[at] for at, _ in picked], [t for _, t in picked], logits, states)
+            for (at, _), found in zip(picked, made, strict=True):
+                drafts[at] = found
         return drafts
 
     def observe(self, computed: Sequence[Computed], taps: TapReader | None) -> None:
@@ -292,90 +277,43 @@ class EagleDrafter:
         return min(len(track.blocks) * self._rows.block_size, self._rows.limits.max_seq_len) - track.computed
 
     def _draft_chains(
-        self, chains: list[_Chain], logits: torch.Tensor, states: torch.Tensor, drafts: list[Draft | None]
-    ) -> None:
-        """Greedy chains, one pass a further token, of those that go on."""
-        most = max(chain.count for chain in chains)
-        tokens = np.zeros((len(chains), most), dtype=np.int64)
-        confidence = np.zeros((len(chains), most), dtype=np.float32)
-        lengths = np.zeros(len(chains), dtype=np.int64)
-        counts = np.array([chain.count for chain in chains], dtype=np.int64)
-        worth = np.array([chain.worth for chain in chains], dtype=np.float32)
-        rows = np.array([chain.track.row for chain in chains], dtype=np.int64)
-        positions = np.array([chain.track.computed for chain in chains], dtype=np.int64)
-        likely = np.ones(len(chains), dtype=np.float32)
-        going = np.arange(len(chains))
-        targets = self._executor.targets
-        for depth in range(most):
-            best, probability = best_tokens(logits)
-            if targets is not None:
-                best = targets[best]
-            likely[going] *= probability
-            good = likely[going] >= worth[going]
-            if depth == 0:
-                good[:] = True
-            taken = going[good]
-            tokens[taken, depth] = best[good]
-            confidence[taken, depth] = probability[good]
-            lengths[taken] = depth + 1
-            on = good & (counts[going] > depth + 1)
-            if not on.any():
-                break
-            kept = np.flatnonzero(on)
-            going, best = going[kept], best[kept]
-            logits, states = self._one_row(rows[going], positions[going] + depth, best, states[kept])
-        for index, chain in enumerate(chains):
-            length = int(lengths[index])
-            drafts[chain.at] = Draft(tokens[index, :length], self.name, confidence=confidence[index, :length])
+        self, asks: Sequence[Ask], tracks: Sequence[Track], logits: torch.Tensor, states: torch.Tensor
+    ) -> list[Draft]:
+        """Chains; ``states`` [n, H] of the rows of ``logits``, not the executor's memory."""
+        last = states
 
-    def _one_row(
-        self,
-        rows: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        tokens: npt.NDArray[np.int64],
-        states: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One fed-back row a sequence at ``positions``; ``states`` [B, H] must not be memory of the executor's."""
-        count = len(rows)
-        batch = StepBatch(
-            input_ids=tokens,
-            positions=positions,
-            query_start=np.arange(count + 1, dtype=np.int32),
-            sequence_lengths=(positions + 1).astype(np.int32),
-            block_table=self._rows.gather(rows, int(positions.max()) + 1),
-            logit_indices=np.arange(count, dtype=np.int64),
+        def next_pass(kept: npt.NDArray[np.int64], batch: StepBatch) -> torch.Tensor:
+            nonlocal last
+            found, last = self._executor.execute(batch, feedback=last[kept])
+            return found
+
+        return greedy_chains(
+            self._rows,
+            np.array([track.row for track in tracks], dtype=np.int64),
+            np.array([track.computed for track in tracks], dtype=np.int64),
+            # the first token needs no slot
+            [min(ask.count, self._room(track) + 1) for ask, track in zip(asks, tracks, strict=True)],
+            [ask.worth for ask in asks],
+            logits,
+            next_pass,
+            source=self.name,
+            targets=self._executor.targets,
         )
-        return self._executor.execute(batch, feedback=states)
 
     def _draft_trees(
-        self,
-        asks: Sequence[Ask],
-        ready: Sequence[tuple[int, Track]],
-        places: list[int],
-        logits: torch.Tensor,
-        states: torch.Tensor,
-        drafts: list[Draft | None],
-    ) -> None:
+        self, asks: Sequence[Ask], tracks: Sequence[Track], logits: torch.Tensor, states: torch.Tensor
+    ) -> list[Draft | None]:
+        """Trees; ``states`` [n, H] of the rows of ``logits``, not the executor's memory."""
         assert self._tree is not None
-        picked = _of(ready, places)
-        tracks = [track for _, track in picked]
-        rows = np.array([track.row for track in tracks], dtype=np.int64)
         roots = Roots(
             tokens=np.array([track.sequence.tokens[track.computed] for track in tracks], dtype=np.int32),
             positions=np.array([track.computed for track in tracks], dtype=np.int64),
             room=np.array([self._room(track) for track in tracks], dtype=np.int64),
-            table=self._rows.table[rows],
+            table=self._rows.table[np.array([track.row for track in tracks], dtype=np.int64)],
         )
-        counts = [asks[at].count for at, _ in picked]
-        made = self._tree.draft(self._executor, roots, counts, logits[places], states[places])
-        for (at, _), draft in zip(picked, made, strict=True):
-            drafts[at] = draft
+        return self._tree.draft(self._executor, roots, [ask.count for ask in asks], logits, states)
 
 
 def _joins(span: Span) -> bool:
     """Whether rows of a sequence that nobody asked for join a pass: a prompt's, or many."""
     return span.begin < min(span.end, span.track.sequence.prompt_length) or span.end - span.begin > FLUSH_ROWS
-
-
-def _of(items: Sequence[tuple[int, Track]], places: Sequence[int]) -> list[tuple[int, Track]]:
-    return [items[place] for place in places]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -13,8 +14,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from runtime.blocks import BlockPool
+from runtime.simulation import SimulatedExecutor, _cells
 from runtime.speculation import eagle
 from runtime.speculation.draft import Ask, Draft
+from runtime.speculation.draft_model import DraftModelDrafter
+from runtime.speculation.draft_rows import DraftRows
 from runtime.speculation.eagle import EagleDrafter
 from runtime.speculation.reference import Eagle3Reference
 from runtime.speculation.trees import TreeDrafting
@@ -40,12 +44,15 @@ class DraftRowsMachine(RuleBasedStateMachine):
 
     @initialize(blocks=st.integers(12, 40), seed=st.integers(0, 2**16), prefix_cache=st.booleans())
     def start(self, blocks: int, seed: int, prefix_cache: bool) -> None:
-        self.head = PagedHead(self.reference, num_blocks=blocks, block_size=SIZE)
-        self.drafter = EagleDrafter(self.head, tree=TreeDrafting.dynamic(depth=3, top_k=2, total=6))
         self.pool = RecordingPool(blocks, prefix_cache=prefix_cache)
-        self.driver = Driver(self.drafter, self.pool, SIZE, VOCAB, self.head.tap_width, Random(seed), self.look)
+        self.drafter, tap_width = self.build(blocks)
+        self.driver = Driver(self.drafter, self.pool, SIZE, VOCAB, tap_width, Random(seed), self.look)
+
+    def build(self, blocks: int) -> tuple[Any, int]:
+        self.head = PagedHead(self.reference, num_blocks=blocks, block_size=SIZE)
         self.check = RowCheck(self.head)
-        self.forks = 0
+        tree = TreeDrafting.dynamic(depth=3, top_k=2, total=6)
+        return EagleDrafter(self.head, tree=tree), self.head.tap_width
 
     def look(self, ask: Ask, draft: Draft | None) -> None:
         if draft is not None:
@@ -72,7 +79,6 @@ class DraftRowsMachine(RuleBasedStateMachine):
             first = live in self.driver.running and sequence.computed == sequence.prompt_length
             if samples and first and len(self.driver.running) + samples <= LIMITS.max_batch_size:
                 self.driver.fork(live, samples)
-                self.forks += 1
 
     @rule(which=st.integers(0, 7))
     def preempt(self, which: int) -> None:
@@ -93,18 +99,60 @@ class DraftRowsMachine(RuleBasedStateMachine):
             sequence = live.sequence
             for number, digest in enumerate(sequence.hasher.digests):
                 self.pool.contents[digest] = sequence.tokens[: (number + 1) * SIZE].copy()
+        self.compare()
+
+    def compare(self) -> None:
         self.check.all(self.drafter._rows, self.pool, self.pool.contents)
 
     @invariant()
     def nothing_leaks(self) -> None:
         if not hasattr(self, "driver"):
             return
-        rows, left = self.drafter._rows, self.drafter._left
+        rows = self.drafter._rows
         live = {live.sequence for live in [*self.driver.running, *self.driver.waiting]}
         assert set(rows.tracks) <= live
+        self.count(rows)
+
+    def count(self, rows: DraftRows) -> None:
+        left = self.drafter._left
         assert len(rows.table) - len(rows._free) == len(rows.tracks) + len(left)
         waiting = [row for track in [*rows.tracks.values(), *left] for row in track.pending]
         assert len(waiting) == len(set(waiting)) == self.drafter._pending.in_use
+
+
+class DraftModelMachine(DraftRowsMachine):
+    """The same with a draft model: its rows are hashes of token and position, its drafts hang on the whole context."""
+
+    def build(self, blocks: int) -> tuple[Any, int]:
+        self.model = SimulatedExecutor(num_blocks=blocks, block_size=SIZE, vocab_size=VOCAB, limits=LIMITS)
+        return DraftModelDrafter(self.model, vocab_size=VOCAB), 0
+
+    def look(self, ask: Ask, draft: Draft | None) -> None:
+        known = ask.sequence.tokens[: ask.sequence.length].tolist()
+        if draft is None:
+            # not before anything of it was computed
+            assert ask.sequence not in self.drafter._rows.tracks or not self.drafter.ready(ask.sequence)
+        else:
+            assert draft.tokens.tolist() == self.model.greedy(known, len(draft))
+
+    def compare(self) -> None:
+        for sequence, track in self.drafter._rows.tracks.items():
+            if sequence.blocks and track.preemptions == sequence.preemptions:
+                self.rows(sequence.blocks, sequence.tokens, min(track.rows, sequence.computed))
+        for digest, tokens in self.pool.contents.items():
+            for block in self.pool.lookup([digest]):
+                blocks = [block] * (len(tokens) // SIZE)
+                first = len(tokens) - SIZE
+                self.rows(blocks, tokens, first + self.drafter._rows.true_rows[block], first)
+
+    def rows(self, blocks: list[int], tokens: np.ndarray, end: int, begin: int = 0) -> None:
+        for p in range(begin, end):
+            found = self.model.pool[blocks[p // SIZE], p % SIZE]
+            assert found == _cells(tokens[p : p + 1], np.array([p]))[0], f"position {p} is not true"
+
+    def count(self, rows: DraftRows) -> None:
+        assert len(rows.table) - len(rows._free) == len(rows.tracks)
+        assert set(self.drafter._guessed) <= set(rows.tracks.values())
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +169,11 @@ def test_rows_called_true_are_true(
     DraftRowsMachine.reference = reference
     rounds = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)
     run_state_machine_as_test(DraftRowsMachine, settings=rounds)
+
+
+def test_rows_of_a_draft_model_called_true_are_true() -> None:
+    rounds = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True)
+    run_state_machine_as_test(DraftModelMachine, settings=rounds)
 
 
 def test_the_check_sees_a_wrong_row(reference: Eagle3Reference) -> None:

@@ -244,6 +244,70 @@ def test_samples_of_one_prompt_draft_each_their_own(folder: Path, length: int) -
     assert all(draft is not None for _, draft in bench.drafts[-4:])
 
 
+def test_samples_copy_rows_that_were_true_before_they_split_off(folder: Path) -> None:
+    bench = Bench(folder)
+    live = bench.driver.add(bench.prompt(FLUSH_ROWS + 11))
+    bench.driver.step(chunk=FLUSH_ROWS + 11)
+    rows = bench.drafter._rows
+    assert rows.tracks[live.sequence].rows == FLUSH_ROWS + 10
+    children = bench.driver.fork(live, 2)
+    before = len(bench.head.batches)
+    bench.driver.step(count=2)
+    assert [batch.num_tokens for batch in bench.head.batches[before:]] == [3, 3]
+    assert {ask.sequence for ask, draft in bench.drafts if draft is not None} == {
+        other.sequence for other in [live, *children]
+    }
+
+
+def test_a_copied_block_has_the_marks_of_its_source(folder: Path) -> None:
+    bench = Bench(folder)
+    rows = bench.drafter._rows
+    live = bench.driver.add(bench.prompt(6))
+    bench.driver.step()
+    bench.driver.step(count=2)
+    source, other = live.sequence.blocks[1], next(b for b in range(200) if b not in live.sequence.blocks)
+    rows.true_rows[other] = SIZE  # of an earlier life
+    before = rows.versions[other]
+    bench.drafter.copy_blocks([(source, other)])
+    assert rows.true_rows[other] == rows.true_rows[source] < SIZE and rows.versions[other] > before
+    keys = bench.head.keys["layers.0.self_attn"]
+    assert torch.equal(keys[source], keys[other]) or torch.equal(keys[source].isnan(), keys[other].isnan())
+
+
+def test_rows_of_an_answer_that_wait_are_computed_for_who_shares_them(folder: Path) -> None:
+    bench = Bench(folder)
+    first = bench.driver.add(bench.prompt(5))
+    bench.driver.step()
+    bench.driver.step(count=2)
+    for _ in range(9):
+        bench.driver.step(asked=0.0)
+    known = first.sequence.tokens[: first.sequence.computed // SIZE * SIZE + 1].tolist()
+    second = bench.driver.add([*known, 3])
+    bench.driver.step(asked=0.0)
+    assert second.sequence.cached_tokens is not None and second.sequence.cached_tokens > 8
+    second.sequence.blocks += bench.driver.pool.allocate(1)
+    draft = bench.drafter.propose([Ask(second.sequence, 2)])[0]
+    assert draft is not None
+    bench.look(Ask(second.sequence, 2), draft)
+
+
+def test_blocks_of_equal_length_after_a_preemption_are_other_blocks(folder: Path) -> None:
+    bench = Bench(folder, blocks=40)
+    prompt = bench.prompt(11)
+    twin, live = bench.driver.add(prompt), bench.driver.add(prompt)
+    bench.driver.step(chunk=8)
+    mine = list(live.sequence.blocks)
+    assert live.sequence.computed == 8 and not set(mine) & set(twin.sequence.blocks)
+    bench.driver.preempt(live)  # the twin's blocks are those that can be found
+    bench.driver.add(bench.prompt(12))
+    bench.driver.waiting.reverse()
+    bench.driver.step(asked=0.0)
+    assert live.sequence.blocks[:2] == twin.sequence.blocks[:2]
+    for _ in range(2):
+        bench.driver.step(count=3)
+    assert [draft is not None for ask, draft in bench.drafts if ask.sequence is live.sequence] == [True, True]
+
+
 def test_without_rows_on_shared_blocks_a_sequence_stays_cold(folder: Path) -> None:
     bench = Bench(folder)
     stem = bench.prompt(8)
