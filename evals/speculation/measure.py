@@ -23,6 +23,7 @@ from runtime.sampling.params import SamplingParams
 from trtforge.pipeline.stage import GateResult
 from trtforge.progress import Progress
 from trtforge.recipe.schema import SpeculationEvals, SpeculationGate
+from trtforge.speculation import SpeculationRecord
 
 if TYPE_CHECKING:
     from runtime.offline import Engine
@@ -145,28 +146,27 @@ def measure(
     prompts: Prompts,
     asked: SpeculationEvals,
     levels: Sequence[int],
-    tree: tuple[int, int] | None,
+    record: SpeculationRecord,
     noise: float | None,
 ) -> Measured:
     """Measure the engine in the process that holds it.
 
     Args:
         levels: requests in flight when speed is measured.
-        tree: levels and nodes of the engine's trees; None: it drafts chains.
+        record: what the engine was built to draft.
         noise: what parity measured (:func:`runtime.determinism.near_tie_bound`).
 
     Raises:
         ForgeError: ``TF-EVL-011`` the engine does not speculate; what its steps raise.
     """
-    from evals.speculation.fixed import FixedPolicy
+    from runtime.speculation.policy import FixedPolicy
 
     asking = EngineAsking(engine)
     described = engine.executor.describe()
     numerics = Numerics(str(described["activations"]), noise, bool(described["row_invariant"]))
     assert engine.tokenizer is not None
     decode = engine.tokenizer.decode
-    depth, nodes = tree or (None, None)
-    with asking.policy(FixedPolicy(nodes)):
+    with asking.policy(FixedPolicy(record.max_draft_len, tree=record.tree is not None)):
         quality = measure_quality(
             asking,
             prompts,
@@ -174,7 +174,7 @@ def measure(
             numerics,
             together=engine.core.limits.max_batch_size,
             ends=frozenset(engine.executor.eos_token_ids),
-            depth=depth,
+            depth=None if record.tree is None else record.tree.depth,
             decode=decode,
             progress=progress,
         )

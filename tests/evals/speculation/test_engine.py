@@ -12,7 +12,6 @@ import pytest
 from evals.speculation.asking import EngineAsking
 from evals.speculation.distribution import chi_square, distribution_gate, fit, make_bins
 from evals.speculation.equality import Numerics, answer_both, compare_answers, equality_gate, greedy
-from evals.speculation.fixed import FixedPolicy
 from runtime.engine import EngineCore
 from runtime.executors.base import ExecutorLimits
 from runtime.offline import Engine
@@ -20,6 +19,7 @@ from runtime.sampling.params import SamplingParams
 from runtime.simulation import SimulatedExecutor
 from runtime.speculation.draft import Drafter
 from runtime.speculation.ngram import NgramDrafter
+from runtime.speculation.policy import FixedPolicy
 from runtime.speculation.speculator import Speculator
 from tests.evals.speculation.toy import toy_logits
 from tests.runtime.speculation.drafters import ToldDrafter
@@ -38,12 +38,12 @@ def told(right: float, executor: SimulatedExecutor) -> ToldDrafter:
 
 
 def engine_of(model: float | None, *, nodes: int | None = None, depth: int = 4) -> Engine:
-    """An engine that drafts by n-grams, or by a model whose tokens are right that often."""
+    """An engine that drafts by n-grams, or by a model whose tokens are right that often; ``nodes``: of its trees."""
     executor = SimulatedExecutor(num_blocks=256, vocab_size=VOCAB, limits=LIMITS)
     free: Drafter | None = NgramDrafter(8, 1) if model is None else None
-    speculator = Speculator(
-        FixedPolicy(nodes), depth, lookup=free, model=None if model is None else told(model, executor)
-    )
+    policy = FixedPolicy(depth, tree=nodes is not None)
+    drafter = None if model is None else told(model, executor)
+    speculator = Speculator(policy, depth, lookup=free, model=drafter, tree_nodes=nodes or 0)
     return Engine(EngineCore(executor, speculator=speculator))
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.guided_speculation import fault_of, make_schema, measure
-from evals.speculation.fixed import FixedPolicy
 from runtime.engine import EngineCore
 from runtime.executors.torch_executor import TorchExecutor
 from runtime.offline import Engine
 from runtime.speculation.ngram import NgramDrafter
+from runtime.speculation.policy import FixedPolicy
 from runtime.speculation.speculator import Speculator
 from runtime.tokenizer import EngineTokenizer
 
@@ -34,7 +34,7 @@ def test_a_wrong_answer_is_a_fault() -> None:
 
 def test_schemas_are_answered_alike_with_drafts_and_without(tiny_engine: Path) -> None:
     executor = TorchExecutor(tiny_engine)
-    speculator = Speculator(FixedPolicy(), 4, lookup=NgramDrafter(4, 1))
+    speculator = Speculator(FixedPolicy(4), 4, lookup=NgramDrafter(4, 1))
     with Engine(EngineCore(executor, EngineTokenizer.load(tiny_engine), speculator=speculator)) as engine:
         figures = measure(engine, 40)
     assert figures["bars"] == dict.fromkeys(figures["bars"], True), figures["ways"]

@@ -9,11 +9,11 @@ import pytest
 
 from trtforge.errors import ForgeError
 from trtforge.pipeline.catalogue import default_stages
-from trtforge.pipeline.stages.speculation import SpeculationStage, levels, tree_of
+from trtforge.pipeline.stages.speculation import SpeculationStage, levels, record_of
 from trtforge.pipeline.stages.targets import left_out
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
-from trtforge.speculation import DynamicTree, NGramSizes, SpeculationRecord, StaticTree
+from trtforge.speculation import DynamicTree, NGramSizes, SpeculationRecord
 
 
 def recipe(method: str = "ngram", target: str = "torch", **evals: Any) -> Recipe:
@@ -66,23 +66,19 @@ def test_the_prompts_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.Mon
     assert SpeculationStage().section(recipe(), tmp_path) != before
 
 
-@pytest.mark.parametrize(
-    ("tree", "expected"),
-    [(None, None), (StaticTree(((0,), (1,), (0, 0))), (2, 3)), (DynamicTree(3, 2, 5), (3, 5))],
-)
-def test_the_engines_tree_is_read_from_its_record(tmp_path: Path, tree: Any, expected: Any) -> None:
-    if tree is None:
-        record = SpeculationRecord("ngram", 4, ngram=NGramSizes(4, 1))
-    else:
-        record = SpeculationRecord("eagle3", 3, tree, taps=(1, 2, 3), draft="draft")
-    assert tree_of({"speculation": record.to_json()}, tmp_path) == expected
-    assert tree_of({}, tmp_path) is None
+def test_the_engine_says_what_it_drafts(tmp_path: Path) -> None:
+    for record in (
+        SpeculationRecord("ngram", 4, ngram=NGramSizes(4, 1)),
+        SpeculationRecord("eagle3", 3, DynamicTree(3, 2, 5), taps=(1, 2, 3), draft="draft"),
+    ):
+        assert record_of({"speculation": record.to_json()}, tmp_path) == record
 
 
 def test_a_record_of_another_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ForgeError) as caught:
-        tree_of({"speculation": {"version": 99}}, tmp_path)
-    assert caught.value.code == "TF-STO-015" and "99" in str(caught.value)
+    for engine, words in (({"speculation": {"version": 99}}, "99"), ({}, "without speculation")):
+        with pytest.raises(ForgeError) as caught:
+            record_of(engine, tmp_path)
+        assert caught.value.code == "TF-STO-015" and words in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trtforge.pipeline.stage import StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import bad_record, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
-from trtforge.speculation import read_speculation
+from trtforge.speculation import SpeculationRecord, read_speculation
 from trtforge.store.hashing import hash_json
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SpeculationStage(StageBase):
                 prompts,
                 asked,
                 levels(context.recipe),
-                tree_of(engine, directory),
+                record_of(engine, directory),
                 float(context.inputs["parity"].summary["noise"]),
             )
         quality = rounded(found.quality.to_json())
@@ -93,14 +93,16 @@ def levels(recipe: Recipe) -> list[int]:
     return sorted(set(recipe.evals.speculation.concurrency or (1, *recipe.bench.concurrency)))
 
 
-def tree_of(engine: Mapping[str, Any], directory: Path) -> tuple[int, int] | None:
-    """Levels and nodes of the tree that the engine drafts; None: it drafts chains, or has no record of speculation.
+def record_of(engine: Mapping[str, Any], directory: Path) -> SpeculationRecord:
+    """What the engine was built to draft.
 
     Raises:
-        ForgeError: TF-STO-015 the engine's record of its speculation is none that this version reads.
+        ForgeError: TF-STO-015 it has no record of that, or none that this version reads.
     """
     try:
         record = read_speculation(engine)
     except ValueError as error:
         raise bad_record(directory / "engine.json", str(error)) from error
-    return None if record is None or record.tree is None else (record.tree.depth, record.tree.nodes)
+    if record is None:
+        raise bad_record(directory / "engine.json", "the engine was built without speculation")
+    return record
