@@ -121,6 +121,8 @@ def served_limits(recipe: Recipe, model: ModelFacts) -> Serving:
     drafts = (speculation.max_draft_len or 4) if speculation.method != "none" else 0
     if speculation.choices:
         drafts = len(speculation.choices)
+    elif speculation.dynamic_tree is not None:
+        drafts = speculation.dynamic_tree.total
     return Serving(
         limits.max_batch_size,
         limits.max_num_tokens,
@@ -130,6 +132,8 @@ def served_limits(recipe: Recipe, model: ModelFacts) -> Serving:
         cache.free_fraction or 0.9,
         drafts,
         kv_windows(recipe, model.layers, model.window, model.window_layers),
+        # a draft's graph keeps keys and values in the target's element type, whatever the target's cache has
+        recipe.model.dtype if recipe.build.target in ONE_RANK and speculation.draft else None,
     )
 
 

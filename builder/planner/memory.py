@@ -119,7 +119,7 @@ def _stage_plan(
     per_token = kv_bytes_per_token(model, precision.kv, tp=parallel.tp, layers=layers)
     arithmetic = _kv_arithmetic(model, precision.kv, parallel, layers)
     if draft is not None and has_draft:
-        extra = kv_bytes_per_token(draft, precision.kv, tp=parallel.tp)
+        extra = kv_bytes_per_token(draft, serving.draft_kv or precision.kv, tp=parallel.tp)
         per_token += extra
         arithmetic += f" + {extra:,} of the draft"
     used = sum(term.bytes for term in terms)

@@ -12,12 +12,14 @@ acceptances on the way to them), the same sum as Medusa's, https://arxiv.org/abs
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trtforge.errors import ForgeError
+from trtforge.rounds import chain_tokens
 
 #: acceptance of one draft token that plans assume where none was measured: (low, high), wide on purpose
 ASSUMED_ACCEPTANCE: dict[str, tuple[float, float]] = {
@@ -47,9 +49,7 @@ def expected_tokens(acceptance: float, draft_length: int) -> float:
     _check_acceptance(acceptance)
     if draft_length < 0:
         raise _bad("draft length", draft_length, "0 or more")
-    if acceptance == 1.0:
-        return float(draft_length + 1)
-    return float((1 - acceptance ** (draft_length + 1)) / (1 - acceptance))
+    return chain_tokens([acceptance] * draft_length)
 
 
 def expected_tokens_of_tree(choices: Sequence[Sequence[int]], acceptance_by_rank: Sequence[float]) -> float:
@@ -96,24 +96,34 @@ def acceptance_by_rank(acceptance: float, ranks: int) -> list[float]:
     return [acceptance * (1 - acceptance) ** rank for rank in range(ranks)]
 
 
+def grown_tree(acceptance: float, depth: int, top_k: int, total: int) -> tuple[tuple[int, ...], ...]:
+    """The ``total`` likeliest nodes of ``depth`` levels with ``top_k`` children a node: what a dynamic tree grows to.
+
+    A node's likelihood is the product of :func:`acceptance_by_rank` on the way to it, as Sequoia 2024, section 3,
+    builds its trees; the real one follows the draft's own probabilities, prompt by prompt.
+    """
+    ranks = acceptance_by_rank(acceptance, top_k)
+    front: list[tuple[float, tuple[int, ...]]] = [(-ranks[rank], (rank,)) for rank in range(top_k)]
+    heapq.heapify(front)
+    nodes: list[tuple[int, ...]] = []
+    while front and len(nodes) < total:
+        chance, path = heapq.heappop(front)
+        nodes.append(path)
+        if len(path) < depth:
+            for rank in range(top_k):
+                heapq.heappush(front, (chance * ranks[rank], (*path, rank)))
+    return tuple(nodes)
+
+
 def speedup(acceptance: float, draft_length: int, cost_ratio: float) -> float:
     """Speed-up of a chain: expected tokens / (K·c + 1), with c the draft's time a token over the target's step.
 
     Leviathan et al. 2023, theorem 3.8. It takes the verification of K + 1 tokens to cost one step, which
-    holds while decoding is bound by memory; :func:`speedup_at` takes the verification's own time.
+    holds while decoding is bound by memory; :func:`trtforge.rounds.speedup_at` takes the verification's own time.
     """
     if cost_ratio < 0:
         raise _bad("cost ratio", cost_ratio, "0 or more")
     return expected_tokens(acceptance, draft_length) / (1 + draft_length * cost_ratio)
-
-
-def speedup_at(tokens_a_round: float, step: float, verification: float, drafting: float) -> float:
-    """Speed-up with measured or planned times (seconds): tokens × step / (verification + drafting).
-
-    ``step`` is a plain decode step of the batch, ``verification`` the step of K + 1 tokens a request,
-    ``drafting`` all draft steps of a round.
-    """
-    return tokens_a_round * step / (verification + drafting)
 
 
 def paying_batches(gain: Callable[[int], float], largest: int) -> list[tuple[int, int]]:

@@ -52,7 +52,8 @@ class ModelFacts:
 
     ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one). ``prequantized`` is the
     format of a checkpoint that arrives quantized, ``unquantized`` the patterns of the modules that it left alone.
-    ``key_bias`` is the largest bias on its keys, where intake read them.
+    ``key_bias`` is the largest bias on its keys, where intake read them. ``joined`` is the width of the target's states
+    that an EAGLE-3 head's ``fc`` joins; its first layer reads twice ``hidden`` (0: an ordinary model).
     ``assumed`` says what its config did not.
     """
 
@@ -80,6 +81,7 @@ class ModelFacts:
     prequantized_kv: str | None = None
     key_bias: float | None = None
     unquantized: tuple[str, ...] = ()
+    joined: int = 0
     assumed: tuple[str, ...] = ()
 
     @property
@@ -303,7 +305,8 @@ class Serving:
     """What the engine is built for: the recipe's limits and KV settings, and the speculation's extra tokens.
 
     ``pool_bytes`` (absolute, a GPU) wins over ``free_fraction`` (of what weights and workspace leave). ``windows``
-    says what the layers' caches keep of a request; without it every layer keeps the whole context.
+    says what the layers' caches keep of a request; without it every layer keeps the whole context. ``draft_kv`` is the
+    format of a draft's keys and values; None: the target's.
     """
 
     max_batch_size: int
@@ -314,6 +317,7 @@ class Serving:
     free_fraction: float = 0.9
     draft_tokens: int = 0
     windows: KvWindows | None = None
+    draft_kv: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ Source of the rules: https://arxiv.org/abs/1909.08053 (Megatron) and TensorRT-LL
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -208,6 +209,15 @@ def groups_from_facts(model: ModelFacts) -> list[TensorGroup]:
         _classified(TensorGroup(name, shape, bits, dtype, "norms", layers, each), model)
         for name, shape, layers, each in rows
     ]
+
+
+def groups_from_shapes(shapes: Mapping[str, tuple[int, ...]], model: ModelFacts) -> list[TensorGroup]:
+    """The groups of tensors that are known by name and shape, in the model's type."""
+    bits, dtype = int(_BASE_BITS[model.dtype]), _SHORT[model.dtype]
+    infos = {
+        name: TensorInfo("", dtype, shape, 0, math.prod(shape) * bits // 8) for name, shape in sorted(shapes.items())
+    }
+    return groups_from_headers(infos, model)
 
 
 def _attention(model: ModelFacts) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -59,8 +59,21 @@ def draft_model(loaded: LoadedRecipe) -> KnownModel | None:
     if source is None:
         return None
     try:
-        return known_model(loaded, source, None)
+        return _eagle3(loaded, source) or known_model(loaded, source, None)
     except ForgeError as error:
         if error.code == "TF-PLN-009":
             return None
         raise
+
+
+def _eagle3(loaded: LoadedRecipe, source: str) -> KnownModel | None:
+    """An EAGLE-3 head in a folder, or in the Hub's cache; None: the method is another one, or the head is not here."""
+    from builder.planner.drafts import eagle3_from_folder
+    from quantize.intake.hub import cached_snapshot
+    from quantize.intake.source import parse_source
+
+    if loaded.recipe.speculation.method != "eagle3":
+        return None
+    parsed = parse_source(source, loaded.directory)
+    folder = parsed.path if parsed.kind == "directory" else cached_snapshot(parsed) if parsed.kind == "hf" else None
+    return eagle3_from_folder(folder) if folder is not None and folder.is_dir() else None

@@ -273,7 +273,7 @@ class Speculation(Section):
         None, description="Stop drafting for good when the accepted share of a window's draft tokens falls below"
     )
     acceptance_rate_window_size: PositiveInt | None = Field(
-        None, description="Requests that the acceptance threshold is measured over"
+        None, description="Steps that verified drafts over which the acceptance threshold is measured"
     )
 
     @model_validator(mode="after")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from builder.planner.speculation import ASSUMED_ACCEPTANCE, NONE, Speculating, assumed, paying_batches, speedup_at
+from builder.planner.speculation import ASSUMED_ACCEPTANCE, NONE, Speculating, assumed, paying_batches
 from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, running_of, speculating_of
 from builder.planner.speed.roofline import Engine
-from builder.planner.speed.serving import decode_time
+from builder.planner.speed.serving import decode_time, drafting_time
 from builder.planner.types import Facts, Section, Table
+from trtforge.preflight.rules.ranks import ONE_RANK
+from trtforge.rounds import best_length, speedup_at
 
 #: batches up to which it is looked for
 _LARGEST = 1024
+#: draft lengths among which the best is named
+_LONGEST = 8
 
 
 def section(facts: Facts) -> Section:
@@ -55,11 +60,26 @@ def _row(engine: Engine, context: float, method: Speculating, running: int, draf
         round_time = float(decode_time(engine, batch, context, method, draft)[1])
         return speedup_at(tokens, step, round_time, 0.0)
 
+    def best(batch: int, acceptance: float) -> int:
+        """The chain that would pay best, by the formula that the runtime's policy uses with measured times."""
+
+        def verification(length: int) -> float:
+            chain = replace(method, draft_length=length, choices=None, draft_cost=0.0)
+            return float(decode_time(engine, batch, context, chain if length else NONE)[1])
+
+        def drafting(length: int) -> float:
+            chain = replace(method, draft_length=length, choices=None)
+            return float(drafting_time(engine, batch, context, chain, draft)[1])
+
+        return best_length([acceptance] * _LONGEST, verification, drafting)[0]
+
     low, high = method.tokens_a_round
     return {
         **method.to_json(),
         "speedup_one": [gain(1, low), gain(1, high)],
         "speedup_running": [gain(running, low), gain(running, high)],
+        "best_length_one": [best(1, acceptance) for acceptance in method.acceptance],
+        "best_length_running": [best(running, acceptance) for acceptance in method.acceptance],
         "pays_at_batches": [paying_batches(partial(gain, tokens=tokens), _LARGEST) for tokens in (low, high)],
     }
 
@@ -67,6 +87,9 @@ def _row(engine: Engine, context: float, method: Speculating, running: int, draf
 def _table(rows: list[dict[str, Any]], running: int) -> Table:
     def span(values: list[float]) -> str:
         return f"{values[0]:.2f} to {values[1]:.2f}" if values[0] != values[1] else f"{values[0]:.2f}"
+
+    def whole(values: list[int]) -> str:
+        return f"{values[0]} to {values[1]}" if values[0] != values[1] else str(values[0])
 
     def batches(values: list[list[tuple[int, int]]]) -> str:
         named = [_intervals(value) for value in values]
@@ -79,7 +102,9 @@ def _table(rows: list[dict[str, Any]], running: int) -> Table:
             span(row["acceptance"]),
             span(row["tokens_a_round"]),
             span(row["speedup_one"]),
+            whole(row["best_length_one"]),
             span(row["speedup_running"]),
+            whole(row["best_length_running"]),
             batches(row["pays_at_batches"]),
         )
         for row in rows
@@ -90,7 +115,9 @@ def _table(rows: list[dict[str, Any]], running: int) -> Table:
         "acceptance",
         "tokens a round",
         "speed-up of 1",
+        "best drafts",
         f"of {running}",
+        "best drafts",
         "pays at batches of",
     )
     return Table("Speculation, low to high acceptance", columns, tuple(cells))
@@ -113,6 +140,14 @@ def _notes(facts: Facts, given: Speculating) -> list[str]:
         notes.append("--acceptance RATE takes a measured one instead of the assumed range")
     if facts.draft is None and given.method not in ("none", "ngram", "lookahead"):
         notes.append(f"the draft's pass is taken as {given.draft_cost:.0%} of a step of the target")
+    if facts.draft is not None and facts.draft.joined:
+        notes.append("every pass of the head is timed with its fc, which the first pass of a round alone runs")
+    section = facts.recipe.speculation if facts.recipe is not None else None
+    if section is not None and section.method != "none" and section.adaptive and facts.recipe.build.target in ONE_RANK:
+        notes.append(
+            "the engine's policy measures costs and acceptance and chooses each length itself: the best drafts are "
+            "what it would choose at these times, max_draft_len at most"
+        )
     if facts.parallel.pp > 1:
         notes.append("TensorRT-LLM does not combine speculation with pipeline parallelism")
     return notes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from builder.planner.capacity import capacity
-from builder.planner.speculation import NONE, Speculating, assumed
+from builder.planner.speculation import NONE, Speculating, assumed, grown_tree
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.serving import Load
 from builder.planner.types import Facts, ParallelPlan, Precision
@@ -41,6 +41,10 @@ def speculating_of(facts: Facts) -> Speculating:
         return NONE
     section = facts.recipe.speculation
     found = assumed(section.method, section.max_draft_len, facts.options.get("acceptance"))
+    if section.dynamic_tree is not None:
+        grown = section.dynamic_tree
+        middle = sum(found.acceptance) / 2
+        return replace(found, choices=grown_tree(middle, grown.depth, grown.top_k, grown.total))
     return replace(found, choices=section.choices) if section.choices else found
 
 

@@ -163,6 +163,8 @@ def ops_of_model(model: ModelFacts, precision: Precision) -> list[Op]:
     writer = _Writer(precision)
     width = model.hidden
     writer.pointwise("model.embed_tokens", "Gather", width, width)
+    if model.joined:
+        writer.linear("fc", width, model.joined, "taps", range(1), split="none")
     _attention(writer, model)
     _norms(writer, model)
     _mlps(writer, model)
@@ -181,9 +183,12 @@ def _attention(writer: _Writer, model: ModelFacts) -> None:
     if model.mla is not None:
         _latent_attention(writer, model, module, source)
         return
-    writer.linear(f"{module}.q_proj", queries, model.hidden, source, every, split="rows")
-    writer.linear(f"{module}.k_proj", keys, model.hidden, source, every, split="rows")
-    writer.linear(f"{module}.v_proj", keys, model.hidden, source, every, split="rows")
+    first = range(1 if model.joined else 0)
+    for columns, those in ((2 * model.hidden, first), (model.hidden, range(len(first), layers))):
+        if those:
+            writer.linear(f"{module}.q_proj", queries, columns, source, those, split="rows")
+            writer.linear(f"{module}.k_proj", keys, columns, source, those, split="rows")
+            writer.linear(f"{module}.v_proj", keys, columns, source, those, split="rows")
     if model.qk_norm:
         writer.pointwise(f"{module}.q_norm", "RMSNormalization", queries, queries, layers, split="rows")
         writer.pointwise(f"{module}.k_norm", "RMSNormalization", keys, keys, layers, split="rows")

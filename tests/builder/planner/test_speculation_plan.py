@@ -17,9 +17,9 @@ from builder.planner.speculation import (
     expected_tokens_of_tree,
     paying_batches,
     speedup,
-    speedup_at,
 )
 from tests.support.refusals import refusal
+from trtforge.rounds import speedup_at
 
 
 @pytest.mark.parametrize(("acceptance", "tokens", "gain"), [(0.9, 4.69, 3.7), (0.7, 2.94, 2.4), (0.5, 1.97, 1.6)])

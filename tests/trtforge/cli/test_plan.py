@@ -9,12 +9,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
 
 from tests.builder.planner.models import bare, reference
 from tests.support.tiny import write_tiny_llama
+from tests.trtforge.drafting import checkpoints
+from tests.trtforge.drafting.checkpoints import Spec
 from trtforge.cli.main import invoke
 
 Run = Callable[..., tuple[int, str, str]]
@@ -366,3 +369,24 @@ def test_the_prefix_cache_that_the_recipe_leaves_off_is_named(run: Run, tmp_path
     code, out, _ = run(*arguments, *load)
     assert code == 0 and "build.trtllm.kv_reuse=true" in out
     assert "kv_reuse" not in run(*arguments, *load, "--set", "build.trtllm.kv_reuse=true")[1]
+
+
+def test_an_eagle3_head_counts_in_memory_and_in_time(run: Run, tmp_path: Path) -> None:
+    """One layer's cache a token in the target's element type, the head's tables, and the lengths that pay."""
+    spec = Spec("specforge", target_width=4096, own_embedding=False)
+    sizes = {"WIDTH": 4096, "FFN": 64, "HEADS": 32, "KV_HEADS": 8, "SIZE": 128, "VOCAB": 512, "DRAFT_VOCAB": 128}
+    with patch.multiple(checkpoints, **sizes):
+        head = checkpoints.write(tmp_path / "head", spec)
+    speculation = {"method": "eagle3", "draft": str(head), "max_draft_len": 4}
+    recipe, config = _recipe(tmp_path, speculation=speculation), _config(tmp_path, "meta-llama/Meta-Llama-3.1-8B")
+    given = ("--gpu", "h200", "--count", "1", "--config", str(config), "--acceptance", "0.7", "--json")
+    _, out, _ = run(str(recipe), *given)
+    document = json.loads(out)
+    (memory,) = document["sections"]["memory"]["stages"]
+    terms = {term["kind"]: term for term in memory["terms"]}
+    assert terms["draft"]["bytes"] > 0
+    assert "+ 4,096 of the draft" in terms["kv"]["formula"]
+    (method,) = document["sections"]["speculation"]["methods"]
+    assert method["best_length_one"][0] >= 4
+    assert method["best_length_running"][0] <= method["best_length_one"][0]
+    assert method["speedup_one"][0] > 1.5
