@@ -14,6 +14,7 @@ from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
 if TYPE_CHECKING:
     from trtforge.console import Console
     from trtforge.pipeline.result import RunResult
+    from trtforge.pipeline.stage import Stage
     from trtforge.recipe.load import LoadedRecipe
     from trtforge.store.store import Store
 
@@ -72,14 +73,18 @@ def run_loaded(
     output: Path | None = None,
     full_check: bool = False,
     only_needed: bool = False,
+    stages: Sequence[Stage] | None = None,
 ) -> RunResult:
-    """Preflight, then the pipeline, then the summary; errors carry the path of the run's log."""
+    """Preflight, then the pipeline (of ``stages``; default those of every run), then the summary.
+
+    Errors carry the path of the run's log.
+    """
     from trtforge.cli.observer import ConsoleObserver
     from trtforge.cli.summary import show_run
     from trtforge.pipeline.catalogue import default_stages
     from trtforge.pipeline.pipeline import Pipeline
 
-    pipeline = Pipeline(default_stages(), store)
+    pipeline = Pipeline(stages or default_stages(), store)
     pipeline.check_names(force, "--force")
     builds = any(stage.name == BUILD_STAGE for stage in pipeline.select(loaded.recipe, until, only_needed=only_needed))
     observer = ConsoleObserver(console)

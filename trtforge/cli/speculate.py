@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,3 +34,102 @@ def measure(
 
     loaded = load_recipe(recipe, overrides or ())
     run_loaded(console, loaded, common.open_store(store), until=STAGE, force=[STAGE] if force else [], only_needed=True)
+
+
+@app.command("train")
+@common.forge_command
+def train(
+    console: Console,
+    recipe: RecipeArgument,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of answers that the target writes, at least.")] = 400_000,
+    draft_vocab: Annotated[int, typer.Option(min=2, help="Tokens of the target that the head may draft.")] = 4096,
+    epochs: Annotated[float, typer.Option(min=0.01, help="Passes over the text.")] = 5.0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps, instead of --epochs.", show_default=False)
+    ] = None,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="End the training by the clock, for example 90min.", show_default=False),
+    ] = None,
+    draft_steps: Annotated[int, typer.Option(min=1, max=16, help="Drafts that training looks ahead.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts, answers, weights and order.")] = 0,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy the head there too.", show_default=False)
+    ] = None,
+    force: Annotated[
+        list[str] | None, typer.Option("--force", metavar="STAGE", help="Run this stage even when it is cached.")
+    ] = None,
+) -> None:
+    """Train an EAGLE-3 head for a recipe's model on text that its engine writes.
+
+    Text, states, training and head are stages: cached, and resumed after a kill.
+    """
+    from trtforge.cli.run import run_loaded
+    from trtforge.cli.stages import require_empty
+    from trtforge.pipeline.catalogue import default_stages
+    from trtforge.pipeline.stages.drafter import DraftOptions, draft_stages
+    from trtforge.recipe.load import load_recipe
+    from trtforge.store.files import copy_tree
+
+    options = DraftOptions(
+        seed=seed,
+        tokens=tokens,
+        draft_vocab=draft_vocab,
+        draft_steps=draft_steps,
+        epochs=epochs,
+        steps=steps,
+        time_budget=_seconds(time_budget),
+    )
+    if output is not None:
+        require_empty(output)
+    loaded = load_recipe(recipe, overrides or ())
+    stages = [*default_stages(), *draft_stages(options)]
+    result = run_loaded(
+        console,
+        loaded,
+        common.open_store(store),
+        stages=stages,
+        until=stages[-1].name,
+        force=force or [],
+        only_needed=True,
+    )
+    made = result.artifact(stages[-1].name)
+    folder = made.path / "head"
+    if output is not None:
+        copy_tree(folder, output)
+        folder = output
+    console.table("Accepted length on held-out prompts", ["class", "prompts", "accepted length"], _rows(made.summary))
+    console.value(str(folder))
+
+
+def _seconds(text: str | None) -> float | None:
+    """A time option; raises TF-CLI-053 for what is none."""
+    from trtforge.errors import ForgeError
+    from trtforge.recipe.units import parse_seconds
+
+    if text is None:
+        return None
+    try:
+        found = parse_seconds(text)
+    except ValueError as error:
+        raise ForgeError(
+            "TF-CLI-053",
+            f"--time-budget {text!r} is no time",
+            asked=text,
+            why=str(error),
+            remedies=["--time-budget 90min"],
+        ) from error
+    return found
+
+
+def _rows(summary: Any) -> list[list[str]]:
+    return [
+        [
+            kind,
+            str(found["prompts"]),
+            f"{found['accepted_length']:.2f} [{found['interval']['low']:.2f}, {found['interval']['high']:.2f}]",
+        ]
+        for kind, found in summary["classes"].items()
+    ]
