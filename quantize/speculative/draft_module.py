@@ -45,7 +45,7 @@ class DraftModule:
     """
 
     head: Eagle3
-    module: nn.Module
+    module: Any
     embedding: Tensor
     target_rows: Tensor
     allowed: Tensor
