@@ -1,8 +1,8 @@
 """The training loop: batches of one order, a schedule, checkpoints, and an end by steps or by the clock.
 
-The learning rate warms up, stays, and falls to nothing over the last part of the steps. How many steps there are is
-known from the start (epochs, or a number), or comes from the clock: when the time budget has been spent up to where the
-fall begins, the steps made so far fix how many there are. A run of that many steps without a budget is the same run.
+The learning rate warms up, stays, and falls to nothing over the last part of the steps. How many steps there are comes
+from the epochs or a number; where a time budget has been spent up to where the fall begins before as many steps were
+made, the steps made so far fix a smaller number. A run of that many steps without a budget is the same run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Settings:
 
     Attributes:
         epochs: passes over the text, where ``steps`` is not given.
-        time_budget: seconds of training, over all resumptions; None: none.
+        time_budget: seconds of training at most, over all resumptions; None: as many as it takes.
         draft_steps: drafts of the roll-out; as many as will be drafted, or one less.
         held: texts that are kept out to watch the training by.
         every: seconds between checkpoints.
@@ -117,6 +117,15 @@ def rate(settings: Settings, step: int, total: int | None) -> float:
     return settings.learning_rate * min(warm, max(0.0, (total - step) / max(1.0, FALL * total)))
 
 
+def _fixed(budget: float, planned: int, state: State) -> int | None:
+    """How many steps there are, once the fall begins by their number or by the clock; None before."""
+    if state.step >= (1 - FALL) * planned:
+        return planned
+    if state.seconds >= (1 - FALL) * budget:
+        return max(state.step + 1, round(state.step / (1 - FALL)))
+    return None
+
+
 def train(
     draft: DraftModule,
     states: States,
@@ -138,11 +147,11 @@ def train(
         draft.load(found.weights)
         found.into(optimizer, draft.parameters())
     best = found.best if found is not None else {}
-    if state.total is None and settings.steps is not None:
-        state.total = settings.steps
-    elif state.total is None and settings.time_budget is None:
-        state.total = max(1, round(settings.epochs * len(epoch(texts, 0, settings.seed, settings.batch_tokens))))
-    progress.start("training", float(state.total) if state.total else None)
+    an_epoch = len(epoch(texts, 0, settings.seed, settings.batch_tokens))
+    planned = settings.steps or max(1, round(settings.epochs * an_epoch))
+    if settings.time_budget is None:
+        state.total = planned
+    progress.start("training", float(state.total or planned))
     progress.advance(state.step)
     began, saved = clock() - state.seconds, clock()
 
@@ -160,10 +169,10 @@ def train(
     draft.module.train()
     for batch in batches_from(texts, settings, state.step):
         state.seconds = clock() - began
-        budget = settings.time_budget
-        if budget is not None and state.total is None and state.seconds >= (1 - FALL) * budget:
-            state.total = max(state.step + 1, round(state.step / (1 - FALL)))
-        if (state.total is not None and state.step >= state.total) or (budget is not None and state.seconds >= budget):
+        if state.total is None:
+            state.total = _fixed(settings.time_budget or 0.0, planned, state)
+        over = settings.time_budget is not None and state.seconds >= settings.time_budget
+        if over or (state.total is not None and state.step >= state.total):
             break
         for group in optimizer.param_groups:
             group["lr"] = rate(settings, state.step, state.total)

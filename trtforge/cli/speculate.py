@@ -49,7 +49,7 @@ def train(
     ] = None,
     time_budget: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="End the training by the clock, for example 90min.", show_default=False),
+        typer.Option(metavar="TIME", help="Train no longer than this, for example 90min.", show_default=False),
     ] = None,
     draft_steps: Annotated[int, typer.Option(min=1, max=16, help="Drafts that training looks ahead.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, answers, weights and order.")] = 0,

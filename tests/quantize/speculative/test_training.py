@@ -4,6 +4,7 @@ compute."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,11 +160,20 @@ def test_the_clock_ends_a_training_with_a_falling_rate(
         now[0] += 1.0
         return now[0]
 
-    settings = Settings(time_budget=60.0, batch_tokens=256, draft_steps=2, held=4, every=1e9)
+    settings = Settings(time_budget=60.0, steps=10_000, batch_tokens=256, draft_steps=2, held=4, every=1e9)
     state = train(fresh(target, head, states), states, settings, tmp_path, SilentProgress(), clock)
     assert state.total is not None and 0 < state.step <= state.total
     assert state.seconds <= 62
     assert rate(settings, state.total - 1, state.total) < 0.2 * settings.learning_rate
+
+    # a clock that is not reached changes nothing
+    now[0] = 0.0
+    short = Settings(time_budget=1e6, steps=9, batch_tokens=256, draft_steps=2, held=4, every=1e9)
+    timed = fresh(target, head, states)
+    assert train(timed, states, short, tmp_path / "short", SilentProgress(), clock).step == 9
+    plain = fresh(target, head, states)
+    train(plain, states, replace(short, time_budget=None), tmp_path / "plain", SilentProgress())
+    assert all(torch.equal(value, plain.tensors()[name]) for name, value in timed.tensors().items())
 
 
 def test_the_export_is_clean_and_equals_the_reference(target: Path, head: Eagle3, folder: Path, tmp_path: Path) -> None:
