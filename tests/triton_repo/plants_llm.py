@@ -297,7 +297,7 @@ OTHERS = [
             ("tree of too many nodes", "TF-TRI-266", f"{TREE}, max_total_draft_tokens: 17"),
             ("width without its tree", "TF-TRI-266", f"{HEAD}, dynamic_tree_max_topK: 4"),
             ("path through no node", "TF-TRI-266", f"{HEAD}, eagle_choices: [[0], [1, 0]]"),
-            ("share of more than one", "TF-TRI-267", f"{HEAD}, {GATE}, acceptance_rate_threshold: 40"),
+            ("share of more than one", "TF-TRI-225", f"{HEAD}, {GATE}, acceptance_rate_threshold: 40"),
             ("threshold that nothing measures", "TF-TRI-267", f"{HEAD}, acceptance_rate_threshold: 0.4"),
             ("length that nothing measures", "TF-TRI-267", f"{HEAD}, acceptance_length_threshold: 1.5"),
         )

@@ -215,12 +215,14 @@ def test_lint_has_nothing_against_what_is_written(stack: str, asked: dict[str, A
             None,
         ),
         ("decoding_type: MTP, max_draft_len: 3, acceptance_rate_window_size: 8", None),
-        ("decoding_type: MTP, acceptance_rate_threshold: -0.1, acceptance_rate_window_size: 8", "TF-TRI-267"),
+        ("decoding_type: MTP, acceptance_rate_threshold: -0.1, acceptance_rate_window_size: 8", "TF-TRI-225"),
+        ("decoding_type: MTP, acceptance_rate_threshold: 0.1", "TF-TRI-267"),
+        ("decoding_type: SA, max_draft_len: 3, max_matching_ngram_size: -1", None),
     ],
 )
 def test_lint_knows_the_borders_of_llm_s_own_checks(lines: str, code: str | None, tmp_path: Path) -> None:
     llmapi.emit(recipe(), tmp_path / "r")
     path = tmp_path / "r" / "tensorrt_llm" / "1" / "model.yaml"
     path.write_text(path.read_text() + f"speculative_config: {{{lines}}}\n")
-    rules = ("TF-TRI-265", "TF-TRI-266", "TF-TRI-267")
+    rules = ("TF-TRI-225", "TF-TRI-265", "TF-TRI-266", "TF-TRI-267")
     assert {item.code for item in lint_repository(tmp_path / "r").findings if item.code in rules} == ({code} - {None})

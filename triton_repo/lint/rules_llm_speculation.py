@@ -163,9 +163,9 @@ def draft_trees(model: Model, path: Path, text: str, document: Mapping[str, Any]
 
 @rule(
     "TF-TRI-267",
-    "error",
-    "a threshold of speculative_config that LLM() refuses, or that nothing measures",
-    why="A rate is a share; without a window the rate is not measured, and drafting is never turned off.",
+    "warning",
+    "a threshold of speculative_config that nothing measures",
+    why="Without a window no acceptance is measured, and drafting is never turned off.",
     source="https://github.com/NVIDIA/TensorRT-LLM/pull/12905",
 )
 @each_document
@@ -173,11 +173,6 @@ def acceptance_threshold(model: Model, path: Path, text: str, document: Mapping[
     found = _section(model, path, text, document)
     if found is None:
         return
-    rate = found.values.get("acceptance_rate_threshold")
-    if isinstance(rate, int | float) and not isinstance(rate, bool) and not 0 <= rate <= 1:
-        message = f"acceptance_rate_threshold {rate}; it is a share from 0 to 1"
-        share = [found.put("acceptance_rate_threshold", rate / 100)] if 1 < rate <= 100 else []
-        yield found.hit("acceptance_rate_threshold", message, *share, found.without("acceptance_rate_threshold"))
     for name, window in (
         ("acceptance_rate_threshold", "acceptance_rate_window_size"),
         ("acceptance_length_threshold", "acceptance_window"),
@@ -188,5 +183,4 @@ def acceptance_threshold(model: Model, path: Path, text: str, document: Mapping[
                 f"{name} without {window}: nothing is measured",
                 found.put(window, 100),
                 found.without(name),
-                severity="warning",
             )
