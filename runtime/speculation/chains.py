@@ -45,32 +45,43 @@ def greedy_chains(
     tokens = np.zeros((total, most), dtype=np.int64)
     confidence = np.zeros((total, most), dtype=np.float32)
     lengths = np.ones(total, dtype=np.int64)
+    picky, alike = any(worth), min(counts) == most
     limits, least = np.asarray(counts), np.asarray(worth, dtype=np.float32)
     likely = np.ones(total, dtype=np.float32)
-    going = np.arange(total)
+    going = everybody = np.arange(total)
+    starts = np.arange(total + 1, dtype=np.int32)
+    table = rows.gather(table_rows, int(positions.max()) + most)
+    at = positions
     for depth in range(most):
         best, probability = best_tokens(logits)
         if targets is not None:
             best = targets[best]
-        likely[going] *= probability
-        good = likely[going] >= least[going] if depth else np.ones(len(going), dtype=bool)
-        taken = going[good]
-        tokens[taken, depth], confidence[taken, depth] = best[good], probability[good]
+        kept = everybody[: len(going)]
+        if picky:
+            likely[going] *= probability
+            if depth:
+                kept = np.flatnonzero(likely[going] >= least[going])
+        taken = going if len(kept) == len(going) else going[kept]
+        tokens[taken, depth], confidence[taken, depth] = best[kept], probability[kept]
         lengths[taken] = depth + 1
-        kept = np.flatnonzero(good & (limits[going] > depth + 1))
+        if depth + 1 == most:
+            break
+        if not alike:
+            kept = kept[limits[taken] > depth + 1]
         if not len(kept):
             break
-        going = going[kept]
-        at = positions[going] + depth
+        if len(kept) < len(going):
+            going, at, table, best = going[kept], at[kept], table[kept], best[kept]
         batch = StepBatch(
-            input_ids=best[kept],
+            input_ids=best,
             positions=at,
-            query_start=np.arange(len(kept) + 1, dtype=np.int32),
+            query_start=starts[: len(going) + 1],
             sequence_lengths=(at + 1).astype(np.int32),
-            block_table=rows.gather(table_rows[going], int(at.max()) + 1),
-            logit_indices=np.arange(len(kept), dtype=np.int64),
+            block_table=table,
+            logit_indices=everybody[: len(going)],
         )
         logits = next_pass(kept, batch)
+        at = at + 1
     return [
         Draft(tokens[index, :length], source, confidence=confidence[index, :length])
         for index, length in enumerate(lengths.tolist())

@@ -284,7 +284,8 @@ class EagleDrafter:
 
         def next_pass(kept: npt.NDArray[np.int64], batch: StepBatch) -> torch.Tensor:
             nonlocal last
-            found, last = self._executor.execute(batch, feedback=last[kept])
+            # a copy in any case: the executor takes its memory again
+            found, last = self._executor.execute(batch, feedback=last.clone() if len(kept) == len(last) else last[kept])
             return found
 
         return greedy_chains(

@@ -34,7 +34,6 @@ def best_tokens(logits: torch.Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArra
     library = host_ops() if logits.device.type == "cpu" else None
     if library is not None:
         index, largest, total = library.argmax_logsumexp(logits)
-    else:
-        largest, index = logits.max(dim=-1)
-        total = torch.logsumexp(logits, dim=-1)
-    return index.cpu().numpy(), torch.exp(largest - total).cpu().numpy()
+        return index.numpy(), np.exp(largest.numpy() - total.numpy())
+    largest, index = logits.max(dim=-1)
+    return index.cpu().numpy(), torch.exp(largest - torch.logsumexp(logits, dim=-1)).cpu().numpy()

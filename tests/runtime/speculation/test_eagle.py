@@ -16,7 +16,7 @@ from runtime.speculation.eagle import FLUSH_ROWS, EagleDrafter
 from runtime.speculation.trees import TreeDrafting
 from tests.runtime.speculation.driver import Driver
 from tests.runtime.speculation.paged_head import LIMITS, PagedHead, head_of
-from tests.runtime.speculation.truth import chain_of, confidence_of, tree_of
+from tests.runtime.speculation.truth import chain_of, confidence_of, taps_of, tree_of
 from tests.trtforge.drafting.checkpoints import VOCAB
 
 SIZE = 4
@@ -395,9 +395,9 @@ def test_trees_are_those_of_whole_paths(folder: Path, kind: str) -> None:
         bench.driver.step(count=20, tree=True)
         for ask, draft in bench.drafts[begin:]:
             assert draft is not None and draft.parents is not None
-            wanted = tree_of(
-                bench.reference, tokens[ask.sequence], tree.shape, tree.static, tree.shape.levels, bench.head.tap_width
-            )
+            known = tokens[ask.sequence]
+            taps = taps_of(known, len(known) - 1, bench.head.tap_width)
+            wanted = tree_of(bench.reference, known, taps, tree.shape, tree.static, tree.shape.levels)
             assert draft.tokens.tolist() == wanted.tokens.tolist()
             assert draft.parents.tolist() == wanted.parents.tolist()  # type: ignore[union-attr]
     assert len(bench.drafts) == 9
@@ -414,7 +414,7 @@ def test_a_tree_has_the_levels_that_its_blocks_hold_and_the_best_nodes_of_a_coun
     width = bench.head.tap_width
     for live, draft, levels in zip(lives, drafts, (4, 2, 1), strict=True):
         tokens = live.sequence.tokens[: live.sequence.length].copy()
-        wanted = tree_of(bench.reference, tokens, tree.shape, None, levels, width)
+        wanted = tree_of(bench.reference, tokens, taps_of(tokens, len(tokens) - 1, width), tree.shape, None, levels)
         assert draft is not None and draft.parents is not None and draft.confidence is not None
         if live is not lives[2]:
             assert draft.tokens.tolist() == wanted.tokens.tolist()

@@ -34,18 +34,23 @@ def confidence_of(reference: Eagle3Reference, tokens: np.ndarray, drafted: Seque
     ids = {int(target): draft for draft, target in enumerate(reference.targets)}
     found = []
     for i, token in enumerate(drafted):
-        logits = _logits_behind(reference, tokens, list(drafted[:i]), width)
+        logits = _logits_behind(reference, tokens, list(drafted[:i]), taps_of(tokens, len(tokens) - 1, width))
         found.append(float(logits.softmax(-1)[ids[token]]))
     return found
 
 
 def tree_of(
-    reference: Eagle3Reference, tokens: np.ndarray, shape: TreeShape, static: StaticTree | None, levels: int, width: int
+    reference: Eagle3Reference,
+    tokens: np.ndarray,
+    taps: Tensor,
+    shape: TreeShape,
+    static: StaticTree | None,
+    levels: int,
 ) -> Draft:
-    """The tree behind ``tokens`` after so many levels: every node's logits from its own whole path."""
+    """The tree behind ``tokens`` (taps of all but the last) after so many levels; each node by its whole path."""
     state, offsets = new_state(shape, 1), (reference.targets - torch.arange(len(reference.targets))).int()
     root = torch.tensor([int(tokens[-1])], dtype=torch.int32)
-    logits = _logits_behind(reference, tokens, [], width)[None, None]
+    logits = _logits_behind(reference, tokens, [], taps)[None, None]
     for level in range(levels):
         if level:
             rows = []
@@ -54,7 +59,7 @@ def tree_of(
                 while candidate >= 0:
                     path.insert(0, int(state.candidate_tokens[0, candidate]))
                     candidate = int(state.candidate_parents[0, candidate])
-                rows.append(_logits_behind(reference, tokens, path, width))
+                rows.append(_logits_behind(reference, tokens, path, taps))
             logits = torch.stack(rows)[None]
         tree = reference_trees.eagle_tree_build(
             logits, root, state, shape, level, draft_to_target=offsets, static=static
@@ -63,8 +68,8 @@ def tree_of(
     return Draft(tree.tokens[0, 1:count].long().numpy(), "eagle3", tree.parents[0, 1:count].numpy())
 
 
-def _logits_behind(reference: Eagle3Reference, tokens: np.ndarray, path: list[int], width: int) -> Tensor:
-    read, states = torch.from_numpy(tokens[1:].copy()), reference.join(taps_of(tokens, len(tokens) - 1, width))
+def _logits_behind(reference: Eagle3Reference, tokens: np.ndarray, path: list[int], taps: Tensor) -> Tensor:
+    read, states = torch.from_numpy(tokens[1:].copy()), reference.join(taps)
     logits, fed = reference.step(read, states)
     for token in path:
         read, states = torch.cat([read, torch.tensor([token])]), torch.cat([states, fed[-1:]])
