@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +40,10 @@ def head_facts(info: EngineInfo) -> HeadFacts:
     """
     facts = info.raw.get("drafter")
     facts = facts if isinstance(facts, dict) else {}
-    sizes = [facts.get(name) for name in ("draft_vocab_size", "hidden_size", "tap_width")]
+    sizes: list[Any] = [facts.get(name) for name in ("draft_vocab_size", "hidden_size", "tap_width")]
     good = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
     if good and facts.get("kind") == "eagle3" and isinstance(facts.get("mapped"), bool):
-        return HeadFacts(*sizes, facts["mapped"])
+        return HeadFacts(sizes[0], sizes[1], sizes[2], facts["mapped"])
     raise ForgeError(
         "TF-RUN-001",
         f"{info.directory} is not the engine of an EAGLE-3 head: its record drafter is missing or garbled",

@@ -256,8 +256,8 @@ class TensorrtPlan:
             shapes[name] = (batch.num_tokens, width)
             given = (states or {}).get(name)
             if given is not None:  # rows that pad a step, and what this step does not read, keep what they hold
-                buffer = self._inputs[name].device
-                self._hardware.copy(buffer[: given.numel()], given.reshape(-1).to(buffer.dtype))
+                place = self._inputs[name].device
+                self._hardware.copy(place[: given.numel()], given.reshape(-1).to(place.dtype))
         if JOINED in self._inputs:
             joined = self._inputs[JOINED]
             joined.host[0] = "taps" in (states or {})
