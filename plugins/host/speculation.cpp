@@ -19,6 +19,8 @@ namespace trtforge
 namespace
 {
 
+//! values that are searched for their largest at once
+constexpr int32_t kCHUNK = 256;
 constexpr float kNEVER = -std::numeric_limits<float>::infinity();
 
 template <typename Args>
@@ -251,25 +253,72 @@ void eagleTreeBuild(trtforge_eagle_tree_args const* args)
 
 // --- EagleAccept --------------------------------------------------------------------------------------------
 
+//! The largest of 256 values, NaN left out. Lanes side by side: a single running maximum would be one long chain of waits.
+float largestOf(float const* values)
+{
+    constexpr int32_t kLANES = 32;
+    float lane[kLANES];
+    std::fill(lane, lane + kLANES, kNEVER);
+    for (int32_t i = 0; i < kCHUNK; i += kLANES)
+    {
+        for (int32_t j = 0; j < kLANES; ++j)
+        {
+            lane[j] = values[i + j] > lane[j] ? values[i + j] : lane[j]; // NaN compares false
+        }
+    }
+    float most = kNEVER;
+    for (float const value : lane)
+    {
+        most = value > most ? value : most;
+    }
+    return most;
+}
+
+//! The first maximum of a row; NaN never wins, and a row without numbers gives 0.
+int32_t firstMaximum(float const* logits, int32_t count)
+{
+    int32_t const even = count - count % kCHUNK;
+    int32_t first = even;
+    float most = kNEVER;
+    for (int32_t begin = 0; begin < even; begin += kCHUNK)
+    {
+        float const largest = largestOf(logits + begin);
+        first = largest > most ? begin : first;
+        most = largest > most ? largest : most;
+    }
+    int32_t best = first;
+    for (; best < even && logits[best] != most; ++best)
+    {
+    }
+    best = best < even ? best : 0;
+    for (int32_t v = even; v < count; ++v)
+    {
+        best = logits[v] > most ? v : best;
+        most = logits[v] > most ? logits[v] : most;
+    }
+    return best;
+}
+
 int32_t chooseToken(trtforge_eagle_accept_args const& a, int64_t row, int32_t request, int32_t position,
     std::vector<float>& buffer)
 {
     float const temperature = a.temperatures != nullptr ? a.temperatures[request] : 0.0F;
     float const* logits
         = rowOf(a.target_logits, row * a.row_stride, a.vocabulary, a.logits_dtype, buffer);
+    if (!(temperature > 0.0F))
+    {
+        return firstMaximum(logits, a.vocabulary);
+    }
     int32_t best = 0;
     float most = kNEVER;
     for (int32_t block = 0; block * 4 < a.vocabulary; ++block)
     {
-        Philox const noise = temperature > 0.0F ? tokenNoise(a.seeds[request], position, block) : Philox{};
+        Philox const noise = tokenNoise(a.seeds[request], position, block);
         int32_t const end = std::min(block * 4 + 4, a.vocabulary);
         for (int32_t v = block * 4; v < end; ++v)
         {
-            float x = logits[v];
-            if (temperature > 0.0F)
-            {
-                x = x / temperature - std::log(-std::log(uniformOf(noise.word[v - block * 4])));
-            }
+            float const x
+                = logits[v] / temperature - std::log(-std::log(uniformOf(noise.word[v - block * 4])));
             best = x > most ? v : best; // NaN compares false
             most = x > most ? x : most;
         }
@@ -326,7 +375,9 @@ void eagleAccept(trtforge_eagle_accept_args const* args)
         require(std::isfinite(temperature) && temperature >= 0.0F, TRTFORGE_BAD_VALUE,
             "temperatures[%d] is %g: must be finite and not negative", b, static_cast<double>(temperature));
     }
-    parallelRanges(a.requests, threadsFor(static_cast<int64_t>(a.requests) * a.vocabulary, 1 << 15),
+    // a greedy row is a few microseconds of reading: below a million values waiting for threads costs more than it saves
+    int64_t const grain = a.temperatures != nullptr ? 1 << 15 : 1 << 20;
+    parallelRanges(a.requests, threadsFor(static_cast<int64_t>(a.requests) * a.vocabulary, grain),
         [&](int64_t begin, int64_t end)
         {
             std::vector<float> buffer;

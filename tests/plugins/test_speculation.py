@@ -303,6 +303,37 @@ def test_greedy_takes_the_first_maximum_and_never_a_nan(ops: SpeculationOps) -> 
     assert result["emitted"].tolist() == [[1, 0, -1]]  # a row without a number: token 0
 
 
+@RANDOM
+@given(
+    vocabulary=st.sampled_from([255, 256, 257, 512, 700, 1100]),
+    dtype=st.sampled_from(LOGITS),
+    kind=st.sampled_from(["ties", "nan", "infinite", "banned", "rising"]),
+    seed=st.integers(0, 1000),
+)
+def test_greedy_over_wide_rows(ops: SpeculationOps, vocabulary: int, dtype: torch.dtype, kind: str, seed: int) -> None:
+    """Rows that are searched piece by piece: the first maximum, wherever it lies and whatever lies beside it."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(12, vocabulary, generator=generator)
+    some = torch.rand(12, vocabulary, generator=generator)
+    if kind == "ties":
+        logits = (logits * 2).round()
+    elif kind == "nan":
+        logits[some < 0.5] = float("nan")
+        logits[3] = float("nan")
+    elif kind == "infinite":
+        logits[some < 0.01] = float("inf")
+        logits[some > 0.99] = float("-inf")
+    elif kind == "banned":
+        logits[some < 0.995] = float("-inf")
+        logits[4] = float("-inf")
+    else:
+        logits = logits.sort(dim=-1).values
+    tokens, parents, counts = random_trees(3, 4, vocabulary, seed)
+    expected = vars(reference.eagle_accept(logits.to(dtype), tokens, parents, counts))
+    for name, value in accept(ops, logits.to(dtype), tokens, parents, counts).items():
+        assert torch.equal(value, expected[name]), name
+
+
 def test_sampling_does_not_depend_on_the_draft(ops: SpeculationOps) -> None:
     """With one seed the tokens are those that plain sampling emits one position at a time, whatever was drafted."""
     vocabulary, steps = 12, 12
