@@ -30,6 +30,7 @@ from runtime.sample import Sample
 from runtime.sampling.state import SamplingState
 from runtime.sampling.words import BadWordFilter, StopMatcher
 from runtime.scheduler import Scheduler, SchedulerConfig, Sequence, StepPlan
+from runtime.scoring import teacher_forced
 from runtime.tracing import trace
 from trtforge.errors import ForgeError
 
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from runtime.tokenizer import EngineTokenizer
 
 log = logging.getLogger("trtforge.runtime")
-
-#: Rows of logits that one teacher-forced step asks for: bounds the [L, V] buffer.
-LOGIT_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +116,7 @@ class EngineCore:
                 block_size=executor.block_size,
                 aging_seconds=self.config.aging_seconds,
                 max_prefill_tokens=self.config.max_prefill_tokens,
+                max_logit_rows=executor.limits.max_logit_rows,
             ),
             self.pool,
         )
@@ -218,8 +217,6 @@ class EngineCore:
                 before = time.perf_counter()
                 logits = self.executor.execute(batch)
                 in_executor = time.perf_counter() - before
-            if self.speculator is not None:
-                self.speculator.executed(plan, in_executor)
             self._finish_step(plan, batch, logits, outputs)
         except Exception as error:
             log.exception("engine step failed")
@@ -229,7 +226,10 @@ class EngineCore:
         self.consecutive_failures = 0
         self.metrics.counters["iterations_total"] += 1
         self.metrics.iteration_tokens.observe(plan.num_tokens)
-        self.metrics.iteration_host_seconds.observe(time.perf_counter() - started - in_executor)
+        host = time.perf_counter() - started - in_executor
+        if self.speculator is not None:
+            host -= self.speculator.timed(plan, in_executor, host)
+        self.metrics.iteration_host_seconds.observe(host)
         return outputs
 
     def fail_all(self, error: ForgeError) -> list[RequestOutput]:
@@ -265,31 +265,7 @@ class EngineCore:
             ForgeError: ``TF-RUN-050``, ``051``, ``052`` or ``054``.
         """
         tokens = check_tokens(token_ids, self.executor.vocab_size)
-        length = len(tokens)
-        if length > self.limits.max_seq_len:
-            raise errors.prompt_too_long(length, self.limits.max_seq_len, "max_seq_len")
-        count = self.scheduler.blocks_for(length)
-        if count > self.pool.num_free:
-            raise errors.too_few_blocks(length, count, self.pool.num_free, self.executor.block_size)
-        blocks = self.pool.allocate(count)
-        result = np.empty((length, self.executor.vocab_size), dtype=np.float32)
-        chunk = min(self.limits.max_num_tokens, LOGIT_ROWS)
-        try:
-            for start in range(0, length, chunk):
-                end = min(start + chunk, length)
-                batch = StepBatch(
-                    input_ids=tokens[start:end],
-                    positions=np.arange(start, end, dtype=np.int64),
-                    query_start=np.array([0, end - start], dtype=np.int32),
-                    sequence_lengths=np.array([end], dtype=np.int32),
-                    block_table=np.array([blocks[: self.scheduler.blocks_for(end)]], dtype=np.int32),
-                    logit_indices=np.arange(end - start, dtype=np.int64),
-                )
-                rows: Any = self.executor.execute(batch)
-                result[start:end] = rows.cpu().numpy() if hasattr(rows, "cpu") else rows
-        finally:
-            self.pool.release(blocks)
-        return result
+        return teacher_forced(tokens, self.executor, self.pool, self.limits)
 
     # -- inside --------------------------------------------------------------------------------------
 

@@ -289,3 +289,20 @@ def check_resource(name: str, value: object, most: int) -> None:
         why="the engine reserves that many when it is loaded",
         remedies=[f"give {name} from 1 to {most}", f"leave {name} out for its default"],
     )
+
+
+def bad_draft_len(length: object, most: int) -> ForgeError:
+    """A fixed draft length that the engine cannot draft; ``most`` 0: it drafts nothing."""
+    why = (
+        f"its longest draft was fixed at {most} tokens when it was built" if most else "it was built without a drafter"
+    )
+    remedies = ["leave fixed_draft_len out"]
+    remedies.insert(0, f"give 1 to {most}" if most else "build the engine with a speculation section in its recipe")
+    return ForgeError(
+        "TF-RUN-123",
+        f"the engine cannot draft {short_repr(length)} tokens",
+        asked=f"fixed_draft_len={short_repr(length)}",
+        numbers={"max_draft_len": most},
+        why=why,
+        remedies=remedies,
+    )

@@ -26,8 +26,11 @@ MAX_THREADS = 1024
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
-def _load_executor(directory: Path, threads: int | None, device: str, num_blocks: int | None) -> Executor:
-    """The executor of the engine's target; each refuses what it cannot read."""
+def _load_core(
+    directory: Path, threads: int | None, device: str, num_blocks: int | None, config: EngineConfig
+) -> EngineCore:
+    """The engine over the executor of its target; each refuses what it cannot read."""
+    executor: Executor
     try:
         target = read_json_file(directory / "engine.json")["target"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -35,12 +38,22 @@ def _load_executor(directory: Path, threads: int | None, device: str, num_blocks
     if target == "tensorrt":
         from runtime.executors.tensorrt_executor import TensorrtExecutor
 
-        return TensorrtExecutor.load(
-            directory, device=device if device.startswith("cuda") else "cuda", num_blocks=num_blocks
-        )
-    from runtime.executors.torch_executor import TorchExecutor
+        device = device if device.startswith("cuda") else "cuda"
+        planned = TensorrtExecutor.load(directory, device=device, num_blocks=num_blocks)
+        executor, info = planned, planned.engine.info
+    else:
+        from runtime.executors.torch_executor import TorchExecutor
 
-    return TorchExecutor(directory, device=device, threads=threads, num_blocks=num_blocks)
+        lowered = TorchExecutor(directory, device=device, threads=threads, num_blocks=num_blocks)
+        executor, info = lowered, lowered.info
+    speculator = None
+    if config.speculation and (info.speculation is not None or config.fixed_draft_len is not None):
+        from runtime.speculation.opening import open_speculator
+
+        speculator = open_speculator(
+            directory, info, executor, device=device, threads=threads, fixed_draft_len=config.fixed_draft_len
+        )
+    return EngineCore(executor, EngineTokenizer.load(directory), config=config, speculator=speculator)
 
 
 class Engine:
@@ -75,14 +88,14 @@ class Engine:
             config: runtime choices.
 
         Raises:
-            ForgeError: ``TF-RUN-068`` for a number of threads or blocks that is none; what the executor and the
-                tokenizer raise for a directory that cannot be loaded.
+            ForgeError: ``TF-RUN-068`` for a number of threads or blocks that is none, ``TF-RUN-123`` for a draft length
+                that the engine cannot draft; what the executors and the tokenizer raise for a directory that cannot be
+                loaded.
         """
         errors.check_resource("threads", threads, MAX_THREADS)
         errors.check_resource("num_blocks", num_blocks, 2**31 - 1)  # block tables are int32
         directory = Path(engine_dir)
-        executor = _load_executor(directory, threads, device, num_blocks)
-        return cls(EngineCore(executor, EngineTokenizer.load(directory), config=config))
+        return cls(_load_core(directory, threads, device, num_blocks, config or EngineConfig()))
 
     def close(self) -> None:
         """Release weights and pools: another process may want the memory. May be repeated."""

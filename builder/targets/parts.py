@@ -9,7 +9,7 @@ from typing import Any
 
 from builder.files import content_files
 from builder.graphs.info import GraphInfo
-from builder.memory import DraftMemory, MemoryPlan, ModelShape, activation_bytes, kv_bytes_per_token
+from builder.memory import MemoryPlan, ModelShape
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress
 from trtforge.recipe.schema import Build, Limits
@@ -128,12 +128,6 @@ def draft_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str,
         },
         **({"drafter": graph.drafter} if graph.drafter else {}),
     }
-
-
-def draft_memory(graph: GraphInfo, limits: Limits, weight_bytes: int) -> DraftMemory:
-    """What drafts beside a model, as the memory plan counts it."""
-    per_token = kv_bytes_per_token(model_shape(graph), graph.kv_cache["format"])
-    return DraftMemory(weight_bytes, activation_bytes(logit_shape(graph), limits), per_token)
 
 
 def logit_shape(graph: GraphInfo) -> ModelShape:

@@ -66,12 +66,14 @@ class ExecutorLimits:
         max_num_tokens: most tokens in one step (T).
         max_seq_len: longest context of a request, prompt and output together.
         max_input_len: longest prompt.
+        max_logit_rows: most rows of logits in one step; None: as many as tokens.
     """
 
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int
     max_input_len: int
+    max_logit_rows: int | None = None
 
 
 @dataclass(slots=True)

@@ -53,6 +53,7 @@ class SchedulerConfig:
         aging_seconds: waiting time worth one level of priority.
         max_prefill_tokens: most prefill tokens in a step that also decodes; None: the whole budget. Lower
             values smooth inter-token latency at the cost of time to first token.
+        max_logit_rows: most rows of logits in a step, of which every draft token takes one; None: no such limit.
     """
 
     max_batch_size: int
@@ -61,6 +62,7 @@ class SchedulerConfig:
     block_size: int
     aging_seconds: float = 10.0
     max_prefill_tokens: int | None = None
+    max_logit_rows: int | None = None
 
     @property
     def max_running(self) -> int:
@@ -251,7 +253,11 @@ class Scheduler:
         if not any(plan.granted):
             plan.granted = []
             return 0
-        room = given = max(room // 2, room - prompts)
+        room = max(room // 2, room - prompts)
+        if self.config.max_logit_rows is not None:
+            # a row each is kept for all that run: any of them may finish its prompt in this step
+            room = max(0, min(room, self.config.max_logit_rows - self.config.max_running))
+        given = room
         for at, sequence in enumerate(plan.decodes):
             count = min(plan.granted[at], room, self.config.max_seq_len - sequence.length)
             plan.granted[at] = count = max(count, 0)

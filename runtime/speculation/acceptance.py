@@ -160,7 +160,7 @@ class Acceptance:
             return np.zeros((0, self.positions))
         rates = np.stack([self._source(source).current(self._now) for _, source in pairs])
         odds = np.array([self.odds(sequence, source) for sequence, source in pairs])[:, None]
-        kept: Rates = np.cumprod(odds * rates / (1 + (odds - 1) * rates), axis=1)
+        kept: Rates = np.cumprod(odds * rates / (1 + (odds - 1) * rates), axis=1, dtype=np.float64)
         return kept
 
     def odds(self, sequence: TokenSequence, source: str) -> float:

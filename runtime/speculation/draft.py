@@ -48,6 +48,10 @@ class Draft:
             depths[node] = depths[parent] + 1
         return depths[1:]
 
+    def levels(self) -> int:
+        """How far below the root the draft reaches."""
+        return len(self.tokens) if self.parents is None else int(self.depths().max())
+
     def cut(self, count: int) -> Draft | None:
         """The first ``count`` nodes, a tree still as parents come first; None: nothing is left."""
         if count >= len(self.tokens):

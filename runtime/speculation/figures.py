@@ -87,7 +87,7 @@ class SpeculationFigures:
 
     def verified(self, draft: Draft, accepted: int) -> None:
         """A draft was verified; ``accepted`` of its tokens (a tree's path) are the sequence's now."""
-        depth = len(draft) if draft.parents is None else int(draft.depths().max())
+        depth = draft.levels()
         figures = self.sources.get(draft.source)
         if figures is None:
             figures = self.sources.setdefault(draft.source, SourceFigures())

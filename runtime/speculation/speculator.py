@@ -18,6 +18,7 @@ from runtime.scheduler import Scheduler, StepPlan
 from runtime.scheduler import Sequence as TokenSequence
 from runtime.speculation.draft import Ask, Candidate, Choice, Computed, Draft, Drafter, ModelDrafter, Policy, TapReader
 from runtime.speculation.figures import SpeculationFigures
+from runtime.speculation.shadow import Shadows
 from runtime.speculation.verification import Branch, moves
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Speculator:
         #: this step's choice for each decode, and the draft where it is made already
         self._chosen: list[tuple[Choice, Draft | None] | None] = []
         self._plain: list[bool] = []
+        self._drafting = 0.0
+        self._shadows = Shadows()
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -106,7 +109,10 @@ class Speculator:
             candidate = choice.candidate
             # a tree has its configured shape, however long a chain could be
             wanted[at] = min(choice.count, candidate.most) if not choice.tree else self.tree_nodes * (choice.count > 0)
-            self._chosen[at] = choice, draft if candidate.ready else None
+            taken = draft if candidate.ready and choice.count else None
+            self._chosen[at] = choice, taken
+            if draft is not None and taken is None:
+                self._shadows.note(candidate.sequence, draft)
         return wanted
 
     def draft(self, plan: StepPlan) -> None:
@@ -114,6 +120,7 @@ class Speculator:
         if plan.copies:
             for drafter in self.drafters:
                 drafter.copy_blocks(plan.copies)
+        self._drafting = 0.0
         if not plan.granted:
             return
         drafts: list[Draft | None] = [None] * len(plan.decodes)
@@ -126,13 +133,15 @@ class Speculator:
                 drafts[at] = ready.cut(count)
             else:
                 places.append(at)
-                asks.append(Ask(sequence, count, choice.tree))
+                asks.append(Ask(sequence, count, choice.tree, choice.worth))
         if asks and self.model is not None:
             started = time.perf_counter()
             made = self.model.propose(asks)
-            seconds = time.perf_counter() - started
-            self.policy.timed("draft", sum(ask.count for ask in asks), len(asks), seconds)
-            self.figures.timed("draft", seconds)
+            self._drafting = time.perf_counter() - started
+            self.figures.timed("draft", self._drafting)
+            passes = max((draft.levels() for draft in made if draft is not None), default=0)
+            if passes:
+                self.policy.timed("draft", passes, len(asks), self._drafting)
             for at, draft in zip(places, made, strict=True):
                 drafts[at] = draft
         if not any(draft is not None for draft in drafts):
@@ -142,12 +151,15 @@ class Speculator:
         plan.decodes = [plan.decodes[at] for at in order]
         plan.drafts = [drafts[at] for at in order]
 
-    def executed(self, plan: StepPlan, seconds: float) -> None:
-        """The target ran ``plan`` in ``seconds``."""
-        if plan.decodes and not plan.chunks:
-            self.policy.timed("verify", plan.num_tokens, len(plan.decodes), seconds)
+    def timed(self, plan: StepPlan, in_target: float, outside: float) -> float:
+        """Count the seconds of a step; those in ``outside`` the target that the drafter with weights took."""
+        drafted = sum(len(draft) for draft in plan.drafts if draft is not None)
         if plan.drafts:
-            self.figures.timed("verify", seconds)
+            self.figures.timed("verify", in_target)
+        if plan.decodes and not plan.chunks:
+            self.policy.timed("verify", plan.num_tokens, len(plan.decodes), in_target)
+            self.policy.timed("host", drafted, len(plan.decodes), outside - self._drafting)
+        return self._drafting
 
     def settle(
         self,
@@ -198,6 +210,7 @@ class Speculator:
             drafter.observe(computed, self._taps)
             for parent, children in forks:
                 drafter.fork(parent, children)
+        self._shadows.settle(self.policy)
 
     def _count(self, branch: Branch) -> None:
         sample, draft, accepted = branch.sample, branch.draft, branch.accepted
@@ -215,6 +228,7 @@ class Speculator:
         """The sequence ended."""
         for drafter in self.drafters:
             drafter.leave(sequence)
+        self._shadows.leave(sequence)
         self.policy.leave(sequence)
 
     def describe(self) -> dict[str, Any]:

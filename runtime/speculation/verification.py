@@ -143,7 +143,7 @@ def _accept_direct(x_LV: torch.Tensor, branches: list[Branch], nodes: int, take:
         tokens[at, 1:] = branch.draft.tokens
         if branch.draft.parents is not None:
             parents[at, 1:] = branch.draft.parents
-    accepted = _eagle_accept()(
+    accepted = accept_op()(
         x_LV[first : first + count * nodes],
         torch.from_numpy(tokens),
         torch.from_numpy(parents),
@@ -154,14 +154,14 @@ def _accept_direct(x_LV: torch.Tensor, branches: list[Branch], nodes: int, take:
         branches, accepted.path.tolist(), accepted.emitted.tolist(), accepted.lengths.tolist(), strict=True
     ):
         branch.path = path[:length]
-        finite = _finite(x, branch.row, branch.path)
+        finite = finite_rows(x, branch.row, branch.path)
         for token, ok in zip(emitted[:length], finite, strict=True):
             branch.emitted += ok
             if not take(branch.sample, token if ok else NO_TOKEN, None) or not ok:
                 break
 
 
-def _finite(x_LV: npt.NDArray[np.float32], row: int, path: list[int]) -> list[bool]:
+def finite_rows(x_LV: npt.NDArray[np.float32], row: int, path: list[int]) -> list[bool]:
     """Whether the largest logit of each node's row is a number, as the sampler asks for; a maximum propagates NaN."""
     if path[-1] == len(path) - 1:  # a chain, or a tree's first branch
         largest = x_LV[row : row + len(path)].max(axis=1)
@@ -171,7 +171,7 @@ def _finite(x_LV: npt.NDArray[np.float32], row: int, path: list[int]) -> list[bo
 
 
 @cache
-def _eagle_accept() -> Callable[..., Any]:
+def accept_op() -> Callable[..., Any]:
     """The host library's op; where none was built, its reference."""
     try:
         return load_library().eagle_accept

@@ -15,7 +15,7 @@ from trtforge.recipe.schema import Limits
 DECODE, MIXED = "decode", "mixed"
 #: the widest tree mask (nodes of a draft tree); steps without a tree send one column
 MAX_TREE = 64
-#: rows of logits of one teacher-forced step (see runtime.engine.LOGIT_ROWS)
+#: rows of logits of one teacher-forced step (see runtime.scoring.LOGIT_ROWS)
 SCORED_ROWS = 256
 
 Shape = tuple[int, ...]
@@ -44,16 +44,10 @@ class Sizes:
     tree: bool = False
 
     @classmethod
-    def of(
-        cls, limits: Limits, *, block_size: int, num_blocks: int, tree: bool = False, draft_tokens: int = 0
-    ) -> Sizes:
-        """Sizes for the limits and ``num_blocks`` blocks that a scheduler may use.
-
-        Args:
-            draft_tokens: most draft tokens of a request, each verified by a row of logits.
-        """
+    def of(cls, limits: Limits, *, block_size: int, num_blocks: int, tree: bool = False) -> Sizes:
+        """Sizes for the limits and ``num_blocks`` blocks that a scheduler may use."""
         batch = limits.max_batch_size
-        rows = batch * MAX_TREE if tree else max(batch * (1 + draft_tokens), SCORED_ROWS)
+        rows = batch * MAX_TREE if tree else max(batch, SCORED_ROWS)
         padding = -(-batch // block_size)
         return cls(
             batch=batch,

@@ -145,6 +145,9 @@ class AlwaysPolicy:
         assert 0 <= accepted <= drafted
         self.records.append((source, drafted, accepted, tree))
 
+    def learn(self, sequence: TokenSequence, source: str, drafted: int, accepted: int) -> None:
+        assert 0 <= accepted <= drafted
+
     def timed(self, part: str, tokens: int, requests: int, seconds: float) -> None:
         assert seconds >= 0 and requests > 0
         self.times.append((part, tokens, requests))
