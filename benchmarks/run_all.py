@@ -28,6 +28,7 @@ OTHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("benchmarks.planner_bars", (), ()),
     ("benchmarks.triton_repository", (), ("--quick",)),
     ("benchmarks.guided_speculation", (), ("--quick",)),
+    ("benchmarks.speculation_host", (), ("--steps", "60")),
 )
 
 
