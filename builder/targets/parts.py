@@ -9,7 +9,7 @@ from typing import Any
 
 from builder.files import content_files
 from builder.graphs.info import GraphInfo
-from builder.memory import MemoryPlan, ModelShape
+from builder.memory import DraftMemory, MemoryPlan, ModelShape, activation_bytes, kv_bytes_per_token
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress
 from trtforge.recipe.schema import Build, Limits
@@ -128,6 +128,35 @@ def draft_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str,
         },
         **({"drafter": graph.drafter} if graph.drafter else {}),
     }
+
+
+def check_draft(graph: GraphInfo, draft: GraphInfo) -> None:
+    """A draft's graph against its target's.
+
+    Raises:
+        ForgeError: ``TF-BLD-123`` another vocabulary, other blocks, or taps that the target's graph does not put out.
+    """
+    pairs = {
+        "vocab_size": (draft.vocab_size, graph.vocab_size),
+        "block_size": (draft.kv_cache["block_size"], graph.kv_cache["block_size"]),
+        "taps": (list(draft.drafter.get("taps", [])), list(graph.hidden_states) if draft.drafter else []),
+        "tree_mask": (draft.tree_mask, graph.tree_mask if draft.drafter else draft.tree_mask),
+    }
+    wrong = {name: {"draft": one, "target": other} for name, (one, other) in pairs.items() if one != other}
+    if wrong:
+        raise ForgeError(
+            "TF-BLD-123",
+            f"The draft's graph is not one of this target: {', '.join(wrong)} differ",
+            numbers=wrong,
+            why="A drafted token is an id of the target's vocabulary, and both models share their block numbers.",
+            remedies=["a draft that was trained for this target, with its tokenizer", "Build both graphs again"],
+        )
+
+
+def draft_memory(graph: GraphInfo, limits: Limits, weight_bytes: int) -> DraftMemory:
+    """What drafts beside a model, as the memory plan counts it."""
+    per_token = kv_bytes_per_token(model_shape(graph), graph.kv_cache["format"])
+    return DraftMemory(weight_bytes, activation_bytes(logit_shape(graph), limits), per_token)
 
 
 def logit_shape(graph: GraphInfo) -> ModelShape:

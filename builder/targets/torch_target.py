@@ -17,10 +17,18 @@ from typing import Any
 from builder.files import copy_directory
 from builder.graphs.info import GraphInfo
 from builder.machine import cpu_capability, free_memory
-from builder.memory import DraftMemory, activation_bytes, kv_bytes_per_token, plan_memory
+from builder.memory import plan_memory
 from builder.special_tokens import special_tokens
 from builder.targets.kernels import choose, table, weight_bytes
-from builder.targets.parts import check_limits, draft_facts, graph_facts, hash_files, logit_shape, model_shape
+from builder.targets.parts import (
+    check_draft,
+    check_limits,
+    draft_facts,
+    draft_memory,
+    graph_facts,
+    hash_files,
+    model_shape,
+)
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Limits
@@ -68,22 +76,16 @@ def build_engine(
     Raises:
         ForgeError: ``TF-BLD-010``/``011`` memory, ``TF-BLD-012``/``013`` limits, ``TF-BLD-014``
             parallelism, ``TF-BLD-015`` block sizes differ, ``TF-BLD-016`` the graph is not
-            paged, ``TF-GRF-015`` no graph directory.
+            paged, ``TF-BLD-123`` the draft is another target's, ``TF-GRF-015`` no graph directory.
     """
     graph_dir, out = Path(graph_dir), Path(out)
     progress = progress or SilentProgress()
     capability = capability or cpu_capability()
     model = _Model.read(graph_dir, build, capability)
-    limits, draft, beside = model.limits, None, None
-    most = 0 if speculation is None else speculation.most_tokens
+    limits, draft = model.limits, None
     if speculation is not None and speculation.draft is not None:
         draft = _Model.read(graph_dir / speculation.draft, build, capability)
-        graph = draft.graph
-        beside = DraftMemory(
-            draft.weight_bytes,
-            activation_bytes(logit_shape(graph), limits),
-            kv_bytes_per_token(model_shape(graph), graph.kv_cache["format"]),
-        )
+        check_draft(model.graph, draft.graph)
     plan = plan_memory(
         model_shape(model.graph),
         limits,
@@ -91,8 +93,8 @@ def build_engine(
         model.graph.kv_cache["format"],
         weights_bytes=model.weight_bytes,
         free_bytes=free_memory() if build.kv_cache.free_fraction is not None else None,
-        draft_tokens=most,
-        draft=beside,
+        draft_tokens=0 if speculation is None else speculation.most_tokens,
+        draft=None if draft is None else draft_memory(draft.graph, limits, draft.weight_bytes),
     )
     drafted = {}
     if draft is not None and speculation is not None and speculation.draft is not None:

@@ -6,12 +6,15 @@ Kept apart so that the executor's own work (shapes, padding, addresses, order) r
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from runtime.executors.tensorrt_engine import lacks_gpu, no_memory
+from runtime.speculation.device_ops import cuda_ops
 
 
 class Device(Protocol):
@@ -33,6 +36,16 @@ class Device(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy."""
+
+    def move_rows(
+        self,
+        pools: Sequence[torch.Tensor],
+        block_table: npt.NDArray[np.int32],
+        base_positions: npt.NDArray[np.int32],
+        path: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int32],
+    ) -> bool:
+        """Queue PagedKVMove on pools of one shape; False where no library of the ops is here."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Record ``work`` (queued once before, so that everything is warm) and return what replays it."""
@@ -88,6 +101,23 @@ class CudaDevice:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
+
+    def move_rows(
+        self,
+        pools: Sequence[torch.Tensor],
+        block_table: npt.NDArray[np.int32],
+        base_positions: npt.NDArray[np.int32],
+        path: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int32],
+    ) -> bool:
+        library = cuda_ops()
+        if library is None:
+            return False
+        with torch.cuda.stream(self._stream):
+            arrays = (block_table, base_positions, path, lengths)
+            tensors = [torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for a in arrays]
+            library.paged_kv_move(list(pools), *tensors)
+        return True
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()

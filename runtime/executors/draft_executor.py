@@ -12,18 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from runtime.executors import host_kernels
-from runtime.executors.base import ExecutorLimits, StepBatch
+from runtime.executors.base import DraftExecutor, Executor, ExecutorLimits, StepBatch
 from runtime.executors.batch_check import check_batch
 from runtime.executors.binding import Lowered
 from runtime.executors.engine_dir import EngineInfo, read_engine
+from runtime.executors.head_facts import head_facts, head_targets, states_given
 from runtime.executors.kernels import StepIndex
 from runtime.executors.linears import Capability, PackedLinear, detect
 from runtime.executors.onnx_graph import load_graph
+from runtime.executors.tensorrt_engine import TARGET as TENSORRT
+from runtime.executors.tensorrt_engine import read_tensorrt_engine
 from runtime.executors.torch_executor import TorchExecutor
 from runtime.executors.torch_loading import (
     activation_dtype,
@@ -37,10 +38,8 @@ from runtime.executors.torch_loading import (
     make_kernels,
 )
 from runtime.executors.weight_check import WeightCheck, check_weights
-from trtforge.drafting.maps import read_targets
 from trtforge.errors import ForgeError
 from trtforge.progress import Progress, SilentProgress
-from trtforge.safetensors_header import read_headers
 
 _FLOAT_NAMES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}
 
@@ -73,11 +72,11 @@ class TorchDraftExecutor:
         if threads is not None:
             torch.set_num_threads(threads)
         self.info: EngineInfo = read_engine(Path(engine_dir))
-        facts = draft_facts(self.info)
-        self.draft_vocab_size: int = facts["draft_vocab_size"]
-        self.hidden_size: int = facts["hidden_size"]
-        self.tap_width: int = facts["tap_width"]
-        self.targets = _targets(self.info, facts["mapped"])
+        self._facts = head_facts(self.info)
+        self.draft_vocab_size = self._facts.draft_vocab_size
+        self.hidden_size = self._facts.hidden_size
+        self.tap_width = self._facts.tap_width
+        self.targets = head_targets(self.info)
         self.device = device
         self._num_blocks = self.info.num_blocks if num_blocks is None else num_blocks
         self._closed = False
@@ -141,13 +140,8 @@ class TorchDraftExecutor:
         if self._closed:
             raise RuntimeError("the draft executor was closed")
         check_batch(batch, self.info.limits, self.info.vocab_size, tree=self._tree)
-        name, given = ("taps", taps) if feedback is None else ("feedback", feedback)
-        if given is None or (taps is not None and feedback is not None):
-            raise ValueError("a pass reads taps or feedback, one of the two")
         tokens, rows = batch.num_tokens, len(batch.logit_indices)
-        width = self.tap_width if feedback is None else self.hidden_size
-        if tuple(given.shape) != (tokens, width):
-            raise ValueError(f"{name} of shape {tuple(given.shape)} for {tokens} tokens of width {width}")
+        name, given = states_given(self._facts, tokens, taps, feedback)
         if batch.block_copies:
             self.copy_blocks(batch.block_copies)
         if tokens == 0:
@@ -219,47 +213,6 @@ class TorchDraftExecutor:
         }
 
 
-def draft_facts(info: EngineInfo) -> dict[str, Any]:
-    """The record ``drafter`` of an EAGLE-3 head's engine.json.
-
-    Raises:
-        ForgeError: TF-RUN-001 the engine is no head's, or its record garbled.
-    """
-    facts = info.raw.get("drafter")
-    facts = facts if isinstance(facts, dict) else {}
-    sizes = [facts.get(name) for name in ("draft_vocab_size", "hidden_size", "tap_width")]
-    good = all(isinstance(size, int) and size > 0 for size in sizes)
-    if good and facts.get("kind") == "eagle3" and isinstance(facts.get("mapped"), bool):
-        return facts
-    raise ForgeError(
-        "TF-RUN-001",
-        f"{info.directory} is not the engine of an EAGLE-3 head: its record drafter is missing or garbled",
-        asked=str(info.directory),
-        why="widths and vocabulary of the head are read from it",
-        remedies=["give the engine/draft folder of a bundle", "build the engine again"],
-    )
-
-
-def _targets(info: EngineInfo, mapped: bool) -> npt.NDArray[np.int64] | None:
-    """int64 [Vd], the target's token of each draft token; None: the same ids."""
-    if not mapped:
-        return None
-    d2t = read_headers(info.directory).get("d2t")
-    vocabulary = draft_facts(info)["draft_vocab_size"]
-    if d2t is not None and d2t.shape == (vocabulary,):
-        targets = read_targets(info.directory, d2t)
-        if targets.min() >= 0 and targets.max() < info.vocab_size:
-            return targets
-    raise ForgeError(
-        "TF-RUN-013",
-        "the draft's map of tokens is missing, or names tokens that the target has not",
-        asked=str(info.directory),
-        numbers={"draft_vocab_size": vocabulary, "vocab_size": info.vocab_size},
-        why="a draft token becomes the target's token by the map alone",
-        remedies=["build the engine again", "run `trtforge verify` on the bundle"],
-    )
-
-
 def open_draft(
     engine_dir: Path,
     info: EngineInfo,
@@ -268,7 +221,7 @@ def open_draft(
     threads: int | None = None,
     num_blocks: int | None = None,
     progress: Progress | None = None,
-) -> TorchDraftExecutor | TorchExecutor:
+) -> DraftExecutor | Executor:
     """The executor of the draft that the engine in ``engine_dir`` carries: a head's, or a whole model's.
 
     Args:
@@ -277,24 +230,31 @@ def open_draft(
 
     Raises:
         ForgeError: TF-RUN-015 the engine carries no draft, or one that does not fit it; as the executors.
+        EnvironmentLacks: as the executors.
     """
     record = info.speculation
     if record is None or record.draft is None:
         raise _no_draft(engine_dir, "its record of speculation names none")
     folder, blocks = Path(engine_dir) / record.draft, info.num_blocks if num_blocks is None else num_blocks
-    own = read_engine(folder)
+    compiled, head = info.raw.get("target") == TENSORRT, record.method == "eagle3"
+    own = read_tensorrt_engine(folder).info if compiled else read_engine(folder)
     same = {
         "limits": (own.limits, info.limits),
         "block_size": (own.block_size, info.block_size),
+        "num_blocks": (own.num_blocks, info.num_blocks),
         "vocab_size": (own.vocab_size, info.vocab_size),
     }
     wrong = [name for name, (one, other) in same.items() if one != other]
     if wrong:
         raise _no_draft(engine_dir, f"the draft's {', '.join(wrong)} are not the engine's")
+    if compiled:
+        from runtime.executors.tensorrt_draft import TensorrtDraftExecutor
+        from runtime.executors.tensorrt_executor import TensorrtExecutor
+
+        gpu = "cuda" if device == "cpu" else device
+        return (TensorrtDraftExecutor if head else TensorrtExecutor).load(folder, device=gpu, num_blocks=blocks)
     settings: dict[str, Any] = {"device": device, "threads": threads, "num_blocks": blocks, "progress": progress}
-    if record.method == "draft_target":
-        return TorchExecutor(folder, **settings)
-    return TorchDraftExecutor(folder, **settings)
+    return TorchDraftExecutor(folder, **settings) if head else TorchExecutor(folder, **settings)
 
 
 def _no_draft(engine_dir: Path, why: str) -> ForgeError:

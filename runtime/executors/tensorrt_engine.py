@@ -158,10 +158,11 @@ def _check_stamp(stamp: dict[str, Any]) -> None:
 def _check_sizes(engine: TensorrtEngine) -> None:
     """Raise for sizes with which a step of the limits, or its padding, would leave a buffer or a pool."""
     info, limits = engine.info, engine.limits
+    verified = 1 if info.speculation is None else 1 + info.speculation.most_tokens
     needed = {
         "table": (engine.table, -(-limits.max_seq_len // info.block_size)),
         "padding_blocks": (engine.padding_blocks, -(-limits.max_batch_size // info.block_size)),
-        "rows": (engine.rows, min(limits.max_batch_size, limits.max_num_tokens)),
+        "rows": (engine.rows, min(limits.max_batch_size * verified, limits.max_num_tokens)),
     }
     short = [f"sizes.{name} is {has}, {wants} are needed" for name, (has, wants) in needed.items() if has < wants]
     buckets, largest = list(engine.decode_buckets), limits.max_batch_size

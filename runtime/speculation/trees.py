@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from plugins.trees import StaticTree, TreeShape, TreeState, new_state, static_tree
 from runtime.executors.base import DraftExecutor, StepBatch
+from runtime.speculation.device_ops import cuda_ops, tree_build
 from runtime.speculation.draft import Draft
 from runtime.speculation.ops import host_ops
 
@@ -147,13 +148,18 @@ class TreeDrafting:
 
         from plugins import reference_trees
 
-        library = host_ops()
-        build = reference_trees.eagle_tree_build if library is None else library.eagle_tree_build
         if self._offsets is None and executor.targets is not None:
             offsets = executor.targets - np.arange(len(executor.targets))
             self._offsets = torch.from_numpy(offsets.astype(np.int32))
-        roots_B = torch.from_numpy(roots.tokens)
-        return build(logits.cpu(), roots_B, state, self.shape, level, draft_to_target=self._offsets, static=self.static)
+        roots_B, offsets_V, static = torch.from_numpy(roots.tokens), self._offsets, self.static
+        device = cuda_ops() if logits.device.type == "cuda" else None
+        if device is not None:
+            return tree_build(
+                device, logits, roots_B, state, self.shape, level, draft_to_target=offsets_V, static=static
+            )
+        library = host_ops()
+        build = reference_trees.eagle_tree_build if library is None else library.eagle_tree_build
+        return build(logits.cpu(), roots_B, state, self.shape, level, draft_to_target=offsets_V, static=static)
 
 
 def _expanded(state: TreeState, nodes: _Expanded | None, states: torch.Tensor) -> _Expanded:

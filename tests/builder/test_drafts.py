@@ -117,6 +117,25 @@ def test_a_whole_model_drafts_as_its_target_runs(tmp_path: Path) -> None:
     assert executor.execute(step).equal(TorchExecutor(tmp_path / "own", num_blocks=100).execute(step))
 
 
+def test_graphs_of_another_target_are_refused(tmp_path: Path) -> None:
+    target = support.write_target(tmp_path / "target", SPEC)
+    head = support.write_head(tmp_path / "head", target, SPEC)
+    asked, graph = support.speculation(), tmp_path / "graph"
+    build_graph(target, graph, block_size=16, hidden_states=(3, 8))
+    build_draft(asked, head, target, graph, dtype="bfloat16", block_size=16)
+    record = engine_record(asked, graph)
+    recipe = Build(limits=support.LIMITS, kv_cache=KvCache(block_size=16, memory="8MiB"))
+    build_engine(graph, tmp_path / "fits", name="tiny", build=recipe, speculation=record)
+    found = {}
+    for name, options in {"taps": {"hidden_states": (3, 9)}, "tree_mask": {"tree_mask": True}}.items():
+        build_graph(target, graph, block_size=16, **{"hidden_states": (3, 8), **options})  # type: ignore[arg-type]
+        with pytest.raises(ForgeError) as caught:
+            build_engine(graph, tmp_path / name, name="tiny", build=recipe, speculation=record)
+        assert caught.value.code == "TF-BLD-123"
+        found[name] = set(caught.value.numbers)
+    assert found == {"taps": {"taps"}, "tree_mask": {"tree_mask"}}
+
+
 def test_links_out_of_a_drafts_folder_are_refused(tmp_path: Path) -> None:
     target = support.write_target(tmp_path / "target", SPEC)
     head = support.write_head(tmp_path / "head", target, SPEC)

@@ -44,10 +44,16 @@ class Sizes:
     tree: bool = False
 
     @classmethod
-    def of(cls, limits: Limits, *, block_size: int, num_blocks: int, tree: bool = False) -> Sizes:
-        """Sizes for the limits and ``num_blocks`` blocks that a scheduler may use."""
+    def of(
+        cls, limits: Limits, *, block_size: int, num_blocks: int, tree: bool = False, draft_tokens: int = 0
+    ) -> Sizes:
+        """Sizes for the limits and ``num_blocks`` blocks that a scheduler may use.
+
+        Args:
+            draft_tokens: most draft tokens of a request, each verified by a row of logits.
+        """
         batch = limits.max_batch_size
-        rows = batch * MAX_TREE if tree else max(batch, SCORED_ROWS)
+        rows = batch * MAX_TREE if tree else max(batch * (1 + draft_tokens), SCORED_ROWS)
         padding = -(-batch // block_size)
         return cls(
             batch=batch,

@@ -7,6 +7,7 @@ The directory::
     build.log          what TensorRT said
     tokenizer.json …   what serving reads
     network.onnx, *.safetensors   when the plan leaves the weights out: they are put back at load
+    draft/             the same again of what drafts (an EAGLE-3 head brings its map of tokens in model.safetensors)
 
 Policy: everything that can be refused without TensorRT is refused first; then what the machine lacks ends the build
 with exit code 3, naming what to install and the container that has it.
@@ -20,8 +21,8 @@ one with fewer copies is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,21 +30,31 @@ from typing import Any
 
 from builder.files import content_files, copy_directory, copy_file
 from builder.graphs.info import GRAPH_FILE, INFO_FILE, GraphInfo
-from builder.memory import plan_memory
+from builder.memory import MemoryPlan, plan_memory
 from builder.special_tokens import special_tokens
-from builder.targets.parts import check_limits, graph_facts, hash_files, model_shape
+from builder.targets.parts import (
+    check_draft,
+    check_limits,
+    draft_facts,
+    draft_memory,
+    graph_facts,
+    hash_files,
+    model_shape,
+)
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.lowering import Network, lower
 from builder.targets.tensorrt.process import run_worker
 from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes, decode_buckets, profile_shapes
 from builder.targets.tensorrt.session import Spec
 from builder.targets.tensorrt.versions import missing_operators, release
+from trtforge.drafting.conversion import stored_part, write_weights
 from trtforge.errors import ForgeError
 from trtforge.plugin_library import PluginLibrary
 from trtforge.progress import Progress, SilentProgress
-from trtforge.recipe.schema import Build
-from trtforge.safetensors_header import read_headers
-from trtforge.speculation import SpeculationRecord
+from trtforge.recipe.schema import Build, Limits
+from trtforge.safetensors_header import WEIGHTS_NAME, read_headers
+from trtforge.speculation import DRAFT_DIR, SpeculationRecord
+from trtforge.store.hashing import hash_file
 
 NAME = "tensorrt"
 ENGINE_FILE = "engine.json"
@@ -54,7 +65,7 @@ ENGINE_VERSION = 1
 #: version of the op contracts (domain trtforge) that the engine's graph uses
 OPS_VERSION = 2
 #: files of an engine that two builds of the same inputs need not agree on: kernels are chosen by measured times
-MEASURED = (PLAN_FILE, LOG_FILE, ENGINE_FILE)
+MEASURED = (PLAN_FILE, LOG_FILE, ENGINE_FILE, *(f"{DRAFT_DIR}/{name}" for name in (PLAN_FILE, LOG_FILE, ENGINE_FILE)))
 _SPEC_FILE = "spec.json"
 
 
@@ -79,67 +90,120 @@ def build_engine(
         EnvironmentLacks: ``TF-BLD-100`` no TensorRT, ``TF-BLD-101`` no GPU, ``TF-OPS-201`` no plugin library.
         ForgeError: ``TF-BLD-010`` … ``015`` memory and limits, ``TF-BLD-102`` another TensorRT, ``TF-BLD-103``
             another architecture, ``TF-BLD-104``/``105`` a graph without kernels, ``TF-BLD-107`` … ``109`` the
-            compilation, ``TF-OPS-202`` an unusable plugin library.
+            compilation, ``TF-BLD-123`` the draft is another target's, ``TF-OPS-202`` an unusable plugin library.
     """
     graph_dir, out = Path(graph_dir), Path(out)
     progress = progress or SilentProgress()
-    graph = GraphInfo.read(graph_dir)
-    limits = check_limits(graph, build, target=NAME)
     found = machine.tensorrt_version(stack)
     missing = missing_operators(found or str(machine.newest_version()))
-    network = lower(graph_dir, missing)
+    model, draft = _Model.read(graph_dir, build, missing), None
+    if speculation is not None and speculation.draft is not None:
+        draft = _Model.read(graph_dir / speculation.draft, build, missing)
+        check_draft(model.graph, draft.graph)
     here = machine.require(found, build.architectures, stack)
-    weights = sum(info.nbytes for info in read_headers(graph_dir).values())
+    graph, limits = model.graph, model.limits
+    most = 0 if speculation is None else speculation.most_tokens
     plan = plan_memory(
         model_shape(graph),
         limits,
         build.kv_cache,
         graph.kv_cache["format"],
-        weights_bytes=weights,
+        weights_bytes=model.weight_bytes,
         free_bytes=machine.free_gpu_memory() if build.kv_cache.free_fraction is not None else None,
+        draft_tokens=most,
+        draft=None if draft is None else draft_memory(draft.graph, limits, draft.weight_bytes),
     )
-    sizes = Sizes.of(limits, block_size=plan.block_size, num_blocks=plan.num_blocks, tree=graph.tree_mask)
-    out.mkdir(parents=True, exist_ok=True)
-    declared = partial(lower, graph_dir, missing, aliased=True)
-    facts = _compile(graph_dir, out, network, declared, sizes, build, here, progress)
-    _copy_what_serving_reads(graph_dir, out, network, build.tensorrt.strip_weights, progress)
-    engine: dict[str, Any] = {
-        "version": ENGINE_VERSION,
-        "target": NAME,
-        "name": name,
-        **graph_facts(graph, limits, plan),
-        **({} if speculation is None else {"speculation": speculation.to_json()}),
-        "linears": [
-            {"name": item.name, "shape": list(item.shape), "stored": item.format, "group_size": item.group_size}
-            for item in graph.linears
-        ],
-        "ops_version": OPS_VERSION,
-        "tensorrt": {
-            "version": facts["tensorrt"],
-            "gpu_architecture": here.architecture,
-            "plugins": here.plugins.stamp(),
-            "plan": PLAN_FILE,
-            "inputs": network.inputs,
-            "outputs": network.outputs,
-            "sizes": asdict(sizes),
-            "profiles": [DECODE, MIXED],
-            "decode_buckets": list(decode_buckets(sizes.batch)),
-            "spelled_out": network.spelled_out,
-            "options": build.tensorrt.model_dump(),
-            "aliased_io": facts["aliased_io"],
-            "pool_copy_bytes": facts["pool_copy_bytes"],
-            "layers": facts["layers"],
-            "plan_bytes": facts["plan_bytes"],
-        },
-        **special_tokens(graph_dir),
-        "sha256": hash_files(out, frozenset({ENGINE_FILE, LOG_FILE}), progress),
-    }
-    text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
-    unfinished = out / f"{ENGINE_FILE}.partial"
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(out / ENGINE_FILE)
-    result: dict[str, Any] = json.loads(text)
-    return result
+    hashes = {}
+    if draft is not None and speculation is not None and speculation.draft is not None:
+        folder = out / speculation.draft
+        facts = {"name": f"{name}-draft", **draft_facts(draft.graph, limits, plan)}
+        drafted = draft.write(folder, facts, plan, 0, build, here, progress)["sha256"]
+        drafted |= {ENGINE_FILE: hash_file(folder / ENGINE_FILE)}
+        hashes = {f"{speculation.draft}/{file}": digest for file, digest in drafted.items()}
+    facts = {"name": name, **graph_facts(graph, limits, plan)}
+    if speculation is not None:
+        facts["speculation"] = speculation.to_json()
+    return model.write(out, facts, plan, most, build, here, progress, hashes)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """One graph as it will be compiled: the engine's own, or the one that drafts."""
+
+    directory: Path
+    graph: GraphInfo
+    limits: Limits
+    missing: frozenset[str]
+    network: Network
+    weight_bytes: int
+
+    @classmethod
+    def read(cls, directory: Path, build: Build, missing: frozenset[str]) -> _Model:
+        """The graph in ``directory``, held against the limits and lowered; errors as :func:`build_engine`."""
+        graph = GraphInfo.read(directory)
+        limits = check_limits(graph, build, target=NAME)
+        weights = sum(info.nbytes for info in read_headers(directory).values())
+        return cls(directory, graph, limits, missing, lower(directory, missing), weights)
+
+    def write(
+        self,
+        out: Path,
+        facts: dict[str, Any],
+        plan: MemoryPlan,
+        draft_tokens: int,
+        build: Build,
+        here: machine.Here,
+        progress: Progress,
+        hashes: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Compile the plan, write engine.json and return it; ``hashes`` are those of files in sub-folders."""
+        graph, network = self.graph, self.network
+        sizes = Sizes.of(
+            self.limits,
+            block_size=plan.block_size,
+            num_blocks=plan.num_blocks,
+            tree=graph.tree_mask,
+            draft_tokens=draft_tokens,
+        )
+        out.mkdir(parents=True, exist_ok=True)
+        declared = partial(lower, self.directory, self.missing, aliased=True)
+        built = _compile(self.directory, out, network, declared, sizes, build, here, progress)
+        _copy_what_serving_reads(self.directory, out, network, build.tensorrt.strip_weights, progress)
+        engine: dict[str, Any] = {
+            "version": ENGINE_VERSION,
+            "target": NAME,
+            **facts,
+            "linears": [
+                {"name": item.name, "shape": list(item.shape), "stored": item.format, "group_size": item.group_size}
+                for item in graph.linears
+            ],
+            "ops_version": OPS_VERSION,
+            "tensorrt": {
+                "version": built["tensorrt"],
+                "gpu_architecture": here.architecture,
+                "plugins": here.plugins.stamp(),
+                "plan": PLAN_FILE,
+                "inputs": network.inputs,
+                "outputs": network.outputs,
+                "sizes": asdict(sizes),
+                "profiles": [DECODE, MIXED],
+                "decode_buckets": list(decode_buckets(sizes.batch)),
+                "spelled_out": network.spelled_out,
+                "options": build.tensorrt.model_dump(),
+                "aliased_io": built["aliased_io"],
+                "pool_copy_bytes": built["pool_copy_bytes"],
+                "layers": built["layers"],
+                "plan_bytes": built["plan_bytes"],
+            },
+            **special_tokens(self.directory),
+            "sha256": {**hash_files(out, frozenset({ENGINE_FILE, LOG_FILE}), progress), **(hashes or {})},
+        }
+        text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
+        unfinished = out / f"{ENGINE_FILE}.partial"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(out / ENGINE_FILE)
+        result: dict[str, Any] = json.loads(text)
+        return result
 
 
 def make_spec(
@@ -215,6 +279,9 @@ def _copy_what_serving_reads(
         copy_directory(graph_dir, out, exclude=frozenset({ENGINE_FILE, GRAPH_FILE}), progress=progress)
         return
     (out / NETWORK_FILE).unlink()
+    headers = read_headers(graph_dir)
+    if "d2t" in headers:  # no weight of the plan's: the runtime maps drafted tokens by it
+        write_weights(out / WEIGHTS_NAME, {"d2t": stored_part(graph_dir, headers["d2t"])})
     for path in content_files(graph_dir, exclude=frozenset({ENGINE_FILE, GRAPH_FILE, INFO_FILE})):
         if path.suffix != ".safetensors":
             copy_file(path, out / path.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,14 @@ from typing import Any
 import pytest
 
 from builder.graphs import build_graph
+from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.lowering import Network
 from tests.builder.quantized_tiny import Quantizer
-from tests.support.tensorrt_bindings import Bindings, HostMemory
+from tests.support.tensorrt_bindings import VERSIONS, Bindings, HostMemory
 from tests.support.tiny import write_tiny_llama
+from trtforge.plugin_library import PluginLibrary
+
+PLUGINS = PluginLibrary(Path("/plugins.so"), "1", "0123456789abcdef", "", "10.14.1", {"source_hash": "s"}, False, "f")
 
 _TYPES = {"FLOAT": "FLOAT", "FLOAT16": "HALF", "BFLOAT16": "BF16", "FLOAT8E4M3FN": "FP8", "INT32": "INT32",
           "INT64": "INT64", "BOOL": "BOOL"}  # fmt: skip
@@ -59,3 +65,22 @@ def network_answers(bindings: Bindings, network: Network, plan: bytes = b"plan")
         "IPluginRegistry.load_library": lambda this, plugin_path: object(),
         "OnnxParser.num_errors": lambda this: 0,
     }
+
+
+@pytest.fixture(params=VERSIONS)
+def gpu_machine(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], None]:
+    """A machine with this TensorRT, an H100 and the plugin library; call it to say what goes wrong in the builder."""
+    root = str(Path(__file__).parent / "fake_tensorrt")
+
+    def mode(name: str) -> None:
+        monkeypatch.setenv("FAKE_TENSORRT", json.dumps({"version": request.param, "mode": name}))
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(machine, "tensorrt_version", lambda stack: request.param)
+    here = machine.Here(request.param, "sm_90", PLUGINS)
+    monkeypatch.setattr(machine, "require", lambda found, architectures, stack: here)
+    mode("works")
+    return mode

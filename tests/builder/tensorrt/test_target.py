@@ -17,7 +17,6 @@ import pytest
 from builder.targets import build_engine, engine_info, read_engine
 from builder.targets.tensorrt import machine, process, target
 from builder.targets.tensorrt.lowering import lower
-from tests.support.tensorrt_bindings import VERSIONS
 from trtforge.errors import EnvironmentLacks, ForgeError
 from trtforge.plugin_library import PluginLibrary, plugin_library, said_by_plugins
 from trtforge.progress import SilentProgress
@@ -45,25 +44,6 @@ class Recorder(SilentProgress):
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-
-@pytest.fixture(params=VERSIONS)
-def gpu_machine(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[str], None]:
-    """A machine with this TensorRT, an H100 and the plugin library; call it to say what goes wrong in the builder."""
-    root = str(Path(__file__).parent / "fake_tensorrt")
-
-    def mode(name: str) -> None:
-        monkeypatch.setenv("FAKE_TENSORRT", json.dumps({"version": request.param, "mode": name}))
-
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(machine, "tensorrt_version", lambda stack: request.param)
-    here = machine.Here(request.param, "sm_90", PLUGINS)
-    monkeypatch.setattr(machine, "require", lambda found, architectures, stack: here)
-    mode("works")
-    return mode
 
 
 def test_the_engine_directory(gpu_machine: Any, graphs: Graphs, tmp_path: Path) -> None:

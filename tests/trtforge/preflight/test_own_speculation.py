@@ -1,0 +1,56 @@
+"""Bad speculation on trtforge's own runtime is refused before anything is built, each by its code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.preflight import SMOL, codes
+from tests.trtforge.drafting import checkpoints
+from tests.trtforge.preflight.settings import GPU, RTX, build, merged, speculation, trtllm
+
+HEAD = {"method": "eagle3", "draft": "draft", "max_draft_len": 4}
+
+
+@pytest.mark.parametrize("target", [{}, GPU], ids=["torch", "tensorrt"])
+@pytest.mark.parametrize(
+    ("keys", "more", "code"),
+    [
+        ({"choices": [[0], [1, 0]]}, {}, "TF-K12-011"),
+        ({"choices": [[0], [0, 0], [0, 0, 0]], "max_draft_len": 2}, {}, "TF-K12-012"),
+        ({"choices": [[i] for i in range(16)] + [[0, i] for i in range(16)], "max_draft_len": 17}, {}, None),
+        ({"choices": [[16]] + [[i] for i in range(16)]}, {}, "TF-K12-032"),
+        ({"choices": [[0] * size for size in range(1, 18)], "max_draft_len": 17}, {}, "TF-K12-032"),
+        ({"max_draft_len": 64}, {}, "TF-K12-032"),
+        ({"max_draft_len": 40}, build(limits={"max_num_tokens": 32, "max_batch_size": 4}), "TF-K12-033"),
+        ({}, trtllm(max_beam_width=2), "TF-K12-003"),
+        ({"method": "medusa"}, {}, "TF-K12-001"),
+        ({"method": "eagle"}, {}, "TF-K12-001"),
+        ({"method": "lookahead"}, {}, "TF-K12-001"),
+        ({"draft": None}, {}, "TF-K12-004"),
+        ({"draft": "nowhere"}, {}, "TF-K12-005"),
+        ({"max_draft_len": None}, {}, "TF-K12-009"),
+        ({"heads": 4}, {}, "TF-K9-010"),
+        ({"ngram": {"max_matching_ngram_size": 3}}, {}, "TF-K12-031"),
+        ({"method": "ngram", "draft": None, "ngram_on_top": True}, {}, "TF-K12-030"),
+        ({"method": "draft_target", "dynamic_tree": {"depth": 4, "top_k": 2, "total": 8}}, {}, "TF-K12-030"),
+    ],
+)
+def test_settings(
+    tmp_path: Path, target: dict[str, Any], keys: dict[str, Any], more: dict[str, Any], code: str | None
+) -> None:
+    checkpoints.write(tmp_path / "draft", checkpoints.Spec("specforge"))
+    asked = merged(target, speculation(**{**HEAD, **keys}), more)
+    found = codes(asked, directory=tmp_path, model=SMOL)
+    assert (code in found) if code else not {c for c in found if c in ("TF-K12-011", "TF-K12-012", "TF-K12-032")}
+
+
+def test_keys_of_a_base_recipe_are_no_error_where_nothing_drafts() -> None:
+    found = codes(speculation(method="none", adaptive=False, ngram={"max_matching_ngram_size": 4}))
+    assert "TF-K12-030" not in found and "TF-K9-010" in found
+
+
+def test_rtx_engines_draft_nothing() -> None:
+    assert "TF-K12-001" in codes(merged(RTX, speculation(method="ngram", max_draft_len=4)))
