@@ -253,6 +253,8 @@ def soak(server: TritonServer, judge: Judge, *, clients: int, seconds: float, se
     threads = [Client(i, seed, server.grpc_url, judge, tally, begin + seconds) for i in range(clients)]
     for thread in threads:
         thread.start()
+    time.sleep(seconds / 2)
+    half = _resident(server)
     for thread in threads:
         thread.join(timeout=seconds + ANSWER_SECONDS)
     took = time.monotonic() - begin
@@ -275,7 +277,7 @@ def soak(server: TritonServer, judge: Judge, *, clients: int, seconds: float, se
         "kv_blocks": int(after["kv_blocks_total"]),
         "kv_blocks_held": int(after["kv_blocks_used"]),
         "running": int(after["num_requests_running"] + after["num_requests_waiting"]),
-        "resident_mib": [held, _resident(server)],
+        "resident_mib": [held, half, _resident(server)],
     }
     facts = {
         "every answer is right": not tally.faults,
@@ -328,7 +330,7 @@ def main() -> int:
     parser.add_argument("--engine", type=Path, metavar="DIR", required=True, help="an engine that speculates")
     parser.add_argument("--minutes", type=float, default=5.0, metavar="M")
     parser.add_argument("--clients", type=int, default=32, metavar="N")
-    parser.add_argument("--blocks", type=int, default=96, metavar="N", help="KV blocks of the pool")
+    parser.add_argument("--blocks", type=int, default=40, metavar="N", help="KV blocks of the pool")
     parser.add_argument("--seed", type=int, default=11, metavar="S")
     parser.add_argument("--noise", type=float, default=0.0, help="parity's figure of that name, for near ties")
     parser.add_argument("--log", type=Path, default=Path("soak-server.log"), metavar="FILE")
