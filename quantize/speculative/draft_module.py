@@ -30,6 +30,8 @@ from trtforge.drafting.description import Eagle3
 _ATTENTION = "trtforge_draft_steps"
 #: spread of the logits of an untrained head: more would be a random guess with conviction
 _FIRST_LOGITS = 1.0
+#: first weight of all taps beside the last one, relative to a linear layer's usual
+_OTHER_TAPS = 0.3
 
 
 @dataclass
@@ -84,8 +86,7 @@ class DraftModule:
             module.d2t.copy_(torch.tensor(offsets(tokens)))
         rows = model.lm_head.weight.detach()[chosen].clone()
         module.lm_head.weight.data.copy_(rows)
-        # a normed state is one of unit size in each channel: the logits' spread is the rows' length times this
-        module.norm.weight.data.fill_(_FIRST_LOGITS / float(rows.float().norm(dim=1).mean()))
+        _begin_at_the_target(module, model, rows, None if spread is None else _floored(spread, 0))
         allowed = torch.zeros(head.vocab_size, dtype=torch.bool)
         allowed[chosen] = True
         embedding = model.embed_tokens.weight.detach().clone()
@@ -118,6 +119,24 @@ class DraftModule:
         with torch.no_grad():
             for name, value in self.parameters().items():
                 value.copy_(weights[name])
+
+
+def _begin_at_the_target(module: Any, model: Any, rows: Tensor, spread: Tensor | None) -> None:
+    """First weights in the target's own basis: ``fc`` passes the last tap on, beside a little of all of them.
+
+    The output rows are the target's, and so is the final norm's shape: from the first step on a state means what it
+    means to the target, which saves the steps in which a random basis would be learned.
+    """
+    # a normed state has unit size in each channel: the logits' spread is the rows' length times the norm's weight
+    size = _FIRST_LOGITS / float(rows.float().norm(dim=1).mean())
+    shape = getattr(model, "norm", None)
+    weight = torch.ones_like(module.norm.weight) if shape is None else shape.weight.detach().float()
+    module.norm.weight.data.copy_(size * weight / weight.mean())
+    if spread is not None:
+        width = module.norm.weight.shape[0]
+        own = spread[-width:]
+        module.fc.weight.data.mul_(_OTHER_TAPS)
+        module.fc.weight.data[:, -width:] += torch.diag(own / own.median())
 
 
 def _floored(spread: Tensor | None, width: int) -> Tensor:

@@ -39,7 +39,7 @@ class Rolled:
     """What a roll-out gave.
 
     Attributes:
-        loss: of all steps, scalar; over the mean of the counted positions, step s weighted by ``decay`` to the s.
+        loss: mean over the counted positions and the steps, scalar; step s is weighted by ``decay`` to the s.
         drafted: int64 [steps, n], the draft token of each step at each counted position.
         wanted: int64 [n], the draft token that the target's own logits favour.
         places: int64 [n], the counted positions in the flattened batch.
@@ -75,11 +75,12 @@ def roll_out(draft: DraftModule, batch: Batch, steps: int, decay: float, *, dtyp
         positions = torch.arange(length)[None].expand(size, length)
         loss: Any = torch.zeros(())
         drafted = []
+        weight = sum(decay**step for step in range(steps))
         for step in range(steps):
             normed, fed = draft.step(states, embedded, positions, cache)
             # the state at a position reads the token behind it, so it drafts what the next position predicts
             logits = draft.module.lm_head(normed.reshape(-1, width)[places - 1])
-            loss = loss + decay**step * _Distance.apply(logits, favour, 1 / max(1, len(places)))
+            loss = loss + decay**step * _Distance.apply(logits, favour, 1 / max(1, len(places))) / weight
             drafted.append(logits.detach().argmax(-1))
             states = fed.roll(1, 1)
     return Rolled(loss, torch.stack(drafted), wanted, places)

@@ -43,7 +43,7 @@ def train(
     recipe: RecipeArgument,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of answers that the target writes, at least.")] = 400_000,
     draft_vocab: Annotated[int, typer.Option(min=2, help="Tokens of the target that the head may draft.")] = 4096,
-    epochs: Annotated[float, typer.Option(min=0.01, help="Passes over the text.")] = 5.0,
+    epochs: Annotated[float, typer.Option(min=0.01, help="Passes over the text.")] = 8.0,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps, instead of --epochs.", show_default=False)
     ] = None,

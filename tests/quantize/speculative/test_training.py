@@ -83,7 +83,8 @@ def test_loss_and_gradients_are_those_of_modelopts_own_forward_pass(target: Path
     draft = fresh(target, head, states)
     batch = states.batch(states.texts[:3], draft.allowed)
     rolled = roll_out(draft, batch, 3, 0.9, dtype=None)
-    rolled.loss.backward()
+    loss = rolled.loss * (1 + 0.9 + 0.81)  # ours is the mean of the steps, theirs the sum
+    loss.backward()
 
     base = FakeBaseModel.from_source(str(target))
     settings = copy.deepcopy(speculative.EAGLE3_DEFAULT_CFG)
@@ -109,7 +110,7 @@ def test_loss_and_gradients_are_those_of_modelopts_own_forward_pass(target: Path
             "aux_hidden_states": batch.taps.float() / draft.spread,
         },
     )
-    assert torch.isclose(rolled.loss, outcome.loss, rtol=1e-4)
+    assert torch.isclose(loss, outcome.loss, rtol=1e-4)
     outcome.loss.backward()
     for name, parameter in theirs.named_parameters():
         ours = draft.parameters()[name].grad
@@ -163,7 +164,7 @@ def test_the_clock_ends_a_training_with_a_falling_rate(
     settings = Settings(time_budget=60.0, steps=10_000, batch_tokens=256, draft_steps=2, held=4, every=1e9)
     state = train(fresh(target, head, states), states, settings, tmp_path, SilentProgress(), clock)
     assert state.total is not None and 0 < state.step <= state.total
-    assert state.seconds <= 62
+    assert state.seconds <= 62 and state.step > 10
     assert rate(settings, state.total - 1, state.total) < 0.2 * settings.learning_rate
 
     # a clock that is not reached changes nothing

@@ -28,7 +28,7 @@ class DraftOptions:
     answer: int = 224
     draft_vocab: int = 4096
     draft_steps: int = 4
-    epochs: float = 5.0
+    epochs: float = 8.0
     steps: int | None = None
     time_budget: float | None = None
     batch_tokens: int = 1024

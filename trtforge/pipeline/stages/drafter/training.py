@@ -20,7 +20,7 @@ class DraftTrainStage(StageBase):
 
     name = "draft-train"
     needs = ("intake", "draft-states")
-    code_version = "1"
+    code_version = "2"
     tools = ("torch", "nvidia-modelopt", "transformers")
 
     def __init__(self, options: DraftOptions) -> None:
