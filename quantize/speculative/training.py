@@ -31,7 +31,7 @@ _WARM_UP = 30
 #: the part of the steps over which the learning rate falls
 FALL = 0.35
 #: the part of the steps that draft one token only
-SINGLE = 0.8
+SINGLE = 0.7
 #: the part of a budget after which the number of steps is fixed, and the part of it that they may take
 _MEASURED, _USED = 0.3, 0.93
 #: what a step costs beside its roll-out, in drafts

@@ -43,7 +43,7 @@ def card(folder: Path, context: StageContext, figures: Mapping[str, Any], record
         "| Dialect | SpecForge, SGLang; others by `trtforge draft convert` |",
         f"| Draft vocabulary | {training['draft_vocab']} tokens, {record['covered']:.2%} of the training text |",
         f"| Made by | trtforge {__version__}, `trtforge speculate train`; {versions} |",
-        f"| Seed | {training['seed']} |",
+        f"| Command | `{command(context.recipe.name, made, training)}` |",
         "",
         "## Text",
         f"{text['tokens']:,} tokens that the target itself wrote as answers to {text['prompts']:,} prompts, half of "
@@ -56,9 +56,9 @@ def card(folder: Path, context: StageContext, figures: Mapping[str, Any], record
         *(f"| {kind} | {count:,} | {text['answer_tokens'][kind]:,} |" for kind, count in text["conversations"].items()),
         "",
         "## Training",
-        f"{record['steps']:,} steps of about {training['batch_tokens']:,} tokens, {training['draft_steps']} drafts a "
-        f"roll-out, AdamW at {training['learning_rate']:g}, falling to nothing over the last third"
-        + (f"; the clock ended it after {budget / 60:.0f} minutes" if budget is not None else "")
+        f"{record['steps']:,} steps of about {training['batch_tokens']:,} tokens (1 draft a roll-out, "
+        f"{training['draft_steps']} in the last steps), AdamW at {training['learning_rate']:g}, falling to nothing"
+        + (f"; at most {budget / 60:g} minutes of a shared machine" if budget is not None else "")
         + f". The weights are those of step {record['best_step']:,}.",
         "",
         "## Figures",
@@ -83,6 +83,19 @@ def card(folder: Path, context: StageContext, figures: Mapping[str, Any], record
         "",
     ]
     return "\n".join(lines)
+
+
+def command(name: str, text: Mapping[str, Any], training: Mapping[str, Any]) -> str:
+    """The command that makes such a head; with a time budget another machine makes another number of steps."""
+    options = {"seed": training["seed"], "tokens": text["tokens"], "draft-vocab": training["draft_vocab"]}
+    if training["steps"] is not None:
+        options["steps"] = training["steps"]
+    else:
+        options["epochs"] = f"{training['epochs']:g}"
+    if training["time_budget"] is not None:
+        options["time-budget"] = f"{training['time_budget']:g}s"
+    options["draft-steps"] = training["draft_steps"]
+    return " ".join([f"trtforge speculate train {name}.yaml", *(f"--{key} {value}" for key, value in options.items())])
 
 
 def _row(kind: str, found: Mapping[str, Any]) -> str:
