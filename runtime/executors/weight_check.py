@@ -34,6 +34,15 @@ class WeightCheck:
     largest: float = 0.0
     linears: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    def with_draft(self, draft: WeightCheck) -> WeightCheck:
+        """This check and that of the model that drafts, whose linears are named as its."""
+        return WeightCheck(
+            self.weights + draft.weights,
+            self.changed + draft.changed,
+            max(self.largest, draft.largest),
+            {**self.linears, **{f"draft: {name}": row for name, row in draft.linears.items()}},
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {"weights": self.weights, "changed": self.changed, "largest": self.largest, "linears": self.linears}
 

@@ -39,6 +39,11 @@ class DraftModelDrafter:
         #: tokens whose rows lie behind the true ones, since the last propose
         self._guessed: dict[Track, npt.NDArray[np.int64]] = {}
 
+    @property
+    def executor(self) -> Executor:
+        """What computes the drafts."""
+        return self._executor
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """Drafts; none of at most 0 tokens and of sequences that nobody has told of."""
         drafts: list[Draft | None] = [None] * len(asks)

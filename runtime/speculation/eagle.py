@@ -50,6 +50,11 @@ class EagleDrafter:
         self._left: list[Track] = []
         self._tree = tree
 
+    @property
+    def executor(self) -> DraftExecutor:
+        """What computes the drafts."""
+        return self._executor
+
     # -- the engine's calls ------------------------------------------------------------------------------
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from runtime.executors.weight_check import WeightCheck
+from runtime.offline import Engine
 from tests.runtime import draft_support as support
 from tests.trtforge.drafting.checkpoints import Spec
 from trtforge.errors import ForgeError
 from trtforge.pipeline.stage import Artifact, StageContext
+from trtforge.pipeline.stages import parity
 from trtforge.pipeline.stages.build import BuildStage
 from trtforge.pipeline.stages.graph import GraphStage
 from trtforge.progress import SilentProgress
@@ -83,3 +86,16 @@ def test_graph_and_engine_carry_the_draft(tmp_path: Path, tree: bool) -> None:
     assert (record.tree is not None) is tree
     assert (folders["build"] / "draft" / "engine.json").is_file()
     assert inputs["build"].summary["speculation"] == engine["speculation"]
+
+
+def test_parity_reads_the_weights_of_the_draft_back_too(tmp_path: Path) -> None:
+    target = support.write_target(tmp_path / "target", SPEC)
+    head = support.write_head(tmp_path / "head", target, SPEC)
+    built = support.build(tmp_path, target, head, support.speculation(adaptive=False))
+    with Engine.load(built) as engine:
+        found = parity._check_weights(engine, SilentProgress())
+    assert found is not None and found.changed == 0
+    shapes = [row["shape"] for folder in (built, built / "draft") for row in support.config_of(folder)["linears"]]
+    assert found.weights == sum(rows * columns for rows, columns in shapes)
+    worse = WeightCheck(10, 1, 0.5, {"fc": {"changed": 1}})
+    assert WeightCheck(5).with_draft(worse) == WeightCheck(15, 1, 0.5, {"draft: fc": {"changed": 1}})

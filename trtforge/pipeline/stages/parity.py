@@ -232,4 +232,6 @@ def _check_weights(engine: Engine, progress: Progress) -> WeightCheck | None:
         return None
     progress.start("reading the engine's weights back")
     found: WeightCheck = check()
-    return found
+    speculator = engine.core.speculator
+    draft = getattr(getattr(speculator, "model", None), "executor", None)
+    return found if draft is None else found.with_draft(draft.check_weights())
