@@ -227,7 +227,7 @@ class Sampler:
         closed = (top_k <= candidates) | ~likely[:, -1]
         if candidates == width:
             closed = torch.ones_like(closed)
-        total = weight.sum(dim=-1, keepdim=True)
+        total = _row_sums(weight)
         beyond = (~closed).nonzero()[:, 0].tolist()
         if beyond:
             # top_p's share is of everything kept so far, also of what lies beyond the candidates.
@@ -235,7 +235,7 @@ class Sampler:
             everything = self._weights(self._rows("beyond", x_RV, beyond), values[beyond, 0], picked)
             if any(state.params.min_p > 0 for state in picked):
                 everything *= everything >= min_p[beyond]
-            total[beyond] = everything.sum(dim=-1, keepdim=True).double()
+            total[beyond] = _row_sums(everything)
         before = weight.cumsum(dim=-1) - weight
         limit = torch.where(top_p < 1.0, top_p * total, torch.full_like(total, torch.inf))
         # A top_k past the candidates leaves even top_p's total unknown.
@@ -257,14 +257,8 @@ class Sampler:
     def _log_probabilities(self, x_RV: torch.Tensor, chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
         """Log-softmax of rows at the chosen tokens and at the ``counts`` likeliest."""
         top = x_RV.amax(dim=-1, keepdim=True)
-        norm = (
-            torch.sub(x_RV, top, out=self._buffer("weights", x_RV, x_RV.shape[0]))
-            .exp_()
-            .sum(dim=-1, keepdim=True)
-            .double()
-            .log()
-            + top.double()
-        )
+        weight = torch.sub(x_RV, top, out=self._buffer("weights", x_RV, x_RV.shape[0])).exp_()
+        norm = _row_sums(weight).log() + top.double()
         own = (x_RV.gather(-1, torch.tensor(chosen, device=x_RV.device)[:, None]).double() - norm)[:, 0].tolist()
         most = min(max(counts), x_RV.shape[-1])
         if most == 0:
@@ -341,6 +335,22 @@ def _column(values: list[float], dtype: torch.dtype, device: torch.device) -> to
     return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
 
+def _row_sums(x: torch.Tensor) -> torch.Tensor:
+    """Sum of each row, float64 [R, 1], in pieces: torch splits a single wide row's sum between its threads."""
+    width = x.shape[-1]
+    if width <= 4 * CHUNK:
+        return x.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    return _piece_sums(x).sum(dim=-1, keepdim=True, dtype=torch.float64)
+
+
+def _piece_sums(x: torch.Tensor) -> torch.Tensor:
+    """Sums of every ``CHUNK`` columns [R, C], of at least that many; the last may be of fewer."""
+    width = x.shape[-1]
+    even = width - width % CHUNK
+    sums = x[:, :even].unflatten(-1, (-1, CHUNK)).sum(dim=-1)
+    return torch.cat([sums, x[:, even:].sum(dim=-1, keepdim=True)], dim=-1) if even < width else sums
+
+
 def _draw(weight: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
     """Inverse of the distribution function: index of the first candidate whose cumulated weight passes u times all.
 
@@ -351,11 +361,7 @@ def _draw(weight: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
     width = weight.shape[-1]
     if width <= 4 * CHUNK:
         return _search(weight, u)[0]
-    even = width - width % CHUNK
-    sums = weight[:, :even].unflatten(-1, (-1, CHUNK)).sum(dim=-1)
-    if even < width:
-        sums = torch.cat([sums, weight[:, even:].sum(dim=-1, keepdim=True)], dim=-1)
-    chunk, share = _search(sums, u)
+    chunk, share = _search(_piece_sums(weight), u)
     at = (chunk * CHUNK)[:, None] + torch.arange(CHUNK, device=weight.device)
     inside = weight.gather(-1, at.clamp(max=width - 1)) * (at < width)
     return chunk * CHUNK + _search(inside, share)[0]

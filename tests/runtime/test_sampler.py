@@ -161,6 +161,30 @@ def test_row_does_not_depend_on_its_neighbours(width: int) -> None:
         assert alone.logprobs.get(0) == together.logprobs.get(i)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"logprobs": 2},
+        {"logprobs": 0, "logprobs_mode": "processed", "temperature": 0.7},
+        {"logprobs": 1, "logprobs_mode": "processed", "temperature": 2.5, "top_p": 0.9},
+        {"logprobs": 1, "logprobs_mode": "processed", "temperature": 4.0, "top_p": 0.97, "min_p": 1e-6},
+    ],
+)
+def test_threads_do_not_split_the_sums_of_a_row_that_is_alone(kind: dict[str, object]) -> None:
+    """torch shares a reduction to one number out among its threads, and one to several by row."""
+    logits = rows(24, seed=6, width=49_157)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        states = [state(seed=i, **kind) for i in range(len(logits))]
+        together = sample(logits, states)
+        alone = [sample(logits[i : i + 1], [s]) for i, s in enumerate(states)]
+    finally:
+        torch.set_num_threads(threads)
+    assert [one.tokens[0] for one in alone] == together.tokens
+    assert [one.logprobs[0] for one in alone] == [together.logprobs[i] for i in range(len(logits))]
+
+
 def test_a_greedy_row_that_a_ban_hits_keeps_its_own_logits_among_sampled_ones() -> None:
     """The banned row is found last, and then every row is processed: none may take another's logits."""
     logits = rows(3, seed=4)
