@@ -10,8 +10,8 @@ is what an earlier row fed back; all rows of a call are of one kind. Beside the 
 Outputs: ``logits`` float32 [L, Vd] over the draft vocabulary, ``states`` [T, H] (what is fed back), the pools. What is
 computed is written down at :mod:`trtforge.drafting.description`.
 
-``out`` holds ``model.safetensors`` under the canonical names, whatever the dialect called them: the head's own tensors,
-the tables that it shares with its target, and ``d2t``, which the runtime reads.
+``out`` holds ``model.safetensors`` under the canonical names, whatever the dialect called them, in the graph's type:
+the head's own tensors, the tables that it shares with its target, and ``d2t``, which the runtime reads.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from builder import opset
 from builder.graphs.blocks import Blocks
 from builder.graphs.config import ModelConfig, check_heads
 from builder.graphs.emitter import MODEL_TYPES, Emitter
+from builder.graphs.float_parts import in_type
 from builder.graphs.info import GraphInfo, LinearInfo
 from builder.graphs.linears import LinearWriter
 from builder.graphs.model_file import make_model, publish
@@ -88,7 +89,8 @@ def build_eagle3(
 
     Raises:
         ForgeError: ``TF-GRF-002``/``009`` heads that PagedAttention does not take, ``TF-GRF-003`` a rope type,
-            ``TF-GRF-010`` the check, ``TF-GRF-019`` a table of the target that cannot be shared.
+            ``TF-GRF-010`` the check, ``TF-GRF-019`` a table of the target that cannot be shared, ``TF-GRF-021`` a
+            value that ``dtype`` cannot hold.
     """
     progress = progress or SilentProgress()
     head, target = found.head, found.target
@@ -97,7 +99,7 @@ def build_eagle3(
     check_heads(config)
     out.mkdir(parents=True, exist_ok=True)
     progress.start("writing the drafter's weights", None)
-    write_weights(out / WEIGHTS_NAME, _parts(found))
+    write_weights(out / WEIGHTS_NAME, in_type(_parts(found), dtype))
 
     progress.start("writing the drafter's graph", None)
     emitter, tensors = Emitter(), CheckpointTensors(out)

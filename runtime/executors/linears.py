@@ -176,7 +176,7 @@ class OnednnF32:
         return tokens
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        y: torch.Tensor = self._call(x[:tokens], self._packed, self._bias, "none", [], "")
+        y: torch.Tensor = self._call(x[:tokens].float(), self._packed, self._bias, "none", [], "")
         return y
 
     def weights(self) -> torch.Tensor:
@@ -237,7 +237,7 @@ class TorchLinear:
         return tokens
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        return F.linear(x[:tokens], self._weight, self._bias)
+        return F.linear(x[:tokens].to(self._weight.dtype), self._weight, self._bias)
 
     def weights(self) -> torch.Tensor:
         return self._weight.float().cpu()

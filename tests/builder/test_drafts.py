@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from builder.draft_files import draft_files
 from builder.graphs import build_graph
@@ -134,6 +134,19 @@ def test_graphs_of_another_target_are_refused(tmp_path: Path) -> None:
         assert caught.value.code == "TF-BLD-123"
         found[name] = set(caught.value.numbers)
     assert found == {"taps": {"taps"}, "tree_mask": {"tree_mask"}}
+
+
+def test_a_value_that_the_type_cannot_hold_is_refused(tmp_path: Path) -> None:
+    target = support.write_target(tmp_path / "target", SPEC)
+    head = support.write_head(tmp_path / "head", target, SPEC)
+    tensors = load_file(head / "model.safetensors")
+    tensors["fc.weight"][3, 5] = 1e6
+    save_file(tensors, head / "model.safetensors")
+    for dtype in ("bfloat16", "float32"):
+        build_draft(support.speculation(), head, target, tmp_path / dtype, dtype=dtype, block_size=16)
+    with pytest.raises(ForgeError) as caught:
+        build_draft(support.speculation(), head, target, tmp_path / "half", dtype="float16", block_size=16)
+    assert caught.value.code == "TF-GRF-021" and caught.value.numbers["largest"] == 1e6
 
 
 def test_links_out_of_a_drafts_folder_are_refused(tmp_path: Path) -> None:

@@ -175,10 +175,20 @@ def test_the_taps_of_a_target_are_its_residual_streams(tmp_path: Path, fmt: str)
     )  # 4-bit rounding parts
     # the map and the head are what they were beside an unquantized target
     drafted = support.config_of(engine / "draft")
-    assert {linear["stored"] for linear in drafted["linears"]} == {"float32"}
+    assert {linear["stored"] for linear in drafted["linears"]} == {"bfloat16"}
     stored = load_file(engine / "draft" / "model.safetensors")
     own = load_file(head / "model.safetensors")
-    assert torch.equal(stored["d2t"], own["d2t"]) and torch.equal(stored["fc.weight"], own["fc.weight"])
+    assert torch.equal(stored["d2t"], own["d2t"]) and torch.equal(stored["fc.weight"], own["fc.weight"].bfloat16())
+    # and it drafts: taps of the target's type, states fed back
+    draft = open_draft(engine, info, num_blocks=128)
+    assert isinstance(draft, TorchDraftExecutor)
+    first = make_batch([(range(4, 25), 0, blocks_of(0)), (range(31, 36), 0, blocks_of(1))], logits=[20, 25])
+    logits, states = draft.execute(first, taps=executor.taps(np.arange(26)))
+    assert bool(torch.isfinite(logits).all())
+    again, _ = draft.execute(
+        make_batch([([7], 21, blocks_of(0)), ([8], 5, blocks_of(1))]), feedback=states[[20, 25]].clone()
+    )
+    assert again.shape == (2, support.DRAFT_VOCAB) and bool(torch.isfinite(again).all())
 
 
 def test_a_target_without_a_head_taps_nothing(tmp_path: Path) -> None:

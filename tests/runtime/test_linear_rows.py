@@ -19,7 +19,7 @@ from runtime.executors.weight_check import TOLERANCE, check_weights
 from runtime.executors.weights import LinearSource
 from tests.runtime.executor_support import tiny_engine
 
-KINDS = ("bfloat16", "float16", "fp8", "nvfp4", "int4")
+KINDS = ("float32", "bfloat16", "float16", "fp8", "nvfp4", "int4")
 FLOAT32 = Capability()
 MACHINES = [FLOAT32, detect()] if detect().bf16 else [FLOAT32]
 
@@ -32,7 +32,7 @@ def source(kind: str, n: int, k: int, group: int, seed: int, bias: bool) -> tupl
     """A random linear as it is stored, and the float64 weights that it means."""
     generator = torch.Generator().manual_seed(seed)
     made = LinearSource(kind, (n, k), kind, torch.empty(0), bias=torch.randn(n, generator=generator) if bias else None)
-    if kind in ("bfloat16", "float16"):
+    if kind in ("float32", "bfloat16", "float16"):
         made.weight = (torch.randn(n, k, generator=generator) * 0.02).to(getattr(torch, kind))
         return made, made.weight.double()
     if kind == "fp8":
