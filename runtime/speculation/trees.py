@@ -1,6 +1,6 @@
 """Trees of drafts by an EAGLE-3 head: EagleTreeBuild chooses the nodes, level by level (docs/ops.md).
 
-A tree mask covers the new tokens of one pass only, so every level feeds all nodes expanded so far again, each with the
+A tree mask covers the new tokens of one pass only, so every level feeds the nodes above its own again, each with the
 state of its parent; the level's own nodes give the logits that the next level is built from.
 
 Shape letters: B sequences, X nodes expanded a level, G nodes of a tree (root included), E rows of a sequence in a pass.
@@ -66,6 +66,12 @@ class _Expanded:
     feedback: torch.Tensor
     frontier: npt.NDArray[np.int64]
 
+    def rows(self) -> npt.NDArray[np.bool_]:
+        """bool [B, n], what a pass of the last level runs: its nodes and those above them."""
+        width = self.frontier.shape[1]
+        last: npt.NDArray[np.bool_] = (self.sees[:, -width:] & self.used[:, -width:, None]).any(1)
+        return last
+
     def of(self, kept: npt.NDArray[np.int64]) -> _Expanded:
         """Those of some sequences."""
         return _Expanded(*(getattr(self, field.name)[kept] for field in fields(self)))
@@ -117,27 +123,30 @@ class TreeDrafting:
             logits: [B, Vd], of each sequence's last true row.
             states: [B, H], of the same rows; memory of the caller's.
         """
-        shape, width = self.shape, self.shape.expand
+        shape = self.shape
         drafts: list[Draft | None] = [None] * len(counts)
         going = np.arange(len(counts))
         state = new_state(shape, len(going))
         tree = self._build(executor, logits[:, None], roots, state, 0)
         nodes: _Expanded | None = None
         for level in range(1, shape.levels + 1):
-            # a level is built where its rows have slots and fit a pass
-            rows = level * width
-            possible = level < shape.levels and rows <= executor.limits.max_num_tokens
-            on = np.flatnonzero(roots.room >= rows) if possible else np.empty(0, dtype=np.int64)
+            on, rows = going[:0], None
+            if level < shape.levels:
+                nodes = _expanded(state, nodes, states)
+                rows = nodes.rows()
+                # a level is built where it has nodes, and slots and a pass for their rows
+                room = np.minimum(roots.room, executor.limits.max_num_tokens)
+                on = np.flatnonzero((rows[:, -shape.expand :].any(1)) & (rows.sum(1) <= room))
             if len(on) < len(going):
                 for index in np.setdiff1d(np.arange(len(going)), on).tolist():
                     drafts[going[index]] = _taken(tree, index, counts[going[index]])
-                going, roots, states = going[on], roots.of(on), states[on]
-                state = TreeState(*(getattr(state, field.name)[on] for field in fields(state)))
-                nodes = None if nodes is None else nodes.of(on)
-            if not len(going):
+                going, roots = going[on], roots.of(on)
+            if nodes is None or rows is None or not len(going):
                 break
-            nodes = _expanded(state, nodes, states)
-            logits, states = _pass(executor, roots, nodes, width)
+            if len(on) < len(rows):
+                nodes, rows = nodes.of(on), rows[on]
+                state = TreeState(*(getattr(state, field.name)[on] for field in fields(state)))
+            logits, states = _pass(executor, roots, nodes, rows, shape.expand)
             tree = self._build(executor, logits, roots, state, level)
         return drafts
 
@@ -194,66 +203,72 @@ def _expanded(state: TreeState, nodes: _Expanded | None, states: torch.Tensor) -
     )
 
 
-def _pass(executor: DraftExecutor, roots: Roots, nodes: _Expanded, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [B, X, Vd] and states [B, X, H] of the last level's nodes; those of unused nodes are zeros.
+def _pass(
+    executor: DraftExecutor, roots: Roots, nodes: _Expanded, rows: npt.NDArray[np.bool_], width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [B, X, Vd] and states [B, X, H] of the last level's nodes; zeros where a level has fewer than X.
 
-    All nodes run, each seeing its ancestors and itself. Sequences that use the same ones make a pass together.
+    Args:
+        rows: bool [B, n], the nodes to run; each sees its ancestors and itself.
     """
     import torch
 
-    count, total = nodes.tokens.shape
-    patterns, which = np.unique(nodes.used, axis=0, return_inverse=True)
-    depths = np.repeat(np.arange(1, total // width + 1), width)
+    sizes, level = rows.sum(1), rows.shape[1] // width
     logits = states = torch.empty(0)
-    whole = False
-    for number, used in enumerate(patterns):
-        kept = np.flatnonzero(used)
-        new = kept[kept >= total - width] - (total - width)
-        members = np.flatnonzero(which.reshape(-1) == number)
-        most = min(executor.limits.max_batch_size, executor.limits.max_num_tokens // max(1, len(kept)))
-        for begin in range(0, len(members) if len(new) else 0, most):
-            part = members[begin : begin + most]
-            got, made = executor.execute(
-                _batch(roots.of(part), nodes.of(part), kept, depths[kept], len(new), executor.block_size),
-                feedback=nodes.feedback[part][:, kept].flatten(0, 1),
-            )
-            got, made = got.view(len(part), len(new), -1), made.view(len(part), len(kept), -1)[:, -len(new) :]
-            if len(part) == count and len(new) == width:
-                return got, made
-            if not whole:
-                whole = True
-                logits, states = (
-                    got.new_zeros(count, width, got.shape[-1]),
-                    made.new_zeros(count, width, made.shape[-1]),
-                )
-            logits[part[:, None], new] = got
-            states[part[:, None], new] = made
-    if not whole:  # no node anywhere: logits of a head that gives no numbers
-        return torch.zeros(count, width, executor.draft_vocab_size), torch.zeros(count, width, executor.hidden_size)
+    begin = 0
+    while begin < len(rows):
+        # as many sequences as a pass takes
+        fit = np.cumsum(sizes[begin:]) <= executor.limits.max_num_tokens
+        end = begin + min(int(fit.sum()), executor.limits.max_batch_size)
+        part = slice(begin, end)
+        of, node = np.nonzero(rows[part])
+        new = np.flatnonzero(node >= (level - 1) * width)
+        got, made = executor.execute(
+            _batch(roots.of(np.arange(begin, end)), nodes, part, of, node, new, executor.block_size),
+            feedback=nodes.feedback[of + begin, node],
+        )
+        if len(new) == len(rows) * width:
+            return got.view(len(rows), width, -1), made[new].view(len(rows), width, -1)
+        if not begin:
+            logits = got.new_zeros(len(rows), width, got.shape[-1])
+            states = made.new_zeros(len(rows), width, made.shape[-1])
+        places = of[new] + begin, node[new] - (level - 1) * width
+        logits[places], states[places] = got, made[new]
+        begin = end
     return logits, states
 
 
 def _batch(
     roots: Roots,
     nodes: _Expanded,
-    kept: npt.NDArray[np.int64],
-    depths: npt.NDArray[np.int64],
-    wanted: int,
+    part: slice,
+    of: npt.NDArray[np.int64],
+    node: npt.NDArray[np.int64],
+    new: npt.NDArray[np.int64],
     block_size: int,
 ) -> StepBatch:
-    """The arrays of a pass: ``kept`` nodes of each sequence, logits of the last ``wanted``."""
-    count, rows = len(roots.tokens), len(kept)
-    lengths = roots.positions + rows
-    starts = np.arange(count + 1) * rows
+    """The arrays of a pass over ``part`` of the sequences: row r is node ``node[r]`` of the ``of[r]``-th of them."""
+    count, width = len(roots.tokens), nodes.frontier.shape[1]
+    sizes = np.bincount(of, minlength=count)
+    starts = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(sizes, out=starts[1:])
+    lengths = roots.positions + sizes
+    # column of a node: its place among the rows of its sequence
+    column = np.full((count, nodes.tokens.shape[1]), -1)
+    column[of, node] = np.arange(len(of)) - starts[of]
+    columns = column[of]
+    row, seen = np.nonzero(nodes.sees[part][of, node] & (columns >= 0))
+    mask = np.zeros((len(of), int(sizes.max())), dtype=np.uint8)
+    mask[row, columns[row, seen]] = 1
     return StepBatch(
-        input_ids=nodes.tokens[:, kept].reshape(-1),
+        input_ids=nodes.tokens[part][of, node],
         # a node stands one behind its parent; the last true row's position is one before the root's
-        positions=(roots.positions[:, None] - 1 + depths).reshape(-1),
-        query_start=starts.astype(np.int32),
+        positions=roots.positions[of] + node // width,
+        query_start=starts,
         sequence_lengths=lengths.astype(np.int32),
         block_table=np.ascontiguousarray(roots.table[:, : -(-int(lengths.max()) // block_size)]),
-        logit_indices=(starts[1:, None] - wanted + np.arange(wanted)).reshape(-1),
-        tree_mask=nodes.sees[:, kept][:, :, kept].reshape(-1, rows).astype(np.uint8),
+        logit_indices=new,
+        tree_mask=mask,
     )
 
 
