@@ -139,3 +139,23 @@ def test_what_has_left_leaves_nothing() -> None:
     assert not drafter._rows.tracks and not drafter._guessed
     assert len(drafter._rows._free) == len(drafter._rows.table)
     assert drafter.describe()["name"] == "draft_target"
+
+
+def test_copied_blocks_hold_what_their_marks_say() -> None:
+    model, drafter, driver = bench()
+    sequence = driver.add([1, 2, 3, 4, 5, 6]).sequence
+    driver.step(asked=0.0)
+    assert drafter.propose([Ask(sequence, 1)])[0] is not None
+    source, other = sequence.blocks[1], next(b for b in range(60) if b not in sequence.blocks)
+    drafter.copy_blocks([(source, other)])
+    assert drafter._rows.true_rows[other] == drafter._rows.true_rows[source] == 3
+    assert model.pool[other].tolist() == model.pool[source].tolist()
+
+
+def test_a_sequence_may_leave_between_its_draft_and_what_comes_of_it() -> None:
+    _, drafter, driver = bench()
+    live = driver.add([1, 2, 3, 4, 5])
+    driver.step(asked=0.0)
+    assert drafter.propose([Ask(live.sequence, 3)])[0] is not None and drafter._guessed
+    driver.finish(live)
+    assert not drafter._guessed
