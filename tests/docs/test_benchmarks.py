@@ -19,6 +19,7 @@ ELSEWHERE = {
     "aiconfigurator_times": "needs another package",
     "aiconfigurator_compare": "needs another package",
     "kv_cache": "reports figures, without a bar",
+    "speculation": "needs an engine that speculates, and minutes",
     "soak": "needs an engine that speculates, and minutes",
     "rtx_build": "reports figures, without a bar",
     "rtx_graph": "reports figures, without a bar",

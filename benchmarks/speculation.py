@@ -1,0 +1,266 @@
+"""Speculation against decoding token by token, and the policy against fixed lengths, side by side in one process.
+
+For every concurrency and class of prompts, the same requests are answered by each variant in turn: off, drafts of one
+fixed length after another, and the engine's policy. Rounds alternate, so that a slow moment of the machine hits all
+variants; a figure is the geometric mean over the rounds of the ratio to off in the same round, with the smallest and
+the largest. Answers are greedy and end where the model ends them, so all variants write the same tokens. Prompts are
+in the prefix cache, so decoding is what is timed.
+
+The best fixed length of a round is chosen by the other rounds: by its own it would be the luckiest, not the best.
+
+    python -m benchmarks.speculation ENGINE_DIR [--drafter ngram] [--concurrency 1 4] [--classes copy] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evals.speculation.prompts import CLASSES, chosen
+from runtime.offline import Engine
+from runtime.request import Request
+from runtime.sampling import SamplingParams
+from runtime.speculation.policy import AdaptivePolicy, FixedPolicy
+
+CONCURRENCY = (1, 2, 4, 8, 16)
+OFF, POLICY = "off", "policy"
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed answering of a cell's prompts."""
+
+    tokens: int
+    steps: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+@dataclass
+class Cell:
+    """One concurrency and class: the runs of each variant, by round."""
+
+    drafter: str
+    concurrency: int
+    kind: str
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict)
+
+    def ratios(self, variant: str) -> list[float]:
+        """Speed over off, by round."""
+        return [run.rate / off.rate for run, off in zip(self.runs[variant], self.runs[OFF], strict=True)]
+
+    def fixed(self) -> list[str]:
+        """Variants of a fixed length."""
+        return [name for name in self.runs if name not in (OFF, POLICY)]
+
+    def best(self, but: int | None = None) -> str:
+        """Off or the fixed length that was fastest over all rounds but one."""
+
+        def speed(name: str) -> float:
+            return mean([value for number, value in enumerate(self.ratios(name)) if number != but])
+
+        return max([OFF, *self.fixed()], key=speed)
+
+    def against_best(self) -> list[float]:
+        """The policy's speed over that of the best of the other rounds, by round."""
+        rounds = range(len(self.runs[POLICY]))
+        return [self.runs[POLICY][at].rate / self.runs[self.best(at)][at].rate for at in rounds]
+
+    def to_json(self) -> dict[str, Any]:
+        """Every ratio of the cell."""
+        first = {name: runs[0] for name, runs in self.runs.items()}
+        return {
+            "drafter": self.drafter,
+            "concurrency": self.concurrency,
+            "class": self.kind,
+            "tokens": first[OFF].tokens,
+            "tokens_per_step": {name: round(run.tokens / run.steps, 3) for name, run in first.items()},
+            "off_tokens_per_second": [round(run.rate, 1) for run in self.runs[OFF]],
+            "over_off": {name: spread(self.ratios(name)) for name in self.runs if name != OFF},
+            "best": self.best(),
+            "policy_over_best": spread(self.against_best()) if len(self.runs[OFF]) > 1 else None,
+            "policy_lengths": self.chosen,
+        }
+
+
+def mean(values: Sequence[float]) -> float:
+    """Geometric mean."""
+    return math.exp(statistics.fmean(map(math.log, values))) if values else 1.0
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Geometric mean, smallest and largest."""
+    return {"mean": round(mean(values), 3), "low": round(min(values), 3), "high": round(max(values), 3)}
+
+
+class Bench:
+    """An engine that drafts, and its variants."""
+
+    def __init__(self, engine: Engine, tokens: int, lengths: Sequence[int], clock: Callable[[], float]) -> None:
+        speculator = engine.core.speculator
+        if speculator is None or not isinstance(speculator.policy, AdaptivePolicy):
+            raise SystemExit("the engine does not draft, or its recipe says adaptive: false")
+        self.engine, self.speculator, self.clock = engine, speculator, clock
+        self.costs = speculator.policy.costs
+        self.lookup, self.model = speculator.lookup, speculator.model
+        self.params = SamplingParams(max_tokens=tokens, temperature=0.0)
+        self.lengths = [length for length in lengths if length <= speculator.max_draft_len]
+
+    def drafters(self) -> list[str]:
+        """What this engine can be measured with."""
+        both = self.lookup is not None and self.model is not None
+        return [*(["ngram"] if self.lookup else []), *(["model"] if self.model else []), *(["all"] if both else [])]
+
+    def use(self, drafter: str) -> None:
+        """Draft with one of the drafters alone, or with all."""
+        self.speculator.lookup = self.lookup if drafter in ("ngram", "all") else None
+        self.speculator.model = self.model if drafter in ("model", "all") else None
+
+    def answer(self, prompts: Sequence[Sequence[int]], drafter: str, speculate: bool) -> tuple[Run, list[list[int]]]:
+        """Answer all prompts at once; blocks that were filled without a drafter's rows are not shared with its runs."""
+        core = self.engine.core
+        before = core.metrics.counters["iterations_total"]
+        started = self.clock()
+        salt = drafter if speculate else OFF
+        names = [
+            core.add_request(
+                Request(prompt_token_ids=list(prompt), params=self.params, cache_salt=salt, speculate=speculate)
+            )
+            for prompt in prompts
+        ]
+        answers: dict[str, list[int]] = {name: [] for name in names}
+        while core.has_unfinished():
+            for output in core.step():
+                if output.error is not None:
+                    raise RuntimeError(output.error)
+                for sample in output.samples:
+                    answers[output.request_id].extend(sample.token_ids)
+        seconds = self.clock() - started
+        steps = core.metrics.counters["iterations_total"] - before
+        return Run(sum(map(len, answers.values())), steps, seconds), [answers[name] for name in names]
+
+    def cell(self, drafter: str, concurrency: int, kind: str, prompts: Sequence[Sequence[int]], rounds: int) -> Cell:
+        """Measure all variants; the policy starts with the costs that are known and no acceptance, and is warmed."""
+        self.use(drafter)
+        found = Cell(drafter, concurrency, kind)
+        adaptive = AdaptivePolicy(self.speculator.max_draft_len, self.costs)
+        policies: dict[str, Any] = {OFF: adaptive, POLICY: adaptive}
+        policies |= {str(length): FixedPolicy(length) for length in self.lengths}
+        batches = [list(prompts[at : at + concurrency]) for at in range(0, len(prompts), concurrency)]
+        expected = [self._all(batch, drafter, OFF, adaptive)[1] for batch in batches]
+        for batch in batches:
+            self._all(batch, drafter, POLICY, adaptive)
+        for number in range(rounds):
+            order = list(policies)
+            for name in order[number % len(order) :] + order[: number % len(order)]:
+                runs = [self._all(batch, drafter, name, policies[name]) for batch in batches]
+                if [answers for _, answers in runs] != expected and self.engine.executor.describe().get(
+                    "row_invariant"
+                ):
+                    raise RuntimeError(f"{name} answers otherwise than off")
+                total = Run(*(sum(getattr(run, part) for run, _ in runs) for part in ("tokens", "steps", "seconds")))
+                found.runs.setdefault(name, []).append(total)
+        found.chosen = adaptive.explain()["mean_length"]
+        return found
+
+    def _all(self, batch: Sequence[Sequence[int]], drafter: str, name: str, policy: Any) -> tuple[Run, list[list[int]]]:
+        self.speculator.policy = policy
+        return self.answer(batch, drafter, name != OFF)
+
+
+def cells(bench: Bench, args: argparse.Namespace) -> Iterator[Cell]:
+    """One after another."""
+    limits = bench.engine.core.limits
+    longest = min(limits.max_input_len, limits.max_seq_len - args.tokens)
+    prompts = chosen(bench.engine.tokenizer, max(args.prompts, *args.concurrency), longest)
+    for drafter in args.drafter or bench.drafters():
+        for kind in args.classes:
+            for concurrency in args.concurrency:
+                count = max(args.prompts // concurrency, 1) * concurrency
+                yield bench.cell(drafter, concurrency, kind, prompts[kind][:count], args.rounds)
+
+
+def line(cell: Cell) -> str:
+    """A row for people."""
+    row = cell.to_json()
+    lengths = "  ".join(f"{name} {value['mean']:.2f}" for name, value in row["over_off"].items() if name != POLICY)
+    policy, held = row["over_off"][POLICY], row["policy_over_best"]
+    kept = (
+        ""
+        if held is None
+        else f"  of the best ({row['best']}) {held['mean']:.3f} ({held['low']:.2f}-{held['high']:.2f})"
+    )
+    return (
+        f"{cell.drafter:6} {cell.concurrency:2} {cell.kind:5} policy {policy['mean']:.2f} "
+        f"({policy['low']:.2f}-{policy['high']:.2f}){kept}  fixed: {lengths}"
+    )
+
+
+def summary(found: Sequence[Cell]) -> dict[str, Any]:
+    """The worst cells of the policy against the best, and speed by drafter and class of single streams."""
+    held = [(mean(cell.against_best()), cell) for cell in found if len(cell.runs[OFF]) > 1]
+    worst = sorted(held, key=lambda pair: pair[0])[:5]
+    single = [cell for cell in found if cell.concurrency == 1]
+    return {
+        "worst_policy_over_best": [
+            {"drafter": c.drafter, "concurrency": c.concurrency, "class": c.kind, "ratio": round(r, 3)}
+            for r, c in worst
+        ],
+        "policy_over_best": round(mean([ratio for ratio, _ in held]), 3) if held else None,
+        "single_stream_over_off": {f"{c.drafter}, {c.kind}": spread(c.ratios(POLICY)) for c in single},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line a cell, then the summary; with --json one document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", type=Path, help="engine directory of a recipe that speculates, or its bundle")
+    parser.add_argument("--drafter", nargs="*", choices=("ngram", "model", "all"), help="default: each that is there")
+    parser.add_argument("--concurrency", nargs="*", type=int, default=list(CONCURRENCY))
+    parser.add_argument("--classes", nargs="*", choices=CLASSES, default=list(CLASSES))
+    parser.add_argument("--lengths", nargs="*", type=int, default=list(range(1, 9)), help="fixed draft lengths")
+    parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument(
+        "--prompts", type=int, default=4, help="prompts of a cell at least; more at a higher concurrency"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--clock",
+        choices=tuple(CLOCKS),
+        default="wall",
+        help="process: processor time, for a machine that others load; take --threads 1, then it is an idle one's wall",
+    )
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(arguments)
+    folder = args.engine / "engine" if (args.engine / "engine" / "engine.json").is_file() else args.engine
+    bench = Bench(Engine.load(folder, threads=args.threads), args.tokens, args.lengths, CLOCKS[args.clock])
+    found: list[Cell] = []
+    for cell in cells(bench, args):
+        found.append(cell)
+        print(line(cell), file=sys.stderr if args.json else sys.stdout, flush=True)
+    document = {"cells": [cell.to_json() for cell in found], **summary(found), "costs": bench.costs.explain()}
+    if args.json:
+        print(json.dumps(document))
+        return 0
+    for name, value in summary(found).items():
+        print(f"{name}: {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
