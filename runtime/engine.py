@@ -204,7 +204,8 @@ class EngineCore:
         Never raises for a fault of the executor or the sampler: every live request then ends with
         ``error``, :attr:`consecutive_failures` counts up, and the engine can go on.
         """
-        started = time.perf_counter()
+        tick = time.perf_counter if self.speculator is None else self.speculator.tick
+        started, begun = time.perf_counter(), tick()
         outputs = self._expire(self.clock())
         if not self._live:
             return outputs
@@ -214,9 +215,9 @@ class EngineCore:
                 return outputs
             batch = self.scheduler.assemble(plan)
             with trace("execute"):
-                before = time.perf_counter()
+                before, mark = time.perf_counter(), tick()
                 logits = self.executor.execute(batch)
-                in_executor = time.perf_counter() - before
+                in_executor, in_target = time.perf_counter() - before, tick() - mark
             self._finish_step(plan, batch, logits, outputs)
         except Exception as error:
             log.exception("engine step failed")
@@ -228,7 +229,7 @@ class EngineCore:
         self.metrics.iteration_tokens.observe(plan.num_tokens)
         host = time.perf_counter() - started - in_executor
         if self.speculator is not None:
-            host -= self.speculator.timed(plan, in_executor, host)
+            host -= self.speculator.timed(plan, in_executor, in_target, tick() - begun - in_target)
         self.metrics.iteration_host_seconds.observe(host)
         return outputs
 

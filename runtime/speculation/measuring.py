@@ -28,8 +28,23 @@ _EACH = 10
 Run = Callable[[], Any]
 
 
+def clock_of(device: str) -> Callable[[], float]:
+    """The clock of steps on ``device``, in seconds.
+
+    On a CPU the stepping thread's own processor time: it computes in every kernel, and what others on the machine take
+    of the processor makes all steps longer without making one length better than another.
+    """
+    return time.thread_time if device == "cpu" else time.perf_counter
+
+
 def measure(
-    executor: Executor, pool: BlockPool, record: SpeculationRecord, draft: Any = None, *, seconds: float = 1.0
+    executor: Executor,
+    pool: BlockPool,
+    record: SpeculationRecord,
+    draft: Any = None,
+    *,
+    seconds: float = 1.0,
+    tick: Callable[[], float] = time.perf_counter,
 ) -> StepCosts:
     """Costs of the target's steps, and of the draft's passes where there is a drafter with weights.
 
@@ -37,6 +52,7 @@ def measure(
         pool: of the engine; blocks are taken and given back.
         draft: the executor of the drafter with weights: a ``DraftExecutor`` of a head, or an ordinary one; None: none.
         seconds: time to spend, roughly; each size is run once all the same, the large ones first.
+        tick: the clock of what is measured.
     """
     limits, size = executor.limits, executor.block_size
     context = min(CONTEXT, limits.max_seq_len, pool.num_free * size)
@@ -51,7 +67,7 @@ def measure(
         }
         if draft is not None:
             parts["draft"] = {n: _pass(draft, _batch(table[:n], context, 1)) for n in beside}
-        found = _quickest(parts, seconds)
+        found = _quickest(parts, seconds, tick)
     finally:
         pool.release(blocks)
     return StepCosts(
@@ -59,7 +75,9 @@ def measure(
     )
 
 
-def _quickest(parts: dict[str, dict[int, Run]], seconds: float) -> dict[str, dict[int, float]]:
+def _quickest(
+    parts: dict[str, dict[int, Run]], seconds: float, tick: Callable[[], float]
+) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {part: {} for part in parts}
     for sizes in parts.values():
         sizes[max(sizes)]()  # the first of its kind allocates
@@ -70,9 +88,9 @@ def _quickest(parts: dict[str, dict[int, Run]], seconds: float) -> dict[str, dic
                 known = found[part].get(size)
                 if turn and known is not None and time.perf_counter() + known > ends:
                     continue
-                before = time.perf_counter()
+                before = tick()
                 sizes[size]()
-                taken = time.perf_counter() - before
+                taken = max(tick() - before, 1e-9)
                 found[part][size] = taken if known is None else min(known, taken)
     return found
 

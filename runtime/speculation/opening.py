@@ -10,7 +10,7 @@ from runtime.errors import bad_draft_len
 from runtime.executors.base import Executor
 from runtime.executors.engine_dir import EngineInfo
 from runtime.speculation.draft import Drafter, ModelDrafter, Policy, TapReader
-from runtime.speculation.measuring import measure
+from runtime.speculation.measuring import clock_of, measure
 from runtime.speculation.policy import FixedPolicy, open_policy
 from runtime.speculation.speculator import Speculator
 
@@ -61,7 +61,8 @@ def open_speculator(
         policy = FixedPolicy(fixed_draft_len)
     else:
         # nobody is served yet: any blocks will do, and what is written into them is never read
-        policy = open_policy(record, measure(executor, BlockPool(executor.num_blocks), record, draft))
+        costs = measure(executor, BlockPool(executor.num_blocks), record, draft, tick=clock_of(device))
+        policy = open_policy(record, costs)
     return Speculator(
         policy,
         record.max_draft_len,
@@ -69,4 +70,5 @@ def open_speculator(
         model=model,
         tree_nodes=0 if record.tree is None else record.tree.nodes,
         taps=taps if record.taps else None,
+        tick=clock_of(device),
     )

@@ -8,7 +8,7 @@ verifies them, and :meth:`Speculator.settle` hands on what became true. See ``do
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Speculator:
         model: drafts with a model of its own: asked for what the policy chose.
         tree_nodes: draft tokens of the tree that ``model`` makes where the policy wants one; 0: it makes none.
         taps: reads the target's tapped states of a step's rows; None: the engine taps nothing.
+        tick: the clock, in seconds, of the times that the policy is told.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Speculator:
         model: ModelDrafter | None = None,
         tree_nodes: int = 0,
         taps: TapReader | None = None,
+        tick: Callable[[], float] = time.perf_counter,
     ) -> None:
         if lookup is None and model is None:
             raise ValueError("nobody drafts")
@@ -57,12 +59,14 @@ class Speculator:
         self.lookup = lookup
         self.model = model
         self.tree_nodes = tree_nodes
+        self.tick = tick
         self.figures = SpeculationFigures()
         self._taps = taps
         #: this step's choice for each decode, and the draft where it is made already
         self._chosen: list[tuple[Choice, Draft | None] | None] = []
         self._plain: list[bool] = []
-        self._drafting = 0.0
+        #: seconds of drafting in this step, by the wall and by the policy's clock
+        self._drafting = self._drafting_ticks = 0.0
         self._shadows = Shadows()
 
     @property
@@ -120,7 +124,7 @@ class Speculator:
         if plan.copies:
             for drafter in self.drafters:
                 drafter.copy_blocks(plan.copies)
-        self._drafting = 0.0
+        self._drafting = self._drafting_ticks = 0.0
         if not plan.granted:
             return
         drafts: list[Draft | None] = [None] * len(plan.decodes)
@@ -135,13 +139,13 @@ class Speculator:
                 places.append(at)
                 asks.append(Ask(sequence, count, choice.tree, choice.worth))
         if asks and self.model is not None:
-            started = time.perf_counter()
+            started, mark = time.perf_counter(), self.tick()
             made = self.model.propose(asks)
-            self._drafting = time.perf_counter() - started
+            self._drafting, self._drafting_ticks = time.perf_counter() - started, self.tick() - mark
             self.figures.timed("draft", self._drafting)
             passes = max((draft.levels() for draft in made if draft is not None), default=0)
             if passes:
-                self.policy.timed("draft", passes, len(asks), self._drafting)
+                self.policy.timed("draft", passes, len(asks), self._drafting_ticks)
             for at, draft in zip(places, made, strict=True):
                 drafts[at] = draft
         if not any(draft is not None for draft in drafts):
@@ -151,14 +155,22 @@ class Speculator:
         plan.decodes = [plan.decodes[at] for at in order]
         plan.drafts = [drafts[at] for at in order]
 
-    def timed(self, plan: StepPlan, in_target: float, outside: float) -> float:
-        """Count the seconds of a step; those in ``outside`` the target that the drafter with weights took."""
+    def timed(self, plan: StepPlan, seconds: float, in_target: float, outside: float) -> float:
+        """Count the times of a step.
+
+        Args:
+            seconds: of the target, by the wall.
+            in_target, outside: in the target and in the rest of the step, by ``tick``.
+
+        Returns:
+            The seconds that the drafter with weights took, by the wall.
+        """
         drafted = sum(len(draft) for draft in plan.drafts if draft is not None)
         if plan.drafts:
-            self.figures.timed("verify", in_target)
+            self.figures.timed("verify", seconds)
         if plan.decodes and not plan.chunks:
             self.policy.timed("verify", plan.num_tokens, len(plan.decodes), in_target)
-            self.policy.timed("host", drafted, len(plan.decodes), outside - self._drafting)
+            self.policy.timed("host", drafted, len(plan.decodes), outside - self._drafting_ticks)
         return self._drafting
 
     def settle(

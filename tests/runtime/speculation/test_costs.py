@@ -1,15 +1,23 @@
 """Costs from measured points, followed by moving averages, and measured on an executor without harm to its pool."""
 
+import itertools
 import math
+import time
 
 import numpy as np
 import pytest
 
 from runtime.blocks import BlockPool
+from runtime.engine import EngineCore
 from runtime.executors.base import ExecutorLimits
+from runtime.request import Request
+from runtime.sampling import SamplingParams
 from runtime.simulation import SimulatedExecutor
 from runtime.speculation.costs import StepCosts, curve
-from runtime.speculation.measuring import measure
+from runtime.speculation.measuring import clock_of, measure
+from runtime.speculation.speculator import Speculator
+from tests.runtime.speculation.drafters import AlwaysPolicy, ToldDrafter
+from tests.runtime.speculation.test_simulated import oracle_of
 from trtforge.speculation import DynamicTree, NGramSizes, SpeculationRecord
 
 POINTS = {1: 8.0, 2: 9.0, 4: 11.0, 8: 19.0}
@@ -183,8 +191,6 @@ def test_a_draft_executor_is_fed_back_states():
 
 
 def test_large_steps_are_dropped_when_time_is_short():
-    import time
-
     class Slow(SimulatedExecutor):
         def execute(self, batch):
             time.sleep(0.004 * batch.num_tokens)
@@ -195,3 +201,35 @@ def test_large_steps_are_dropped_when_time_is_short():
     known = measured(BlockPool(executor.num_blocks), executor, seconds=0.1)
     assert time.perf_counter() - before < 3.0
     assert known.step(20, 1) > known.step(10, 1) > known.step(1, 1) > 3e-3
+
+
+def test_steps_are_timed_by_the_clock_that_is_given():
+    """Others on a machine that is busy hold the processor: a CPU's steps count by the thread's own time."""
+    assert clock_of("cpu") is time.thread_time
+    assert clock_of("cuda:0") is time.perf_counter
+    ticks = itertools.count()
+    executor = simulated()
+    known = measured(BlockPool(executor.num_blocks), executor, seconds=0.05, tick=lambda: float(next(ticks)))
+    assert {value for part in known.measured.values() for value in part.values()} == {1.0}
+
+
+def test_the_policy_is_told_times_by_the_same_clock():
+    told: list[tuple[str, float]] = []
+
+    class Told(AlwaysPolicy):
+        def timed(self, part, tokens, requests, seconds):
+            told.append((part, seconds))
+
+    ticks = itertools.count()
+    executor = simulated()
+    oracle = oracle_of(executor)
+    model = ToldDrafter(oracle, executor.vocab_size, block_size=executor.block_size)
+    speculator = Speculator(Told(2), 2, model=model, tick=lambda: float(next(ticks)))
+    core = EngineCore(executor, speculator=speculator)
+    core.add_request(Request("a", prompt_token_ids=[5, 6, 7], params=SamplingParams(max_tokens=8, ignore_eos=True)))
+    while core.has_unfinished():
+        core.step()
+    by_part = {part: {seconds for name, seconds in told if name == part} for part in ("verify", "draft", "host")}
+    # one tick each; a whole step of two ticks more, and two more where it drafted
+    assert by_part["verify"] == by_part["draft"] == {1.0}
+    assert by_part["host"] <= {2.0, 3.0} and by_part["host"]
