@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.preflight import SMOL, codes
+from tests.support.preflight import SMOL, codes, only
 from tests.trtforge.drafting import checkpoints
 from tests.trtforge.preflight.settings import GPU, RTX, build, merged, speculation, trtllm
 
@@ -54,3 +54,19 @@ def test_keys_of_a_base_recipe_are_no_error_where_nothing_drafts() -> None:
 
 def test_rtx_engines_draft_nothing() -> None:
     assert "TF-K12-001" in codes(merged(RTX, speculation(method="ngram", max_draft_len=4)))
+
+
+def test_the_pool_holds_the_draft_too(tmp_path: Path) -> None:
+    """A pool for one request of the model alone is too small when a draft has its part of every block."""
+    checkpoints.write(tmp_path / "draft", checkpoints.Spec("speculators", layers=2))
+    # 30 layers of 3 heads of 64 in bfloat16: 23,040 bytes a token; the head's two layers of 2 heads of 8: 128
+    room = 2048 * 23_040
+    asked = merged(build(kv_cache={"memory": f"{room}B"}, limits={"max_seq_len": 2048}))
+    assert "TF-K10-001" not in codes(asked, model=SMOL)
+    finding = only("TF-K10-001", merged(asked, speculation(**HEAD)), directory=tmp_path, model=SMOL)
+    assert finding.numbers["bytes_per_token"] == 23_040 + 128
+    fits = build(kv_cache={"memory": f"{2048 * (23_040 + 128)}B"})
+    assert "TF-K10-001" not in codes(merged(asked, speculation(**HEAD), fits), directory=tmp_path, model=SMOL)
+    # TensorRT-LLM's memory is not ours to count
+    other = merged(asked, speculation(**HEAD), build(target="trtllm-llmapi", architectures=["sm_90"]))
+    assert "TF-K10-001" not in codes(other, directory=tmp_path, model=SMOL)

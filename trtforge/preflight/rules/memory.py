@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtforge.kv_window import KvWindows, kv_windows
+from trtforge.preflight.draft_sizes import draft_token_bytes, draft_weight_bytes
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format, weight_format
 from trtforge.preflight.model import DTYPE_BYTES, kv_bytes_per_rank, linear_parameters
@@ -33,9 +34,10 @@ def kv_dtype(facts: Facts) -> str:
 
 
 def token_bytes(facts: Facts) -> int:
-    """Bytes of KV cache a token on the fullest rank."""
+    """Bytes of KV cache a token on the fullest rank, with those of what drafts under the same block numbers."""
     parallel = facts.recipe.build.parallel
-    return kv_bytes_per_rank(facts.require_model(), kv_dtype(facts), parallel.tp, parallel.pp)
+    own = kv_bytes_per_rank(facts.require_model(), kv_dtype(facts), parallel.tp, parallel.pp)
+    return own + draft_token_bytes(facts)
 
 
 def windows_of(facts: Facts) -> KvWindows:
@@ -127,10 +129,11 @@ def engine_fits(facts: Facts) -> Iterator[Violation]:
         return
     total = facts.require_machine().memory_total
     weights, pool = weight_bytes(facts, stored=False), facts.recipe.build.kv_cache.memory or 0
+    weights += draft_weight_bytes(facts)
     needed = weights + pool + PROCESS_BYTES
     if needed > total:
         room = total - weights - PROCESS_BYTES
-        packed = weight_bytes(facts, stored=False, name="int4_awq") + pool + PROCESS_BYTES
+        packed = weight_bytes(facts, stored=False, name="int4_awq") + draft_weight_bytes(facts) + pool + PROCESS_BYTES
         yield Violation(
             f"the engine needs {format_size(needed)}, this machine has {format_size(total)}",
             f"build.kv_cache.memory: {format_size(pool)}, model of {facts.require_model().parameters:,} parameters",
@@ -154,7 +157,8 @@ def engine_fits_now(facts: Facts) -> Iterator[Violation]:
     machine = facts.require_machine()
     if facts.recipe.build.target != "torch":
         return
-    needed = weight_bytes(facts, stored=False) + (facts.recipe.build.kv_cache.memory or 0) + PROCESS_BYTES
+    weights = weight_bytes(facts, stored=False) + draft_weight_bytes(facts)
+    needed = weights + (facts.recipe.build.kv_cache.memory or 0) + PROCESS_BYTES
     if machine.memory_available < needed <= machine.memory_total:
         yield Violation(
             f"the engine needs {format_size(needed)}, {format_size(machine.memory_available)} are free",

@@ -1,0 +1,56 @@
+"""What drafts beside a model in trtforge's own runtime takes: bytes a token in the shared blocks, and its weights.
+
+Read from the draft's config.json and headers; nothing where there is no draft, or none that can be looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trtforge.preflight.model import DTYPE_BYTES
+from trtforge.speculation import DRAFTED_METHODS
+
+if TYPE_CHECKING:
+    from trtforge.preflight.engine import Facts
+
+#: targets that hold the draft's pools under the block numbers of the model's
+OWN_TARGETS = ("torch", "tensorrt")
+
+
+def draft_token_bytes(facts: Facts) -> int:
+    """Bytes of a token in the draft's pools, which are of the model's unquantized type."""
+    config = _config(facts)
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    hidden, kv_heads = config.get("hidden_size"), config.get("num_key_value_heads", heads)
+    size = config.get("head_dim") or (hidden // heads if _whole(hidden) and _whole(heads) else None)
+    if not (_whole(layers) and _whole(kv_heads) and _whole(size)):
+        return 0
+    return 2 * int(layers) * int(kv_heads) * int(size) * DTYPE_BYTES[facts.recipe.model.dtype]
+
+
+def draft_weight_bytes(facts: Facts) -> int:
+    """Bytes of the draft's weights in the recipe's type, with the tables that a head takes over from its target."""
+    files = facts.draft_files if _config(facts) else None
+    if files is None:
+        return 0
+    wide = DTYPE_BYTES[facts.recipe.model.dtype]
+    own = sum(info.elements for info in files.tensors.values()) * wide
+    model = facts.model
+    if facts.recipe.speculation.method != "eagle3" or model is None:
+        return own
+    names = " ".join(files.tensors)
+    missing = sum(table not in names for table in ("embed_tokens", "lm_head"))
+    return own + missing * model.vocab * model.hidden * wide
+
+
+def _config(facts: Facts) -> Mapping[str, Any]:
+    recipe, files = facts.recipe, facts.draft_files
+    if recipe.speculation.method not in DRAFTED_METHODS or recipe.build.target not in OWN_TARGETS or files is None:
+        return {}
+    nested = files.config.get("transformer_layer_config")
+    return {**files.config, **(nested if isinstance(nested, Mapping) else {})}
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
