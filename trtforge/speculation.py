@@ -16,6 +16,8 @@ DRAFT_DIR = "draft"
 METHODS = ("ngram", "eagle3", "draft_target")
 #: methods that draft with weights of their own
 DRAFTED_METHODS = ("eagle3", "draft_target")
+#: what the operators of trees hold (docs/ops.md): levels, children of a node, nodes without the root
+MAX_LEVELS, MAX_CHILDREN, MAX_TREE_TOKENS = 16, 16, 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,9 @@ def read_speculation(engine: Mapping[str, Any]) -> SpeculationRecord | None:
         _tree(raw.get("tree")),
         _ngram(raw.get("ngram")),
         tuple(_numbers(raw.get("taps", ()), "taps")),
-        _policy(raw.get("policy") or {}),
+        _policy(_object(raw, "policy")),
         draft,
-        dict(raw.get("drafter") or {}),
+        dict(_object(raw, "drafter")),
     )
     if (method == "eagle3") is not bool(record.taps) or (method == "ngram" and record.ngram is None):
         raise ValueError(f"speculation of method {method} has taps {list(record.taps)} and ngram {record.ngram}")
@@ -153,10 +155,18 @@ def read_speculation(engine: Mapping[str, Any]) -> SpeculationRecord | None:
     return record
 
 
-def _whole(raw: Mapping[str, Any], name: str, least: int = 1) -> int:
+def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = raw.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"speculation: {name} is {value!r}, not a whole number of at least {least}")
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"speculation.{name} is no object: {str(value)[:80]}")
+    return value or {}
+
+
+def _whole(raw: Mapping[str, Any], name: str, most: int | None = None) -> int:
+    value = raw.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most is not None and value > most):
+        wanted = "a whole number of at least 1" if most is None else f"a whole number from 1 to {most}"
+        raise ValueError(f"speculation: {name} is {str(value)[:80]}, not {wanted}")
     return value
 
 
@@ -176,8 +186,10 @@ def _tree(raw: Any) -> StaticTree | DynamicTree | None:
         return None
     kind = raw.get("kind") if isinstance(raw, Mapping) else None
     if kind == "dynamic":
-        return DynamicTree(_whole(raw, "depth"), _whole(raw, "top_k"), _whole(raw, "total"))
-    paths = tuple(tuple(_numbers(path, "tree.choices")) for path in raw.get("choices") or ()) if kind else ()
+        return DynamicTree(
+            _whole(raw, "depth", MAX_LEVELS), _whole(raw, "top_k", MAX_CHILDREN), _whole(raw, "total", MAX_TREE_TOKENS)
+        )
+    paths = tuple(tuple(_numbers(path, "tree.choices")) for path in _rows(raw, "choices")) if kind else ()
     if kind != "static" or not paths or not all(paths):
         raise ValueError(f"speculation.tree is no tree: {str(raw)[:80]}")
     return StaticTree(paths)
@@ -194,24 +206,29 @@ def _ngram(raw: Any) -> NGramSizes | None:
     return sizes
 
 
-def _policy(raw: Any) -> DraftPolicy:
-    if not isinstance(raw, Mapping):
-        raise ValueError("speculation.policy is no object")
+def _rows(raw: Mapping[str, Any], name: str) -> Sequence[Any]:
+    value = raw.get(name)
+    if value is not None and (not isinstance(value, Sequence) or isinstance(value, str)):
+        raise ValueError(f"speculation: {name} is {str(value)[:80]}, not a list")
+    return value or ()
+
+
+def _policy(raw: Mapping[str, Any]) -> DraftPolicy:
     schedule, threshold = raw.get("draft_len_schedule"), raw.get("acceptance_rate_threshold")
     adaptive = raw.get("adaptive", True)
     if not isinstance(adaptive, bool):
         raise ValueError(f"speculation.policy.adaptive is {adaptive!r}")
     pairs = None
     if schedule is not None:
-        rows = [tuple(_numbers(pair, "draft_len_schedule")) for pair in schedule]
+        rows = [tuple(_numbers(pair, "draft_len_schedule")) for pair in _rows(raw, "draft_len_schedule")]
         if (
             not rows
             or any(len(row) != 2 or row[0] < 1 for row in rows)
             or sorted({row[0] for row in rows}) != [row[0] for row in rows]
         ):
-            raise ValueError(f"speculation.policy.draft_len_schedule is {schedule!r}, no rising pairs")
+            raise ValueError(f"speculation.policy.draft_len_schedule is {str(schedule)[:80]}, no rising pairs")
         pairs = tuple((row[0], row[1]) for row in rows)
-    if threshold is not None and not (isinstance(threshold, int | float) and 0 < threshold <= 1):
+    if threshold is not None and not (type(threshold) in (int, float) and 0 < threshold <= 1):
         raise ValueError(f"speculation.policy.acceptance_rate_threshold is {threshold!r}, no share")
     return DraftPolicy(
         adaptive,

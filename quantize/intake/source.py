@@ -14,7 +14,7 @@ from typing import Literal
 
 from quantize.intake.gguf_parts import is_gguf_name
 from trtforge.errors import ForgeError
-from trtforge.paths import user_path
+from trtforge.paths import path_fault, user_path
 from trtforge.safetensors_header import require_regular
 
 FORMS = (
@@ -73,6 +73,9 @@ def parse_source(text: str, base_dir: Path) -> Source:
         what = f"the scheme {scheme['scheme']}: is not known" if scheme else "it is empty or no path"
         raise _malformed(text, what)
     path = _local_path(text, base_dir)
+    fault = path_fault(path)
+    if fault is not None:
+        raise _malformed(text if len(text) <= 200 else text[:200] + "…", fault)
     if not path.exists():
         raise ForgeError(
             "TF-SRC-002",

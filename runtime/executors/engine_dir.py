@@ -126,6 +126,12 @@ def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
     eos = raw.get("eos_token_ids") or []
     if not isinstance(eos, list) or not all(isinstance(token, int) for token in eos):
         raise ValueError(f"eos_token_ids is {eos!r}, not a list of token ids")
+    speculation = read_speculation(raw)
+    longest = min(_positive(limits["max_num_tokens"], "limits.max_num_tokens"), max_seq_len) - 1
+    if speculation is not None and speculation.max_draft_len > longest:
+        raise ValueError(
+            f"speculation.max_draft_len is {speculation.max_draft_len}, a step holds {longest} draft tokens"
+        )
     return EngineInfo(
         directory=directory,
         name=str(raw.get("name", directory.name)),
@@ -144,5 +150,5 @@ def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
         eos_token_ids=tuple(eos),
         bos_token_id=raw.get("bos_token_id"),
         raw=raw,
-        speculation=read_speculation(raw),
+        speculation=speculation,
     )

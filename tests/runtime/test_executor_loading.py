@@ -16,6 +16,7 @@ import torch
 from plugins.host import abi
 from runtime.executors import linears
 from runtime.executors.base import Executor, StepBatch, StepProfile
+from runtime.executors.engine_dir import read_engine
 from runtime.executors.host_kernels import open_library
 from runtime.executors.linears import (
     Capability,
@@ -75,6 +76,14 @@ def test_the_protocol_is_met(engine: Path) -> None:
     assert report["program"]["interpreted"].keys() <= {"Cast"} and report["program"]["copies"] == 0
 
 
+NGRAM_RECORD = {
+    "version": 1,
+    "method": "ngram",
+    "max_draft_len": 4,
+    "ngram": {"max_matching_ngram_size": 4, "min_matching_ngram_size": 1},
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -84,6 +93,8 @@ def test_the_protocol_is_met(engine: Path) -> None:
         ({"ops_version": 3}, "TF-RUN-003"),
         ({"limits": {}}, "TF-RUN-001"),
         ({"vocab_size": "many"}, "TF-RUN-001"),
+        ({"speculation": {**NGRAM_RECORD, "max_draft_len": 10**9}}, "TF-RUN-001"),
+        ({"speculation": {**NGRAM_RECORD, "policy": {"draft_len_schedule": 5}}}, "TF-RUN-001"),
         ({"dtype": "int8"}, "TF-RUN-001"),
         ({"vocab_size": 511}, "TF-RUN-013"),
         ({"kv_cache": {"format": "fp8", "block_size": 16, "num_blocks": 4}}, "TF-RUN-013"),
@@ -94,6 +105,15 @@ def test_the_protocol_is_met(engine: Path) -> None:
 def test_engine_json_that_cannot_be_served(broken: Path, changes: dict[str, Any], code: str) -> None:
     edit_json(broken, **changes)
     assert refusal(TorchExecutor, broken).code == code
+
+
+def test_a_draft_that_just_fills_a_step_is_served(broken: Path) -> None:
+    most = read_engine(broken).limits.max_num_tokens - 1
+    edit_json(broken, speculation={**NGRAM_RECORD, "max_draft_len": most})
+    found = read_engine(broken).speculation
+    assert found is not None and found.max_draft_len == most
+    edit_json(broken, speculation={**NGRAM_RECORD, "max_draft_len": most + 1})
+    assert refusal(read_engine, broken).code == "TF-RUN-001"
 
 
 def test_no_engine(tmp_path: Path, broken: Path) -> None:

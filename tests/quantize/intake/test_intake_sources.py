@@ -88,6 +88,12 @@ def test_recipe_path_may_not_leave_its_folder(tmp_path: Path) -> None:
     assert inspect_source(str(model), recipe) is not None, "an absolute path is the user's explicit choice"
 
 
+@pytest.mark.parametrize("text", ["x" * 300, "models/" + "x/" * 3000, "/" + "x" * 5000])
+def test_a_name_that_no_file_can_have_is_refused(text: str, tmp_path: Path) -> None:
+    error = refusal(parse_source, text, tmp_path)
+    assert error.code == "TF-SRC-001" and "too long" in error.message and len(error.message) < 400
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=40), st.sampled_from(["", "pypi:", "hf:", "pypi:a==1#", "hf:a/"]))
 def test_any_text_is_judged(text: str, prefix: str) -> None:

@@ -16,7 +16,7 @@ from tests.support.tiny import write_tiny_llama
 from tests.trtforge.drafting import checkpoints
 from tests.trtforge.drafting.checkpoints import WIDTH, Spec, write
 from tests.trtforge.drafting.test_traps import write_target, write_tokenizer
-from tests.trtforge.preflight.settings import API, GPU, build, merged, speculation, trtllm
+from tests.trtforge.preflight.settings import API, ENGINE, GPU, build, merged, speculation, trtllm
 from trtforge.cli.main import invoke
 from trtforge.errors import ForgeError
 
@@ -182,6 +182,46 @@ def test_what_contradicts_itself_is_no_recipe(asked: dict[str, Any]) -> None:
     with pytest.raises(ForgeError) as caught:
         report(speculation(**asked))
     assert caught.value.code.startswith("TF-RCP-") and caught.value.remedies
+
+
+DEEP = [[0] * depth for depth in range(1, 200)]
+#: what costs far more than the recipe is long where a remedy is worked out: target, section, code
+LARGE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "layers of a tree that is not there": (
+        ENGINE,
+        speculation(method="eagle", draft="draft", heads=10**9, max_draft_len=63, choices=[[0]]),
+        "TF-K12-012",
+    ),
+    "one path of many nodes": (GPU, speculation(**HEAD, max_draft_len=4, choices=[[0], [0] * 60_000]), "TF-K12-011"),
+    "many nodes twice": (GPU, speculation(**HEAD, max_draft_len=4, choices=[[0]] * 40_000), "TF-K12-011"),
+    "a deep tree": (GPU, speculation(**HEAD, max_draft_len=200, choices=DEEP), "TF-K12-032"),
+    "a schedule of many batches": (
+        {},
+        speculation(**NGRAM, draft_len_schedule=dict.fromkeys(range(1, 5000), 4)),
+        "TF-K12-038",
+    ),
+    "a draft whose name is too long": (
+        GPU,
+        speculation(method="draft_target", draft="x" * 5000, max_draft_len=4),
+        "TF-K12-005",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_refusal_stays_small_however_large_the_numbers_are(name: str, tmp_path: Path) -> None:
+    target, asked, code = LARGE[name]
+    head()(tmp_path)
+    try:
+        found = [
+            (item.code, item.message, item.to_json())
+            for item in report(merged(target, asked), directory=tmp_path).findings
+        ]
+    except ForgeError as error:
+        found = [(error.code, error.message, error.to_json())]
+    assert code in [item for item, _, _ in found]
+    for item, message, document in found:
+        assert len(message) < 1000 and len(json.dumps(document)) < 20_000, item
 
 
 @pytest.mark.parametrize("command", ["check", "run", "build"])

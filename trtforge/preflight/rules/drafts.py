@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
@@ -9,12 +10,13 @@ from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import without_speculation
 from trtforge.preflight.rules.limits import unread_keys
 from trtforge.preflight.rules.speculation import draft_tokens
+from trtforge.speculation import MAX_CHILDREN, MAX_LEVELS, MAX_TREE_TOKENS
 from trtforge.tables.decoders import decoders
 
 #: targets that verify drafts by our own operators
 _OWN = ("torch", "tensorrt")
 #: what EagleTreeBuild, EagleAccept and PagedKVMove hold (docs/ops.md): nodes with the root, levels, children
-_NODES, _LEVELS, _CHILDREN = 64, 16, 16
+_NODES, _LEVELS, _CHILDREN = MAX_TREE_TOKENS + 1, MAX_LEVELS, MAX_CHILDREN
 _OPS = "https://arxiv.org/abs/2406.16858"
 
 
@@ -65,7 +67,7 @@ def operators_hold_draft(facts: Facts) -> Iterator[Violation]:
     found = [("draft tokens", nodes, _NODES - 1)]
     if paths:
         depth = max(map(len, paths))
-        wide = max(len({path[:-1] for path in paths if len(path) == level}) for level in range(1, depth + 1))
+        wide = max(Counter(len(parent) for parent in {path[:-1] for path in paths}).values())
         found += [
             ("levels", depth, _LEVELS),
             ("children of a node", 1 + max(map(max, paths)), _CHILDREN),

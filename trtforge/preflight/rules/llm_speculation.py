@@ -8,12 +8,15 @@ from packaging.version import Version
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import engine_version, without
+from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target, without_speculation
 from trtforge.tables.llm_speculation import keys_asked, refused_sizes, speculation_table
 
 _ARGUMENTS = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/llmapi/llm_args.py"
 #: keys that only go together
 _PAIR = ("acceptance_rate_threshold", "acceptance_rate_window_size")
+#: batches of a schedule that a message names
+_NAMED = 8
 
 
 def _version(facts: Facts) -> Version | None:
@@ -93,12 +96,15 @@ def schedule_is_reached(facts: Facts) -> Iterator[Violation]:
     covers = next((batch for batch in sorted(schedule) if batch >= largest), None)
     beyond = [batch for batch in sorted(schedule) if covers is not None and batch > covers]
     if beyond:
+        named, few = beyond[:_NAMED], len(beyond) <= _NAMED
+        more = "" if few else f" and {len(beyond) - _NAMED} more numbers of"
         yield Violation(
-            f"draft lengths for {', '.join(map(str, beyond))} requests, {largest} run at most",
+            f"draft lengths for {', '.join(map(str, named))}{more} requests, {largest} run at most",
             f"speculation.draft_len_schedule, build.limits.max_batch_size: {largest}",
-            {"max_batch_size": largest, "never": beyond},
+            {"max_batch_size": largest, "never": named, "lengths": len(beyond)},
             [
-                " with ".join(f"remove speculation.draft_len_schedule.{batch}" for batch in beyond),
+                *([" with ".join(f"remove speculation.draft_len_schedule.{batch}" for batch in beyond)] if few else []),
                 f"build.limits.max_batch_size: {beyond[-1]}",
+                *by_hand(*([] if few else [f"leave out the lengths for more than {covers} requests"])),
             ],
         )

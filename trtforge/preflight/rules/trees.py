@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from trtforge.preflight.engine import Facts, Violation, rule
@@ -13,6 +14,8 @@ _MEDUSA = "https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.h
 _EAGLE = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/eagle/README.md"
 #: nodes and depth of mc_sim_7b_63, which a server drafts that is given no tree
 _DEFAULT_NODES, _DEFAULT_DEPTH = 63, 4
+#: the deepest tree that is written out as a remedy: what is added to one grows with the square of its depth
+_WRITTEN = 32
 
 
 def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
@@ -62,14 +65,22 @@ def tree_problem(choices: Sequence[Sequence[int]]) -> tuple[str, list[list[int]]
         return "the tree is empty", [[0]]
     if any(not path for path in paths):
         return "an empty path: the root needs none", []
-    if len(set(paths)) != len(paths):
-        twice = sorted({path for path in paths if paths.count(path) > 1})
-        return f"{list(twice[0])} stands twice", []
     known = set(paths)
-    missing = sorted({path[:end] for path in paths for end in range(1, len(path))} - known)
-    if missing:
-        return f"{list(missing[0])} is missing, which other paths go through", [list(path) for path in missing]
-    return None
+    if len(known) != len(paths):
+        twice = min(path for path, times in Counter(paths).items() if times > 1)
+        return f"{_shown(twice)} stands twice", []
+    orphans = [path for path in paths if len(path) > 1 and path[:-1] not in known]
+    if not orphans:
+        return None
+    if max(map(len, orphans)) > _WRITTEN:
+        return f"{_shown(min(orphans)[:-1])} is missing, which other paths go through", []
+    missing = sorted({path[:end] for path in orphans for end in range(1, len(path))} - known)
+    return f"{_shown(missing[0])} is missing, which other paths go through", [list(path) for path in missing]
+
+
+def _shown(path: Sequence[int]) -> str:
+    """A path as a message holds it."""
+    return str(list(path)) if len(path) <= _WRITTEN else f"a path of {len(path)} nodes, {str(list(path[:8]))[:-1]}, …]"
 
 
 def _mended(choices: Sequence[Sequence[int]], add: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -143,7 +154,10 @@ def tree_fits(facts: Facts) -> Iterator[Violation]:
             f"the tree is {depth} deep, the engine has {heads} EAGLE layers, which must be equal",
             f"{asked}, speculation.heads: {heads}",
             shape,
-            [f"speculation.heads: {depth}", _deeper(speculation.choices, heads, longest)],
+            [
+                f"speculation.heads: {depth}",
+                *([_deeper(speculation.choices, heads, longest)] if heads <= _WRITTEN else []),
+            ],
             source=_EAGLE,
         )
     limit = longest if speculation.method != "eagle3" else None
