@@ -21,12 +21,11 @@ OWN_TARGETS = ("torch", "tensorrt")
 def draft_token_bytes(facts: Facts) -> int:
     """Bytes of a token in the draft's pools, which are of the model's unquantized type."""
     config = _config(facts)
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    hidden, kv_heads = config.get("hidden_size"), config.get("num_key_value_heads", heads)
-    size = config.get("head_dim") or (hidden // heads if _whole(hidden) and _whole(heads) else None)
-    if not (_whole(layers) and _whole(kv_heads) and _whole(size)):
-        return 0
-    return 2 * int(layers) * int(kv_heads) * int(size) * DTYPE_BYTES[facts.recipe.model.dtype]
+    layers, heads = _whole(config, "num_hidden_layers"), _whole(config, "num_attention_heads")
+    hidden = _whole(config, "hidden_size")
+    kv_heads = _whole(config, "num_key_value_heads") or heads
+    size = _whole(config, "head_dim") or hidden // max(heads, 1)
+    return 2 * layers * kv_heads * size * DTYPE_BYTES[facts.recipe.model.dtype]
 
 
 def draft_weight_bytes(facts: Facts) -> int:
@@ -52,5 +51,7 @@ def _config(facts: Facts) -> Mapping[str, Any]:
     return {**files.config, **(nested if isinstance(nested, Mapping) else {})}
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _whole(config: Mapping[str, Any], name: str) -> int:
+    """A size of config.json; 0 where it is none."""
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
