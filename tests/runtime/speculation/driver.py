@@ -52,6 +52,8 @@ class Driver:
     on_draft: Callable[[Ask, Draft | None], None] = lambda ask, draft: None
     running: list[Live] = field(default_factory=list)
     waiting: list[Live] = field(default_factory=list)
+    #: samples of one prompt: their blocks may have been others' too, whatever can be found of them
+    split: set[Sequence] = field(default_factory=set)
     drafted: int = 0
     made: int = 0
 
@@ -125,6 +127,7 @@ class Driver:
             child.tokens[child.length - 1] = self.token()
             children.append(Live(child, live.speculates))
         self.running += children
+        self.split |= {live.sequence, *(child.sequence for child in children)}
         self.drafter.fork(live.sequence, [child.sequence for child in children])
         return children
 

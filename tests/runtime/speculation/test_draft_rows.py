@@ -102,7 +102,7 @@ class DraftRowsMachine(RuleBasedStateMachine):
         self.compare()
 
     def compare(self) -> None:
-        self.check.all(self.drafter._rows, self.pool, self.pool.contents)
+        self.check.all(self.drafter._rows, self.driver, self.pool.contents)
 
     @invariant()
     def nothing_leaks(self) -> None:
@@ -184,7 +184,7 @@ def test_the_check_sees_a_wrong_row(reference: Eagle3Reference) -> None:
     driver.step()
     driver.step(count=2)
     check = RowCheck(head)
-    assert check.all(drafter._rows, driver.pool, {}) >= 8
+    assert check.all(drafter._rows, driver, {}) >= 8
     head.keys["layers.0.self_attn"][live.sequence.blocks[1], 1] += 0.01
     with pytest.raises(AssertionError, match="position 5"):
-        check.all(drafter._rows, driver.pool, {})
+        check.all(drafter._rows, driver, {})

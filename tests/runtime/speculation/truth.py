@@ -10,11 +10,10 @@ from torch import Tensor
 
 from plugins import reference_trees
 from plugins.trees import StaticTree, TreeShape, new_state
-from runtime.blocks import BlockPool
 from runtime.speculation.draft import Draft
 from runtime.speculation.draft_rows import DraftRows
 from runtime.speculation.reference import Eagle3Reference, rotated, rotation
-from tests.runtime.speculation.driver import tap_of
+from tests.runtime.speculation.driver import Driver, tap_of
 from tests.runtime.speculation.paged_head import PagedHead
 
 
@@ -107,8 +106,9 @@ class RowCheck:
             self._known[tokens.tobytes()] = found
         return found
 
-    def all(self, rows: DraftRows, pool: BlockPool, contents: dict[bytes, np.ndarray]) -> int:
+    def all(self, rows: DraftRows, driver: Driver, contents: dict[bytes, np.ndarray]) -> int:
         """Rows checked: those of every sequence that holds blocks, and those of every block that can be found."""
+        pool = driver.pool
         checked = 0
         for sequence, track in rows.tracks.items():
             if not sequence.blocks or track.preemptions != sequence.preemptions:
@@ -116,8 +116,9 @@ class RowCheck:
             assert track.rows <= sequence.computed
             for p in range(track.rows):
                 block = sequence.blocks[p // self.size]
-                # a full block's last row may hang on the next token of another sequence
-                if p % self.size < self.size - 1 or pool.digest(block) is None:
+                # a shared block's last row may hang on the next token of another sequence
+                shared = sequence in driver.split or pool.digest(block) is not None
+                if p % self.size < self.size - 1 or not shared:
                     self._row(block, p, sequence.tokens[: sequence.length])
                     checked += 1
         for digest, tokens in contents.items():
