@@ -173,8 +173,10 @@ class Acceptance:
         """Forget the sequence."""
         self._own.pop(sequence, None)
 
-    def explain(self) -> dict[str, Any]:
-        """By source: acceptance and tries by position, drafts counted."""
+    def explain(self, sources: Sequence[str] = ()) -> dict[str, Any]:
+        """By source, ``sources`` among them: acceptance and tries by position, drafts counted (0: it is assumed)."""
+        for source in sources:
+            self._source(source)
         return {
             name: {
                 "acceptance": [round(rate, 4) for rate in known.current(self._now).tolist()],

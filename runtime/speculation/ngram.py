@@ -30,6 +30,11 @@ TOKENS_A_CALL = 1024
 MOST_TOKENS = 32768
 
 
+def sources_of(least: int) -> list[str]:
+    """The sources of drafts whose match has at least ``least`` tokens."""
+    return list(SOURCES[bisect_right(_CLASSES, least) - 1 :])
+
+
 def source_of(length: int) -> str:
     """The source of drafts whose match has ``length`` tokens (at least 1)."""
     return SOURCES[bisect_right(_CLASSES, length) - 1]

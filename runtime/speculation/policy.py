@@ -29,6 +29,7 @@ from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation.acceptance import Acceptance, tree_source
 from runtime.speculation.costs import Seconds, StepCosts
 from runtime.speculation.draft import Candidate, Choice, Policy
+from runtime.speculation.ngram import sources_of
 from runtime.speculation.overrides import Overrides
 from trtforge.rounds import best_length
 from trtforge.speculation import DraftPolicy, DynamicTree, SpeculationRecord, StaticTree
@@ -44,7 +45,10 @@ _RATE_STEPS = 30.0
 def open_policy(record: SpeculationRecord, costs: StepCosts) -> Policy:
     """The policy that an engine's record asks for."""
     if record.policy.adaptive and record.policy.draft_len_schedule is None:
-        return AdaptivePolicy(record.max_draft_len, costs, tree=record.tree, overrides=record.policy)
+        sources = [record.method] if record.draft is not None else []
+        if record.ngram is not None:
+            sources += sources_of(record.ngram.min_matching_ngram_size)
+        return AdaptivePolicy(record.max_draft_len, costs, tree=record.tree, overrides=record.policy, sources=sources)
     return FixedPolicy(record.max_draft_len, tree=record.tree is not None, overrides=record.policy)
 
 
@@ -144,6 +148,7 @@ class AdaptivePolicy:
         costs: what steps cost; kept up to date here.
         tree: the tree that the drafter with weights can make instead of a chain.
         overrides: limits of the recipe.
+        sources: who may draft, to be explained before they have.
     """
 
     def __init__(
@@ -153,11 +158,13 @@ class AdaptivePolicy:
         *,
         tree: StaticTree | DynamicTree | None = None,
         overrides: DraftPolicy = DraftPolicy(),
+        sources: Sequence[str] = (),
     ) -> None:
         self.max_draft_len = max_draft_len
         self.costs = costs
         self.acceptance = Acceptance(max(max_draft_len, tree.depth if tree is not None else 0))
         self._tree = tree
+        self._sources = sources
         self._overrides = Overrides(overrides)
         self._rates: dict[int, _Rate] = {}
         self._credit = 0.0
@@ -296,7 +303,7 @@ class AdaptivePolicy:
 
     def explain(self) -> dict[str, Any]:
         """See :class:`~runtime.speculation.draft.Policy`."""
-        acceptance = self.acceptance.explain()
+        acceptance = self.acceptance.explain(self._sources)
         batches = sorted({1, *self.costs.measured["requests"], *self._rates})
         return {
             "adaptive": True,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtforge.cli import common
-from trtforge.cli.engine_drafts import show_speculation
+from trtforge.cli.engine_drafts import measured_policy, recorded_policy, show_policy, show_speculation
 
 if TYPE_CHECKING:
     from trtforge.console import Console
@@ -30,6 +30,10 @@ def info(
         ),
     ] = None,
     each: Annotated[bool, typer.Option("--each", help="One row for every linear.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Load the engine, measure what drafts cost here, and say which lengths pay."),
+    ] = False,
 ) -> None:
     """Say for every linear what is stored, what is executed, and whether natively or emulated.
 
@@ -47,6 +51,9 @@ def info(
         show_trtllm_engine(console, {**compiled.to_json(), "findings": findings}, folder.resolve().name)
         return
     document = engine_info(folder, capability)
+    policy = measured_policy(folder) if measure else recorded_policy(engine)
+    if policy is not None:
+        document["policy"] = policy
     if document["target"] == "tensorrt-rtx":
         show_rtx(console, document)
         return
@@ -79,6 +86,7 @@ def info(
         ],
     )
     show_speculation(console, document)
+    show_policy(console, policy)
     console.table(
         "Linears by execution",
         ["stored", "executed", "kernel", "", "stored weights", "linears", "weights"],
@@ -152,6 +160,7 @@ def show_tensorrt(console: Console, document: dict[str, Any]) -> None:
     ]
     console.table("Engine", ["what", "value"], rows)
     show_speculation(console, document)
+    show_policy(console, document.get("policy"))
     for finding in document["findings"]:
         console.value(f"cannot be loaded here: {finding}")
     if not document["findings"]:

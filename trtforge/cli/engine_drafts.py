@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def speculation_rows(record: dict[str, Any]) -> list[list[str]]:
         rows.append(["n-grams", sizes if record["method"] == "ngram" else f"on top, {sizes}"])
     if record["taps"]:
         rows.append(["taps", f"after layers {', '.join(map(str, record['taps']))}"])
-    rows.append(["lengths", "chosen by measured costs" if policy["adaptive"] else "always the longest"])
+    adaptive = "chosen by measured costs and acceptance" if policy["adaptive"] else "always the longest"
+    rows.append(["lengths", adaptive if policy["draft_len_schedule"] is None else "the schedule's"])
     if policy["max_concurrency"] is not None:
         rows.append(["max_concurrency", str(policy["max_concurrency"])])
     if policy["draft_len_schedule"] is not None:
@@ -39,7 +41,7 @@ def speculation_rows(record: dict[str, Any]) -> list[list[str]]:
         rows.append(["draft_len_schedule", f"{schedule}, then none"])
     if policy["acceptance_rate_threshold"] is not None:
         share, window = policy["acceptance_rate_threshold"], policy["acceptance_rate_window_size"]
-        rows.append(["acceptance threshold", f"off below {share:.0%} over {window} requests"])
+        rows.append(["acceptance threshold", f"off for good below {share:.0%} over {window} steps"])
     return rows
 
 
@@ -59,3 +61,82 @@ def draft_rows(draft: dict[str, Any]) -> list[list[str]]:
         native = "native" if row["native"] else "emulated"
         rows.append(["draft: linears", f"{row['linears']} {row['stored']} as {row['executed']}, {native}"])
     return rows
+
+
+def measured_policy(folder: Path) -> dict[str, Any]:
+    """Load the engine as a server does, which measures the costs, and let its policy explain itself.
+
+    Raises:
+        ForgeError: ``TF-CLI-018`` the engine drafts nothing; what loading it raises.
+    """
+    from runtime.offline import Engine
+    from trtforge.errors import ForgeError
+
+    with Engine.load(folder) as engine:
+        speculator = engine.core.speculator
+        if speculator is None:
+            raise ForgeError(
+                "TF-CLI-018",
+                "The engine drafts nothing, so there is nothing to measure",
+                asked="engine info --measure",
+                numbers={"speculation": None},
+                why="--measure loads the engine and shows what its policy makes of the costs of drafts.",
+                remedies=["leave --measure out", "build the engine from a recipe with a speculation.method"],
+            )
+        return {"measured": "now", **speculator.policy.explain()}
+
+
+def recorded_policy(bundle: Path) -> dict[str, Any] | None:
+    """What the policy had learned in the stage ``speculation``, where a bundle has brought its evidence."""
+    import json
+
+    try:
+        text = (bundle / "evidence" / "speculation-speed.json").read_text(encoding="utf-8")
+        policy = json.loads(text)["policy"]
+        return {"measured": "by the stage speculation", **policy} if policy.get("costs") else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def show_policy(console: Console, policy: dict[str, Any] | None) -> None:
+    """Costs, acceptance, and the lengths that they lead to; nothing where nothing was measured."""
+    if policy is None:
+        return
+    if not policy["adaptive"]:
+        console.value("the policy chooses nothing: lengths are fixed by the recipe")
+        return
+    when, costs = policy["measured"], policy["costs"]
+    console.table(
+        f"Speculation: a step of one request, measured {when}",
+        ["tokens", "ms"],
+        [[tokens, f"{ms:.2f}"] for tokens, ms in costs["verify_ms"].items()],
+    )
+    if costs["draft_ms"]:
+        lengths = sorted({length for row in costs["draft_ms"].values() for length in row}, key=int)
+        console.table(
+            "Speculation: drafting, ms",
+            ["requests", *(f"{length} tokens" for length in lengths)],
+            [[requests, *(f"{row[length]:.2f}" for length in lengths)] for requests, row in costs["draft_ms"].items()],
+        )
+    positions = range(1, policy["max_draft_len"] + 1)
+    console.table(
+        "Speculation: acceptance by position",
+        ["source", "drafts", *map(str, positions)],
+        [
+            [name, row["drafts"] or "assumed", *(f"{value:.2f}" for value in row["acceptance"][: len(positions)])]
+            for name, row in policy["acceptance"].items()
+        ],
+    )
+    sources = sorted({source for row in policy["choices"].values() for source in row})
+    console.table(
+        "Speculation: draft tokens that pay best, and the speed-up",
+        ["requests", *sources],
+        [
+            [batch, *(_length(row[source]) if source in row else "-" for source in sources)]
+            for batch, row in policy["choices"].items()
+        ],
+    )
+
+
+def _length(choice: dict[str, Any]) -> str:
+    return f"{choice['draft_tokens']} ({choice['speedup']:.2f} x)" if choice["draft_tokens"] else "none"
