@@ -88,6 +88,10 @@ class _Source:
         self._stale = False
         return self._rates
 
+    def last(self) -> list[float]:
+        """What :meth:`current` gave last."""
+        return [float(rate) for rate in self._rates]
+
     def _fade(self, now: int, drafts: float) -> None:
         keep = math.exp(-drafts / _MEMORY - (now - self._then) / _STEPS)
         self.accepted *= keep
@@ -153,6 +157,10 @@ class Acceptance:
     def rates(self, source: str) -> Rates:
         """Float64 [positions], the endpoint's acceptance of each position once those before it were right."""
         return self._source(source).current(self._now)
+
+    def snapshot(self) -> dict[str, list[float]]:
+        """Acceptance by source and position as it was last computed; for other threads."""
+        return {name: known.last() for name, known in list(self._sources.items())}
 
     def kept(self, pairs: Sequence[tuple[TokenSequence, str]]) -> Rates:
         """Float64 [n, positions]: the chance that each token of a draft for each (sequence, source) is kept."""

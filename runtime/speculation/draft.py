@@ -7,7 +7,7 @@ class of match), and is what acceptance is counted by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,8 @@ from runtime.scheduler.sequence import Sequence as TokenSequence
 
 if TYPE_CHECKING:
     import torch
+
+    from runtime.speculation.figures import Point
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,9 @@ class Policy(Protocol):
 
     def leave(self, sequence: TokenSequence) -> None:
         """The sequence ended."""
+
+    def points(self) -> Iterable[Point]:
+        """Figures for the metrics; asked for by any thread."""
 
     def explain(self) -> dict[str, Any]:
         """Costs, acceptance by source and position, and the choices they lead to by batch; JSON-able."""

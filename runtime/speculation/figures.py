@@ -7,7 +7,7 @@ all nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,11 @@ HELP = {
     "spec_decode_acceptance_length": "Tokens that a verification yields, the one beyond the draft included",
     "spec_decode_draft_seconds_total": "Time of drafting",
     "spec_decode_verify_seconds_total": "Time of the steps that verified drafts",
+    "spec_decode_policy_draft_len": "Draft tokens that the policy chose of late, by source",
+    "spec_decode_policy_acceptance": "Acceptance that the policy counts with, position 0 being the first",
+    "spec_decode_policy_verify_seconds": "What the policy takes a step of so many tokens of one request to cost",
+    "spec_decode_policy_draft_seconds": "What the policy takes a draft of so many tokens for one request to cost",
+    "spec_decode_policy_ended": "1: the acceptance threshold has ended drafting for good",
 }
 
 #: of what the policy says it would choose
@@ -84,6 +89,8 @@ class SpeculationFigures:
     sources: dict[str, SourceFigures] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "verify": 0.0})
     num_skipped: int = 0
+    #: figures of the policy that drafts now
+    policy: Callable[[], Iterable[Point]] | None = None
 
     def verified(self, draft: Draft, accepted: int) -> None:
         """A draft was verified; ``accepted`` of its tokens (a tree's path) are the sequence's now."""
@@ -153,3 +160,5 @@ class SpeculationFigures:
                 at = {**labels, "position": str(position)}
                 yield "spec_decode_num_drafts_per_pos_total", at, reached
                 yield "spec_decode_num_accepted_tokens_per_pos_total", at, accepted
+        if self.policy is not None:
+            yield from self.policy()

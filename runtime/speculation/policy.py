@@ -18,7 +18,7 @@ time. Whether n-gram drafts are right is learned without them (:mod:`runtime.spe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation.acceptance import Acceptance, tree_source
 from runtime.speculation.costs import Seconds, StepCosts
 from runtime.speculation.draft import Candidate, Choice, Policy
+from runtime.speculation.figures import Point
 from runtime.speculation.ngram import sources_of
 from runtime.speculation.overrides import Overrides
 from trtforge.rounds import best_length
@@ -93,6 +94,10 @@ class FixedPolicy:
     def leave(self, sequence: TokenSequence) -> None:
         """Nothing is known of a sequence."""
 
+    def points(self) -> Iterator[Point]:
+        """See :class:`~runtime.speculation.draft.Policy`."""
+        yield "spec_decode_policy_ended", {}, float(self._overrides.ended)
+
     def explain(self) -> dict[str, Any]:
         """Length, tree and overrides."""
         return {
@@ -131,13 +136,27 @@ class _Rate:
 
 
 @dataclass(slots=True)
+class _Asked:
+    """Drafts chosen of one source, their tokens, and the length of late."""
+
+    drafts: int = 0
+    tokens: int = 0
+    recent: float = 0.0
+
+    def add(self, tokens: int) -> None:
+        self.drafts += 1
+        self.tokens += tokens
+        self.recent += max(1 / self.drafts, 0.02) * (tokens - self.recent)
+
+
+@dataclass(slots=True)
 class _Counts:
     """What was chosen, for the explanation: steps, steps that drafted, probes, draft tokens asked for by source."""
 
     steps: int = 0
     drafting: int = 0
     probes: int = 0
-    asked: dict[str, list[int]] = field(default_factory=dict)
+    asked: dict[str, _Asked] = field(default_factory=dict)
 
 
 class AdaptivePolicy:
@@ -261,9 +280,7 @@ class AdaptivePolicy:
         for choice in choices:
             if choice.count:
                 drafting = True
-                asked = self._counts.asked.setdefault(choice.candidate.source, [0, 0])
-                asked[0] += 1
-                asked[1] += choice.count
+                self._counts.asked.setdefault(choice.candidate.source, _Asked()).add(choice.count)
         self._counts.drafting += drafting
 
     @property
@@ -301,6 +318,20 @@ class AdaptivePolicy:
 
     # -- explaining ----------------------------------------------------------------------------------
 
+    def points(self) -> Iterator[Point]:
+        """See :class:`~runtime.speculation.draft.Policy`."""
+        yield "spec_decode_policy_ended", {}, float(self._overrides.ended)
+        for source, asked in list(self._counts.asked.items()):
+            yield "spec_decode_policy_draft_len", {"source": source}, asked.recent
+        for source, rates in self.acceptance.snapshot().items():
+            for position, rate in enumerate(rates):
+                yield "spec_decode_policy_acceptance", {"source": source, "position": str(position)}, rate
+        for tokens in range(1, self.max_draft_len + 2):
+            yield "spec_decode_policy_verify_seconds", {"tokens": str(tokens)}, self.costs.step(tokens, 1)
+        if self.costs.drafts:
+            for tokens in range(1, self.max_draft_len + 1):
+                yield "spec_decode_policy_draft_seconds", {"tokens": str(tokens)}, self.costs.draft(tokens, 1)
+
     def explain(self) -> dict[str, Any]:
         """See :class:`~runtime.speculation.draft.Policy`."""
         acceptance = self.acceptance.explain(self._sources)
@@ -316,7 +347,7 @@ class AdaptivePolicy:
             "drafting_steps": self._counts.drafting,
             "probes": self._counts.probes,
             "mean_length": {
-                source: round(tokens / drafts, 3) for source, (drafts, tokens) in sorted(self._counts.asked.items())
+                source: round(asked.tokens / asked.drafts, 3) for source, asked in sorted(self._counts.asked.items())
             },
         }
 

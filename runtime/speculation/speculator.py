@@ -8,6 +8,7 @@ verifies them, and :meth:`Speculator.settle` hands on what became true. See ``do
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,9 @@ class Speculator:
         self.tree_nodes = tree_nodes
         self.tick = tick
         self.figures = SpeculationFigures()
+        # not a method of this object: a cycle would keep the drafters' memory until a collection
+        me = weakref.ref(self)
+        self.figures.policy = lambda: () if (found := me()) is None else found.policy.points()
         self._taps = taps
         #: this step's choice for each decode, and the draft where it is made already
         self._chosen: list[tuple[Choice, Draft | None] | None] = []

@@ -145,6 +145,9 @@ class AlwaysPolicy:
         assert 0 <= accepted <= drafted
         self.records.append((source, drafted, accepted, tree))
 
+    def points(self) -> list[Any]:
+        return []
+
     def learn(self, sequence: TokenSequence, source: str, drafted: int, accepted: int) -> None:
         assert 0 <= accepted <= drafted
 

@@ -5,7 +5,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from runtime.speculation.draft import Candidate
+from runtime.speculation.figures import HELP
+from runtime.speculation.ngram import NgramDrafter
 from runtime.speculation.policy import AdaptivePolicy, FixedPolicy, open_policy
+from runtime.speculation.speculator import Speculator
 from tests.runtime.speculation.policy_simulation import (
     BFLOAT16,
     DEAR_HEAD,
@@ -303,3 +306,29 @@ def test_what_is_known_of_a_sequence_is_forgotten_with_it():
     policy, _ = adaptive(World(BFLOAT16, CLASSES["chat"], head=HEAD, answer=20), 2, steps=200)
     assert len(policy.acceptance._own) <= 2
     assert len(policy._probed) <= 2
+
+
+def test_the_metrics_show_what_the_policy_goes_by():
+    policy, _ = adaptive(World(BFLOAT16, CLASSES["code"], head=HEAD), 1, steps=120)
+    points = {(name, *labels.values()): value for name, labels, value in policy.points()}
+    assert points["spec_decode_policy_ended",] == 0.0
+    assert 1 <= points["spec_decode_policy_draft_len", "eagle3"] <= LONGEST
+    assert points["spec_decode_policy_acceptance", "eagle3", "0"] == pytest.approx(0.72, abs=0.12)
+    assert points["spec_decode_policy_verify_seconds", "1"] == pytest.approx(8.2e-3, rel=0.1)
+    assert points["spec_decode_policy_draft_seconds", "4"] == pytest.approx(3.2e-3, rel=0.1)
+    assert {name for name, *_ in points} <= set(HELP)
+
+
+def test_figures_ask_whatever_policy_drafts_now():
+    speculator = Speculator(AdaptivePolicy(4, World(FLAT, CLASSES["copy"]).costs()), 4, lookup=NgramDrafter())
+
+    figures = speculator.figures
+
+    def names() -> set[str]:
+        return {name for name, _, _ in figures.points() if "policy" in name}
+
+    assert "spec_decode_policy_verify_seconds" in names()
+    speculator.policy = FixedPolicy(4)
+    assert names() == {"spec_decode_policy_ended"}
+    del speculator
+    assert names() == set()
