@@ -184,6 +184,9 @@ def train(
         state.seconds = clock() - began
         if state.total is None:
             state.total = fixed_steps(settings, planned, state.step, state.seconds)
+            if state.total not in (None, planned):
+                progress.start("training", float(state.total or 0))
+                progress.advance(state.step)
         over = settings.time_budget is not None and state.seconds >= settings.time_budget
         if over or (state.total is not None and state.step >= state.total):
             break
