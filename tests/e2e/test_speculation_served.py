@@ -1,6 +1,7 @@
 """An engine that speculates, behind a real Triton server: the smoke test, the soak, the load test, what clients see."""
 
 import json
+import time
 import urllib.request
 
 import pytest
@@ -11,7 +12,12 @@ from launcher.client import StreamClient
 from launcher.local import TritonServer
 from launcher.metrics_page import read_figures
 from launcher.smoke import SmokeTarget, run_smoke
+from runtime.offline import Engine
+from runtime.sampling.params import SamplingParams
 from triton_repo.layouts.native import emit
+from trtforge.pipeline.stages.bench import sweep_in_process
+from trtforge.progress import SilentProgress
+from trtforge.recipe.schema import Bench, Build, Limits
 from trtforge.speculation import NGramSizes, SpeculationRecord
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +38,6 @@ BUILD = {
 def _ngram(folder, checkpoint):
     from builder.graphs import build_graph
     from builder.targets import build_engine
-    from trtforge.recipe.schema import Build
 
     build_graph(checkpoint, folder / "graph", block_size=16)
     record = SpeculationRecord("ngram", 6, ngram=NGramSizes(8, 2))
@@ -46,7 +51,6 @@ def _eagle3(folder, checkpoint):
 
     from tests.runtime import draft_support
     from tests.trtforge.drafting.checkpoints import Spec
-    from trtforge.recipe.schema import Limits
 
     spec = Spec("modelopt", taps=(2, 7), own_head=False, mapped=False, seed=5)
     target = draft_support.write_target(folder / "target", spec)
@@ -66,9 +70,6 @@ def engine(request, tiny_checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(engine):
-    from runtime.offline import Engine
-    from runtime.sampling.params import SamplingParams
-
     with Engine.load(engine) as loaded:
         params = SamplingParams(max_tokens=TOKENS, temperature=0.0)
         return {prompt: loaded.generate(prompt, params, speculate=False)[0].text for prompt in PROMPTS}
@@ -144,6 +145,9 @@ def test_the_switch_and_the_counts_in_json(server):
 def test_the_metrics_page_says_who_drafted_and_how_far(server):
     from prometheus_client.parser import text_string_to_metric_families
 
+    with StreamClient(server.grpc_url, NAME) as client:
+        assert client.ask({"text_input": PROMPTS[2], "max_tokens": 64, "min_tokens": 64}).draft_tokens
+    time.sleep(0.3)  # the page is refreshed every 50 ms
     with urllib.request.urlopen(f"http://{_page(server)}/metrics", timeout=10) as answer:
         families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
     per_position = families["trtforge_spec_decode_num_accepted_tokens_per_pos"]
@@ -157,17 +161,22 @@ def test_the_metrics_page_says_who_drafted_and_how_far(server):
     assert families["trtforge_spec_decode_verify_seconds"].samples[0].value > 0
 
 
-def test_a_load_test_counts_drafts(server):
+def test_a_load_test_counts_drafts(server, engine):
     before = read_figures(_page(server))
     [level] = perf_analyzer.measure(
         grpc_url=server.grpc_url, model=NAME, prompts=[PROMPTS[2]], concurrency=(2,), requests_per_level=6,
         max_tokens=32,
     )  # fmt: skip
     grown = read_figures(_page(server))["spec_decode_num_draft_tokens_total"]
-    grown -= before["spec_decode_num_draft_tokens_total"]
+    grown -= before.get("spec_decode_num_draft_tokens_total", 0.0)
     assert level.errors == 0
     assert 0 < level.speculation["accepted_tokens"] <= level.speculation["draft_tokens"] <= grown
     assert level.speculation["accepted_length"] > 1
+    with Engine.load(engine) as loaded:
+        asked = Bench(concurrency=(2,), requests_per_level=6, max_tokens=32, slo=None)
+        [inside] = sweep_in_process(loaded, SilentProgress(), [PROMPTS[2]], asked).levels
+    assert inside.errors == 0
+    assert inside.speculation["accepted_length"] > 1
 
 
 def test_a_soak_with_drafts_leaves_nothing_behind(engine, tmp_path):
