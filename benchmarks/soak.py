@@ -2,7 +2,7 @@
 
     python -m benchmarks.soak [--engine DIR] [--minutes M] [--clients N] [--blocks N] [--seed S] [--json FILE]
 
-Requests are greedy, sampled, guided, with stop words or with log-probabilities; streamed or whole; with drafts,
+Requests are greedy, endless, sampled, guided, with stop words or log-probabilities; streamed or whole; with drafts,
 without, or silent about them; a fifth of them is withdrawn on the way. Every answer is held against what the engine
 says offline, alone and without drafts (up to near ties where its rows depend on their number). At the end nothing may
 run and no block may be held, no step may have failed, and there must have been drafts and preemptions. Exit code 1 when
@@ -99,10 +99,13 @@ class Judge:
         asked: every kind of request with its expected answer.
         parting: where an answer to a greedy request leaves the expected one.
         exact: no near tie excuses anything: the engine's rows do not depend on their number.
+        tokens: of an answer at most.
     """
 
-    def __init__(self, asked: Sequence[Asked], parting: Callable[[str, str], Parting], *, exact: bool) -> None:
-        self.asked = list(asked)
+    def __init__(
+        self, asked: Sequence[Asked], parting: Callable[[str, str], Parting], *, exact: bool, tokens: int = TOKENS
+    ) -> None:
+        self.asked, self.tokens = list(asked), tokens
         self._parting, self._exact = parting, exact
 
     def fault(self, asked: Asked, answer: Answer, *, drafts: bool) -> str | None:
@@ -117,7 +120,7 @@ class Judge:
             return f"{len(answer.log_probs)} log-probabilities of {answer.output_tokens} tokens"
         if asked.kind == "guided" and answer.finish_reason == "stop" and not _fits(answer.text):
             return f"guided: {answer.text!r} does not fit its schema"
-        if answer.text == asked.expected or (asked.kind in ("sampled", "guided") and not self._exact):
+        if answer.text == asked.expected or (asked.kind in ("sampled", "guided", "endless") and not self._exact):
             return None
         found = self._parting(asked.prompt, answer.text)
         if found.near_tie and not self._exact:
@@ -156,23 +159,26 @@ def with_blocks(engine_dir: Path, out: Path, blocks: int) -> Path:
     return out
 
 
-def offline_judge(engine_dir: Path, prompts: Sequence[str] = PROMPTS, noise: float = 0.0) -> Judge:
+def offline_judge(engine_dir: Path, *, noise: float = 0.0, tokens: int = TOKENS) -> Judge:
     """Ask the engine of the directory in this process, one request after the other and without drafts."""
     from runtime.offline import Engine
     from runtime.sampling.params import GuidedDecoding, SamplingParams
     from trtforge.pipeline.stages.smoke import Partings, answer_offline
 
     with Engine.load(engine_dir) as engine:
-        offline = answer_offline(engine, SilentProgress(), prompts, TOKENS)
+        offline = answer_offline(engine, SilentProgress(), PROMPTS, tokens)
 
         def alone(prompt: str, **more: Any) -> str:
-            params = SamplingParams(max_tokens=TOKENS, **more)
+            params = SamplingParams(max_tokens=tokens, **more)
             return engine.generate(prompt, params, speculate=False)[0].text
 
         asked = []
         for number, (prompt, text) in enumerate(offline.texts.items()):
             asked += [Asked(kind, prompt, {}, text) for kind in ("greedy", "greedy")]
             asked.append(Asked("log-probabilities", prompt, {"return_log_probs": True}, text))
+            # answers that end at max_tokens grow into blocks that others hold
+            endless = Asked("endless", prompt, {"end_id": -1}, alone(prompt, temperature=0.0, ignore_eos=True))
+            asked += [endless, endless]
             sampled = alone(prompt, **SAMPLING, seed=number)
             asked.append(Asked("sampled", prompt, {**SAMPLING, "seed": number}, sampled))
             guide = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(SCHEMA)}
@@ -183,7 +189,7 @@ def offline_judge(engine_dir: Path, prompts: Sequence[str] = PROMPTS, noise: flo
                 asked.append(Asked("stop words", prompt, {"stop_words": [stop]}, text[: text.index(stop)]))
         tokenizer = engine.tokenizer
         assert tokenizer is not None
-    return Judge(asked, Partings(offline, tokenizer.decode, noise), exact=offline.row_invariant)
+    return Judge(asked, Partings(offline, tokenizer.decode, noise), exact=offline.row_invariant, tokens=tokens)
 
 
 class Client(threading.Thread):
@@ -207,7 +213,7 @@ class Client(threading.Thread):
     def _once(self) -> None:
         choose = self._random
         asked, stream = choose.choice(self._judge.asked), choose.random() < 0.5
-        values = {"text_input": asked.prompt, "max_tokens": TOKENS, "stream": stream, **asked.values}
+        values = {"text_input": asked.prompt, "max_tokens": self._judge.tokens, "stream": stream, **asked.values}
         switch = choose.choice((None, True, False))
         if switch is not None:
             values["speculate"] = switch
@@ -313,12 +319,22 @@ def _resident(server: TritonServer) -> int:
     return sum(process.memory_info().rss for process in stubs_of(server.process.pid)) >> 20
 
 
-def run(engine_dir: Path, *, blocks: int, clients: int, seconds: float, seed: int, noise: float, log: Path) -> Soak:
+def run(
+    engine_dir: Path,
+    *,
+    blocks: int,
+    clients: int,
+    seconds: float,
+    log: Path,
+    seed: int = 11,
+    noise: float = 0.0,
+    tokens: int = TOKENS,
+) -> Soak:
     """The whole soak over a copy of the engine with a small pool; the server is started and stopped here."""
     with tempfile.TemporaryDirectory(prefix="trtforge-soak-", dir=engine_dir.resolve().parent) as name:
         folder = Path(name)
         engine = with_blocks(engine_dir, folder / "engine", blocks)
-        judge = offline_judge(engine, noise=noise)
+        judge = offline_judge(engine, noise=noise, tokens=tokens)
         emit(engine, folder / "repository", name=MODEL)
         with TritonServer(folder / "repository", log_path=log) as server:
             return soak(server, judge, clients=clients, seconds=seconds, seed=seed)
@@ -330,7 +346,8 @@ def main() -> int:
     parser.add_argument("--engine", type=Path, metavar="DIR", required=True, help="an engine that speculates")
     parser.add_argument("--minutes", type=float, default=5.0, metavar="M")
     parser.add_argument("--clients", type=int, default=32, metavar="N")
-    parser.add_argument("--blocks", type=int, default=40, metavar="N", help="KV blocks of the pool")
+    parser.add_argument("--blocks", type=int, default=24, metavar="N", help="KV blocks of the pool")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of an answer at most")
     parser.add_argument("--seed", type=int, default=11, metavar="S")
     parser.add_argument("--noise", type=float, default=0.0, help="parity's figure of that name, for near ties")
     parser.add_argument("--log", type=Path, default=Path("soak-server.log"), metavar="FILE")
@@ -344,6 +361,7 @@ def main() -> int:
             seconds=60 * options.minutes,
             seed=options.seed,
             noise=options.noise,
+            tokens=options.tokens,
             log=options.log,
         )
     except ForgeError as error:

@@ -14,6 +14,8 @@ from launcher.metrics_page import read_figures
 from launcher.smoke import SmokeTarget, run_smoke
 from runtime.offline import Engine
 from runtime.sampling.params import SamplingParams
+from tests.runtime import draft_support
+from tests.trtforge.drafting.checkpoints import Spec
 from triton_repo.layouts.native import emit
 from trtforge.pipeline.stages.bench import sweep_in_process
 from trtforge.progress import SilentProgress
@@ -47,20 +49,23 @@ def _ngram(folder, checkpoint):
 
 def _eagle3(folder, checkpoint):
     """A head of random weights, nearly always wrong, with n-gram drafts on top, and a vocabulary of its own."""
-    from unittest.mock import patch
-
-    from tests.runtime import draft_support
-    from tests.trtforge.drafting.checkpoints import Spec
-
     spec = Spec("modelopt", taps=(2, 7), own_head=False, mapped=False, seed=5)
     target = draft_support.write_target(folder / "target", spec)
     head = draft_support.write_head(folder / "head", target, spec)
-    asked = draft_support.speculation(ngram_on_top=True, adaptive=False)
-    with patch.object(draft_support, "LIMITS", Limits.model_validate(BUILD["limits"])):
-        draft_support.build(folder, target, head, asked)
+    _with_draft(folder, target, head, draft_support.speculation(ngram_on_top=True, adaptive=False))
 
 
-@pytest.fixture(scope="module", params=[_ngram, _eagle3], ids=["ngram", "eagle3"])
+def _draft_target(folder, checkpoint):
+    """A model that drafts for itself, and so is always right."""
+    target = draft_support.write_target(folder / "target", Spec("modelopt", seed=5))
+    _with_draft(folder, target, target, draft_support.speculation(method="draft_target", adaptive=False))
+
+
+def _with_draft(folder, target, draft, asked):
+    draft_support.build(folder, target, draft, asked, limits=Limits.model_validate(BUILD["limits"]), memory="16MiB")
+
+
+@pytest.fixture(scope="module", params=[_ngram, _eagle3, _draft_target], ids=["ngram", "eagle3", "draft_target"])
 def engine(request, tiny_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("drafting")
     request.param(folder, tiny_checkpoint)
@@ -156,8 +161,8 @@ def test_the_metrics_page_says_who_drafted_and_how_far(server):
     assert {label["model"] for label in labels} == {NAME}
     assert "0" in {label["position"] for label in labels}
     sources = {label["source"].split("/")[0] for label in labels}
-    assert "ngram" in sources
-    assert sources <= {"ngram", "eagle3"}
+    assert sources & {"ngram", "draft_target"}
+    assert sources <= {"ngram", "eagle3", "draft_target"}
     assert families["trtforge_spec_decode_verify_seconds"].samples[0].value > 0
 
 
@@ -180,5 +185,5 @@ def test_a_load_test_counts_drafts(server, engine):
 
 
 def test_a_soak_with_drafts_leaves_nothing_behind(engine, tmp_path):
-    result = soak.run(engine, blocks=BLOCKS, clients=32, seconds=12, seed=11, noise=0.0, log=tmp_path / "server.log")
+    result = soak.run(engine, blocks=BLOCKS, clients=32, seconds=12, log=tmp_path / "server.log")
     assert result.missed == []

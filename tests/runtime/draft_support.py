@@ -70,14 +70,23 @@ def speculation(**keys: Any) -> Speculation:
     return Speculation.model_validate({"method": "eagle3", "draft": "head", "max_draft_len": 4, **keys})
 
 
-def build(root: Path, target: Path, head: Path, asked: Speculation, dtype: str = "float32") -> Path:
+def build(
+    root: Path,
+    target: Path,
+    head: Path,
+    asked: Speculation,
+    dtype: str = "float32",
+    *,
+    limits: Limits = LIMITS,
+    memory: str = "8MiB",
+) -> Path:
     """The engine of both in ``root / "engine"``."""
     graph = root / "graph"
     tree = asked.choices is not None or asked.dynamic_tree is not None
     taps = taps_of(asked, head, target)
     build_graph(target, graph, dtype=dtype, block_size=BLOCK, hidden_states=taps, tree_mask=tree)
     build_draft(asked, head, target, graph, dtype=dtype, block_size=BLOCK)
-    recipe = Build(limits=LIMITS, kv_cache=KvCache(block_size=BLOCK, memory="8MiB"))
+    recipe = Build(limits=limits, kv_cache=KvCache.model_validate({"block_size": BLOCK, "memory": memory}))
     build_engine(graph, root / "engine", name="tiny", build=recipe, speculation=engine_record(asked, graph))
     shutil.rmtree(graph)
     return root / "engine"
