@@ -90,7 +90,7 @@ def build_eagle3(
     Raises:
         ForgeError: ``TF-GRF-002``/``009`` heads that PagedAttention does not take, ``TF-GRF-003`` a rope type,
             ``TF-GRF-010`` the check, ``TF-GRF-019`` a table of the target that cannot be shared, ``TF-GRF-021`` a
-            value that ``dtype`` cannot hold.
+            value that ``dtype`` cannot hold, ``TF-GRF-022`` one that is infinite or no number.
     """
     progress = progress or SilentProgress()
     head, target = found.head, found.target

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint in another float type, converted as they are written: no more than a chunk is in memory."""
+"""Float tensors of a checkpoint in the type that is wanted, looked at as they are written, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True)
 class Converted(Part):
-    """A part in another float type than its source's, rounded to nearest even."""
+    """A part in a float type, its source's or another, rounded to nearest even; every value of it is a number."""
 
     name: str = ""
     source: Part | None = None
@@ -34,15 +34,25 @@ class Converted(Part):
         """The converted bytes.
 
         Raises:
-            ForgeError: ``TF-GRF-021`` a value that the type cannot hold.
+            ForgeError: ``TF-GRF-021`` a value that the type cannot hold; ``TF-GRF-022`` one that is no number.
         """
         assert self.source is not None
         have, want = _NUMPY[self.source.dtype], _NUMPY[self.dtype]
         for chunk in self.source.chunks():
             values = np.frombuffer(chunk, dtype=have)
+            broken = values.size - int(np.isfinite(values).sum())
+            if broken:
+                raise ForgeError(
+                    "TF-GRF-022",
+                    f"{self.name} of the draft has values that are infinite or no numbers",
+                    asked=f"speculation.draft, whose {self.name} is read",
+                    numbers={"values": broken, "of": values.size, "stored": self.source.dtype},
+                    why="One of them spoils every draft behind it, and none would be accepted.",
+                    remedies=["a sound checkpoint of the draft", "train it again: its training diverged"],
+                )
             with np.errstate(over="ignore"):
-                converted = values.astype(want)
-            if not np.array_equal(np.isfinite(converted), np.isfinite(values)):
+                converted = values.astype(want, copy=False)
+            if not np.isfinite(converted).all():
                 raise ForgeError(
                     "TF-GRF-021",
                     f"{self.name} of the draft has values that {self.dtype} cannot hold",
@@ -55,10 +65,10 @@ class Converted(Part):
 
 
 def in_type(parts: dict[str, Part], dtype: str) -> dict[str, Part]:
-    """The parts with every float tensor in the recipe's ``dtype``; what has that type already stays as it is."""
+    """The parts with every float tensor in the recipe's ``dtype``; the bytes of what has that type already stay."""
     wanted, result = STORED[dtype], {}
     for name, part in parts.items():
-        if part.dtype not in _NUMPY or part.dtype == wanted:
+        if part.dtype not in _NUMPY:
             result[name] = part
         else:
             size = part.nbytes // _NUMPY[part.dtype].itemsize * _NUMPY[wanted].itemsize

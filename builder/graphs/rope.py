@@ -24,12 +24,17 @@ Array = npt.NDArray[np.float32]
 
 def _positive(rope: Mapping[str, Any], key: str) -> float:
     value = rope.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    # float32 is what frequencies are computed in: beyond it they would be 0 or no numbers
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value <= float(np.finfo(np.float32).max)
+    ):
         raise ForgeError(
             "TF-GRF-003",
-            f"The rope type {rope['rope_type']} needs a positive {key}, not {value!r}",
+            f"The rope type {rope['rope_type']} needs a positive {key}, not {str(value)[:40]}",
             asked=str(rope["rope_type"]),
-            numbers={key: value},
+            numbers={key: str(value)[:40]},
             why="The rope section of config.json is incomplete; a guess would turn long prompts to garbage.",
             remedies=[f"Add {key} to rope_parameters in config.json, as the model's publisher states it"],
         )
@@ -56,6 +61,15 @@ def _llama3(rope: Mapping[str, Any], head_size: int) -> tuple[Array, float]:
     factor = _positive(rope, "factor")
     low, high = _positive(rope, "low_freq_factor"), _positive(rope, "high_freq_factor")
     context = _positive(rope, "original_max_position_embeddings")
+    if not low < high:
+        raise ForgeError(
+            "TF-GRF-003",
+            f"The rope type llama3 needs a low_freq_factor below its high_freq_factor, not {low:g} and {high:g}",
+            asked="llama3",
+            numbers={"low_freq_factor": low, "high_freq_factor": high},
+            why="Frequencies between the two are mixed by how far they lie from each; there would be none.",
+            remedies=["Write both in rope_parameters in config.json as the model's publisher states them"],
+        )
     wavelength = np.float32(2 * math.pi) / inv_freq
     long, short = wavelength > context / low, wavelength < context / high
     scaled = np.where(long, inv_freq / np.float32(factor), inv_freq)

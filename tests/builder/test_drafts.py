@@ -136,6 +136,19 @@ def test_graphs_of_another_target_are_refused(tmp_path: Path) -> None:
     assert found == {"taps": {"taps"}, "tree_mask": {"tree_mask"}}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_weight_that_is_no_number_is_refused(value: float, dtype: str, tmp_path: Path) -> None:
+    target = support.write_target(tmp_path / "target", SPEC)
+    head = support.write_head(tmp_path / "head", target, SPEC)
+    tensors = load_file(head / "model.safetensors")
+    tensors["fc.weight"][3, 5] = value
+    save_file(tensors, head / "model.safetensors")
+    with pytest.raises(ForgeError) as caught:
+        build_draft(support.speculation(), head, target, tmp_path / "graph", dtype=dtype, block_size=16)
+    assert caught.value.code == "TF-GRF-022" and caught.value.numbers["values"] == 1 and caught.value.remedies
+
+
 def test_a_value_that_the_type_cannot_hold_is_refused(tmp_path: Path) -> None:
     target = support.write_target(tmp_path / "target", SPEC)
     head = support.write_head(tmp_path / "head", target, SPEC)

@@ -106,6 +106,19 @@ def test_the_old_spelling_means_the_same() -> None:
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "yarn", "factor": -1.0, "original_max_position_embeddings": 64}, "factor"),
         ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor"),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "high_freq_factor",
+        ),
+        ({"rope_type": "linear", "factor": 10**400}, "factor"),
+        ({"rope_type": "linear", "factor": float("inf")}, "factor"),
+        ({"rope_type": "default", "rope_theta": 1e300}, "rope_theta"),
     ],
 )
 def test_unknown_types_and_missing_keys_are_refused(rope: dict[str, Any], named: str) -> None:

@@ -14,6 +14,17 @@ from trtforge.drafting.description import Rope
 from trtforge.drafting.findings import DraftFinding
 
 DEFAULT_THETA = 10000.0
+#: float32's largest number
+_LARGEST = (2 - 2**-23) * 2.0**127
+#: parameters that divide, or whose logarithm is taken
+_POSITIVE = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+)
 #: the parameters of each type that all readers know, with what transformers takes where one is missing
 PARAMETERS: dict[str, dict[str, Any]] = {
     "linear": {"factor": None},
@@ -39,13 +50,14 @@ def read_rope(config: Mapping[str, Any]) -> tuple[Rope, list[DraftFinding]]:
     """The rotation that a (flat) config.json describes, and what is wrong with it."""
     sections = [value for key in ("rope_parameters", "rope_scaling") if isinstance(value := config.get(key), Mapping)]
     bases = [value for value in (config.get("rope_theta"), *(row.get("rope_theta") for row in sections)) if value]
-    numbers = [float(value) for value in bases if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) != len(bases) or not all(0 < number < math.inf for number in numbers):
+    numbers = [number for value in bases if (number := _number(value)) is not None and number > 0]
+    if len(numbers) != len(bases):
+        shown = [value if _number(value) is not None else str(value)[:40] for value in bases]
         return Rope(DEFAULT_THETA), [
             DraftFinding(
                 "TF-DRF-015",
-                f"the rotation's base is {bases[0]!r}, no positive number",
-                numbers={"bases": bases},
+                f"the rotation's base is {shown[0]!r}, no positive number that float32 holds",
+                numbers={"bases": shown},
                 remedies=["rope_theta as the drafter was trained"],
             )
         ]
@@ -73,12 +85,15 @@ def read_rope(config: Mapping[str, Any]) -> tuple[Rope, list[DraftFinding]]:
     for name in ("mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
         if name in values and values[name] is None:
             values[name] = (known or {})[name]
-    bad = [name for name, value in values.items() if isinstance(value, bool) or not isinstance(value, int | float)]
+    bad = [name for name, value in values.items() if (number := _number(value)) is None or number < 0]
+    bad += [name for name, value in values.items() if name in _POSITIVE and value == 0]
+    if not bad and kind == "llama3" and not values["low_freq_factor"] < values["high_freq_factor"]:
+        bad = ["low_freq_factor below high_freq_factor"]
     others = set(scaling) - set(values) - {"type", "rope_type", "rope_theta", "truncate", "attention_factor"}
     others |= {name for name in ("attention_factor",) if scaling.get(name) is not None}
     others |= {"truncate"} if scaling.get("truncate") is False else set()
     if known is None or bad or others:
-        what = f"without a number for {', '.join(bad)}" if bad else f"with {', '.join(sorted(others))}"
+        what = f"without a fitting number for {', '.join(bad)}" if bad else f"with {', '.join(sorted(others))}"
         return Rope(theta, dict(scaling), bool(numbers)), [
             DraftFinding(
                 "TF-DRF-015",
@@ -90,6 +105,13 @@ def read_rope(config: Mapping[str, Any]) -> tuple[Rope, list[DraftFinding]]:
             )
         ]
     return Rope(theta, {"rope_type": str(kind), **values}, bool(numbers)), []
+
+
+def _number(value: Any) -> float | None:
+    """The number that ``value`` is, where float32 holds it, which rotations are computed in."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        return None
+    return float(value)
 
 
 def _kind(section: Mapping[str, Any]) -> str | None:

@@ -137,6 +137,25 @@ ALONE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a flag of words": ("TF-DRF-003", {"norm_output": "false"}, {}),
     "a base of words": ("TF-DRF-015", {"rope_theta": "10000"}, {}),
     "an infinite base": ("TF-DRF-015", {"rope_theta": 1e999}, {}),
+    "a base beyond all floats": ("TF-DRF-015", {"rope_theta": 10**400}, {}),
+    "a base beyond float32": ("TF-DRF-015", {"rope_theta": 1e300}, {}),
+    "a scaling by nothing": ("TF-DRF-015", {"rope_scaling": {"rope_type": "linear", "factor": 0}}, {}),
+    "a scaling by less than nothing": ("TF-DRF-015", {"rope_scaling": {"rope_type": "linear", "factor": -2.0}}, {}),
+    "a scaling by no number": ("TF-DRF-015", {"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, {}),
+    "a scaling beyond all floats": ("TF-DRF-015", {"rope_scaling": {"rope_type": "linear", "factor": 10**400}}, {}),
+    "a scaling whose borders are one": (
+        "TF-DRF-015",
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        {},
+    ),
     "no heads": ("TF-DRF-003", {"num_attention_heads": 0}, {}),
     "architectures that are a number": ("TF-DRF-003", {"architectures": 7, "num_attention_heads": None}, {}),
     "lists for everything": (
