@@ -6,7 +6,6 @@ the target's. Sources: transformers' modeling_rope_utils.py; SpecForge's and Mod
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
