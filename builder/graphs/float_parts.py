@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-from typing import Any
 
 import ml_dtypes
 import numpy as np

@@ -41,18 +41,20 @@ def measure(
 def train(
     console: Console,
     recipe: RecipeArgument,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of answers that the target writes, at least.")] = 400_000,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=10**10, help="Tokens of answers that the target writes, at least.")
+    ] = 400_000,
     draft_vocab: Annotated[int, typer.Option(min=2, help="Tokens of the target that the head may draft.")] = 4096,
-    epochs: Annotated[float, typer.Option(min=0.01, help="Passes over the text.")] = 8.0,
+    epochs: Annotated[float, typer.Option(min=0.01, max=1000.0, help="Passes over the text.")] = 8.0,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps, instead of --epochs.", show_default=False)
+        int | None, typer.Option(min=1, max=10**9, help="Training steps, instead of --epochs.", show_default=False)
     ] = None,
     time_budget: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Train no longer than this, for example 90min.", show_default=False),
     ] = None,
     draft_steps: Annotated[int, typer.Option(min=1, max=16, help="Drafts that training looks ahead.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts, answers, weights and order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of prompts, answers, weights and order.")] = 0,
     overrides: SetOption = None,
     store: StoreOption = None,
     output: Annotated[

@@ -197,3 +197,12 @@ def require_empty(output: Path) -> None:
             why="The result would be mixed with what is there.",
             remedies=["name a new folder"],
         )
+    above = next(folder for folder in (output.absolute(), *output.absolute().parents) if folder.exists())
+    if not above.is_dir():
+        raise ForgeError(
+            "TF-CLI-007",
+            f"{output} lies below {above.name}, which is a file",
+            asked=f"--output {output}",
+            why="The folder could not be made when the result is there.",
+            remedies=["name a new folder"],
+        )
