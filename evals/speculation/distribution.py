@@ -6,6 +6,9 @@ bin of their own, longer ones as far as they are; the others share one (of their
 that every bin expects at least :data:`MIN_EXPECTED` draws. P-values are those of the chi-square distribution; over
 several prompts they are corrected after Holm (1979), so that a right engine misses the test with probability alpha at
 most, however many prompts there are.
+
+Drafts have to be there for a test of them: the draws go on from the place of a greedy answer that was drafted at and
+whose next token the model leaves most to chance.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ MIN_EXPECTED = 5.0
 #: expected draws from which on a beginning is followed to its next token: each costs a pass of the model
 FOLLOWED = 20.0
 #: tokens of a draw: the first is the prompt's, the others can come out of one verification
-LENGTH = 3
+LENGTH = 4
 
 _Beginning = tuple[int, ...]
 #: tokens behind the prompt → probabilities float64 [V] of the next
@@ -142,6 +145,41 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def drafted_place(
+    asking: Asking, names: Sequence[str], prompts: Sequence[Sequence[int]], replies: Sequence[Reply]
+) -> tuple[str, list[int]]:
+    """Where draws are likely to be drafted for and to part: the tokens in front of a greedy answer's root, with a name.
+
+    Of all roots that a draft stood behind it is the one that is most likely drawn again with the model undecided behind
+    it; the first prompt as it is where nothing was drafted.
+    """
+    best, found = -1.0, (names[0], list(prompts[0]))
+    for name, prompt, reply in zip(names, prompts, replies, strict=True):
+        known, roots = 1, []
+        for one in reply.rounds:
+            if one.drafted:
+                roots.append(known - 1)
+            known += one.tokens
+        if not roots:
+            continue
+        rows = asking.logits([*prompt, *reply.token_ids])
+        for root in roots:
+            drawn = _softmax(rows[len(prompt) - 1 + root])[reply.token_ids[root]]
+            score = float(drawn * (1 - _softmax(rows[len(prompt) + root]).max()))
+            if score > best:
+                best, found = score, (f"{name}, token {root}", [*prompt, *reply.token_ids[:root]])
+    return found
+
+
+def _softmax(row: Any, temperature: float = 1.0) -> npt.NDArray[np.float64]:
+    import numpy as np
+
+    scaled = np.asarray(row, dtype=np.float64) / temperature
+    weights = np.exp(scaled - scaled.max())
+    result: npt.NDArray[np.float64] = weights / weights.sum()
+    return result
+
+
 def fit(
     asking: Asking,
     name: str,
@@ -159,8 +197,6 @@ def fit(
         together: samples of one request (they share the prompt's blocks), at most the engine's batch.
         ends: tokens that end an answer.
     """
-    import numpy as np
-
     each = [
         SamplingParams(max_tokens=length, temperature=temperature, seed=first, n=min(together, draws - first))
         for first in range(0, draws, together)
@@ -170,10 +206,7 @@ def fit(
     base = asking.answer(prompts, each, speculate=False).answers
 
     def probabilities(beginning: _Beginning) -> npt.NDArray[np.float64]:
-        row = np.asarray(asking.logits([*prompt, *beginning])[-1], dtype=np.float64) / temperature
-        weights = np.exp(row - row.max())
-        result: npt.NDArray[np.float64] = weights / weights.sum()
-        return result
+        return _softmax(asking.logits([*prompt, *beginning])[-1], temperature)
 
     bins = make_bins(probabilities, draws, length, ends)
     statistic, p_value = chi_square(bins.count(_tokens(speculated)), bins.expected)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evals.speculation.acceptance import Acceptance, acceptance_gate, count
 from evals.speculation.asking import Asking, EngineAsking, Reply
-from evals.speculation.distribution import Fit, distribution_gate, fit
+from evals.speculation.distribution import Fit, distribution_gate, drafted_place, fit
 from evals.speculation.equality import (
     Equality,
     Numerics,
@@ -125,9 +125,12 @@ def measure_quality(
             replies = asking.answer(all_prompts, each, speculate=True).answers
         acceptance += _by_class(prompts, temperature, replies, depth)
         progress.advance()
-    fits = []
-    for kind, of_kind in prompts.items():
-        fits.append(fit(asking, f"{kind} 1", of_kind[0], draws=asked.draws, together=together, ends=ends))
+    fits, first = [], 0
+    for of_kind in prompts.values():
+        last = first + len(of_kind)
+        name, context = drafted_place(asking, names[first:last], of_kind, speculated[first:last])
+        fits.append(fit(asking, name, context, draws=asked.draws, together=together, ends=ends))
+        first = last
         progress.advance()
     return Quality(equality, tuple(fits), tuple(acceptance))
 

@@ -17,6 +17,9 @@ from evals.statistics import Interval, geometric_mean
 from trtforge.pipeline.stage import GateResult
 from trtforge.progress import Progress, SilentProgress
 
+#: tokens of each answer before the first timing
+WARM_TOKENS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -78,8 +81,9 @@ def measure_speed(
     turn = 0
     cells = []
     for kind, of_kind in prompts.items():
-        for speculate in (False, True):  # nobody times first-touch costs
-            asking.answer(of_kind, [greedy(2, exact=True)] * len(of_kind), speculate=speculate)
+        warm = greedy(min(max_tokens, WARM_TOKENS), exact=True)
+        for speculate in (False, True):  # nobody times first-touch costs, nor a policy that knows nothing yet
+            asking.answer(of_kind, [warm] * len(of_kind), speculate=speculate)
         for level in levels:
             pairs = []
             for repeat in range(repeats):

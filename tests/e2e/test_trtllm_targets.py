@@ -136,6 +136,8 @@ def test_a_bundle_of_the_llm_api_holds_a_drafter_that_its_tensorrt_llm_loads(
     assert options == {**config, "speculative_model": "draft"}
     drafter = inspect_folder(bundle / "repository" / "tensorrt_llm" / config["speculative_model"])
     assert drafter.dialect is not None and drafter.dialect.name == "tensorrt-llm" and drafter.errors == []
+    missing = json.loads((bundle / "evidence" / "not_run.json").read_text())["speculation"]
+    assert missing["gates"] == ["speculation_greedy", "speculation_distribution", "speculation_speedup"]
     made = json.loads((bundle / "engine" / "draft" / RECORD).read_text())
     assert made["from"]["dialect"] == "speculators" and made["target"]["tokenizer"]["sha256"]
     faults = lint_repository(bundle / "repository").findings

@@ -8,16 +8,19 @@ import math
 import numpy as np
 import pytest
 
+from evals.speculation.asking import Reply, Round
 from evals.speculation.distribution import (
     MIN_EXPECTED,
     Bins,
     Fit,
     chi_square,
     distribution_gate,
+    drafted_place,
     fit,
     holm,
     make_bins,
 )
+from evals.speculation.equality import greedy
 from tests.evals.speculation.toy import ToyAsking, right, too_likely, toy_logits
 
 PROMPT = [0, 2]
@@ -135,3 +138,21 @@ def test_without_drafts_or_without_chance_nothing_was_tested() -> None:
 def test_a_draw_belongs_to_its_longest_beginning() -> None:
     bins = Bins(((0,), (0, 1), (2,)), (10, 10, 10, 10))
     assert bins.count([(0, 1, 2), (0, 2, 2), (2, 0, 0), (1, 1, 1), (0,)]) == [2, 1, 1, 1]
+
+
+def test_draws_go_on_where_a_draft_stood_and_much_is_open() -> None:
+    asking = ToyAsking(right)
+    prompts = [[0, 1], [2, 2, 1]]
+    plain = asking.answer(prompts, [greedy(6)] * 2, speculate=False).answers
+    assert drafted_place(asking, ["a 1", "a 2"], prompts, plain) == ("a 1", [0, 1])
+    # one answer with two drafts, behind its tokens 0 and 3
+    tokens = plain[1].token_ids
+    told = Reply(tokens, (Round(3, 2, 2), Round(2, 1, 1)))
+    name, context = drafted_place(asking, ["a 1", "a 2"], prompts, [plain[0], told])
+    scores = {}
+    for root in (0, 3):
+        before = [*prompts[1], *tokens[:root]]
+        drawn = softmax(toy_logits(before))[tokens[root]]
+        scores[root] = drawn * (1 - softmax(toy_logits([*before, tokens[root]])).max())
+    best = max(scores, key=scores.__getitem__)
+    assert (name, context) == (f"a 2, token {best}", [*prompts[1], *tokens[:best]])

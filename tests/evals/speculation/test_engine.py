@@ -80,7 +80,7 @@ def test_greedy_answers_are_the_same_and_rounds_add_up(way: str) -> None:
 def test_the_whole_distribution_of_a_tiny_vocabulary_is_the_models(way: str) -> None:
     """Every answer of three tokens has its bin, and many seeds are drawn."""
     asking = EngineAsking(WAYS[way]())
-    fits = [fit(asking, str(prompt), prompt, draws=800, together=16) for prompt in PROMPTS]
+    fits = [fit(asking, str(prompt), prompt, draws=800, together=16, length=3) for prompt in PROMPTS]
     assert distribution_gate(fits, 1e-4).passed, distribution_gate(fits, 1e-4).detail
     assert all(one.same == one.draws == 800 for one in fits)
     assert sum(one.bins for one in fits) > 30 and sum(one.drafted for one in fits) > 500
@@ -104,7 +104,7 @@ def test_a_wrong_acceptance_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         return sampled
 
     monkeypatch.setattr(Sampler, "sample", greedy_now_and_then)
-    fits = [fit(asking, str(prompt), prompt, draws=800, together=16) for prompt in PROMPTS]
+    fits = [fit(asking, str(prompt), prompt, draws=800, together=16, length=3) for prompt in PROMPTS]
     assert not distribution_gate(fits, 1e-4).passed
 
 
