@@ -39,7 +39,8 @@ def _interval(figures: Mapping[str, float] | None, style: str = ".2f") -> str:
     if figures is None:
         return "–"
     value, low, high = (format(figures[key], style) for key in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
+    # resampling a single prompt or pair says nothing of chance
+    return value if figures["low"] == figures["high"] else f"{value} [{low}, {high}]"
 
 
 def _sameness(quality: Mapping[str, Any], speed: Mapping[str, Any]) -> Table:
