@@ -189,7 +189,7 @@ def offline_judge(engine_dir: Path, *, noise: float = 0.0, tokens: int = TOKENS)
                 asked.append(Asked("stop words", prompt, {"stop_words": [stop]}, text[: text.index(stop)]))
         tokenizer = engine.tokenizer
         assert tokenizer is not None
-    return Judge(asked, Partings(offline, tokenizer.decode, noise), exact=offline.row_invariant, tokens=tokens)
+    return Judge(asked, Partings(offline, tokenizer.decode, noise), exact=offline.repeats_exactly, tokens=tokens)
 
 
 class Client(threading.Thread):

@@ -113,6 +113,17 @@ class Engine:
         return self.core.executor
 
     @property
+    def repeats_exactly(self) -> bool:
+        """Whether an answer is the same to the last bit whatever runs beside it, drafts included.
+
+        A tree's nodes find the keys before them at other places of a sum than a chain's, so that trees may part at a
+        near tie also where rows do not depend on the batch.
+        """
+        speculator = self.core.speculator
+        trees = speculator is not None and speculator.tree_nodes > 0
+        return bool(self.executor.describe()["row_invariant"]) and not trees
+
+    @property
     def tokenizer(self) -> EngineTokenizer | None:
         """The engine's tokenizer, if it has one."""
         return self.core.tokenizer

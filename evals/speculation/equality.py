@@ -1,6 +1,6 @@
 """Greedy answers with speculation against those without: the same tokens, or a near tie where they part.
 
-Where an executor computes a row alike in any batch (``row_invariant``) the answers must be identical. Elsewhere a
+Where an engine's answers repeat exactly (``Engine.repeats_exactly``) they must be identical. Elsewhere a
 verification's larger batch may round otherwise: the first difference is excused when both tokens lie within the
 near-tie bound of the base's best logit (:mod:`runtime.determinism`), by the base's own logits after the common prefix.
 What follows a first difference is not compared: the two answer different contexts from there on.
@@ -27,7 +27,7 @@ class Numerics:
 
     activations: str = "bfloat16"
     noise: float | None = None
-    row_invariant: bool = False
+    repeats_exactly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def compare_answers(
         if found is None:
             continue
         words = tuple("(its end)" if token < 0 else decode([token]) for token in found.tokens)
-        bound = 0.0 if numerics.row_invariant else found.epsilon
-        excused = found.near_tie and not numerics.row_invariant
+        bound = 0.0 if numerics.repeats_exactly else found.epsilon
+        excused = found.near_tie and not numerics.repeats_exactly
         differences.append(
             Difference(name, found.position, found.tokens, (words[0], words[1]), found.gap, bound, excused)
         )

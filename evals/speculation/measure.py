@@ -165,8 +165,7 @@ def measure(
     from runtime.speculation.policy import FixedPolicy
 
     asking = EngineAsking(engine)
-    described = engine.executor.describe()
-    numerics = Numerics(str(described["activations"]), noise, bool(described["row_invariant"]))
+    numerics = Numerics(str(engine.executor.describe()["activations"]), noise, engine.repeats_exactly)
     assert engine.tokenizer is not None
     decode = engine.tokenizer.decode
     with asking.policy(FixedPolicy(record.max_draft_len, tree=record.tree is not None)):

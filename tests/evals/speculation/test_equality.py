@@ -59,7 +59,7 @@ def test_a_near_tie_is_listed_and_excused_only_where_rows_depend_on_the_batch() 
     assert len(loose.differences) == 3 and loose.beyond == ()
     gate = equality_gate(loose, 0)
     assert gate.passed and "3 part at a near tie" in gate.detail
-    strict = compared(ToyAsking(parts_at(3)), Numerics("float32", noise=10.0, row_invariant=True))
+    strict = compared(ToyAsking(parts_at(3)), Numerics("float32", noise=10.0, repeats_exactly=True))
     assert len(strict.beyond) == 3 and all(one.bound == 0 for one in strict.differences)
 
 

@@ -23,7 +23,7 @@ from trtforge.store.hashing import json_safe
 
 PROMPTS = {"chat": [[0, 1], [1]], "copy": [[0], [1, 1]]}
 ASKED = SpeculationEvals(prompts=2, max_tokens=10, draws=1200, temperatures=(1.0,), repeats=2)
-EXACT = Numerics("float32", row_invariant=True)
+EXACT = Numerics("float32", repeats_exactly=True)
 
 
 def measured(choose: Any = right) -> Measured:

@@ -50,6 +50,16 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return built
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_are_what_may_part_at_a_near_tie(engines: dict[str, Path], kind: str) -> None:
+    with Engine.load(engines[kind]) as engine:
+        chains = engine.core.speculator is not None and not engine.core.speculator.tree_nodes
+        assert chains is (kind in ("chain", "with n-grams"))
+        assert engine.repeats_exactly is (chains and engine.executor.describe()["row_invariant"])
+    with Engine.load(engines[kind], config=EngineConfig(speculation=False)) as engine:
+        assert engine.repeats_exactly is engine.executor.describe()["row_invariant"]
+
+
 def told(result: GenerationResult) -> list[Any]:
     return [(c.index, c.token_ids, c.logprobs, c.cumulative_logprob, c.finish_reason) for c in result.completions]
 

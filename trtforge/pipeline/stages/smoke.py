@@ -42,7 +42,7 @@ class Offline:
         texts, tokens: the answers by prompt.
         rows: logits float32 [tokens, V] that each answer was chosen by.
         activations: the type of the engine's activations.
-        row_invariant: whether an answer is the same in every batch.
+        repeats_exactly: whether an answer is the same in every batch and with every draft.
         max_input_len, max_batch_size: the engine's limits.
         speculates: whether the engine drafts; these answers are made without.
     """
@@ -51,7 +51,7 @@ class Offline:
     tokens: dict[str, list[int]]
     rows: dict[str, npt.NDArray[np.float32]]
     activations: str
-    row_invariant: bool
+    repeats_exactly: bool
     max_input_len: int
     max_batch_size: int
     speculates: bool = False
@@ -76,7 +76,7 @@ def answer_offline(engine: Engine, progress: Progress, prompts: Sequence[str], m
         {prompt: answer.token_ids for prompt, answer in answers.items()},
         rows,
         str(described["activations"]),
-        bool(described["row_invariant"]),
+        engine.repeats_exactly,
         limits.max_input_len,
         limits.max_batch_size,
         engine.core.metrics.speculation is not None,
@@ -151,7 +151,7 @@ class SmokeStage(StageBase):
                 max_input_len=offline.max_input_len,
                 clients=min(CLIENTS, 2 * offline.max_batch_size),
                 parting=partings,
-                ties=not offline.row_invariant,
+                ties=not offline.repeats_exactly,
                 streams=context.recipe.triton.decoupled,
                 speculates=offline.speculates,
             )
