@@ -31,7 +31,8 @@ from runtime.sampling import SamplingParams
 from runtime.sampling.sampler import as_tensor
 from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation import verification
-from runtime.speculation.draft import Ask, Candidate, Choice, Computed, Draft, TapReader
+from runtime.speculation.draft import Ask, Computed, Draft, TapReader
+from runtime.speculation.policy import FixedPolicy
 from runtime.speculation.speculator import Speculator
 
 BUDGET_MS = 1.5
@@ -95,31 +96,6 @@ class ReadyDrafts:
         return None
 
 
-class Longest:
-    """Always the longest draft."""
-
-    def __init__(self, tree: bool) -> None:
-        self._tree = tree
-
-    def choose(self, candidates: Sequence[Sequence[Candidate]], *, running: int, prefill_tokens: int) -> list[Choice]:
-        return [Choice(group[0], group[0].most, self._tree) for group in candidates]
-
-    def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int, *, tree: bool) -> None:
-        return None
-
-    def learn(self, sequence: TokenSequence, source: str, drafted: int, accepted: int) -> None:
-        return None
-
-    def timed(self, part: str, tokens: int, requests: int, seconds: float) -> None:
-        return None
-
-    def leave(self, sequence: TokenSequence) -> None:
-        return None
-
-    def explain(self) -> dict[str, Any]:
-        return {}
-
-
 def measure(
     kind: str, params: SamplingParams, requests: int, vocab: int, drafts: int, steps: int, tree: bool
 ) -> dict[str, Any]:
@@ -127,7 +103,7 @@ def measure(
     context = 200 + (steps + 40) * (drafts + 1)
     executor = ReadyRows(requests, vocab, context, requests * (drafts + 1))
     drafter = ReadyDrafts(drafts, drafts // 2, executor.best, tree=tree)
-    speculator = Speculator(Longest(tree), drafts, model=drafter, tree_nodes=drafts if tree else 0)
+    speculator = Speculator(FixedPolicy(drafts, tree=tree), drafts, model=drafter, tree_nodes=drafts if tree else 0)
     core = EngineCore(executor, tokenizer(), speculator=speculator)
     for i in range(requests):
         prompt = np.random.default_rng(i).integers(0, vocab, 100)
