@@ -1,10 +1,11 @@
 """Speculation against decoding token by token, and the policy against fixed lengths, side by side in one process.
 
 For every concurrency and class of prompts, the same requests are answered by each variant in turn: off, drafts of one
-fixed length after another, and the engine's policy. Rounds alternate, so that a slow moment of the machine hits all
-variants; a figure is the geometric mean over the rounds of the ratio to off in the same round, with the smallest and
-the largest. Answers are greedy and end where the model ends them, so all variants write the same tokens. Prompts are
-in the prefix cache, so decoding is what is timed.
+fixed length after another, and the engine's policy. A request follows as one ends, and the time counts as long as the
+concurrency is held: a last slow request alone would measure another one. Rounds alternate, so that a slow moment of the
+machine hits all variants; a figure is the geometric mean over the rounds of the ratio to off in the same round, with the
+smallest and the largest. Answers are greedy and end where the model ends them, so all variants write the same tokens.
+Prompts are in the prefix cache, so decoding is what is timed.
 
 The best fixed length of a round is chosen by the other rounds: by its own it would be the luckiest, not the best.
 
@@ -130,28 +131,39 @@ class Bench:
         self.speculator.lookup = self.lookup if drafter in ("ngram", "all") else None
         self.speculator.model = self.model if drafter in ("model", "all") else None
 
-    def answer(self, prompts: Sequence[Sequence[int]], drafter: str, speculate: bool) -> tuple[Run, list[list[int]]]:
-        """Answer all prompts at once; blocks that were filled without a drafter's rows are not shared with its runs."""
+    def answer(
+        self, prompts: Sequence[Sequence[int]], concurrency: int, drafter: str, name: str, policy: Any
+    ) -> tuple[Run, list[list[int]]]:
+        """Answer all prompts, ``concurrency`` at a time; timed while that many are in flight.
+
+        Blocks that were filled without a drafter's rows are not shared with its runs.
+        """
         core = self.engine.core
-        before = core.metrics.counters["iterations_total"]
-        started = self.clock()
-        salt = drafter if speculate else OFF
-        names = [
-            core.add_request(
-                Request(prompt_token_ids=list(prompt), params=self.params, cache_salt=salt, speculate=speculate)
-            )
-            for prompt in prompts
-        ]
-        answers: dict[str, list[int]] = {name: [] for name in names}
-        while core.has_unfinished():
+        self.speculator.policy = policy
+        salt = OFF if name == OFF else drafter
+        answers: dict[str, list[int]] = {}
+        waiting, names = list(reversed(prompts)), []
+        before, started, run = core.metrics.counters["iterations_total"], self.clock(), None
+        while True:
+            while waiting and len(core.live_ids()) < concurrency:
+                tokens = waiting.pop()
+                request = Request(
+                    prompt_token_ids=list(tokens), params=self.params, cache_salt=salt, speculate=name != OFF
+                )
+                names.append(core.add_request(request))
+                answers[names[-1]] = []
+            if run is None and len(core.live_ids()) < concurrency:
+                steps = core.metrics.counters["iterations_total"] - before
+                run = Run(sum(map(len, answers.values())), steps, self.clock() - started)
+            if not core.has_unfinished():
+                break
             for output in core.step():
                 if output.error is not None:
                     raise RuntimeError(output.error)
                 for sample in output.samples:
                     answers[output.request_id].extend(sample.token_ids)
-        seconds = self.clock() - started
-        steps = core.metrics.counters["iterations_total"] - before
-        return Run(sum(map(len, answers.values())), steps, seconds), [answers[name] for name in names]
+        assert run is not None
+        return run, [answers[name] for name in names]
 
     def cell(self, drafter: str, concurrency: int, kind: str, prompts: Sequence[Sequence[int]], rounds: int) -> Cell:
         """Measure all variants; the policy starts with the costs that are known and no acceptance, and is warmed."""
@@ -160,37 +172,31 @@ class Bench:
         adaptive = AdaptivePolicy(self.speculator.max_draft_len, self.costs)
         policies: dict[str, Any] = {OFF: adaptive, POLICY: adaptive}
         policies |= {str(length): FixedPolicy(length) for length in self.lengths}
-        batches = [list(prompts[at : at + concurrency]) for at in range(0, len(prompts), concurrency)]
-        expected = [self._all(batch, drafter, OFF, adaptive)[1] for batch in batches]
-        for batch in batches:
-            self._all(batch, drafter, POLICY, adaptive)
+        _, expected = self.answer(prompts, concurrency, drafter, OFF, adaptive)
+        self.answer(prompts, concurrency, drafter, POLICY, adaptive)
+        invariant = bool(self.engine.executor.describe().get("row_invariant"))
         for number in range(rounds):
             order = list(policies)
-            for name in order[number % len(order) :] + order[: number % len(order)]:
-                runs = [self._all(batch, drafter, name, policies[name]) for batch in batches]
-                if [answers for _, answers in runs] != expected and self.engine.executor.describe().get(
-                    "row_invariant"
-                ):
+            turn = number % len(order)
+            for name in order[turn:] + order[:turn]:
+                run, answers = self.answer(prompts, concurrency, drafter, name, policies[name])
+                if invariant and answers != expected:
                     raise RuntimeError(f"{name} answers otherwise than off")
-                total = Run(*(sum(getattr(run, part) for run, _ in runs) for part in ("tokens", "steps", "seconds")))
-                found.runs.setdefault(name, []).append(total)
+                found.runs.setdefault(name, []).append(run)
         found.chosen = adaptive.explain()["mean_length"]
         return found
-
-    def _all(self, batch: Sequence[Sequence[int]], drafter: str, name: str, policy: Any) -> tuple[Run, list[list[int]]]:
-        self.speculator.policy = policy
-        return self.answer(batch, drafter, name != OFF)
 
 
 def cells(bench: Bench, args: argparse.Namespace) -> Iterator[Cell]:
     """One after another."""
     limits = bench.engine.core.limits
     longest = min(limits.max_input_len, limits.max_seq_len - args.tokens)
-    prompts = chosen(bench.engine.tokenizer, max(args.prompts, *args.concurrency), longest)
+    most = max(args.prompts, *(2 * concurrency for concurrency in args.concurrency))
+    prompts = chosen(bench.engine.tokenizer, most, longest)
     for drafter in args.drafter or bench.drafters():
         for kind in args.classes:
             for concurrency in args.concurrency:
-                count = max(args.prompts // concurrency, 1) * concurrency
+                count = max(args.prompts, 2 * concurrency)
                 yield bench.cell(drafter, concurrency, kind, prompts[kind][:count], args.rounds)
 
 

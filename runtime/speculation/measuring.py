@@ -23,7 +23,7 @@ CONTEXT = 256
 #: runs of each size at most
 _ROUNDS = 3
 #: tokens in one request up to which every size is measured: kernels change between them
-_EACH = 10
+_EACH = 9
 
 Run = Callable[[], Any]
 
@@ -51,7 +51,7 @@ def measure(
     Args:
         pool: of the engine; blocks are taken and given back.
         draft: the executor of the drafter with weights: a ``DraftExecutor`` of a head, or an ordinary one; None: none.
-        seconds: time to spend, roughly; each size is run once all the same, the large ones first.
+        seconds: time to spend, roughly; each size is run once all the same, and then again, small ones first.
         tick: the clock of what is measured.
     """
     limits, size = executor.limits, executor.block_size
@@ -84,7 +84,7 @@ def _quickest(
     ends = time.perf_counter() + seconds
     for turn in range(_ROUNDS):
         for part, sizes in parts.items():
-            for size in sorted(sizes, reverse=True):
+            for size in sorted(sizes):
                 known = found[part].get(size)
                 if turn and known is not None and time.perf_counter() + known > ends:
                     continue
@@ -133,8 +133,9 @@ def _batch(table: Any, context: int, tokens: int) -> StepBatch:
 def _sizes(most: int, context: int) -> list[int]:
     """Tokens of one request to measure: each small number, then wider and wider."""
     top = max(min(most, context), 1)
-    sizes = set(range(1, min(_EACH, top) + 1)) | {n for n in (12, 16, 24, 32, 48, 64, 96, 128, 192) if n <= top}
-    return sorted(sizes | {top})
+    sizes = set(range(1, min(_EACH, top) + 1)) | {n for n in (12, 16, 24, 32, 64, 128) if n <= top}
+    # beyond the largest the line goes on; a top of its own only where it is near
+    return sorted(sizes | ({top} if top < 2 * max(sizes) else set()))
 
 
 def _doubling(most: int) -> list[int]:
