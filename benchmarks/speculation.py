@@ -3,9 +3,9 @@
 For every concurrency and class of prompts, the same requests are answered by each variant in turn: off, drafts of one
 fixed length after another, and the engine's policy. A request follows as one ends, and the time counts as long as the
 concurrency is held: a last slow request alone would measure another one. Rounds alternate, so that a slow moment of the
-machine hits all variants; a figure is the geometric mean over the rounds of the ratio to off in the same round, with the
-smallest and the largest. Answers are greedy and end where the model ends them, so all variants write the same tokens.
-Prompts are in the prefix cache, so decoding is what is timed.
+machine hits all variants; a figure is the geometric mean over the rounds of the ratio to off in the same round, with
+the smallest and the largest. Answers are greedy and end where the model ends them, so all variants write the same
+tokens. Prompts are in the prefix cache, so decoding is what is timed.
 
 The best fixed length of a round is chosen by the other rounds: by its own it would be the luckiest, not the best.
 

@@ -37,12 +37,15 @@ _UNKNOWN = (0.5, 0.5)
 #: misses, the share that the next ones catch
 _TREE_CATCHES = 0.3
 #: drafts, and steps, after which what a source did counts 1/e; the weight of what is assumed, in tries
-_MEMORY, _STEPS, _TRUST = 200.0, 250.0, 6.0
+_MEMORY, _STEPS, _TRUST = 200.0, 300.0, 6.0
 #: tries of a sequence, and steps, after which they count 1/e; the weight of "like the endpoint", in tries
-_OWN_MEMORY, _OWN_STEPS, _OWN_TRUST = 48.0, 80.0, 14.0
+_OWN_MEMORY, _OWN_STEPS, _OWN_TRUST = 48.0, 80.0, 6.0
 #: steps after which figures that only time changed are computed again
 _REFRESH = 16
 _LEAST, _MOST = 0.005, 0.995
+#: standard errors by which a choice counts acceptance higher than it was seen: drafting at the brink of paying costs
+#: little and teaches, leaving off there teaches nothing
+_HOPE = 0.3
 
 
 def tree_source(source: str) -> str:
@@ -53,7 +56,7 @@ def tree_source(source: str) -> str:
 class _Source:
     """Counts of one source by position."""
 
-    __slots__ = ("_rates", "_stale", "_then", "accepted", "assumed", "drafts", "tried")
+    __slots__ = ("_hopeful", "_rates", "_stale", "_then", "accepted", "assumed", "drafts", "tried")
 
     def __init__(self, name: str, positions: int, now: int) -> None:
         self.assumed = _assumed(name, positions)
@@ -61,6 +64,7 @@ class _Source:
         self.tried = np.zeros(positions)
         self.drafts = 0
         self._rates: Rates = np.array(self.assumed)
+        self._hopeful: Rates = np.array(self.assumed)
         self._stale = False
         self._then = now
 
@@ -84,9 +88,15 @@ class _Source:
             expected = _probability(_logit(usual) + shift)
             rate = min(max((accepted + _TRUST * expected) / (tried + _TRUST), _LEAST), _MOST)
             self._rates[position] = rate
+            self._hopeful[position] = min(rate + _HOPE * math.sqrt(rate * (1 - rate) / (tried + _TRUST)), _MOST)
             shift = _logit(rate) - _logit(usual)
         self._stale = False
         return self._rates
+
+    def hopeful(self, now: int) -> Rates:
+        """:meth:`current` and a part of its standard error: what is less known is tried rather."""
+        self.current(now)
+        return self._hopeful
 
     def last(self) -> list[float]:
         """What :meth:`current` gave last."""
@@ -120,7 +130,11 @@ class _Own:
             return 1.0
         usual = min(max(self._expected / self._tried, _LEAST), _MOST)
         trust = _OWN_TRUST * math.exp((now - self._then) / _OWN_STEPS)  # the same as if the counts had faded
-        rate = min(max((self._accepted + trust * usual) / (self._tried + trust), _LEAST), _MOST)
+        # James and Stein's factor: what luck alone explains counts nothing, and what it cannot counts in full
+        beyond = self._accepted - self._expected
+        luck = self._tried * usual * (1 - usual)
+        beyond *= max(0.0, 1 - luck / max(beyond * beyond, 1e-9))
+        rate = min(max(usual + beyond / (self._tried + trust), _LEAST), _MOST)
         return rate / (1 - rate) * (1 - usual) / usual
 
 
@@ -163,10 +177,10 @@ class Acceptance:
         return {name: known.last() for name, known in list(self._sources.items())}
 
     def kept(self, pairs: Sequence[tuple[TokenSequence, str]]) -> Rates:
-        """Float64 [n, positions]: the chance that each token of a draft for each (sequence, source) is kept."""
+        """Float64 [n, positions]: the chance, hopefully, that each token of a draft for (sequence, source) is kept."""
         if not pairs:
             return np.zeros((0, self.positions))
-        rates = np.stack([self._source(source).current(self._now) for _, source in pairs])
+        rates = np.stack([self._source(source).hopeful(self._now) for _, source in pairs])
         odds = np.array([self.odds(sequence, source) for sequence, source in pairs])[:, None]
         kept: Rates = np.cumprod(odds * rates / (1 + (odds - 1) * rates), axis=1, dtype=np.float64)
         return kept

@@ -65,16 +65,15 @@ class StepCosts:
     def verify(self, first: int, last: int, requests: int) -> Seconds:
         """Float64 [last - first + 1]: seconds of target steps of ``first`` to ``last`` tokens of ``requests``.
 
-        Never falling. Steps larger than the largest known are taken to grow as the last ones do.
+        Steps larger than the largest known are taken to grow as the last ones do.
         """
         top = len(self._tokens) - 1
         tokens = np.arange(first, last + 1)
         within = np.minimum(tokens, top)
         base = self._tokens[within] + (tokens - within) * (self._tokens[top] - self._tokens[top - 1])
-        base = (base + self._beside[min(requests, len(self._beside) - 1)]) * np.exp(
-            self.scale + self._own[self._bin[within]]
-        )
-        return np.maximum.accumulate(base)
+        base += self._beside[min(requests, len(self._beside) - 1)]
+        seconds: Seconds = base * np.exp(self.scale + self._own[self._bin[within]])
+        return seconds
 
     def step(self, tokens: int, requests: int) -> float:
         """Seconds of one target step."""
@@ -155,26 +154,19 @@ class StepCosts:
 
 
 def curve(points: Mapping[int, float], most: int) -> Seconds:
-    """Float64 [most + 1]: the points made never falling and joined by lines, the last line going on.
+    """Float64 [most + 1]: the points joined by lines, the last line going on.
 
-    Where measurements fall, neighbours are averaged (pool adjacent violators: the nearest rising curve).
+    A size that is quicker than a smaller one stays so: kernels for one or two rows are often slower than those for
+    more, and a draft that fills up to the next quick size is free.
     """
     sizes = sorted(points)
-    levels: list[list[float]] = []
-    for size in sizes:
-        levels.append([points[size], 1.0])
-        while len(levels) > 1 and levels[-2][0] > levels[-1][0]:
-            value, weight = levels.pop()
-            below = levels[-1]
-            below[0] = (below[0] * below[1] + value * weight) / (below[1] + weight)
-            below[1] += weight
-    values = [value for value, weight in levels for _ in range(int(weight))]
+    values = [points[size] for size in sizes]
     axis = np.arange(most + 1, dtype=np.float64)
     result = np.interp(axis, sizes, values)
     if len(sizes) > 1 and most > sizes[-1]:
         # The slope over the upper half: the last two points alone would carry their noise far.
         middle = next(i for i, size in enumerate(sizes) if size >= sizes[-1] / 2 or i == len(sizes) - 2)
-        slope = (values[-1] - values[middle]) / (sizes[-1] - sizes[middle])
+        slope = max(values[-1] - values[middle], 0.0) / (sizes[-1] - sizes[middle])
         result = np.where(axis > sizes[-1], values[-1] + (axis - sizes[-1]) * slope, result)
     return result
 

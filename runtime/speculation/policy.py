@@ -40,7 +40,10 @@ PROBE_SHARE = 0.015
 #: probes that can be saved up for
 _PROBES_SAVED = 2.0
 #: steps over which the going rate is averaged
-_RATE_STEPS = 30.0
+_RATE_STEPS = 50.0
+#: how much of the going rate beyond that without drafts a step has to keep up with. All of it would be right if
+#: acceptance were known; a little less keeps drafting through an unlucky spell, from which off learns nothing
+_RATE_SHARE = 0.8
 
 
 def open_policy(record: SpeculationRecord, costs: StepCosts) -> Policy:
@@ -224,7 +227,8 @@ class AdaptivePolicy:
             alone = step if not prefill_tokens else step.without_prompts()
             plan = alone.best(None)
             rate = plan.tokens / plan.seconds
-        return max(rate, step.running / step.plain_seconds)
+        plain = step.running / step.plain_seconds
+        return plain + _RATE_SHARE * max(rate - plain, 0.0)
 
     def _probe(self, step: _Step, plan: _Plan, choices: list[Choice]) -> None:
         """Spend what was saved up on a draft that the plan has not, to learn what it is worth and what it costs."""

@@ -75,7 +75,8 @@ def test_a_sequence_differs_from_the_endpoint_by_what_its_own_drafts_did():
     kept = acceptance.kept([(good, "eagle3"), (bad, "eagle3"), (new, "eagle3")])
     assert kept.shape == (3, 2)
     assert kept[0, 0] > 0.8 and kept[1, 0] < 0.3
-    assert kept[2].tolist() == pytest.approx(np.cumprod(acceptance.rates("eagle3")).tolist())
+    known = np.cumprod(acceptance.rates("eagle3"))
+    assert (kept[2] >= known).all() and kept[2].tolist() == pytest.approx(known.tolist(), abs=0.08)
     acceptance.leave(bad)
     assert acceptance.odds(bad, "eagle3") == 1.0
 
