@@ -29,7 +29,8 @@ from evals.speculation.prompts import CLASSES, chosen
 from runtime.offline import Engine
 from runtime.request import Request
 from runtime.sampling import SamplingParams
-from runtime.speculation.policy import AdaptivePolicy, FixedPolicy
+from runtime.speculation.fixed_policy import FixedPolicy
+from runtime.speculation.policy import AdaptivePolicy
 
 CONCURRENCY = (1, 2, 4, 8, 16)
 OFF, POLICY = "off", "policy"

@@ -32,7 +32,7 @@ from runtime.sampling.sampler import as_tensor
 from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation import verification
 from runtime.speculation.draft import Ask, Computed, Draft, TapReader
-from runtime.speculation.policy import FixedPolicy
+from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.speculator import Speculator
 
 BUDGET_MS = 1.5

@@ -162,7 +162,7 @@ def measure(
     Raises:
         ForgeError: ``TF-EVL-011`` the engine does not speculate; what its steps raise.
     """
-    from runtime.speculation.policy import FixedPolicy
+    from runtime.speculation.fixed_policy import FixedPolicy
 
     asking = EngineAsking(engine)
     numerics = Numerics(str(engine.executor.describe()["activations"]), noise, engine.repeats_exactly)

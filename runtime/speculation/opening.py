@@ -10,8 +10,9 @@ from runtime.errors import bad_draft_len
 from runtime.executors.base import Executor
 from runtime.executors.engine_dir import EngineInfo
 from runtime.speculation.draft import Drafter, ModelDrafter, Policy, TapReader
+from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.measuring import clock_of, measure
-from runtime.speculation.policy import FixedPolicy, open_policy
+from runtime.speculation.policy import open_policy
 from runtime.speculation.speculator import Speculator
 
 

@@ -18,8 +18,8 @@ from runtime.offline import Engine
 from runtime.sampling.params import SamplingParams
 from runtime.simulation import SimulatedExecutor
 from runtime.speculation.draft import Drafter
+from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.ngram import NgramDrafter
-from runtime.speculation.policy import FixedPolicy
 from runtime.speculation.speculator import Speculator
 from tests.evals.speculation.toy import toy_logits
 from tests.runtime.speculation.drafters import ToldDrafter

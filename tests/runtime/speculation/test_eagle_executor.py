@@ -16,8 +16,8 @@ from runtime.executors.torch_executor import TorchExecutor
 from runtime.request import GenerationResult, Request
 from runtime.sampling import SamplingParams
 from runtime.speculation.draft import Ask, Draft
+from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.opening_drafts import open_model_drafter
-from runtime.speculation.policy import FixedPolicy
 from runtime.speculation.speculator import Speculator
 from runtime.speculation.trees import TreeDrafting
 from tests.runtime import draft_support as support

@@ -11,8 +11,8 @@ from benchmarks.guided_speculation import fault_of, make_schema, measure
 from runtime.engine import EngineCore
 from runtime.executors.torch_executor import TorchExecutor
 from runtime.offline import Engine
+from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.ngram import NgramDrafter
-from runtime.speculation.policy import FixedPolicy
 from runtime.speculation.speculator import Speculator
 from runtime.tokenizer import EngineTokenizer
 

@@ -14,7 +14,8 @@ from runtime.offline import Engine
 from runtime.request import GenerationResult
 from runtime.sampling import SamplingParams
 from runtime.serving import AsyncEngine
-from runtime.speculation.policy import AdaptivePolicy, FixedPolicy
+from runtime.speculation.fixed_policy import FixedPolicy
+from runtime.speculation.policy import AdaptivePolicy
 from tests.runtime import draft_support
 from tests.runtime.executor_support import tiny_engine
 from trtforge.errors import ForgeError

@@ -6,8 +6,9 @@ import pytest
 
 from runtime.speculation.draft import Candidate
 from runtime.speculation.figures import HELP
+from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.ngram import NgramDrafter
-from runtime.speculation.policy import AdaptivePolicy, FixedPolicy, open_policy
+from runtime.speculation.policy import AdaptivePolicy, open_policy
 from runtime.speculation.speculator import Speculator
 from tests.runtime.speculation.policy_simulation import (
     BFLOAT16,
