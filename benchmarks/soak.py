@@ -1,6 +1,6 @@
 """A soak of a live server whose engine speculates: many clients at once, over a KV pool that is too small for them.
 
-    python -m benchmarks.soak [--engine DIR] [--minutes M] [--clients N] [--blocks N] [--seed S] [--json FILE]
+    python -m benchmarks.soak --engine DIR [--minutes M] [--clients N] [--blocks N] [--seed S] [--json FILE]
 
 Requests are greedy, endless, sampled, guided, with stop words or log-probabilities; streamed or whole; with drafts,
 without, or silent about them; a fifth of them is withdrawn on the way. Every answer is held against what the engine
