@@ -18,6 +18,8 @@ Seconds = npt.NDArray[np.float64]
 
 #: share of a deviation that the scale takes over, and a size's own correction at least and at first
 _SCALE_STEP, _OWN_STEP, _OWN_FIRST = 0.1, 0.005, 6.0
+#: octaves within which sizes tell of each other
+_NEAR = 0.25
 #: a deviation beyond this factor is an accident (a page fault, a neighbour's burst), counted as this one
 _ACCIDENT = math.log(2.0)
 #: sizes up to which every number of tokens has its own correction; beyond it sixteen an octave
@@ -51,6 +53,8 @@ class StepCosts:
         self._pass = curve(draft, most_requests) if draft else None
         self._bin = _bins(most_tokens)
         self._own = np.zeros(int(self._bin[-1]) + 1)
+        first = np.searchsorted(self._bin, np.arange(len(self._own)))
+        self._octave = np.log2(np.maximum(first, 1).astype(np.float64))
         self._seen = np.zeros(int(self._bin[-1]) + 1)
         self._drafts: dict[int, list[float]] = {}
         self._hosts: dict[tuple[bool, int], list[float]] = {}
@@ -112,8 +116,11 @@ class StepCosts:
             off = self._deviation(seconds, self.step(tokens, requests))
             self._steps += 1
             self.scale += off * max(_SCALE_STEP, 1 / (self._steps + 1))
-            self._own[place] += off * max(_OWN_STEP, 1 / (self._seen[place] + _OWN_FIRST))
-            self._seen[place] += 1
+            # Sizes near by are told too, the less the better they are known themselves: a large step is rarely run
+            # twice with the same number of tokens.
+            near = np.exp(-(((self._octave - self._octave[place]) / _NEAR) ** 2))
+            self._own += off * near * np.maximum(_OWN_STEP, 1 / (self._seen + _OWN_FIRST))
+            self._seen += near
         elif part == "draft" and tokens >= 1 and self._pass is not None:
             own = self._drafts.setdefault(tokens, [0.0, 0.0])
             off = self._deviation(seconds, self.draft(tokens, requests))

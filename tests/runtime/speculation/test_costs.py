@@ -86,6 +86,18 @@ def test_one_size_that_is_dearer_than_measured_gets_a_correction_of_its_own():
     assert known.step(8, 1) / known.step(1, 1) == pytest.approx(30 / 8, rel=0.15)
 
 
+def test_a_size_tells_of_those_near_it():
+    """Small steps were measured too dear and large ones right: the scale of the small ones is not put on the large."""
+    known = StepCosts({1: 8e-3, 4: 10e-3, 24: 55e-3, 32: 70e-3}, most_tokens=64)
+    for turn in range(300):
+        known.observe("verify", 4, 1, 7e-3)
+        if turn % 10 == 0:
+            known.observe("verify", 22 + turn // 10 % 5, 1, 1e-3 * (55 + 1.875 * (turn // 10 % 5 - 2)))
+    assert known.step(4, 1) == pytest.approx(7e-3, rel=0.05)
+    assert known.step(24, 1) == pytest.approx(55e-3, rel=0.12)
+    assert known.step(27, 1) == pytest.approx(60.6e-3, rel=0.15)
+
+
 def test_an_accident_moves_little():
     known = costs()
     for _ in range(50):
