@@ -30,7 +30,7 @@ import torch
 from plugins.cuda import abi
 from plugins.cuda.library import CudaLibrary, find_cuda_library
 from plugins.host import calls
-from trtforge.errors import EnvironmentLacks, ExitCode
+from trtforge.ground.errors import EnvironmentLacks, ExitCode
 
 COPY_BYTES = 1 << 30
 DECODE_BAR = 0.8

@@ -32,8 +32,8 @@ from launcher.metrics_page import read_figures
 from launcher.smoke import Parting
 from launcher.stubs import stubs_of
 from triton_repo.layouts.native import emit
-from trtforge.errors import ForgeError
-from trtforge.progress import SilentProgress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import SilentProgress
 
 MODEL = "soak"
 TOKENS = 48

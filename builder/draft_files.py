@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtforge.errors import ForgeError
-from trtforge.paths import real_path
+from trtforge.drafting.record import DRAFTED_METHODS
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.paths import real_path
+from trtforge.ground.safetensors_header import INDEX_NAME, require_regular, weight_files
 from trtforge.recipe.schema import Speculation
-from trtforge.safetensors_header import INDEX_NAME, require_regular, weight_files
-from trtforge.speculation import DRAFTED_METHODS
 
 #: small files that decide what the draft computes, where they are there
 _CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json", INDEX_NAME)

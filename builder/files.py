@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.progress import Progress, SilentProgress
 
 #: files that a store or an earlier stage wrote about a directory, never part of its content
 BOOKKEEPING = frozenset({"manifest.json", "COMPLETE"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_object
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_object
 
 
 def special_tokens(directory: Path) -> dict[str, Any]:

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.graphs.info import GraphInfo
-from trtforge.errors import ForgeError
-from trtforge.recipe.schema import Speculation
-from trtforge.speculation import (
+from trtforge.drafting.record import (
     DRAFT_DIR,
     DRAFTED_METHODS,
     METHODS,
@@ -19,6 +17,8 @@ from trtforge.speculation import (
     SpeculationRecord,
     StaticTree,
 )
+from trtforge.ground.errors import ForgeError
+from trtforge.recipe.schema import Speculation
 
 
 def tree_of(speculation: Speculation) -> StaticTree | DynamicTree | None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from evals.generation import Answer, inspect_answer
 from evals.statistics import wilson
 from runtime.determinism import near_tie_bound
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.pipeline.stage import GateResult
-from trtforge.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     import torch

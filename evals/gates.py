@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evals.statistics import Interval
-from trtforge.errors import GateFailed
+from trtforge.ground.errors import GateFailed
 from trtforge.pipeline.stage import GateResult
 
 

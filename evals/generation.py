@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evals.gates import at_least
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.pipeline.stage import GateResult
-from trtforge.progress import Progress, SilentProgress
 
 PROMPTS: tuple[str, ...] = (
     "What is the capital of France?",

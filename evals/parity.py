@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from evals.statistics import Interval, wilson
 from runtime.determinism import near_tie_bound
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     import torch

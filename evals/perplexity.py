@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from evals.perplexity import Scores
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 #: tokens in a resampled block: long against the correlation of neighbouring losses
 BLOCK_TOKENS = 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from launcher.client import StreamClient
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 _DTYPES: dict[str, tuple[str, Any]] = {
     "text_input": ("BYTES", np.object_),

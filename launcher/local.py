@@ -33,9 +33,9 @@ import psutil
 from launcher.installation import Installation, find_installation
 from launcher.ports import pick_free, require_free
 from launcher.stubs import StubWatch, lives, stubs_of
-from trtforge.drain_notice import NOTICE, leave_notice
-from trtforge.errors import ForgeError
-from trtforge.server_launch import KEY, OPENING_VARIABLE, UMASK, body_limit, closing, stack_limit
+from trtforge.ground.drain_notice import NOTICE, leave_notice
+from trtforge.ground.errors import ForgeError
+from trtforge.tritonserver.server_launch import KEY, OPENING_VARIABLE, UMASK, body_limit, closing, stack_limit
 
 _PR_SET_PDEATHSIG = 1
 SHARED_MEMORY = Path("/dev/shm")

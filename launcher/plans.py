@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
-from trtforge.server_launch import body_limit, closing
 from trtforge.tables import stack_table
+from trtforge.tritonserver.server_launch import body_limit, closing
 
 Mode = Literal["leader", "orchestrator", "single"]
 #: ports of a rank: http, grpc, metrics

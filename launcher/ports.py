@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def is_free(host: str, port: int) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.plans import REGIONS, LaunchPlan, check_name
-from trtforge.server_launch import OPENING_VARIABLE, STACK, UMASK
+from trtforge.tritonserver.server_launch import OPENING_VARIABLE, STACK, UMASK
 
 _HEAD = """#!/bin/sh
 # {title}

@@ -20,8 +20,8 @@ from launcher.commands import program
 from launcher.local import TritonServer
 from triton_repo.configs import read_config
 from triton_repo.validate import require_valid
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.json_file import read_json_file
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.json_file import read_json_file
 
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 #: curl says "form" by itself, and a form is what older servers copy onto their stack

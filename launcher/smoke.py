@@ -18,8 +18,8 @@ from typing import Any
 
 from launcher.client import Answer, StreamClient
 from launcher.metrics_page import read_figures
-from trtforge.errors import ForgeError, GateFailed
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import ForgeError, GateFailed
+from trtforge.ground.progress import Progress, SilentProgress
 
 ANSWER_SECONDS = 120.0
 #: seconds after which a request that does not stream is taken to run

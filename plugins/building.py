@@ -21,8 +21,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from trtforge.errors import EnvironmentLacks
-from trtforge.shared_object import check_whole
+from trtforge.ground.errors import EnvironmentLacks
+from trtforge.ground.shared_object import check_whole
 
 CACHE_VARIABLE = "TRTFORGE_PLUGIN_CACHE"
 REPORT = "report.json"

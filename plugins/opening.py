@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtforge.errors import EnvironmentLacks
-from trtforge.shared_object import open_library
+from trtforge.ground.errors import EnvironmentLacks
+from trtforge.ground.shared_object import open_library
 
 
 @dataclass(frozen=True)

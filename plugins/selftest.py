@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     import torch

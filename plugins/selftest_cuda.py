@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from plugins.selftest import TOLERANCE, Check
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     import torch

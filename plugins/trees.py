@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,8 @@ import numpy as np
 
 from quantize.formats import FormatRow, load_formats
 from quantize.plan import LM_HEAD, QuantPlan, is_tied, read_config, read_quantization_record
-from trtforge.json_file import MAX_TOKENIZER_BYTES, read_json_object
-from trtforge.safetensors_header import TensorInfo, read_headers
+from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_object
+from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 _MAX_LISTED = 8
 _KV_LEAVES = ("k_scale", "v_scale")
@@ -133,7 +133,7 @@ def audit_checkpoint(directory: Path, expected: Expected | None = None) -> Audit
         expected: what the recipe asked for; without it the checkpoint is only held against its own records.
 
     Raises:
-        ForgeError: the headers cannot be read (see :mod:`trtforge.safetensors_header`).
+        ForgeError: the headers cannot be read (see :mod:`trtforge.ground.safetensors_header`).
     """
     checkpoint = _Checkpoint(Path(directory))
     row = _row_of(checkpoint.section.get("quant_algo"))

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.panics import panics_as
-from trtforge.paths import resolved_path
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.panics import panics_as
+from trtforge.ground.paths import resolved_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

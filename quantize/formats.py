@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
 _TABLE = Path(__file__).with_name("formats.yaml")
 

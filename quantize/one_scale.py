@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from trtforge.e4m3 import largest_change, rescale_table
-from trtforge.safetensors_header import TensorInfo, read_headers
+from trtforge.ground.e4m3 import largest_change, rescale_table
+from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 #: linears of one product, below a layer
 FUSED: tuple[tuple[str, ...], ...] = (

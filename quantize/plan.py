@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from quantize.formats import FormatRow, KvMode, check_group_size, format_row, kv_mode, resolve_group_size
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file, read_json_object
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file, read_json_object
+from trtforge.ground.safetensors_header import TensorInfo
 from trtforge.preflight.model import matches
 from trtforge.recipe.schema import Quantize
-from trtforge.safetensors_header import TensorInfo
 
 LM_HEAD = "lm_head"
 #: modules that ModelOpt's configurations keep unquantized whatever a recipe says

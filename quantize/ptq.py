@@ -29,10 +29,10 @@ from quantize.export import SUMMARY_FILE, collect_export, copy_checkpoint, store
 from quantize.formats import FormatRow, KvMode, modelopt_config
 from quantize.plan import QuantPlan, plan_quantization, read_config
 from quantize.quiet import Audible, quiet
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.ground.safetensors_header import read_headers
 from trtforge.recipe.schema import Quantize
-from trtforge.safetensors_header import read_headers
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 
 
 class _Gate:

@@ -36,9 +36,9 @@ from quantize.emulation import (
 )
 from quantize.plan import read_config, read_quantization_record
 from quantize.quiet import quiet
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_object
-from trtforge.safetensors_header import weight_files
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_object
+from trtforge.ground.safetensors_header import weight_files
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,6 +1,6 @@
-"""The spine's header reader under the quantize package's name; see :mod:`trtforge.safetensors_header`."""
+"""The spine's header reader under the quantize package's name; see :mod:`trtforge.ground.safetensors_header`."""
 
-from trtforge.safetensors_header import (
+from trtforge.ground.safetensors_header import (
     DTYPE_BITS,
     INDEX_NAME,
     MAX_HEADER_BYTES,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
-from trtforge.panics import panics_as
+from trtforge.ground.panics import panics_as
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -32,7 +32,7 @@ from runtime.sampling.words import BadWordFilter, StopMatcher
 from runtime.scheduler import Scheduler, SchedulerConfig, Sequence, StepPlan
 from runtime.scoring import teacher_forced
 from runtime.tracing import trace
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from runtime.sampling.sampler import Sampler, TokenLogprobs

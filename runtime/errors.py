@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-from trtforge.errors import ExitCode, ForgeError
+from trtforge.ground.errors import ExitCode, ForgeError
 
 
 def short_repr(value: object, characters: int = 200) -> str:

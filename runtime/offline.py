@@ -17,8 +17,8 @@ from runtime.executors.base import Executor
 from runtime.request import GenerationResult, Request, RequestOutput
 from runtime.sampling.params import SamplingParams
 from runtime.tokenizer import EngineTokenizer
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
 
 ParamSet = SamplingParams | Mapping[str, Any]
 Params = ParamSet | Sequence[ParamSet] | None

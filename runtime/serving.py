@@ -26,7 +26,7 @@ from runtime.engine import EngineConfig, EngineCore, PreparedRequest
 from runtime.executors.base import ExecutorLimits
 from runtime.request import FinishReason, Request, RequestOutput, SampleOutput
 from runtime.speculation.figures import Point, choice_points
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 log = logging.getLogger("trtforge.runtime")
 

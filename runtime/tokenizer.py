@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.detokenizer import Detokenizer, DetokenizerFactory
 from runtime.token_bound import TokenBound
-from trtforge.chat_template import render_chat, start_rendering
-from trtforge.errors import ForgeError
-from trtforge.json_file import MAX_TOKENIZER_BYTES, read_json_object, read_text_file
-from trtforge.panics import panics_as
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_object, read_text_file
+from trtforge.ground.panics import panics_as
+from trtforge.templates.chat_template import render_chat, start_rendering
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -122,7 +122,7 @@ class EngineTokenizer:
 
         Raises:
             ForgeError: ``TF-RUN-091`` when the model has no template; ``TF-RUN-092`` … ``095`` see
-                :func:`~trtforge.chat_template.render_chat`.
+                :func:`~trtforge.templates.chat_template.render_chat`.
         """
         if self.chat_template is None:
             raise ForgeError(

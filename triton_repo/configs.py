@@ -12,8 +12,8 @@ from typing import Any
 
 from triton_repo.lint.files import MAX_BYTES
 from triton_repo.tensors import TensorRow
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_text_file
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_text_file
 
 
 def new_config(name: str, *, backend: str, max_batch_size: int, decoupled: bool) -> Any:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from triton_repo.lint.files import Unreadable, entries, inside
 from triton_repo.upgrade_report import Step, Upgrade
-from trtforge.errors import ForgeError
-from trtforge.paths import real_path
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.paths import real_path
 
 
 def copy_repository(root: Path, target: Path, result: Upgrade, without: Collection[str] = ()) -> None:

@@ -24,7 +24,7 @@ from triton_repo.lint.roles import role
 from triton_repo.parameters import load_parameters
 from triton_repo.places import same_folder, same_place
 from triton_repo.settings_files import NAMES, PLACES, changes, read_settings
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 Kind = Literal["added", "removed", "changed", "renamed", "meaning", "location"]
 _NAMES = {"input": "name", "output": "name", "step": "model_name", "model_warmup": "name", "control_input": "name"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from triton_repo.lint.files import Unreadable, read_text
 from triton_repo.lint.repository import Model
-from trtforge.paths import real_path
+from trtforge.ground.paths import real_path
 
 _VERSION = re.compile(r"v?\d+\.\d+(\.\d+)?([.a-z]+\d+)*")
 

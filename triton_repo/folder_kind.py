@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from triton_repo.lint.files import Unreadable, entries, read_text
-from trtforge.paths import real_path
+from trtforge.ground.paths import real_path
 
 Kind = Literal[
     "a Hugging Face checkpoint",

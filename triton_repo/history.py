@@ -12,7 +12,7 @@ from typing import Any, Literal
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 _FILE = Path(__file__).parent / "tables" / "history.yaml"
 ChangeKind = Literal["renamed", "removed", "ignored", "default", "values", "tensor_renamed"]

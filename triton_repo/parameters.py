@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 _FOLDER = Path(__file__).parent / "tables"
 LAYOUTS = ("native", "inflight_batcher_llm", "llmapi")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from triton_repo.lint.files import Unreadable, read_text
 from triton_repo.lint.repository import Model
-from trtforge.paths import real_path
+from trtforge.ground.paths import real_path
 
 #: parameter -> the file that tells one content of its folder from another
 SEALS = {

@@ -26,8 +26,8 @@ from triton_repo.lint.rules import listed
 from triton_repo.lint.run import lint_repository
 from triton_repo.upgrade_llmapi import write_llmapi
 from triton_repo.upgrade_report import Step, Upgrade
-from trtforge.errors import ForgeError
-from trtforge.paths import real_path
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.paths import real_path
 
 ALIASES = {"inflight_batching": "inflight_fused_batching"}
 

@@ -13,7 +13,7 @@ from triton_repo.lint.repository import Engine, Model, Repository
 from triton_repo.lint.roles import Chain, device_sets
 from triton_repo.lint.rules import listed
 from triton_repo.upgrade_report import Step, Upgrade
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
 #: what clients of the ensemble sent, and what they send to the LLM API's model

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from triton_repo.lint.rules import Finding
 from triton_repo.lint.run import lint_repository
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def validate_repository(repository: Path, engine_dir: Path | None = None) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from builder.graphs.info import GRAPH_FILE, INFO_FILE, PACKED_FILE, GraphInfo, LinearInfo
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 
 __all__ = ["GRAPH_FILE", "INFO_FILE", "PACKED_FILE", "GraphInfo", "LinearInfo", "build_graph"]
 

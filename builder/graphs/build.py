@@ -22,9 +22,9 @@ from builder.graphs.model_file import make_model, publish
 from builder.graphs.native import NativeBlocks
 from builder.graphs.packing import plan_packed, write_packed
 from builder.graphs.tensors import CheckpointTensors
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
-from trtforge.safetensors_header import TensorInfo
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.ground.safetensors_header import TensorInfo
 
 FAMILIES = {"llama": llama.write}
 MODES = ("paged", "native")

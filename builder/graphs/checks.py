@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto
 
 from builder import opset
-from trtforge.errors import ExitCode, ForgeError
+from trtforge.ground.errors import ExitCode, ForgeError
 
 _BITS = {
     TensorProto.FLOAT: 32,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
 from trtforge.tables.decoders import Decoder, decoders
 
 #: what PagedAttention v1 takes

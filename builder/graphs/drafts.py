@@ -9,9 +9,9 @@ from builder.files import copy_file
 from builder.graphs.build import build_graph
 from builder.graphs.eagle3 import build_eagle3, inspect_head, tapped_states
 from builder.graphs.info import GraphInfo
-from trtforge.progress import Progress
+from trtforge.drafting.record import DRAFT_DIR
+from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Speculation
-from trtforge.speculation import DRAFT_DIR
 
 
 def taps_of(speculation: Speculation, draft: Path | None, checkpoint: Path) -> tuple[int, ...]:

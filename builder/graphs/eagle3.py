@@ -36,9 +36,9 @@ from trtforge.drafting.conversion import Part, stored_part, write_weights
 from trtforge.drafting.description import Eagle3
 from trtforge.drafting.inspection import Inspection, inspect_folder
 from trtforge.drafting.maps import read_targets
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
-from trtforge.safetensors_header import WEIGHTS_NAME, TensorInfo
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.ground.safetensors_header import WEIGHTS_NAME, TensorInfo
 
 FAMILY = "eagle3"
 

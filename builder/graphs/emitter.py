@@ -23,7 +23,7 @@ from onnx import (
     numpy_helper,
 )
 
-from trtforge.safetensors_header import TensorInfo
+from trtforge.ground.safetensors_header import TensorInfo
 
 #: safetensors type -> ONNX type
 ONNX_TYPES = {

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from trtforge.drafting.conversion import Part
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 #: safetensors' float types as numpy has them
 _NUMPY: dict[str, np.dtype[Any]] = {

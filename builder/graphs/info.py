@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
 
 GRAPH_FILE = "model.onnx"
 INFO_FILE = "graph.json"

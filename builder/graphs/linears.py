@@ -26,7 +26,7 @@ from onnx import TensorProto
 from builder import opset
 from builder.graphs.emitter import Emitter, scope_of
 from builder.graphs.tensors import CheckpointTensors, LinearTensors
-from trtforge.safetensors_header import TensorInfo
+from trtforge.ground.safetensors_header import TensorInfo
 
 
 class LinearWriter:

@@ -10,7 +10,7 @@ from builder import opset
 from builder.graphs import checks
 from builder.graphs.emitter import Emitter
 from builder.graphs.info import GRAPH_FILE
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 
 ONNX_OPSET = 24
 

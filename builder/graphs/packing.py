@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from builder.graphs.info import PACKED_FILE
-from trtforge.safetensors_header import TensorInfo
+from trtforge.ground.safetensors_header import TensorInfo
 
 Bytes = npt.NDArray[np.uint8]
 #: packed bytes handled at once

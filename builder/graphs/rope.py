@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 Array = npt.NDArray[np.float32]
 

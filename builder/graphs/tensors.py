@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
-from trtforge.safetensors_header import TensorInfo, read_headers
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
+from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 #: tensors that carry nothing the graph needs, with the reason that graph.json records
 DERIVED = ((re.compile(r"(^|\.)rotary_emb\.inv_freq$"), "computed from config.json"),)

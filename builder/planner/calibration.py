@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
 
 VERSION = 1
 

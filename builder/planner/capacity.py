@@ -26,7 +26,7 @@ from builder.planner.types import (
     Workload,
 )
 from builder.planner.weights import TensorGroup
-from trtforge.kv_window import KvWindows
+from trtforge.models.kv_window import KvWindows
 from trtforge.tables import architecture_table
 
 

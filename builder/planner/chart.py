@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from builder.planner.types import MemoryPlan, bad_input
-from trtforge.errors import EnvironmentLacks
-from trtforge.store.files import write_text_atomic
+from trtforge.ground.errors import EnvironmentLacks
+from trtforge.ground.files import write_text_atomic
 
 #: kinds in the order of the stack, with a letter for the terminal and a colour
 KINDS: tuple[tuple[str, str, str], ...] = (

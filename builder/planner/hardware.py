@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 #: formats of the tensor cores; bf16 runs at the rate of fp16
 ComputeFormat = Literal["fp32", "fp16", "fp8", "fp4", "int8"]

@@ -19,7 +19,7 @@ from builder.planner.precision import kv_bits
 from builder.planner.runtime import runtime_terms
 from builder.planner.types import KvPool, MemoryPlan, ModelFacts, ParallelPlan, Precision, Serving, Term
 from builder.planner.weights import TensorGroup, rank_weights, stage_layers
-from trtforge.errors import GateFailed
+from trtforge.ground.errors import GateFailed
 
 _PARTS = {
     "embedding": "token embedding",

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from builder.planner.families import MIXTURES, check_family
 from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, bad_input
-from trtforge.json_file import read_json_file
-from trtforge.model_record import ModelSizes
+from trtforge.ground.json_file import read_json_file
+from trtforge.models.record import ModelSizes
 from trtforge.tables.decoders import Decoder, decoders
 
 #: model types with RMS norms on q and k. Source: modeling files of transformers

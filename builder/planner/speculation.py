@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtforge.errors import ForgeError
-from trtforge.rounds import chain_tokens
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.rounds import chain_tokens
 
 #: acceptance of one draft token that plans assume where none was measured: (low, high), wide on purpose
 ASSUMED_ACCEPTANCE: dict[str, tuple[float, float]] = {
@@ -119,7 +119,8 @@ def speedup(acceptance: float, draft_length: int, cost_ratio: float) -> float:
     """Speed-up of a chain: expected tokens / (K·c + 1), with c the draft's time a token over the target's step.
 
     Leviathan et al. 2023, theorem 3.8. It takes the verification of K + 1 tokens to cost one step, which
-    holds while decoding is bound by memory; :func:`trtforge.rounds.speedup_at` takes the verification's own time.
+    holds while decoding is bound by memory; :func:`~trtforge.ground.rounds.speedup_at` takes the verification's own
+    time.
     """
     if cost_ratio < 0:
         raise _bad("cost ratio", cost_ratio, "0 or more")

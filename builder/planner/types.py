@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from trtforge.errors import ExitCode, ForgeError
-from trtforge.kv_window import KvWindows
+from trtforge.ground.errors import ExitCode, ForgeError
+from trtforge.models.kv_window import KvWindows
 
 Goal = Literal["latency", "throughput", "fit"]
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from builder.machine import cpu_capability
 from builder.targets.kernels import Choice, choose, rows_of
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
-from trtforge.progress import Progress
+from trtforge.drafting.record import SpeculationRecord, read_speculation
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
+from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Build
-from trtforge.speculation import SpeculationRecord, read_speculation
 
 #: target built from the graph -> its module
 GRAPH_TARGETS = {

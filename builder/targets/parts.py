@@ -10,8 +10,8 @@ from typing import Any
 from builder.files import content_files
 from builder.graphs.info import GraphInfo
 from builder.memory import DraftMemory, MemoryPlan, ModelShape, activation_bytes, kv_bytes_per_token
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Build, Limits
 
 

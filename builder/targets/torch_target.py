@@ -29,12 +29,12 @@ from builder.targets.parts import (
     hash_files,
     model_shape,
 )
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.drafting.record import DRAFT_DIR, SpeculationRecord
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_file
+from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.recipe.schema import Build, Limits
-from trtforge.safetensors_header import TensorInfo, read_headers
-from trtforge.speculation import DRAFT_DIR, SpeculationRecord
-from trtforge.store.hashing import hash_file
 
 NAME = "torch"
 ENGINE_FILE = "engine.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evals.report.model import Plot, Report, Section, Table
 from evals.report.plots import render_svg
-from trtforge.redaction import redact, redact_value
+from trtforge.ground.redaction import redact, redact_value
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.sampling.params import SamplingParams
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 CLASSES = ("chat", "code", "copy", "open")
 #: the class that stands outside of a chat

@@ -14,8 +14,8 @@ from typing import Any
 from evals.speculation.asking import Asking, Reply
 from evals.speculation.equality import greedy
 from evals.statistics import Interval, geometric_mean
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.pipeline.stage import GateResult
-from trtforge.progress import Progress, SilentProgress
 
 #: tokens of each answer before the first timing
 WARM_TOKENS = 16

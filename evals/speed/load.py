@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from evals.speed.latency import LevelResult, RequestTiming, summarize
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Slo
 
 #: draft tokens of an answer and the accepted ones; None: the engine does not speculate

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from evals.speed.latency import LevelResult, RequestTiming, summarize
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Slo
 
 #: libraries that the binary needs under their sonames; the server's wheel carries them renamed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evals.speculation.prompts import CLASSES, held_out
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 _TOPICS = (
     "how a paged key-value cache keeps memory from fragmenting",

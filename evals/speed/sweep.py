@@ -10,7 +10,7 @@ from evals.gates import at_most
 from evals.report import Plot, Series, Table
 from evals.speed.latency import LATENCY_COLUMNS, LevelResult, tail
 from evals.statistics import Interval
-from trtforge.knee import knee_index
+from trtforge.ground.knee import knee_index
 from trtforge.pipeline.stage import GateResult
 from trtforge.recipe.schema import Slo
 

@@ -20,7 +20,7 @@ from plugins.cuda import abi
 from plugins.host import abi as host_abi
 from plugins.host import calls
 from plugins.opening import Refusal, open_shared
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plugins.host import abi
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from plugins.host import abi, calls, checks
 from plugins.opening import Refusal, open_shared
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
 if TYPE_CHECKING:
     import torch

@@ -27,9 +27,9 @@ from plugins.cuda.build import (
     source_tree,
 )
 from trtforge import __version__
-from trtforge.errors import EnvironmentLacks
-from trtforge.plugin_library import LIBRARY
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import EnvironmentLacks
+from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.native.plugin_library import LIBRARY
 
 #: where NVIDIA's packages and containers put the headers
 HEADER_FOLDERS = (

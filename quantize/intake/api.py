@@ -14,9 +14,9 @@ from quantize.intake.disk import system_answers
 from quantize.intake.hashing import cached_hashes, folder_digest
 from quantize.intake.info import CheckpointInfo
 from quantize.intake.source import Source, parse_source
-from trtforge.errors import ForgeError
-from trtforge.paths import user_path
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.paths import user_path
+from trtforge.ground.progress import Progress, SilentProgress
 
 
 def default_cache_dir() -> Path:

@@ -50,9 +50,9 @@ from quantize.intake.writer import (
     plan_shards,
     write_safetensors,
 )
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress
-from trtforge.safetensors_header import INDEX_NAME, WEIGHTS_NAME, TensorInfo
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress
+from trtforge.ground.safetensors_header import INDEX_NAME, WEIGHTS_NAME, TensorInfo
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 

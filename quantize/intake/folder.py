@@ -21,12 +21,12 @@ from quantize.intake.prefixes import renaming
 from quantize.intake.prequantized import Prequantized, is_quantization_tensor, recognize
 from quantize.intake.source import resolved
 from quantize.intake.tokenizer import check_template
-from trtforge import template_places
-from trtforge.errors import ForgeError
-from trtforge.folder_kind import FolderKind, kind_of
-from trtforge.json_file import MAX_TOKENIZER_BYTES, read_bytes_file
-from trtforge.other_tokenizers import other_tokenizers, tokenizer_remedies
-from trtforge.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_bytes_file
+from trtforge.ground.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
+from trtforge.models.folder_kind import FolderKind, kind_of
+from trtforge.templates import template_places
+from trtforge.templates.other_tokenizers import other_tokenizers, tokenizer_remedies
 
 #: the longest templates have some 20 kB
 MAX_TEMPLATE_BYTES = 4 << 20
@@ -93,7 +93,7 @@ def files_of(path: Path) -> list[str]:
 
 
 def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
-    """Judge the checkpoint in ``path``; every refusal is a coded :class:`~trtforge.errors.ForgeError`."""
+    """Judge the checkpoint in ``path``; every refusal is a coded :class:`~trtforge.ground.errors.ForgeError`."""
     _refuse_no_checkpoint(path)
     companions = tuple(name for name in COMPANIONS if (path / name).is_file())
     for name in companions:

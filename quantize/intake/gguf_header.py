@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 MAGIC = b"GGUF"
 #: tensor type number → (name, elements in a block, bytes of a block); the numbers of ggml.h
@@ -159,7 +159,7 @@ class _Cursor:
 
 def read_gguf(path: Path) -> GgufHeader:
     """Header of a GGUF file; ``TF-SRC-014`` when it is damaged or truncated, ``TF-SRC-004`` when it is a pointer."""
-    from trtforge.safetensors_header import refuse_pointer
+    from trtforge.ground.safetensors_header import refuse_pointer
 
     refuse_pointer(path)
     with path.open("rb") as file:

@@ -14,7 +14,7 @@ from typing import Any
 from quantize.intake.gguf_header import GgufHeader
 from quantize.intake.info import CheckpointInfo
 from quantize.intake.model_config import ModelShape, check_config, expected_tensors
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.tables.decoders import decoders, gguf_decoders
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

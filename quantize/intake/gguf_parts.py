@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantize.intake.gguf_header import GgufHeader, read_gguf, read_gguf_stream
-from trtforge.errors import ForgeError
-from trtforge.safetensors_header import require_regular
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import require_regular
 
 if TYPE_CHECKING:
     import numpy.typing as npt

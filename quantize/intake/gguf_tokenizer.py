@@ -15,7 +15,7 @@ from typing import Any
 
 from quantize.intake.gguf_header import GgufHeader
 from quantize.intake.tokenizer import check_template
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 

@@ -20,7 +20,7 @@ from quantize.intake.gguf_model import ROPE_FACTORS, gguf_config, hf_name, unsup
 from quantize.intake.gguf_parts import GgufFile
 from quantize.intake.model_config import ModelShape
 from quantize.intake.writer import TARGETS, TensorPlan, convert
-from trtforge.errors import EnvironmentLacks
+from trtforge.ground.errors import EnvironmentLacks
 from trtforge.tables.decoders import decoders
 
 _PIECE_BYTES = 16 << 20

@@ -16,10 +16,10 @@ from typing import Any
 
 from quantize.intake.disk import system_answers
 from quantize.intake.source import Source
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.paths import user_path
-from trtforge.progress import Progress
-from trtforge.safetensors_header import weight_files
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.paths import user_path
+from trtforge.ground.progress import Progress
+from trtforge.ground.safetensors_header import weight_files
 
 PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja")
 #: beside the model on some repositories: the same weights in another layout

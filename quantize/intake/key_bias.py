@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quantize.intake.gguf_model import hf_name
 from quantize.intake.gguf_parts import GgufFile
-from trtforge.safetensors_header import TensorInfo, plain_floats
+from trtforge.ground.safetensors_header import TensorInfo, plain_floats
 
 _BIAS = ".self_attn.k_proj.bias"
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
-from trtforge.folder_kind import kind_by_config
-from trtforge.json_file import MAX_TOKENIZER_BYTES, read_json_file
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_file
+from trtforge.models.folder_kind import kind_by_config
 from trtforge.tables.decoders import FULL, SLIDING, Decoder, decoders
 
 #: rope types that the graphs express, with the keys that each needs and may have

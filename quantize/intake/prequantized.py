@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 #: ModelOpt's quant_algo → row of the format table. Source: modelopt/torch/export/model_config.py
 FORMATS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_awq"}

@@ -22,9 +22,9 @@ from pathlib import Path, PurePosixPath
 
 from quantize.intake.disk import require_space
 from quantize.intake.source import Source
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.progress import Progress
-from trtforge.safetensors_header import MAX_HEADER_BYTES
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.progress import Progress
+from trtforge.ground.safetensors_header import MAX_HEADER_BYTES
 
 _NETWORK = re.compile(
     r"name resolution|Failed to establish a new connection|NewConnectionError|ConnectTimeout|Read timed out|ReadTimeout"

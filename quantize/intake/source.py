@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from quantize.intake.gguf_parts import is_gguf_name
-from trtforge.errors import ForgeError
-from trtforge.paths import path_fault, user_path
-from trtforge.safetensors_header import require_regular
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.paths import path_fault, user_path
+from trtforge.ground.safetensors_header import require_regular
 
 FORMS = (
     "a directory with config.json and safetensors",

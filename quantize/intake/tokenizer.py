@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.json_file import MAX_TOKENIZER_BYTES, read_bytes_file
-from trtforge.panics import panics_as
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_bytes_file
+from trtforge.ground.panics import panics_as
 
 #: letters, digits, punctuation and a character outside ASCII: what every tokenizer must give back
 SAMPLE = "The quick brown fox jumps over 13 lazy dogs; café costs 4.50."
@@ -82,7 +82,7 @@ def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: list[int]) -> None
 
 def check_template(template: str) -> None:
     """``TF-SRC-033`` when a chat template does not compile; without jinja2 here, serving finds out."""
-    from trtforge.chat_template import can_render, syntax_error
+    from trtforge.templates.chat_template import can_render, syntax_error
 
     problem = syntax_error(template) if can_render() else None
     if problem is not None:

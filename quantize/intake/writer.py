@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trtforge.errors import ForgeError
-from trtforge.safetensors_header import DTYPE_BITS
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import DTYPE_BITS
 
 #: a file's tensors end here at the latest, unless one tensor alone is larger
 MAX_SHARD_BYTES = 5_000_000_000

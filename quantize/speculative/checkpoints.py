@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trtforge.json_file import read_json_object
+from trtforge.ground.json_file import read_json_object
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _DONE = "step-"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from trtforge.drafting.description import Eagle3
 from trtforge.drafting.dialects import SPECFORGE, written_name
 from trtforge.drafting.inspection import inspect_folder
 from trtforge.drafting.writing import config_of
-from trtforge.json_file import read_json_object
+from trtforge.ground.json_file import read_json_object
 
 WEIGHTS = "model.safetensors"
 #: what a drafter takes over from its target's config.json although it computes nothing with it

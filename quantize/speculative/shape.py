@@ -9,7 +9,7 @@ from typing import Any
 from trtforge.drafting.description import Eagle3, Rope
 from trtforge.drafting.pairing import Target
 from trtforge.drafting.rope import read_rope
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 #: a draft vocabulary is padded to a multiple of this, which matrix units like
 _MULTIPLE = 64

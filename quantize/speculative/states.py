@@ -18,7 +18,7 @@ from torch import Tensor
 from quantize.quiet import quiet
 from quantize.speculative.conversations import Conversation, parts, read_part
 from quantize.speculative.rollout import Batch
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 
 #: classes of prompts by their number in a file
 KINDS = ("chat", "code", "copy", "open", "self")

@@ -23,7 +23,7 @@ from quantize.speculative.checkpoints import latest, save
 from quantize.speculative.draft_module import DraftModule
 from quantize.speculative.rollout import roll_out
 from quantize.speculative.states import States, Text, grouped
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 
 #: texts that are sorted by length together; batches of them are shuffled again
 _WINDOW = 512

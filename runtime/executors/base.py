@@ -3,7 +3,7 @@
 Policy: an executor owns weights and KV pools and nothing else. It never decides what runs: block
 numbers, order and sizes of a step come in with :class:`StepBatch`. A batch that breaks the
 executor's limits is a bug of the caller and raises ``ValueError``; an engine directory that cannot be
-loaded is a user's problem and raises :class:`~trtforge.errors.ForgeError`.
+loaded is a user's problem and raises :class:`~trtforge.ground.errors.ForgeError`.
 
 This module imports numpy only; torch arrives with an executor.
 """

@@ -38,8 +38,8 @@ from runtime.executors.torch_loading import (
     make_kernels,
 )
 from runtime.executors.weight_check import WeightCheck, check_weights
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 
 _FLOAT_NAMES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from plugins.host.abi import ABI_VERSION
 from runtime.executors.base import ExecutorLimits
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
-from trtforge.speculation import SpeculationRecord, read_speculation
+from trtforge.drafting.record import SpeculationRecord, read_speculation
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
 
 ENGINE_FILE = "engine.json"
 GRAPH_FILE = "model.onnx"

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from runtime.executors.engine_dir import EngineInfo
 from trtforge.drafting.maps import read_targets
-from trtforge.errors import ForgeError
-from trtforge.safetensors_header import read_headers
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import read_headers
 
 if TYPE_CHECKING:
     import torch

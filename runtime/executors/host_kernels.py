@@ -19,7 +19,7 @@ from plugins.host import abi
 from plugins.host.library import LIBRARY_VARIABLE, find_library, load_library
 from runtime.executors.kernels import Columns, StepIndex, TorchKernels
 from runtime.executors.torch_attention import AttentionParams
-from trtforge.errors import EnvironmentLacks
+from trtforge.ground.errors import EnvironmentLacks
 
 _DTYPES = {
     torch.float32: abi.FLOAT32,

@@ -9,7 +9,7 @@ import torch
 
 from runtime.executors.onnx_graph import Constant, Graph, Node
 from runtime.executors.onnx_ops import OPS, OpContext
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def check_operators(nodes: Iterable[Node]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 SUPPORTED_OPSETS: dict[str, tuple[int, int]] = {"": (23, 24), "trtforge": (1, 2)}
 #: bits of an element, by the names of onnx.TensorProto.DataType

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from runtime.executors.fake_quant import nvfp4_fake_quant, unpack_e2m1, unpack_int4
 from runtime.executors.onnx_graph import TORCH_DTYPES, Constant, Node
 from runtime.executors.torch_attention import AttentionParams, paged_attention
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 Value = Any  # torch.Tensor, a 4-bit Constant, or None
 Op = Callable[["OpContext", Node, list[Value]], Sequence[Value]]

@@ -15,9 +15,9 @@ from packaging.version import Version
 
 from runtime.executors.base import ExecutorLimits
 from runtime.executors.engine_dir import ENGINE_FILE, ENGINE_VERSION, OPS_VERSIONS, EngineInfo, parse_engine
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.json_file import read_json_file
-from trtforge.plugin_library import PluginLibrary
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.json_file import read_json_file
+from trtforge.native.plugin_library import PluginLibrary
 
 TARGET = "tensorrt"
 NETWORK_FILE = "network.onnx"

@@ -34,7 +34,7 @@ from runtime.executors.tensorrt_engine import (
     plan_refused,
     read_tensorrt_engine,
 )
-from trtforge.plugin_library import PluginLibrary, plugin_library
+from trtforge.native.plugin_library import PluginLibrary, plugin_library
 
 log = logging.getLogger("trtforge.tensorrt")
 

@@ -45,7 +45,7 @@ from runtime.executors.torch_loading import (
     make_kernels,
 )
 from runtime.executors.weight_check import WeightCheck, check_weights
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.progress import Progress, SilentProgress
 
 
 class TorchExecutor:

@@ -21,8 +21,8 @@ from runtime.executors.kernels import TorchKernels
 from runtime.executors.linears import Capability, PackedLinear
 from runtime.executors.lowering import Lowering
 from runtime.executors.onnx_graph import Graph, coherent
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.progress import Progress
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.progress import Progress
 
 POOL_DTYPES = {
     "float32": torch.float32,

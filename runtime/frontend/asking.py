@@ -20,7 +20,7 @@ from runtime.frontend.offered import refuse_not_offered
 from runtime.frontend.reading import Rows, text, together
 from runtime.request import Request
 from runtime.sampling.params import GuidedDecoding, SamplingParams
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 Encode = Callable[[str], list[int]]
 

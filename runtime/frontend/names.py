@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 #: what Triton keeps for itself and may hand on:
 #: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_parameters.md; ``id`` is the

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.frontend.reading import Rows
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 Asks = Callable[[Any], bool]
 

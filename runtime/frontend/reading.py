@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 class Rows:

@@ -21,9 +21,9 @@ from runtime.frontend.names import refuse_unknown
 from runtime.request import Request, RequestOutput
 from runtime.serving import AsyncEngine
 from runtime.triton_channel import Channel
-from trtforge.chat_workers import MOST, MOST_SLOW
-from trtforge.drain_notice import DrainNotice
-from trtforge.errors import ForgeError
+from trtforge.ground.drain_notice import DrainNotice
+from trtforge.ground.errors import ForgeError
+from trtforge.templates.chat_workers import MOST, MOST_SLOW
 
 #: a parameter that NVIDIA's token client sends beside its tensor ``streaming``
 TOKEN_CLIENT_PARAMETERS = frozenset({"Streaming"})

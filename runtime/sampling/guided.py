@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from runtime.errors import short_repr
 from runtime.sampling.params import GuidedDecoding
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.panics import panics_as
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.panics import panics_as
 
 #: of llguidance's units, by which its expressions may grow at first; its default of a million lets ``(a{1000}){1000}``
 #: take four seconds a mask, and this a fifth of one. Schemas of 500 patterns and choices of 20,000 words need less.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from runtime.errors import short_repr
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 MAX_LOGPROBS = 64
 MAX_STOP_CHARACTERS = 1024

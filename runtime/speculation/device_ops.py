@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from plugins.trees import DraftTree, StaticTree, TreeShape, TreeState
-from trtforge.errors import EnvironmentLacks
+from trtforge.ground.errors import EnvironmentLacks
 
 if TYPE_CHECKING:
     import torch

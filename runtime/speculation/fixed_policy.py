@@ -9,7 +9,7 @@ from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation.draft import Candidate, Choice
 from runtime.speculation.figures import Point
 from runtime.speculation.overrides import Overrides
-from trtforge.speculation import DraftPolicy
+from trtforge.drafting.record import DraftPolicy
 
 
 class FixedPolicy:

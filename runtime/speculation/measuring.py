@@ -16,7 +16,7 @@ import numpy as np
 from runtime.blocks import BlockPool
 from runtime.executors.base import Executor, StepBatch
 from runtime.speculation.costs import StepCosts
-from trtforge.speculation import SpeculationRecord
+from trtforge.drafting.record import SpeculationRecord
 
 #: context of the measured steps, as far as the blocks reach
 CONTEXT = 256

@@ -7,7 +7,7 @@ from runtime.speculation.draft import ModelDrafter
 from runtime.speculation.draft_model import DraftModelDrafter
 from runtime.speculation.eagle import EagleDrafter
 from runtime.speculation.trees import TreeDrafting
-from trtforge.speculation import DynamicTree, SpeculationRecord, StaticTree
+from trtforge.drafting.record import DynamicTree, SpeculationRecord, StaticTree
 
 
 def open_model_drafter(

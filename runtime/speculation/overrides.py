@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from trtforge.speculation import DraftPolicy
+from trtforge.drafting.record import DraftPolicy
 
 
 class Overrides:

@@ -33,8 +33,8 @@ from runtime.speculation.figures import Point
 from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.ngram import sources_of
 from runtime.speculation.overrides import Overrides
-from trtforge.rounds import best_length
-from trtforge.speculation import DraftPolicy, DynamicTree, SpeculationRecord, StaticTree
+from trtforge.drafting.record import DraftPolicy, DynamicTree, SpeculationRecord, StaticTree
+from trtforge.ground.rounds import best_length
 
 #: time that drafts of unknown worth may cost at most
 PROBE_SHARE = 0.015

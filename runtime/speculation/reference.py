@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trtforge.drafting.description import Eagle3, Rope
 from trtforge.drafting.inspection import inspect_folder
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @dataclass(frozen=True)

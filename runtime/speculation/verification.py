@@ -23,7 +23,7 @@ from plugins.host.library import load_library
 from plugins.trees import MAX_NODES
 from runtime.sampling.sampler import NO_TOKEN, Sampler, TokenLogprobs, as_tensor
 from runtime.speculation.draft import Draft
-from trtforge.errors import EnvironmentLacks
+from trtforge.ground.errors import EnvironmentLacks
 
 if TYPE_CHECKING:
     from runtime.sample import Sample

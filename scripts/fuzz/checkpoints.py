@@ -15,7 +15,7 @@ from scripts.fuzz.harness import Attempt, Fault, Target, command
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_recipe import RECIPE
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 _JSON = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")

@@ -12,7 +12,7 @@ from typing import Any
 from scripts.fuzz import mutate
 from scripts.fuzz.harness import Attempt, Target, command
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def make(pristine: Path) -> Attempt:

@@ -1,12 +1,8 @@
 """Runs mutated cases of one target and judges each by one rule.
 
-The rule: a case ends by itself or with a :class:`~trtforge.errors.ForgeError` of exit code 1 to 3, within its time and
-memory. Anything else is a fault: another exception, exit code 4, a hang, too much memory, a half-written artifact. The
-same number gives the same case of a target.
-
-A target is made by a function from an empty folder, which writes what is valid there once, to an :data:`Attempt`: one
-mutated case in a folder of its own. Attempts draw everything from the ``Random`` that they are given, and report
-half-written artifacts with :class:`Fault`.
+The rule: a case ends by itself or with a :class:`~trtforge.ground.errors.ForgeError` of exit code 1 to 3, within its
+time and memory. Anything else is a fault: another exception, exit code 4, a hang, too much memory, a half-written
+artifact. The same number gives the same case of a target.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 #: one case: draws from the Random, works in the empty folder
 Attempt = Callable[[random.Random, Path], None]

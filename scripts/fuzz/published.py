@@ -19,12 +19,12 @@ from scripts.fuzz import mutate
 from scripts.fuzz.harness import Attempt, Fault, Target, command
 from tests.support import synthetic
 from trtforge.cli.bundle import require_sound
-from trtforge.console import Console
-from trtforge.errors import ForgeError
+from trtforge.ground.console import Console
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_bytes
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import Artifact, GateResult, StageResult
-from trtforge.store.hashing import hash_bytes
 from trtforge.store.integrity import verify_directory
 from trtforge.store.manifest import content_hash, measured_hash
 from trtforge.store.store import Store

@@ -9,7 +9,7 @@ from typing import Any
 from scripts.fuzz import mutate
 from scripts.fuzz.harness import Attempt, Target
 from tests.support.tiny import CHAT_TEMPLATE
-from trtforge.chat_template import render_chat, syntax_error
+from trtforge.templates.chat_template import render_chat, syntax_error
 
 VALUES = (
     "messages", "messages[0].content", "'a'", "10", "0", "9.5e300", "none", "true", "[1, 2]", "{'a': 1}", "x", "loop",

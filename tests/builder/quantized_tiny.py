@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.builder.reference_ops import E2M1, E4M3, e4m3, fake_nvfp4
 from tests.support.tiny import write_safetensors
-from trtforge.safetensors_header import read_headers
+from trtforge.ground.safetensors_header import read_headers
 
 _NUMPY = {
     "BF16": ml_dtypes.bfloat16,

@@ -28,9 +28,9 @@ from tests.runtime import draft_support as support
 from tests.runtime.executor_support import blocks_of, make_batch
 from tests.support.tiny import write_tiny_llama
 from tests.trtforge.drafting.checkpoints import Spec
-from trtforge.errors import ForgeError
+from trtforge.drafting.record import read_speculation
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, KvCache
-from trtforge.speculation import read_speculation
 
 SPEC = Spec("modelopt", taps=(2, 7), own_head=False, mapped=False, seed=5)
 

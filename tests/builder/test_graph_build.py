@@ -18,8 +18,8 @@ from builder.graphs import GraphInfo, build_graph
 from builder.graphs.checks import check_ranges
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.tiny import write_safetensors, write_tiny_llama
-from trtforge.errors import ForgeError
-from trtforge.safetensors_header import read_headers
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import read_headers
 
 
 def load(directory: Path) -> onnx.ModelProto:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builder.memory import ModelShape, activation_bytes, kv_bytes_per_token, plan_memory
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import KvCache, Limits
 
 LLAMA_70B = ModelShape(80, 8192, 28672, 64, 8, 128, 128256)

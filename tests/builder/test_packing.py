@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from builder.graphs import packing
 from builder.graphs.packing import plan_packed, repack_rows, write_packed
 from tests.support.tiny import write_safetensors
-from trtforge.safetensors_header import read_header, read_headers
+from trtforge.ground.safetensors_header import read_header, read_headers
 
 
 def modelopt_pack(values: np.ndarray) -> np.ndarray:

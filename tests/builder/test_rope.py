@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from builder.graphs.config import rope_parameters
 from builder.graphs.rope import inverse_frequencies
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def reference(rope: dict[str, Any], head_size: int, positions: int) -> tuple[np.ndarray, float]:

@@ -28,9 +28,9 @@ from builder.targets.kernels import CAPABILITIES, Choice, choose, table, weight_
 from runtime.executors.engine_dir import read_engine as runtime_engine
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
+from trtforge.drafting.record import read_speculation
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, KvCache, Limits, Parallel, Speculation
-from trtforge.speculation import read_speculation
 from trtforge.tables import stack_table
 
 STORED = ("bfloat16", "float16", "float32", "fp8", "nvfp4", "int4_awq")

@@ -10,7 +10,7 @@ import torch
 from runtime.executors.base import StepBatch
 from runtime.executors.torch_executor import TorchExecutor
 from tests.support.tiny_recipe import write_tiny_recipe
-from trtforge.errors import GateFailed
+from trtforge.ground.errors import GateFailed
 from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.recipe.load import load_recipe
 from trtforge.store.store import Store

@@ -20,7 +20,7 @@ from launcher.ports import pick_free
 from launcher.smoke import SmokeTarget, run_smoke
 from launcher.stubs import stubs_of
 from triton_repo.layouts.native import emit
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 pytestmark = pytest.mark.e2e
 

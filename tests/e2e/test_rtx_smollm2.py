@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from builder.targets import build_engine
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.recipe.load import LoadedRecipe, load_recipe
 from trtforge.store.store import Store

@@ -16,7 +16,7 @@ import pytest
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_recipe import write_tiny_recipe
 from tests.trtforge.drafting import checkpoints
-from trtforge.errors import GateFailed
+from trtforge.ground.errors import GateFailed
 from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.result import RunResult

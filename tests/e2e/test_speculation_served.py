@@ -17,10 +17,10 @@ from runtime.sampling.params import SamplingParams
 from tests.runtime import draft_support
 from tests.trtforge.drafting.checkpoints import Spec
 from triton_repo.layouts.native import emit
+from trtforge.drafting.record import NGramSizes, SpeculationRecord
+from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.stages.bench import sweep_in_process
-from trtforge.progress import SilentProgress
 from trtforge.recipe.schema import Bench, Build, Limits
-from trtforge.speculation import NGramSizes, SpeculationRecord
 
 pytestmark = pytest.mark.e2e
 

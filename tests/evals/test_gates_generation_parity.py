@@ -3,7 +3,7 @@ import torch
 
 from evals import gates, generation, parity
 from evals.statistics import Interval
-from trtforge.errors import GateFailed
+from trtforge.ground.errors import GateFailed
 from trtforge.recipe.schema import Generation
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evals.speed import perf_analyzer
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 EXPORT = {
     "experiments": [

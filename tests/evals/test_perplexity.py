@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evals.perplexity import plan_windows, score
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @given(st.integers(2, 500), st.integers(2, 80), st.data())

@@ -10,8 +10,8 @@ from evals.speed.load import run_level
 from evals.speed.perf_analyzer import input_data, parse_export
 from evals.speed.prompts import load_prompts
 from evals.speed.sweep import Sweep, slo_gates, sweep_plot, sweep_table
-from trtforge.errors import ForgeError
-from trtforge.knee import knee_index
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.knee import knee_index
 from trtforge.preflight.rules.corpora import BUILTIN_PROMPTS
 from trtforge.preflight.rules.limits import BUILTIN_PROMPT_TOKENS
 from trtforge.recipe.schema import Slo

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from evals.perplexity import Scores
 from evals.statistics import paired_increase, perplexity_interval, wilson
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def _scores(nll, digest="a" * 64, window=8, stride=4):

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.fuzz.harness import Fault, Target, run_target
 from scripts.fuzz.targets import TARGETS
-from trtforge.errors import ExitCode, ForgeError
+from trtforge.ground.errors import ExitCode, ForgeError
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from launcher.scripts import write_scripts
 from launcher.stubs import stubs_of
 from tests.launcher.test_plans import recipe
 from tests.support.served_models import ECHO, write_model
-from trtforge.server_launch import STACK
+from trtforge.tritonserver.server_launch import STACK
 
 pytestmark = pytest.mark.slow
 

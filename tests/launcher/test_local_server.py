@@ -15,7 +15,7 @@ from launcher.installation import find_installation
 from launcher.local import TritonServer
 from launcher.ports import pick_free
 from tests.support.served_models import ECHO, write_model
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from builder.targets.trtllm.script import ENGINE_DIR
 from launcher.plans import plan, visible_devices
 from launcher.scripts import script_names, write_scripts
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
 

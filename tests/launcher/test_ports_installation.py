@@ -8,7 +8,7 @@ import pytest
 from launcher import installation
 from launcher.local import remove_abandoned_shared_memory
 from launcher.ports import is_free, pick_free, require_free
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
 
 def test_a_taken_port_is_refused_with_one_that_is_free():

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.serve import find_repository
 from triton_repo.layouts.native import emit
-from trtforge.errors import ExitCode, ForgeError
+from trtforge.ground.errors import ExitCode, ForgeError
 
 
 def bundle(root: Path, engine: Any, *files: str) -> Path:

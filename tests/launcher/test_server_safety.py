@@ -19,8 +19,8 @@ import launcher.serve
 from launcher.local import LAST_WORDS, TritonServer
 from launcher.stubs import stubs_of
 from tests.support.served_models import DECOUPLED, ECHO, HELD, write_model
-from trtforge.errors import ForgeError
-from trtforge.server_launch import CLOSED_APIS, SMALL_STACK, STACK, stack_limit
+from trtforge.ground.errors import ForgeError
+from trtforge.tritonserver.server_launch import CLOSED_APIS, SMALL_STACK, STACK, stack_limit
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from plugins.cuda.library import CudaLibrary, find_cuda_library
 from plugins.host import load
 from plugins.host.calls import SpeculationOps
 from plugins.host.library import HostLibrary
-from trtforge.errors import EnvironmentLacks
+from trtforge.ground.errors import EnvironmentLacks
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ import pytest
 from plugins import building
 from plugins.cuda import build
 from plugins.cuda.library import CudaLibrary
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.plugin_library import plugin_library
-from trtforge.shared_object import check_whole
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.shared_object import check_whole
+from trtforge.native.plugin_library import plugin_library
 
 ROOT = Path(__file__).parents[2]
 FILES = ("a.txt",)

@@ -18,7 +18,7 @@ from plugins import reference
 from plugins.cuda.library import CudaLibrary
 from plugins.host import calls
 from tests.plugins.batches import ACTIVATIONS, POOLS, TOLERANCE, Batch, bits, make_batch, random_tree
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 RANDOM = settings(
     max_examples=25,

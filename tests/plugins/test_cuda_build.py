@@ -17,8 +17,8 @@ from plugins.cuda import abi, build, library
 from plugins.cuda.library import CudaLibrary
 from plugins.host import calls
 from tests.plugins.test_host_library import fields_in
-from trtforge.errors import EnvironmentLacks, ExitCode, ForgeError
-from trtforge.plugin_library import runs_on
+from trtforge.ground.errors import EnvironmentLacks, ExitCode, ForgeError
+from trtforge.native.plugin_library import runs_on
 from trtforge.tables import architecture_table
 
 FATBIN = struct.pack("<I", 0xBA55ED50)

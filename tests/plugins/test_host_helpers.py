@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plugins import reference
 from plugins.host.library import HostLibrary
 from tests.plugins.batches import ACTIVATIONS, bits
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 RANDOM = settings(
     max_examples=15,

@@ -15,7 +15,7 @@ import pytest
 
 from plugins.host import abi, library
 from plugins.host.library import HostLibrary, find_library, load_library
-from trtforge.errors import EnvironmentLacks, ExitCode, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ExitCode, ForgeError
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "plugins/include/trtforge/host_abi.h"
@@ -160,7 +160,7 @@ def test_environment_chooses_the_isa(
 ) -> None:
     """In a process of its own: the choice is made at the first use."""
     script = (
-        "from plugins.host import load\nfrom trtforge.errors import ForgeError\n"
+        "from plugins.host import load\nfrom trtforge.ground.errors import ForgeError\n"
         "try:\n    print(load().isa)\nexcept ForgeError as error:\n    print(error.code)\n"
     )
     monkeypatch.setenv(library.ISA_VARIABLE, asked)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plugins.host import abi, int4
 from plugins.host.library import HostLibrary
 from tests.plugins.batches import ACTIVATIONS
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 RANDOM = settings(
     max_examples=12,

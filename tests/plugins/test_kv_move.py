@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plugins import reference_trees as reference
 from plugins.host.calls import SpeculationOps
 from tests.plugins.batches import POOLS, bits
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 RANDOM = settings(
     max_examples=25,

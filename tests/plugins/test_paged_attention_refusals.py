@@ -10,7 +10,7 @@ import torch
 from plugins.host import abi
 from plugins.host.library import HostLibrary
 from tests.plugins.batches import bits, make_batch
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 Change = Callable[[abi.PagedAttentionArgs], None]
 

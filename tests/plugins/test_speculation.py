@@ -20,7 +20,7 @@ from plugins.cuda.library import CudaLibrary
 from plugins.host.calls import SpeculationOps
 from plugins.trees import DraftTree, StaticTree, TreeShape, TreeState, new_state, static_tree
 from tests.plugins.batches import random_tree
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 RANDOM = settings(
     max_examples=25,

@@ -12,7 +12,7 @@ import pytest
 from quantize.audit import Expected, audit_checkpoint
 from quantize.formats import format_row
 from tests.support.tiny import write_safetensors, write_tiny_llama
-from trtforge.safetensors_header import read_headers
+from trtforge.ground.safetensors_header import read_headers
 
 Tensors = dict[str, tuple[str, np.ndarray]]
 _NUMPY = {"F32": "<f4", "F8_E4M3": "u1", "U8": "u1", "BF16": "<u2"}

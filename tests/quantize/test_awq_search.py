@@ -11,7 +11,7 @@ from quantize import awq_search, ptq
 from quantize.awq_search import STATE_FILE
 from quantize.ptq import quantize_checkpoint
 from tests.support.tiny import write_tiny_llama
-from trtforge.progress import SilentProgress
+from trtforge.ground.progress import SilentProgress
 from trtforge.recipe.schema import Quantize
 
 pytestmark = pytest.mark.slow

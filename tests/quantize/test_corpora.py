@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quantize import corpora
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
 BUILTIN = "builtin:python-topics"
 

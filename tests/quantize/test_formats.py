@@ -15,7 +15,7 @@ from quantize.formats import (
     modelopt_config,
     resolve_group_size,
 )
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
 TABLE = load_formats()
 

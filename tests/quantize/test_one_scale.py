@@ -11,7 +11,7 @@ from builder.targets.trtllm.checkpoint import convert_checkpoint
 from quantize.one_scale import share_scales
 from tests.builder.quantized_tiny import Quantizer, read_tensors
 from tests.support.tiny import write_tiny_llama
-from trtforge.e4m3 import decode, largest_change, rescale_table
+from trtforge.ground.e4m3 import decode, largest_change, rescale_table
 
 
 def checkpoint(folder: Path, fmt: str = "fp8") -> Path:

@@ -9,9 +9,9 @@ import pytest
 
 from quantize.plan import plan_quantization, read_config
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import read_headers
 from trtforge.recipe.schema import Quantize
-from trtforge.safetensors_header import read_headers
 
 
 def plan(directory: Path, **section):

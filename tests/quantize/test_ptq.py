@@ -20,10 +20,10 @@ from quantize.ptq import build_config, forward_loop, load_model, quantize_checkp
 from quantize.quiet import quiet
 from quantize.reference import load_reference_model
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.progress import SilentProgress
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.progress import SilentProgress
+from trtforge.ground.safetensors_header import read_headers
 from trtforge.recipe.schema import Quantize
-from trtforge.safetensors_header import read_headers
 
 pytestmark = pytest.mark.slow
 

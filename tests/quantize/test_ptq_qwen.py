@@ -18,8 +18,8 @@ from runtime.executors.torch_executor import TorchExecutor
 from tests.quantize.test_ptq import FORMATS, modelopt_logits, prompt
 from tests.runtime.executor_support import LIMITS, blocks_of, make_batch
 from tests.support.tiny import write_tiny_llama
+from trtforge.ground.safetensors_header import read_headers
 from trtforge.recipe.schema import Build, KvCache
-from trtforge.safetensors_header import read_headers
 
 pytestmark = pytest.mark.slow
 

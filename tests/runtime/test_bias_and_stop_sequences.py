@@ -6,7 +6,7 @@ from runtime.engine import EngineCore
 from runtime.request import FinishReason, GenerationResult, Request
 from runtime.sampling.params import SamplingParams
 from runtime.simulation import SimulatedExecutor
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 PROMPT = [5, 6, 7]
 

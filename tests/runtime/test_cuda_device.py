@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.executors.cuda_device import CudaDevice
-from trtforge.errors import EnvironmentLacks
+from trtforge.ground.errors import EnvironmentLacks
 
 
 class Driver:

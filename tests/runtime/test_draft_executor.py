@@ -20,7 +20,7 @@ from runtime.executors.torch_executor import TorchExecutor
 from tests.runtime import draft_support as support
 from tests.runtime.executor_support import blocks_of, make_batch, tiny_engine
 from tests.trtforge.drafting.checkpoints import Spec
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 SPECS = support.specs()
 CLOSE = 1e-5

@@ -19,7 +19,7 @@ from runtime.sampling import SamplingParams
 from runtime.simulation import SimulatedExecutor
 from runtime.tokenizer import EngineTokenizer
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 LIMITS = ExecutorLimits(8, 64, 256, 255)
 EOS = 2

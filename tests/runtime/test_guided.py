@@ -18,7 +18,7 @@ from runtime.sampling.guided import GuidedState
 from runtime.simulation import SimulatedExecutor
 from runtime.tokenizer import EngineTokenizer
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 SCHEMA = {
     "type": "object",

@@ -21,7 +21,7 @@ from runtime.simulation import SimulatedExecutor
 from runtime.token_bound import _BECOME_PUNCTUATION, TokenBound
 from runtime.tokenizer import EngineTokenizer
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 LIMITS = ExecutorLimits(8, 64, 256, 200)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from runtime.sampling import GuidedDecoding, SamplingParams
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 NAN, INF = math.nan, math.inf
 

@@ -12,7 +12,7 @@ from runtime.sampling import SamplingParams
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.sequence import Sequence
 from runtime.simulation import SimulatedExecutor
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 class Recording(SimulatedExecutor):

@@ -15,7 +15,7 @@ from runtime.request import FinishReason, GenerationResult, Request, RequestOutp
 from runtime.sampling import SamplingParams
 from runtime.serving import AsyncEngine
 from runtime.simulation import SimulatedExecutor
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 WAIT = 20.0
 

@@ -28,8 +28,8 @@ from tests.runtime.executor_support import make_batch
 from tests.runtime.simulated_tensorrt import HostDevice, Simulation
 from tests.support.tensorrt_bindings import VERSIONS
 from tests.trtforge.drafting.checkpoints import Spec
-from trtforge.errors import ForgeError
-from trtforge.plugin_library import PluginLibrary
+from trtforge.ground.errors import ForgeError
+from trtforge.native.plugin_library import PluginLibrary
 from trtforge.recipe.schema import Build, KvCache, Limits
 
 PLUGINS = PluginLibrary(Path("/plugins.so"), "1", "0123456789abcdef", "", "10.14.1", {"source_hash": "s"}, False, "f")

@@ -38,8 +38,8 @@ from tests.runtime.simulated_tensorrt import (
 from tests.support.damage import ODD, changed
 from tests.support.tensorrt_bindings import VERSIONS
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
-from trtforge.plugin_library import PluginLibrary
+from trtforge.ground.errors import ForgeError
+from trtforge.native.plugin_library import PluginLibrary
 from trtforge.recipe.schema import Build, KvCache, Limits, TensorRt
 
 PLUGINS = PluginLibrary(Path("/plugins.so"), "1", "0123456789abcdef", "", "10.14.1", {"source_hash": "s"}, False, "f")

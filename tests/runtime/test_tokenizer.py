@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from runtime.detokenizer import ByteLevelDetokenizer, DetokenizerFactory, WindowDetokenizer
 from runtime.tokenizer import EngineTokenizer
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 TEXTS = [
     "Hello, world!",

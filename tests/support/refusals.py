@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **named: Any) -> ForgeError:

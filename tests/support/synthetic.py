@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtforge.ground.hashing import hash_bytes
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import GateResult, StageBase, StageContext, StageResult
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
-from trtforge.store.hashing import hash_bytes
 from trtforge.store.steps import set_hook, step
 from trtforge.store.store import Store
 

@@ -37,7 +37,7 @@ def gguf_name(name: str) -> str:
 
 def read_float32(directory: Path) -> dict[str, np.ndarray]:
     """Every tensor of a one-file BF16, F16 or F32 checkpoint as float32."""
-    from trtforge.safetensors_header import read_headers
+    from trtforge.ground.safetensors_header import read_headers
 
     result = {}
     for name, info in read_headers(directory).items():

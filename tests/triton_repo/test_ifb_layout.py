@@ -12,7 +12,7 @@ from triton_repo.configs import print_config, read_config
 from triton_repo.layouts import inflight_batcher_llm as layout
 from triton_repo.trtllm_engine import describe_engine
 from triton_repo.validate import validate_repository
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
 _INPUTS = """

@@ -16,7 +16,7 @@ from triton_repo.lint.run import all_rules, lint_repository
 from triton_repo.parameters import load_parameters
 from triton_repo.validate import require_valid, validate_repository
 from trtforge.cli.triton import app
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = CliRunner()

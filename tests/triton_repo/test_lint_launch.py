@@ -13,8 +13,8 @@ from tests.launcher.test_plans import recipe
 from tests.support.served_models import ECHO, write_model
 from triton_repo.lint.rules_launch import launch_files_near
 from triton_repo.lint.run import lint_repository
-from trtforge.launch_lines import launch_lines, of_command, open_apis, weaknesses
-from trtforge.server_launch import GRPC_OPTION, HTTP_OPTION, closing
+from trtforge.tritonserver.launch_lines import launch_lines, of_command, open_apis, weaknesses
+from trtforge.tritonserver.server_launch import GRPC_OPTION, HTTP_OPTION, closing
 
 START = "tritonserver --model-repository=/models"
 SH = f"#!/bin/sh\n# {START}\nset -e\n{START} \\\n  --http-port=8000\n"

@@ -22,7 +22,7 @@ from triton_repo.lint.files import MAX_BYTES, Unreadable, inside, read_text
 from triton_repo.lint.pbtext import Text
 from triton_repo.lint.run import Report, lint_repository
 from triton_repo.lint.schema import parse_config
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @pytest.fixture

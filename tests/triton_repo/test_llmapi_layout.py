@@ -15,7 +15,7 @@ from triton_repo.layouts.llmapi_settings import llm_arguments, serve_options
 from triton_repo.lint.llm_arguments import load_arguments
 from triton_repo.parameters import load_parameters
 from triton_repo.validate import validate_repository
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
 _INPUTS = """

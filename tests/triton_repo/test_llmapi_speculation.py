@@ -14,7 +14,7 @@ from triton_repo.layouts import llmapi
 from triton_repo.layouts.llmapi_settings import llm_arguments, serve_options
 from triton_repo.lint.llm_arguments import load_arguments
 from triton_repo.lint.run import lint_repository
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Speculation
 from trtforge.tables import stack_table
 from trtforge.tables.llm_speculation import keys_asked, speculation_table

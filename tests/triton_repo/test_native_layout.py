@@ -13,7 +13,7 @@ from triton_repo.layouts.native import emit
 from triton_repo.layouts.native_names import CLIENT_NAMES
 from triton_repo.layouts.native_tensors import FROM_ENGINE, INPUTS, OUTPUTS
 from triton_repo.validate import require_valid, validate_repository
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 LIMITS = {"max_batch_size": 8, "max_num_tokens": 256, "max_seq_len": 512, "max_input_len": 511}
 

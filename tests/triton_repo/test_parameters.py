@@ -7,7 +7,7 @@ import yaml
 
 from triton_repo import parameters
 from triton_repo.parameters import LAYOUTS, Parameter, checked, explain, load_parameters
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.keys import find_key
 
 ROOT = Path(__file__).resolve().parents[2]

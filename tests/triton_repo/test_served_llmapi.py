@@ -16,7 +16,7 @@ from launcher.local import TritonServer
 from tests.support.foreign_clients import generate
 from tests.triton_repo.served import ask, tensors, text
 from triton_repo.layouts import llmapi
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from triton_repo.edits import Editor
 from triton_repo.history import load_history
 from triton_repo.lint.repository import read_repository
 from triton_repo.upgrade import upgrade_repository
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from triton_repo.validate import require_valid
 from trtforge.drafting.inspection import inspect_folder
 from trtforge.drafting.kinds import EAGLE3
 from trtforge.drafting.trtllm_head import head_for
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.load import LoadedRecipe
 from trtforge.recipe.schema import Recipe
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from triton_repo.parameters import load_parameters
-from trtforge.errors import ForgeError
-from trtforge.kv_window import PARAMETER, KvWindows, parse_windows
+from trtforge.ground.errors import ForgeError
+from trtforge.models.kv_window import PARAMETER, KvWindows, parse_windows
 from trtforge.recipe.schema import Recipe
 
 #: recipe's speculation method → the engine's mode and the decoding mode; drafts from outside have none of their own

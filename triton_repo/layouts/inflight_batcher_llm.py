@@ -31,7 +31,7 @@ from triton_repo.layouts.writing import writing
 from triton_repo.parameters import checked
 from triton_repo.tensors import TensorRow
 from triton_repo.trtllm_engine import require_facts
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
 LAYOUT = "inflight_batcher_llm"

@@ -18,7 +18,7 @@ from triton_repo.layouts.shipping import ship, source_of
 from triton_repo.layouts.writing import writing
 from triton_repo.parameters import checked
 from triton_repo.tensors import TensorRow
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
 LAYOUT = "llmapi"
@@ -26,7 +26,7 @@ _SHIPPED: Mapping[str, str] = {
     "triton_repo.layouts.llmapi_code.model": "model.py",
     "triton_repo.layouts.llmapi_code.request": "request.py",
     "runtime.frontend.names": "names.py",
-    "trtforge.errors": "errors.py",
+    "trtforge.ground.errors": "errors.py",
 }
 
 

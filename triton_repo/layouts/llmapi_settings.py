@@ -14,7 +14,7 @@ from typing import Any
 from packaging.version import Version
 
 from triton_repo.layouts.llmapi_speculation import speculative_config
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 from trtforge.tables import stack_table
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 from trtforge.tables.llm_speculation import draft_length, refused_sizes, speculation_table
 

@@ -18,9 +18,9 @@ from typing import Any
 from triton_repo.configs import add_cpu_instance, add_tensors, new_config, print_config, set_parameters
 from triton_repo.layouts import native_names
 from triton_repo.layouts.native_tensors import INPUTS, OUTPUTS
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
-from trtforge.speculation import read_speculation
+from trtforge.drafting.record import read_speculation
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
 
 #: targets whose engines the model runs
 TARGETS = ("torch", "tensorrt")

@@ -21,8 +21,8 @@ from runtime.frontend.service import Service
 from runtime.metrics import help_of, is_counter
 from runtime.serving import AsyncEngine
 from runtime.speculation.figures import Point
-from trtforge.json_file import read_json_file
-from trtforge.speculation import read_speculation
+from trtforge.drafting.record import read_speculation
+from trtforge.ground.json_file import read_json_file
 
 POLL_SECONDS = 0.05
 #: for the clients of an engine that died

@@ -22,7 +22,7 @@ from triton_repo.layouts.ifb_tensors import (
 )
 from triton_repo.layouts.native_tensors import FROM_ENGINE, OWN_INPUTS, OWN_OUTPUTS
 from triton_repo.tensors import TensorRow
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @dataclass(frozen=True)

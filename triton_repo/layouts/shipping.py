@@ -18,12 +18,12 @@ TOKENIZER_MODULES: Mapping[str, str] = {
     "runtime.tokenizer": "tokenizer.py",
     "runtime.detokenizer": "detokenizer.py",
     "runtime.token_bound": "token_bound.py",
-    "trtforge.chat_template": "chat_template.py",
-    "trtforge.chat_workers": "chat_workers.py",
-    "trtforge.chat_process": "chat_process.py",  # run as a file, which is found beside chat_workers.py
-    "trtforge.errors": "errors.py",
-    "trtforge.json_file": "json_file.py",
-    "trtforge.panics": "panics.py",
+    "trtforge.templates.chat_template": "chat_template.py",
+    "trtforge.templates.chat_workers": "chat_workers.py",
+    "trtforge.templates.chat_process": "chat_process.py",  # run as a file, which is found beside chat_workers.py
+    "trtforge.ground.errors": "errors.py",
+    "trtforge.ground.json_file": "json_file.py",
+    "trtforge.ground.panics": "panics.py",
 }
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from triton_repo.layouts.native import TARGETS as NATIVE_TARGETS
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
 
 Kind = Literal["artifact", "compiled", "converted", "checkpoint", "unknown"]
 _WORDS = {

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from trtforge.json_file import kind_of
+from trtforge.ground.json_file import kind_of
 
 #: the largest configuration, model.yaml or model.py that is read; NVIDIA's own are below 100 KiB
 MAX_BYTES = 4 << 20

@@ -17,8 +17,8 @@ from typing import Any
 
 from triton_repo.lint.files import Unreadable, entries, inside, not_utf8, read_bytes, read_text, there
 from triton_repo.lint.schema import Config, parse_config
-from trtforge.errors import ForgeError
-from trtforge.paths import real_path
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.paths import real_path
 
 CONFIG = "config.pbtxt"
 #: files by which Triton's auto-complete finds the backend, and the backend that it takes

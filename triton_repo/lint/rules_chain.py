@@ -12,7 +12,7 @@ from triton_repo.lint.remedies import Remedy, here, leaving, no_parameter, param
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import DEFAULT_FRACTION, Chain, chain, device_sets, flag, number
 from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
-from trtforge.paths import real_path
+from trtforge.ground.paths import real_path
 
 
 def each_chain(check: Callable[[Chain, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:

@@ -23,7 +23,7 @@ from triton_repo.lint.rules import (
     thread,
 )
 from triton_repo.lint.schema import Fault, FaultKind
-from trtforge.paths import real_path
+from trtforge.ground.paths import real_path
 
 #: backends whose model is a folder or several files of free names
 _FREE_FILES = frozenset({"dali", "fil", "tensorrtllm", "vllm", "openvino", "tensorflow"})

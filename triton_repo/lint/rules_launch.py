@@ -10,8 +10,8 @@ from triton_repo.lint.files import Unreadable, entries, read_text
 from triton_repo.lint.remedies import person
 from triton_repo.lint.repository import Repository
 from triton_repo.lint.rules import Hit, rule
-from trtforge.launch_lines import SERVER, images, launch_lines, weaknesses
 from trtforge.tables.advisories import fixed_in, known_holes, summary
+from trtforge.tritonserver.launch_lines import SERVER, images, launch_lines, weaknesses
 
 _DEPLOY = "https://github.com/triton-inference-server/server/blob/main/docs/customization_guide/deploy.md"
 _BULLETINS = "https://github.com/NVIDIA/product-security"

@@ -11,9 +11,9 @@ from triton_repo.lint.files import Unreadable, read_text
 from triton_repo.lint.remedies import parameter, person, put
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, rule
-from trtforge.errors import ForgeError
-from trtforge.paths import real_path
-from trtforge.speculation import read_speculation
+from trtforge.drafting.record import read_speculation
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.paths import real_path
 
 
 def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None, Hit | None]:

@@ -31,7 +31,7 @@ from triton_repo.lint import (  # noqa: F401
 )
 from triton_repo.lint.repository import read_repository
 from triton_repo.lint.rules import RULES, Finding, Hit, Rule
-from trtforge.annotations import Annotation
+from trtforge.ground.annotations import Annotation
 
 #: these name what the other rules could not read, so they are asked last
 _READING = frozenset({"TF-TRI-106", "TF-TRI-107"})

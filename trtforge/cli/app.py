@@ -25,7 +25,7 @@ from trtforge.cli import (
     stages,
     triton,
 )
-from trtforge.errors import ExitCode, ForgeError
+from trtforge.ground.errors import ExitCode, ForgeError
 
 app = typer.Typer(
     name="trtforge",
@@ -122,7 +122,7 @@ def _empty(arguments: Sequence[str]) -> ForgeError:
 
 
 def _said(refusal: ForgeError, arguments: Sequence[str]) -> int:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
     Console("json" if "--json" in arguments else "human").error(refusal)
     return int(refusal.exit_code)

@@ -12,7 +12,7 @@ from trtforge.cli import common
 from trtforge.cli.common import StoreOption
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 app = typer.Typer(help="List, show and remove what the store holds.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -59,7 +59,7 @@ def show(
 ) -> None:
     """Show one artifact: its files, figures, gates and where it came from."""
     from trtforge.cli.summary import figure_rows
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.units import format_size
     from trtforge.store.gc import show_artifact
     from trtforge.store.store import Damage
@@ -132,7 +132,7 @@ def gc(
 
 def parse_age(text: str) -> float:
     """Seconds of ``12h``, ``7d``, ``30m`` or ``30min``; raises TF-CLI-003."""
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.units import parse_seconds
 
     # as command lines have ages; a recipe's times have no days, and no m that could be milli

@@ -11,7 +11,7 @@ from trtforge.cli import common
 from trtforge.cli.common import SetOption, StoreOption
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
     from trtforge.recipe.schema import Bench
 
 TargetArgument = Annotated[
@@ -87,7 +87,7 @@ def bench(
 
 def parse_levels(text: str) -> list[int]:
     """``"1,4,16"`` as numbers; raises TF-BEN-020."""
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     try:
         levels = [int(part) for part in text.split(",")]
@@ -147,7 +147,7 @@ def _bench_bundle(
     from trtforge.cli.bundle import require_sound
     from trtforge.cli.measuring import LiveServer, bench_report, measure_in_process, measure_server
     from trtforge.cli.summary import show_gates, show_sweeps
-    from trtforge.errors import ExitCode, ForgeError
+    from trtforge.ground.errors import ExitCode, ForgeError
 
     bundle = Path(target) if target is not None else None
     if (url is None) != (model is None) or (bundle is None and url is None):
@@ -186,7 +186,7 @@ def _bench_bundle(
 
 def engine_of(bundle: Path) -> Path:
     """The engine directory of a bundle, or the engine directory itself; raises TF-BEN-022."""
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     for candidate in (bundle / "engine", bundle):
         if (candidate / "engine.json").is_file():

@@ -11,7 +11,7 @@ from trtforge.cli import common
 
 if TYPE_CHECKING:
     from launcher.serve import Endpoints
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's directory.", show_default=False)]
 
@@ -23,7 +23,7 @@ def verify(
     stamps: Annotated[bool, typer.Option("--stamps/--no-stamps", help="Hold its stamps against this machine.")] = True,
 ) -> None:
     """Check every hash of a bundle, and its stamps against this machine; exit 1 on a fault."""
-    from trtforge.errors import ExitCode, ForgeError
+    from trtforge.ground.errors import ExitCode, ForgeError
     from trtforge.pipeline.published import verify_published
     from trtforge.recipe.units import format_size
 
@@ -116,7 +116,7 @@ def serve(
 
 def require_sound(console: Console, bundle: Path) -> None:
     """Refuse a damaged or unfinished bundle, or one that this machine cannot serve, by its first fault."""
-    from trtforge.errors import EnvironmentLacks, ForgeError
+    from trtforge.ground.errors import EnvironmentLacks, ForgeError
     from trtforge.pipeline.published import verify_published
     from trtforge.store.stamps import unservable
 

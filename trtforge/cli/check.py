@@ -12,7 +12,7 @@ from trtforge.cli import common, forms
 from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
     from trtforge.preflight import Finding, Report
 
 
@@ -29,7 +29,7 @@ def check(
 ) -> None:
     """Check a recipe against the model's headers, the tables and this machine; exit 1 on an error."""
     from quantize.intake import not_here
-    from trtforge.errors import ExitCode, ForgeError
+    from trtforge.ground.errors import ExitCode, ForgeError
     from trtforge.preflight.places import annotate, refusal_annotation, unapplied
     from trtforge.recipe.load import load_recipe
     from trtforge.store.store import default_root

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtforge.errors import ExitCode, ForgeError, interrupted
+from trtforge.ground.errors import ExitCode, ForgeError, interrupted
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
     from trtforge.preflight import Machine, Report
     from trtforge.preflight.model import ModelShape
     from trtforge.preflight.sources import Located
@@ -65,8 +65,8 @@ def forge_command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> None:
-        from trtforge.console import Console
-        from trtforge.console_guard import quiet_libraries, stdout_guard
+        from trtforge.ground.console import Console
+        from trtforge.ground.console_guard import quiet_libraries, stdout_guard
 
         as_json, quiet, debug = (bool(arguments.pop(name)) for name in _OUTPUT)
         console = Console("json" if as_json else "quiet" if quiet else "human", debug)
@@ -100,7 +100,7 @@ def refuse_unusable(arguments: Mapping[str, Any]) -> None:
     Raises:
         ForgeError: ``TF-CLI-022``.
     """
-    from trtforge.paths import path_fault
+    from trtforge.ground.paths import path_fault
 
     for name, value in arguments.items():
         for path in value if isinstance(value, (list, tuple)) else (value,):

@@ -8,14 +8,14 @@ from trtforge.cli import common
 from trtforge.cli.common import StoreOption
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 
 @common.forge_command
 def doctor(console: Console, store: StoreOption = None) -> None:
     """Look at this machine: what each target needs to build and to run, what is there, what to install."""
-    from trtforge.doctor import examine
-    from trtforge.errors import ExitCode
+    from trtforge.examination.doctor import examine
+    from trtforge.ground.errors import ExitCode
     from trtforge.preflight import probe
     from trtforge.store.store import default_root
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtforge.cli import common
-from trtforge.errors import ExitCode
+from trtforge.ground.errors import ExitCode
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 app = typer.Typer(help="Look into drafters and convert them.", no_args_is_help=True, rich_markup_mode=None)
 

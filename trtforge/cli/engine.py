@@ -11,7 +11,7 @@ from trtforge.cli import common
 from trtforge.cli.engine_drafts import measured_policy, recorded_policy, show_policy, show_speculation
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 app = typer.Typer(help="Look into engine directories.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -169,7 +169,7 @@ def show_tensorrt(console: Console, document: dict[str, Any]) -> None:
 
 def show_rtx(console: Console, document: dict[str, Any]) -> None:
     """RTX engines: what each is for, whether its file is the one that was built; exit 1 when one is not."""
-    from trtforge.errors import ExitCode
+    from trtforge.ground.errors import ExitCode
     from trtforge.recipe.units import format_size
 
     console.result(document)
@@ -196,7 +196,7 @@ def show_rtx(console: Console, document: dict[str, Any]) -> None:
 
 def show_trtllm_engine(console: Console, document: dict[str, Any], name: str) -> None:
     """What an engine directory of TensorRT-LLM records, and what of it is broken; exit 1 when anything is."""
-    from trtforge.errors import ExitCode
+    from trtforge.ground.errors import ExitCode
     from trtforge.recipe.units import format_size
 
     console.result(document)
@@ -230,7 +230,7 @@ def _engine_rows(document: dict[str, Any]) -> list[list[str]]:
 
 def show_trtllm(console: Console, document: dict[str, Any]) -> None:
     """An artifact for TensorRT-LLM: asked, compiled or not, and the differences; exit 1 when there are any."""
-    from trtforge.errors import ExitCode
+    from trtforge.ground.errors import ExitCode
 
     console.result(document)
     built = document.get("engine")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 
 def show_speculation(console: Console, document: dict[str, Any]) -> None:
@@ -19,7 +19,7 @@ def show_speculation(console: Console, document: dict[str, Any]) -> None:
 
 
 def speculation_rows(record: dict[str, Any]) -> list[list[str]]:
-    """The record in words; see :mod:`trtforge.speculation`."""
+    """The record in words; see :mod:`trtforge.drafting.record`."""
     tree, ngram, policy = record["tree"], record["ngram"], record["policy"]
     rows = [["method", record["method"]], ["longest draft", f"{record['max_draft_len']} tokens"]]
     if tree is not None and tree["kind"] == "dynamic":
@@ -70,7 +70,7 @@ def measured_policy(folder: Path) -> dict[str, Any]:
         ForgeError: ``TF-CLI-018`` the engine drafts nothing; what loading it raises.
     """
     from runtime.offline import Engine
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     with Engine.load(folder) as engine:
         speculator = engine.core.speculator

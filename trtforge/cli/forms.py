@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.cli import common
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
-    from trtforge.annotations import Annotation
-    from trtforge.console import Console
+    from trtforge.ground.annotations import Annotation
+    from trtforge.ground.console import Console
 
 FORMATS = ("table", "sarif", "github")
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
@@ -42,7 +42,7 @@ def chosen(console: Console, form: str, *, code: str) -> str:
 def show(console: Console, found: Sequence[Annotation], form: str) -> None:
     """Write the findings as SARIF (always one document) or GitHub annotations (one a line; none: nothing)."""
     from trtforge import __version__
-    from trtforge.annotations import github, sarif_text
+    from trtforge.ground.annotations import github, sarif_text
 
     text = sarif_text(found, version=__version__) if form == "sarif" else github(found)
     if text:
@@ -51,7 +51,7 @@ def show(console: Console, found: Sequence[Annotation], form: str) -> None:
 
 def refusals(error: ForgeError, file: Path) -> Iterator[Annotation]:
     """What keeps a check from running, as findings: one for each offender that the refusal lists, else one."""
-    from trtforge.annotations import Annotation
+    from trtforge.ground.annotations import Annotation
 
     offenders = error.numbers.get("offenders")
     if isinstance(offenders, list) and offenders:

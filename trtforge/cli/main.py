@@ -38,8 +38,8 @@ def main() -> None:
 def _interrupted(arguments: Sequence[str]) -> int:
     """Say it as a command does, even when none had begun; a second Ctrl-C changes nothing any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from trtforge.console import Console
-    from trtforge.errors import ExitCode, interrupted
+    from trtforge.ground.console import Console
+    from trtforge.ground.errors import ExitCode, interrupted
 
     Console("json" if "--json" in arguments else "human").error(interrupted())
     return int(ExitCode.INTERRUPTED)
@@ -47,7 +47,7 @@ def _interrupted(arguments: Sequence[str]) -> int:
 
 def _lost(error: OSError) -> int:
     """The help or the version could not be printed."""
-    from trtforge.console import Console, output_lost
+    from trtforge.ground.console import Console, output_lost
 
     # what is still buffered must not fail again when the interpreter ends
     nowhere = os.open(os.devnull, os.O_WRONLY)

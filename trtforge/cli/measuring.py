@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 
 if TYPE_CHECKING:
     from evals.speed.sweep import Sweep

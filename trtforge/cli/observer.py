@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtforge.console import Console, StageProgress
-from trtforge.progress import Progress
+from trtforge.ground.console import Console, StageProgress
+from trtforge.ground.progress import Progress
 
 if TYPE_CHECKING:
     from trtforge.pipeline.result import StageOutcome

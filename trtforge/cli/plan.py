@@ -14,7 +14,7 @@ from trtforge.cli.common import RecipeArgument, SetOption
 if TYPE_CHECKING:
     from builder.planner.report import Plan
     from builder.planner.types import Goal, Workload
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 GOALS = ("throughput", "latency", "fit")
 
@@ -98,7 +98,7 @@ def plan(
     from trtforge.cli.plan_model import draft_model, known_model, written_split
     from trtforge.cli.plan_search import searched, speed_options
     from trtforge.cli.plan_share import share
-    from trtforge.errors import ExitCode
+    from trtforge.ground.errors import ExitCode
     from trtforge.recipe.load import load_recipe
 
     card = gpu_row(gpu)
@@ -216,7 +216,7 @@ def _workload(
 ) -> Workload | None:
     """The load that the options describe; None when they describe none."""
     from builder.planner import workload
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     one_length = isl is not None or osl is not None
     sources = {"--isl": one_length, "--lengths": lengths is not None, "--trace": trace is not None}
@@ -242,7 +242,7 @@ def _workload(
 
 
 def _excluded(*given: str, why: str) -> Exception:
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     return ForgeError(
         "TF-CLI-012",
@@ -254,7 +254,7 @@ def _excluded(*given: str, why: str) -> Exception:
 
 
 def _needs(option: str, *others: str) -> Exception:
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     return ForgeError(
         "TF-CLI-012",
@@ -267,7 +267,7 @@ def _needs(option: str, *others: str) -> Exception:
 
 def _size(measured: str) -> int:
     """``--measured`` in bytes; an empty or zero size is no measurement."""
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.units import parse_size
 
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.cli import common
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from builder.planner.facts import KnownModel

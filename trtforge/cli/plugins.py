@@ -12,7 +12,7 @@ from trtforge.cli import common
 
 if TYPE_CHECKING:
     from plugins.cuda.build import KernelUse
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 app = typer.Typer(help="Build, inspect and test the native libraries.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -46,7 +46,7 @@ def info(console: Console) -> None:
 def _cuda_info() -> tuple[dict[str, Any], tuple[KernelUse, ...]]:
     from plugins.cuda.build import read_report
     from plugins.cuda.library import CudaLibrary, find_cuda_library
-    from trtforge.errors import EnvironmentLacks
+    from trtforge.ground.errors import EnvironmentLacks
 
     try:
         library = CudaLibrary(find_cuda_library())
@@ -77,7 +77,7 @@ def test(console: Console) -> None:
     """
     from plugins.selftest import run_selftest
     from plugins.selftest_cuda import can_run, run_cuda_checks
-    from trtforge.errors import ExitCode
+    from trtforge.ground.errors import ExitCode
 
     with console.progress("plugins") as progress:
         checks = run_selftest(progress=progress)
@@ -147,7 +147,7 @@ def build(
     elif library is Library.CUDA:
         _build_cuda(console, source, arch, jobs)
     else:
-        from trtforge.native_build import build_host_library
+        from trtforge.native.build import build_host_library
 
         with console.progress("plugins") as progress:
             path = build_host_library(source, build_dir, jobs=jobs, progress=progress)

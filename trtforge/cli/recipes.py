@@ -14,8 +14,8 @@ from trtforge.cli.common import StoreOption
 
 if TYPE_CHECKING:
     from quantize.intake import CheckpointInfo
-    from trtforge.console import Console
-    from trtforge.progress import Progress
+    from trtforge.ground.console import Console
+    from trtforge.ground.progress import Progress
     from trtforge.tables.advisories import Known
 
 
@@ -78,7 +78,7 @@ def init(
 def inspected(source: str, base: Path, progress: Progress) -> CheckpointInfo:
     """The model's record, downloading it first when it is not here; raises what intake refuses, TF-CLI-010."""
     from quantize.intake import inspect_source
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     info = inspect_source(source, base, download=True, progress=progress)
     if info is None:
@@ -169,7 +169,7 @@ def stack(
 
 def check_stack_here(console: Console, name: str | None) -> None:
     """Ask this machine for every piece of a stack; exit 1 when one differs or does not load."""
-    from trtforge.errors import ExitCode
+    from trtforge.ground.errors import ExitCode
     from trtforge.stack.check import check_stack
 
     report = check_stack(name, triton_server)
@@ -225,7 +225,7 @@ def _show_holes(console: Console, known: Sequence[Known]) -> None:
 def triton_server() -> tuple[str | None, str]:
     """Version and place of the Triton server that ``trtforge serve`` would start; (None, reason) without one."""
     from launcher.installation import find_installation
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     try:
         found = find_installation()

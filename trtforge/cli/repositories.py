@@ -11,7 +11,7 @@ from trtforge.cli import common, forms
 
 if TYPE_CHECKING:
     from triton_repo.lint.run import Report
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 EngineOption = Annotated[
     Path | None,
@@ -42,7 +42,7 @@ def lint(
 ) -> None:
     """Check any Triton model repository, and the lines that start a server on it; exit 1 on an error."""
     from triton_repo.lint.run import lint_repository
-    from trtforge.errors import ExitCode, ForgeError
+    from trtforge.ground.errors import ExitCode, ForgeError
 
     forms.chosen(console, format_, code="TF-CLI-020")
     try:
@@ -106,7 +106,7 @@ def diff(
     Paths that lead to the same place are shown and are no difference.
     """
     from triton_repo.diff import diff_repositories
-    from trtforge.errors import ExitCode
+    from trtforge.ground.errors import ExitCode
 
     comparison = diff_repositories(old, new)
     versions = {"old": comparison.old_versions, "new": comparison.new_versions}
@@ -162,7 +162,7 @@ def upgrade(
 ) -> None:
     """Write a repository for another version of TensorRT-LLM; exit 1 when the result still has an error."""
     from triton_repo.upgrade import upgrade_repository
-    from trtforge.errors import ExitCode
+    from trtforge.ground.errors import ExitCode
 
     result = upgrade_repository(repository, out, to=to, since=since, checkpoint=checkpoint)
     console.result(

@@ -12,7 +12,7 @@ from trtforge.cli import common
 from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
     from trtforge.pipeline.result import RunResult
     from trtforge.pipeline.stage import Stage
     from trtforge.recipe.load import LoadedRecipe
@@ -210,7 +210,7 @@ def refusals(loaded: LoadedRecipe, store: Path, *, builds: bool = True) -> list[
 
     ``builds``: the run goes through the build, so what this machine lacks for it counts.
     """
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     try:
         model = common.inspect_model(loaded)

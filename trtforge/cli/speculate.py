@@ -11,7 +11,7 @@ from trtforge.cli import common
 from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 app = typer.Typer(help="Speculative decoding of a recipe's engine.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -70,10 +70,10 @@ def train(
     """
     from trtforge.cli.run import run_loaded
     from trtforge.cli.stages import require_empty
+    from trtforge.ground.files import copy_tree
     from trtforge.pipeline.catalogue import default_stages
     from trtforge.pipeline.stages.drafter import DraftOptions, draft_stages
     from trtforge.recipe.load import load_recipe
-    from trtforge.store.files import copy_tree
 
     options = DraftOptions(
         seed=seed,
@@ -108,7 +108,7 @@ def train(
 
 def _seconds(text: str | None) -> float | None:
     """A time option; raises TF-CLI-053 for what is none."""
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.units import parse_seconds
 
     if text is None:

@@ -11,7 +11,7 @@ from trtforge.cli import common
 from trtforge.cli.common import SetOption, StoreOption
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
     from trtforge.pipeline.stage import Artifact
     from trtforge.recipe.load import LoadedRecipe
     from trtforge.store.store import Store
@@ -173,8 +173,8 @@ def _stage(
 
 def copy_out(console: Console, store: Store, artifact: Artifact, output: Path) -> None:
     """Copy an artifact with its manifest; one that turns out damaged is taken out of use, and its copy removed."""
+    from trtforge.ground.files import remove_tree
     from trtforge.store.export import DamagedArtifact, copy_published
-    from trtforge.store.files import remove_tree
     from trtforge.store.quarantine import quarantine_of
 
     try:
@@ -187,7 +187,7 @@ def copy_out(console: Console, store: Store, artifact: Artifact, output: Path) -
 
 def require_empty(output: Path) -> None:
     """Refuse to mix a result with files that are there already; raises TF-CLI-007."""
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
 
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ForgeError(

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtforge.json_file import read_json_file
+from trtforge.ground.json_file import read_json_file
 from trtforge.recipe.units import format_seconds, format_size
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
     from trtforge.pipeline.result import RunResult
 
 

@@ -10,7 +10,7 @@ import typer
 from trtforge.cli import common, repositories
 
 if TYPE_CHECKING:
-    from trtforge.console import Console
+    from trtforge.ground.console import Console
 
 app = typer.Typer(help="Write and check Triton model repositories.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,7 +50,7 @@ def emit(
     """Write a model repository for an engine; its limits come from the engine, the rest from the recipe."""
     from triton_repo.layouts.emit import emit_for
     from triton_repo.parameters import LAYOUTS
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.load import load_recipe, recipe_from_mapping
 
     changes = list(overrides or [])
@@ -93,7 +93,7 @@ def launch(
     from launcher.plans import plan, visible_devices
     from launcher.scripts import write_scripts
     from triton_repo.layouts.writing import writing
-    from trtforge.errors import ForgeError
+    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.load import load_recipe
 
     if not (bundle / "recipe.yaml").is_file() or not (bundle / "repository").is_dir():

@@ -26,8 +26,8 @@ from trtforge.drafting.maps import read_targets
 from trtforge.drafting.pairing import same_rows
 from trtforge.drafting.statements import RECORD, recorded_target, tokenizer_identity
 from trtforge.drafting.writing import carried, config_of, left_out, record
-from trtforge.errors import ForgeError
-from trtforge.safetensors_header import WEIGHTS_NAME, TensorInfo, weight_files
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import WEIGHTS_NAME, TensorInfo, weight_files
 
 #: what may be lost by name: the rest is a working drafter still
 LOSSES = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from trtforge.drafting.pairing import Target, pair_findings, size_findings
 from trtforge.drafting.reading import read_eagle3
 from trtforge.drafting.rope import read_rope
 from trtforge.drafting.statements import statement_findings
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_object
-from trtforge.safetensors_header import TensorInfo, read_headers
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_object
+from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def inspect_folder(folder: Path, target: Path | None = None) -> Inspection:
 
     Raises:
         ForgeError: ``TF-DRF-001`` nothing here is a drafter; as
-            :func:`~trtforge.safetensors_header.read_headers`.
+            :func:`~trtforge.ground.safetensors_header.read_headers`.
     """
     try:
         config = read_json_object(folder / "config.json")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtforge.safetensors_header import TensorInfo
+from trtforge.ground.safetensors_header import TensorInfo
 
 #: what EAGLE-3 alone has: vocabulary maps, and the name of its only layer
 _MAPS, _LAYER = ("d2t", "t2d"), "midlayer."

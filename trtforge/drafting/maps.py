@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.drafting.findings import DraftFinding
-from trtforge.safetensors_header import TensorInfo
+from trtforge.ground.safetensors_header import TensorInfo
 
 if TYPE_CHECKING:
     import numpy as np

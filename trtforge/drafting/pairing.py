@@ -17,9 +17,9 @@ from trtforge.drafting.dialects import Dialect
 from trtforge.drafting.findings import DraftFinding
 from trtforge.drafting.rope import read_rope
 from trtforge.drafting.statements import tokenizer_text, tokenizers_differ
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_object
-from trtforge.safetensors_header import TensorInfo, read_headers, weight_files
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_object
+from trtforge.ground.safetensors_header import TensorInfo, read_headers, weight_files
 
 #: embeddings of one vocabulary agree in sign and size; those of a random table have no angle in common
 _ROWS, _LEAST_COSINE = 16, 0.2
@@ -46,7 +46,7 @@ class Target:
         """Read config.json and, where there are weights, their headers.
 
         Raises:
-            ForgeError: ``TF-DRF-001`` no config.json; as :func:`~trtforge.safetensors_header.read_headers`.
+            ForgeError: ``TF-DRF-001`` no config.json; as :func:`~trtforge.ground.safetensors_header.read_headers`.
         """
         try:
             config = read_json_object(folder / "config.json")

@@ -14,7 +14,7 @@ from trtforge.drafting.dialects import Dialect, canonical_names, dialect_of, nam
 from trtforge.drafting.findings import DraftFinding
 from trtforge.drafting.maps import map_findings
 from trtforge.drafting.rope import read_rope
-from trtforge.safetensors_header import TensorInfo
+from trtforge.ground.safetensors_header import TensorInfo
 
 #: types that weights may have; anything else is quantized
 FLOATS = ("F32", "BF16", "F16", "F64")

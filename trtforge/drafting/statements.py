@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.drafting.findings import DraftFinding
-from trtforge.json_file import MAX_TOKENIZER_BYTES, read_bytes_file, read_json_object
+from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_bytes_file, read_json_object
 
 #: beside a drafter that trtforge made or converted: where it came from
 RECORD = "trtforge_draft.json"

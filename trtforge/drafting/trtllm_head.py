@@ -18,7 +18,7 @@ from trtforge.drafting.conversion import Conversion, Plan, plan, write
 from trtforge.drafting.description import Eagle3
 from trtforge.drafting.dialects import STRUCTURAL, parts_of
 from trtforge.drafting.inspection import Inspection
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trtforge.errors import ForgeError
 from trtforge.examination.items import Item
-from trtforge.plugin_library import BUILD, plugin_library
+from trtforge.ground.errors import ForgeError
+from trtforge.native.plugin_library import BUILD, plugin_library
 from trtforge.preflight.machine import Gpu
 from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits

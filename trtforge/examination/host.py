@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trtforge.errors import ForgeError
 from trtforge.examination.items import ALL, GRAPHS, TORCH, Item, Status
+from trtforge.ground.errors import ForgeError
 from trtforge.preflight.machine import Machine
 from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits

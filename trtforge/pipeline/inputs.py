@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from trtforge.ground.progress import Progress
 from trtforge.pipeline.stage import Artifact
-from trtforge.progress import Progress
 from trtforge.store.export import DamagedArtifact
 from trtforge.store.store import Damage, Store
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trtforge.ground.hashing import hash_json
+from trtforge.ground.redaction import redact_value
 from trtforge.pipeline.stage import Artifact, Stage
 from trtforge.recipe.schema import Recipe
-from trtforge.redaction import redact_value
-from trtforge.store.hashing import hash_json
 from trtforge.store.machine import tool_versions
 
 _MISSING = object()

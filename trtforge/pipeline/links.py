@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def linked_bundle(output: Path, name: str) -> Path | None:

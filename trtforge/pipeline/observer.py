@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     from trtforge.pipeline.result import StageOutcome

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from trtforge.errors import EnvironmentLacks, ForgeError, GateFailed
+from trtforge.ground.errors import EnvironmentLacks, ForgeError, GateFailed
+from trtforge.ground.files import free_bytes, tree_bytes
 from trtforge.pipeline.gate_remedies import gate_remedies
 from trtforge.pipeline.gpu_memory import release_gpu_memory
 from trtforge.pipeline.inputs import SoundInputs
@@ -36,7 +37,6 @@ from trtforge.pipeline.stage import Artifact, GateResult, Stage, StageContext
 from trtforge.recipe.schema import Recipe
 from trtforge.recipe.units import format_size
 from trtforge.store.export import DamagedArtifact
-from trtforge.store.files import free_bytes, tree_bytes
 from trtforge.store.links import remember_link
 from trtforge.store.manifest import gates_from_json
 from trtforge.store.quarantine import quarantine, quarantine_of

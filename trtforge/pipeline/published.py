@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress
 from trtforge.store.integrity import VerifyFinding, VerifyReport
 from trtforge.store.stamps import Machine
 from trtforge.store.verify import verify_bundle

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from trtforge.progress import Progress
-from trtforge.redaction import redact
+from trtforge.ground.progress import Progress
+from trtforge.ground.redaction import redact
 
 KEEP = 50
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Recipe
 
 
@@ -99,7 +99,7 @@ class Stage(Protocol):
         """Whether the recipe has this stage at all; a run of one that has not goes without it and names no reason."""
 
     def run(self, context: StageContext) -> StageResult:
-        """Do the work; raise :class:`~trtforge.errors.ForgeError` on anything that the user can cause."""
+        """Do the work; raise :class:`~trtforge.ground.errors.ForgeError` on anything that the user can cause."""
 
 
 class StageBase(Stage):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from trtforge.drafting.record import DRAFTED_METHODS
 from trtforge.preflight.model import DTYPE_BYTES
-from trtforge.speculation import DRAFTED_METHODS
 
 if TYPE_CHECKING:
     from trtforge.preflight.engine import Facts

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.preflight.machine import Machine
 from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
 from trtforge.preflight.remedies import Remedy, applied, as_remedy, texts

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trtforge.annotations import Annotation
-from trtforge.errors import ForgeError
+from trtforge.ground.annotations import Annotation
+from trtforge.ground.errors import ForgeError
 from trtforge.preflight.engine import Finding, Report
 from trtforge.recipe.load import LoadedRecipe
 

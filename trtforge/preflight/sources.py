@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trtforge.errors import ForgeError
-from trtforge.folder_kind import FolderKind, kind_of
-from trtforge.safetensors_header import TensorInfo, is_pointer_file, plain_floats, read_header, read_headers
-from trtforge.template_places import NAMED, PlacedTemplate, chat_templates, default_template
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import TensorInfo, is_pointer_file, plain_floats, read_header, read_headers
+from trtforge.models.folder_kind import FolderKind, kind_of
+from trtforge.templates.template_places import NAMED, PlacedTemplate, chat_templates, default_template
 
 #: a text beside a model is at most this long; tokenizer.json of the largest vocabularies has 35 MB
 MAX_TEXT_BYTES = 128 * 2**20

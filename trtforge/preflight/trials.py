@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.preflight.remedies import Remedy, changes_of, joined
 
 if TYPE_CHECKING:

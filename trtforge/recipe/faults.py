@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.keys import find_key, nearest, siblings, suggest
 from trtforge.recipe.text import KeyPath, dotted
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trtforge.errors import ForgeError
-from trtforge.paths import resolved_path
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.paths import resolved_path
 from trtforge.recipe.faults import recipe_refused
 from trtforge.recipe.merge import apply_overrides, deep_merge
 from trtforge.recipe.schema import Recipe

@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
-from trtforge.paths import resolved_path, user_path
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.files import write_text_atomic
+from trtforge.ground.paths import resolved_path, user_path
 from trtforge.preflight.machine import Machine
 from trtforge.preflight.model import (
     DTYPE_BYTES,
@@ -24,7 +25,6 @@ from trtforge.preflight.model import (
 )
 from trtforge.recipe.starter_target import DEFAULT_TARGET, StarterTarget
 from trtforge.recipe.units import format_size
-from trtforge.store.files import write_text_atomic
 
 _BLOCK = 32
 _SERVED = 2048

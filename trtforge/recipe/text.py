@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 50_000

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.stack.probe import Loaded, probe
 from trtforge.tables import Component, StackRow, StackTable, stack_table
 from trtforge.tables.advisories import Known, known_holes

@@ -11,10 +11,10 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.files import copy_file, copy_tree, walk_files
+from trtforge.ground.hashing import hash_file
 from trtforge.pipeline.stage import Artifact
-from trtforge.store.files import copy_file, copy_tree, walk_files
-from trtforge.store.hashing import hash_file
 from trtforge.store.manifest import RESERVED
 
 

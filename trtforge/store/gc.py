@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.files import remove_tree, tree_bytes
 from trtforge.pipeline.stage import Artifact
 from trtforge.store import locks
-from trtforge.store.files import remove_tree, tree_bytes
 from trtforge.store.links import linked_artifacts
 from trtforge.store.runs import active_artifacts, all_records, forget, gc_lock
 from trtforge.store.store import KEY_DIGITS, Damage, Store

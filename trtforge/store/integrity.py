@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trtforge.json_file import kind_of
-from trtforge.progress import Progress, SilentProgress
-from trtforge.store.files import walk_files
-from trtforge.store.hashing import hash_files
+from trtforge.ground.files import walk_files
+from trtforge.ground.hashing import hash_files
+from trtforge.ground.json_file import kind_of
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.store.manifest import COMPLETE, MANIFEST, RESERVED, link_fault, read_sealed
 
 

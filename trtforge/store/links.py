@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from trtforge.store.files import read_json, write_json_atomic
+from trtforge.ground.files import read_json, write_json_atomic
 from trtforge.store.store import KEY_DIGITS, Store
 
 

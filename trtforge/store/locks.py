@@ -18,7 +18,7 @@ from typing import Any
 
 import filelock
 
-from trtforge.store.files import read_json
+from trtforge.ground.files import read_json
 
 #: a waiting run looks again after this many seconds
 POLL_SECONDS = 0.1

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trtforge.store.hashing import hash_file
+from trtforge.ground.hashing import hash_file
 
 #: the instruction sets that choose a kernel, as /proc/cpuinfo names them
 _ISA_FLAGS = (

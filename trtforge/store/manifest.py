@@ -20,11 +20,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import ForgeError
-from trtforge.json_file import kind_of, parse_json, read_bytes_file
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.files import fsync_path, walk_files, write_text_atomic
+from trtforge.ground.hashing import hash_bytes, hash_file, hash_json, json_safe
+from trtforge.ground.json_file import kind_of, parse_json, read_bytes_file
 from trtforge.pipeline.stage import GateResult
-from trtforge.store.files import fsync_path, walk_files, write_text_atomic
-from trtforge.store.hashing import hash_bytes, hash_file, hash_json, json_safe
 from trtforge.store.shape import is_name, manifest_fault
 from trtforge.store.steps import step
 

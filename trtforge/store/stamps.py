@@ -20,12 +20,12 @@ from typing import Any, Literal
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from trtforge.errors import ForgeError
-from trtforge.plugin_library import find_plugin_library, plugin_library
-from trtforge.shared_object import open_library
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_file
+from trtforge.ground.shared_object import open_library
+from trtforge.native.plugin_library import find_plugin_library, plugin_library
 from trtforge.stack.check import check_piece
 from trtforge.stack.probe import Loaded, probe
-from trtforge.store.hashing import hash_file
 from trtforge.store.integrity import VerifyFinding
 from trtforge.store.machine import (
     gpu_architectures,

@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.paths import user_path
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.files import free_bytes, fsync_path, read_json, remove_tree, tree_bytes, write_json_atomic
+from trtforge.ground.hashing import as_read_back, json_safe
+from trtforge.ground.paths import user_path
+from trtforge.ground.progress import Progress
+from trtforge.ground.redaction import redact_value
 from trtforge.pipeline.stage import Artifact, StageResult
-from trtforge.progress import Progress
-from trtforge.redaction import redact_value
 from trtforge.store import locks
-from trtforge.store.files import free_bytes, fsync_path, read_json, remove_tree, tree_bytes, write_json_atomic
-from trtforge.store.hashing import as_read_back, json_safe
 from trtforge.store.machine import machine_stamps
 from trtforge.store.manifest import (
     SCHEMA_VERSION,

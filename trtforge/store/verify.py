@@ -9,7 +9,7 @@ import re
 import stat
 from pathlib import Path
 
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 from trtforge.store.integrity import VerifyFinding, VerifyReport, verify_directory
 from trtforge.store.stamps import Machine, check_stamps
 

@@ -11,8 +11,8 @@ from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, run
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.serving import decode_time, drafting_time
 from builder.planner.types import Facts, Section, Table
+from trtforge.ground.rounds import best_length, speedup_at
 from trtforge.preflight.rules.ranks import ONE_RANK
-from trtforge.rounds import best_length, speedup_at
 
 #: batches up to which it is looked for
 _LARGEST = 1024

@@ -15,7 +15,7 @@ from typing import Any
 
 from builder.targets.rtx import refusals
 from builder.targets.rtx.profiles import Shape
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 
 WORKER = Path(__file__).resolve().with_name("worker.py")
 _TAIL = 12

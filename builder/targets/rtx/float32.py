@@ -24,7 +24,7 @@ from builder.graphs import build_graph
 from builder.graphs.info import GRAPH_FILE, GraphInfo
 from builder.graphs.model_file import ONNX_OPSET
 from builder.targets.parser_rules import element_types, integer_attribute, typed_scales
-from trtforge.progress import Progress
+from trtforge.ground.progress import Progress
 
 #: de-quantized weights beside the graph
 WEIGHTS_FILE = "float32.bin"

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import EnvironmentLacks
+from trtforge.ground.errors import EnvironmentLacks
 
 SOURCE = Path(__file__).with_name("heap.c")
 LIBRARY = "libtrtforge_stable_heap.so"

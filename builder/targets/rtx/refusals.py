@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from trtforge.errors import EnvironmentLacks, ExitCode, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ExitCode, ForgeError
 
 #: said wherever there is no driver, and harmless: building needs none
 _NOISE = re.compile(r"CUDA driver version is insufficient|^\s*$")

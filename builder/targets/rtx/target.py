@@ -27,10 +27,10 @@ from builder.targets.rtx.compiler import Request, compile_engine
 from builder.targets.rtx.heap import compile_heap
 from builder.targets.rtx.profiles import Profile, input_dims, make_profiles
 from builder.targets.trtllm.common import copy_tokenizer, write_engine
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.drafting.record import SpeculationRecord
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Limits
-from trtforge.speculation import SpeculationRecord
 
 NAME = "tensorrt-rtx"
 ENGINE_VERSION = 1

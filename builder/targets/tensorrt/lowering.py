@@ -37,7 +37,7 @@ from builder.targets.parser_rules import (
     typed_scales,
 )
 from builder.targets.tensorrt.plugin_fields import BLOCK_SIZES, NAMESPACE, check_fields
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 #: optional inputs of PagedAttention: position in the ONNX operator -> the flag that says it is there
 _OPTIONAL = ((7, "has_scales"), (8, "has_scales"), (9, "has_tree_mask"))

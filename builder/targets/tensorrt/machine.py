@@ -18,13 +18,13 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.paths import user_path
-from trtforge.plugin_library import PluginLibrary, device_capability, find_plugin_library, plugin_library
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.paths import user_path
+from trtforge.native.plugin_library import PluginLibrary, device_capability, find_plugin_library, plugin_library
 from trtforge.stack.check import fits
+from trtforge.stack.tensorrt_versions import is_supported, supported_range
 from trtforge.store.machine import gpu_architectures
 from trtforge.tables import StackRow, stack_table
-from trtforge.tensorrt_versions import is_supported, supported_range
 
 TARGET = "tensorrt"
 COMPONENT = "TensorRT"

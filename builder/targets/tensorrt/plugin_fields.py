@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 NAMESPACE = "trtforge"
 BLOCK_SIZES = (16, 32, 64, 128)

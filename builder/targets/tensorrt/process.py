@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from builder.targets.tensorrt.session import Spec
-from trtforge.errors import ForgeError
-from trtforge.plugin_library import said_by_plugins
-from trtforge.progress import Progress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress
+from trtforge.native.plugin_library import said_by_plugins
 
 _TAIL = 12
 _WORKER = "builder.targets.tensorrt.worker"

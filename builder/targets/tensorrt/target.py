@@ -48,13 +48,13 @@ from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes, decode_bucke
 from builder.targets.tensorrt.session import Spec
 from builder.targets.tensorrt.versions import missing_operators, release
 from trtforge.drafting.conversion import stored_part, write_weights
-from trtforge.errors import ForgeError
-from trtforge.plugin_library import PluginLibrary
-from trtforge.progress import Progress, SilentProgress
+from trtforge.drafting.record import DRAFT_DIR, SpeculationRecord
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_file
+from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.ground.safetensors_header import WEIGHTS_NAME, read_headers
+from trtforge.native.plugin_library import PluginLibrary
 from trtforge.recipe.schema import Build, Limits
-from trtforge.safetensors_header import WEIGHTS_NAME, read_headers
-from trtforge.speculation import DRAFT_DIR, SpeculationRecord
-from trtforge.store.hashing import hash_file
 
 NAME = "tensorrt"
 ENGINE_FILE = "engine.json"

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from builder.targets.trtllm.ranks import Rank, all_ranks, layers_of
 from builder.targets.trtllm.source import Checkpoint
 from builder.targets.trtllm.tensors import Requantized, Tensor, rank_tensors
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.tables.decoders import decoders
 
 CONFIG_FILE = "config.json"

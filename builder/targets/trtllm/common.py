@@ -9,7 +9,7 @@ from typing import Any
 from builder.files import copy_file
 from builder.special_tokens import special_tokens
 from builder.targets.trtllm.source import Checkpoint
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.tables import StackRow, stack_table
 
 ENGINE_FILE = "engine.json"

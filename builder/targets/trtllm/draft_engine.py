@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from builder.targets.trtllm.source import Checkpoint
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, Parallel
 
 

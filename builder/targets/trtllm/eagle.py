@@ -31,9 +31,9 @@ from builder.targets.trtllm.ranks import Rank, kv_heads_of
 from builder.targets.trtllm.source import BITS, Array, Checkpoint
 from builder.targets.trtllm.tensors import Tensor
 from trtforge.drafting.kinds import is_eagle_3
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.recipe.schema import Build, Speculation
-from trtforge.safetensors_header import TensorInfo, read_headers
 
 ARCHITECTURE = "EagleForCausalLM"
 #: nodes, depth and most inner nodes of a level of mc_sim_7b_63, which the server drafts when it is given no tree

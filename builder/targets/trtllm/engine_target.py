@@ -36,9 +36,9 @@ from builder.targets.trtllm.medusa import MedusaHeads
 from builder.targets.trtllm.readback import Finding, compare_engine, has_engine, read_trtllm_engine
 from builder.targets.trtllm.runner import COMMAND, run_build, why_not_here
 from builder.targets.trtllm.source import Checkpoint
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Speculation
 
 NAME = "trtllm-engine"

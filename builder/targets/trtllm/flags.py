@@ -16,7 +16,7 @@ from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
 from builder.targets.trtllm.changes import Settings
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, Lookahead, Speculation
 
 

@@ -30,8 +30,8 @@ from builder.targets.trtllm.source import Checkpoint
 from trtforge.drafting.inspection import inspect_folder
 from trtforge.drafting.kinds import EAGLE3
 from trtforge.drafting.trtllm_head import LoadedHead, head_for
-from trtforge.errors import ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Speculation
 from trtforge.tables.decoders import decoders
 

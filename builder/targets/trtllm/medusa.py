@@ -20,9 +20,9 @@ import numpy as np
 from builder.targets.trtllm.ranks import Rank
 from builder.targets.trtllm.source import BITS, Array, Checkpoint, widen
 from builder.targets.trtllm.tensors import Tensor, bands
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
-from trtforge.safetensors_header import TensorInfo, read_headers
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
+from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 ARCHITECTURE = "MedusaForCausalLM"
 #: models that TensorRT-LLM's Llama computes: what drafts inside the engine is written for these

@@ -18,8 +18,8 @@ from packaging.version import InvalidVersion, Version
 
 from builder.targets.trtllm.changes import Settings, recorded
 from builder.targets.trtllm.flags import flag_table
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
 
 CONFIG_FILE = "config.json"
 _RANK = re.compile(r"rank(0|[1-9][0-9]*)\.engine")

@@ -16,8 +16,8 @@ from collections import deque
 from importlib.util import find_spec
 from pathlib import Path
 
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.progress import Progress
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.progress import Progress
 from trtforge.store.machine import gpu_architectures
 
 COMMAND = "trtllm-build"

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from builder.graphs.config import ModelConfig, read_config
-from trtforge.errors import ForgeError
-from trtforge.json_file import read_json_file
-from trtforge.safetensors_header import TensorInfo, read_headers
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.json_file import read_json_file
+from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 Array = npt.NDArray[Any]
 

@@ -29,8 +29,8 @@ import numpy as np
 
 from builder.targets.trtllm.ranks import Rank, kv_heads_of, layers_of
 from builder.targets.trtllm.source import BITS, Array, Checkpoint, widen
-from trtforge.e4m3 import largest_change, rescale_table
-from trtforge.errors import ForgeError
+from trtforge.ground.e4m3 import largest_change, rescale_table
+from trtforge.ground.errors import ForgeError
 
 #: bytes handled at once
 BAND = 16 * 2**20

@@ -20,7 +20,7 @@ from builder.planner.types import MemoryPlan, ModelFacts, ParallelPlan, Precisio
 from builder.planner.weights import groups_from_facts
 from tests.builder.planner.models import bare, llama_70b
 from tests.support.refusals import refusal
-from trtforge.kv_window import KvWindows
+from trtforge.models.kv_window import KvWindows
 
 SERVING = Serving(1024, 4096, 8192, block_size=32)
 

@@ -42,8 +42,8 @@ from tests.builder.planner.models import bare, known, llama_70b
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import GateFailed
-from trtforge.safetensors_header import TensorInfo, read_headers
+from trtforge.ground.errors import GateFailed
+from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 ONE = ParallelPlan()
 SERVING = Serving(64, 4096, 4096)

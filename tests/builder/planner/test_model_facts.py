@@ -16,7 +16,7 @@ from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, ParallelPlan
 from builder.planner.weights import groups_from_facts, in_precision, parameter_count, rank_weights
 from tests.builder.planner.models import bare, known, reference
 from tests.support.refusals import refusal
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.load import recipe_from_mapping
 
 

@@ -19,7 +19,7 @@ from builder.planner.speculation import (
     speedup,
 )
 from tests.support.refusals import refusal
-from trtforge.rounds import speedup_at
+from trtforge.ground.rounds import speedup_at
 
 
 @pytest.mark.parametrize(("acceptance", "tokens", "gain"), [(0.9, 4.69, 3.7), (0.7, 2.94, 2.4), (0.5, 1.97, 1.6)])

@@ -10,7 +10,7 @@ import pytest
 
 from builder.targets import build_engine, engine_info, read_engine
 from tests.builder.rtx.models import compiles, native_graph, rtx_build
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.tables import architecture_table
 
 pytestmark = compiles

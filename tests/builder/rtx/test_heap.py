@@ -15,8 +15,8 @@ from builder.targets import build_engine
 from builder.targets.rtx.compiler import Request, compile_engine
 from builder.targets.rtx.heap import LIBRARY, compile_heap
 from tests.builder.rtx.models import native_graph, rtx_build
-from trtforge.errors import ExitCode, ForgeError
-from trtforge.progress import SilentProgress
+from trtforge.ground.errors import ExitCode, ForgeError
+from trtforge.ground.progress import SilentProgress
 
 #: what the snippets start with: the C library's functions as they are in that process
 PRELUDE = """

@@ -12,8 +12,8 @@ from builder.targets import build_engine
 from builder.targets.rtx import compiler, refusals, target
 from builder.targets.rtx.compiler import Request, compile_engine
 from tests.builder.rtx.models import native_graph, rtx_build
-from trtforge.errors import ExitCode, ForgeError
-from trtforge.progress import SilentProgress
+from trtforge.ground.errors import ExitCode, ForgeError
+from trtforge.ground.progress import SilentProgress
 from trtforge.recipe.schema import Build, Limits, Parallel
 
 NO_DRIVER = "Error Code 1: Cuda Runtime (cudaError 35: CUDA driver version is insufficient for CUDA runtime version)"

@@ -16,7 +16,7 @@ from builder.targets.tensorrt.lowering import Network
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.tensorrt_bindings import VERSIONS, Bindings, HostMemory
 from tests.support.tiny import write_tiny_llama
-from trtforge.plugin_library import PluginLibrary
+from trtforge.native.plugin_library import PluginLibrary
 
 PLUGINS = PluginLibrary(Path("/plugins.so"), "1", "0123456789abcdef", "", "10.14.1", {"source_hash": "s"}, False, "f")
 

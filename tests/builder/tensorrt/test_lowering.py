@@ -19,7 +19,7 @@ from builder.targets.tensorrt.lowering import Lowering, Network, lower
 from builder.targets.tensorrt.plugin_fields import check_fields
 from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes, decode_buckets, profile_shapes
 from builder.targets.tensorrt.versions import missing_operators
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Limits
 
 Graphs = Callable[..., Path]

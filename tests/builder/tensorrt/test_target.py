@@ -17,9 +17,9 @@ import pytest
 from builder.targets import build_engine, engine_info, read_engine
 from builder.targets.tensorrt import machine, process, target
 from builder.targets.tensorrt.lowering import lower
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.plugin_library import PluginLibrary, plugin_library, said_by_plugins
-from trtforge.progress import SilentProgress
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.progress import SilentProgress
+from trtforge.native.plugin_library import PluginLibrary, plugin_library, said_by_plugins
 from trtforge.recipe.schema import Build, KvCache, Limits, TensorRt
 from trtforge.store.machine import gpu_architectures
 

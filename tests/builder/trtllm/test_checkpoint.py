@@ -19,8 +19,8 @@ from builder.targets.trtllm.source import Checkpoint
 from tests.builder.quantized_tiny import Quantizer, read_tensors
 from tests.builder.trtllm.deshard import deshard, load_file, load_ranks
 from tests.support.tiny import write_tiny_llama
-from trtforge.e4m3 import decode, rescale_table
-from trtforge.errors import ForgeError
+from trtforge.ground.e4m3 import decode, rescale_table
+from trtforge.ground.errors import ForgeError
 
 FORMATS = ("none", "fp8", "int4_awq", "nvfp4")
 SHAPE = {"width": 128, "heads": 8, "kv_heads": 4, "ffn": 256, "vocab": 515, "layers": 3}

@@ -23,9 +23,9 @@ from tests.builder.trtllm.fake_trtllm import install
 from tests.builder.trtllm.llama_parameters import parameters
 from tests.builder.trtllm.test_checkpoint import SHAPE, share_global_scales
 from tests.support.tiny import to_bfloat16_bits, write_safetensors, write_tiny_llama
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import read_header
 from trtforge.recipe.schema import Build, Speculation
-from trtforge.safetensors_header import read_header
 
 WIDTH, VOCAB, FFN, HEAD = 128, 515, 192, 64
 TREE = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0))

@@ -17,7 +17,7 @@ from builder.targets.trtllm.runner import why_not_here
 from tests.builder.trtllm.deshard import load_ranks
 from tests.builder.trtllm.fake_trtllm import install, program
 from tests.builder.trtllm.test_checkpoint import make
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation
 from trtforge.store.machine import gpu_architectures
 

@@ -14,7 +14,7 @@ from builder.targets.trtllm.flags import (
     lookahead_draft_len,
     settings_of,
 )
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.keys import find_key
 from trtforge.recipe.schema import Build, Lookahead, Speculation
 

@@ -16,7 +16,7 @@ from tests.builder.trtllm.fake_trtllm import write_engine
 from tests.builder.trtllm.test_readback import expected
 from tests.trtforge.cli.test_commands import cli  # noqa: F401 (a fixture)
 from triton_repo.trtllm_engine import REQUIRED, describe_engine
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 VALUES = st.sampled_from(
     [None, True, 0, -1, 1.5, 10**30, float("inf"), float("nan"), "", "x", "FP8", [], [None, 1], {}, {"a": {}}]

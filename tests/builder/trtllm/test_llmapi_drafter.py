@@ -16,9 +16,9 @@ from tests.trtforge.drafting import checkpoints
 from tests.trtforge.drafting.checkpoints import TARGET_LAYERS, WIDTH, Spec, write
 from trtforge.drafting.inspection import inspect_folder
 from trtforge.drafting.statements import RECORD
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import read_headers
 from trtforge.recipe.schema import Build, Speculation
-from trtforge.safetensors_header import read_headers
 
 SPOKEN = Speculation(method="eagle3", draft="drafter", max_draft_len=3)
 SETTINGS = LlmSettings(

@@ -13,7 +13,7 @@ from builder.targets.trtllm import llmapi_target
 from builder.targets.trtllm.llmapi_target import LlmSettings
 from tests.builder.trtllm.test_checkpoint import make
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation
 
 SETTINGS = LlmSettings(

@@ -16,7 +16,7 @@ from tests.builder.quantized_tiny import read_tensors
 from tests.builder.trtllm.deshard import deshard, load_ranks
 from tests.builder.trtllm.test_checkpoint import make
 from tests.support.tiny import to_bfloat16_bits, write_safetensors
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation
 
 HEADS, LAYERS, WIDTH, VOCAB = 3, 1, 128, 515

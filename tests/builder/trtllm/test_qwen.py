@@ -14,8 +14,8 @@ from tests.builder.trtllm.deshard import load_ranks
 from tests.builder.trtllm.llama_parameters import parameters
 from tests.builder.trtllm.test_checkpoint import SHAPE, share_global_scales
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import ForgeError
-from trtforge.safetensors_header import read_header
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import read_header
 
 CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 

@@ -14,7 +14,7 @@ from builder.targets.trtllm.readback import compare_engine, is_trtllm_engine, re
 from tests.builder.trtllm.fake_trtllm import write_engine
 from triton_repo.layouts import native
 from triton_repo.trtllm_engine import describe_engine
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation
 
 CHECKPOINT = {

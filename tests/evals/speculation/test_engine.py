@@ -23,7 +23,7 @@ from runtime.speculation.ngram import NgramDrafter
 from runtime.speculation.speculator import Speculator
 from tests.evals.speculation.toy import toy_logits
 from tests.runtime.speculation.drafters import ToldDrafter
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 VOCAB = 3
 LIMITS = ExecutorLimits(16, 128, 64, 63)

@@ -15,11 +15,11 @@ from evals.speculation.report import section
 from evals.speculation.speed import measure_speed
 from tests.evals.speculation.toy import ToyAsking, parts_at, right, too_likely
 from trtforge.cli.summary import bundle_rows
+from trtforge.ground.hashing import json_safe
+from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.stages.bundle import headline
 from trtforge.pipeline.stages.common import rounded
-from trtforge.progress import SilentProgress
 from trtforge.recipe.schema import SpeculationEvals, SpeculationGate
-from trtforge.store.hashing import json_safe
 
 PROMPTS = {"chat": [[0, 1], [1]], "copy": [[0], [1, 1]]}
 ASKED = SpeculationEvals(prompts=2, max_tokens=10, draws=1200, temperatures=(1.0,), repeats=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evals.speculation.prompts import CLASSES, chosen, held_out, tokens_of
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 class Characters:

@@ -11,7 +11,7 @@ from typing import Any
 
 from builder import opset
 from builder.targets.tensorrt.plugin_fields import FIELDS
-from trtforge.plugin_library import plugin_library as ask
+from trtforge.native.plugin_library import plugin_library as ask
 
 ATTENTION = [["num_heads", "INT32", 8], ["num_kv_heads", "INT32", 2], ["head_size", "INT32", 64]]
 GOOD: dict[str, Any] = {

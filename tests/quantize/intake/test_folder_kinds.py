@@ -13,8 +13,8 @@ import pytest
 from quantize.intake import inspect_source
 from quantize.intake.model_config import require_architecture
 from tests.support.tiny import write_safetensors, write_tiny_llama
-from trtforge.errors import ForgeError
-from trtforge.folder_kind import KINDS
+from trtforge.ground.errors import ForgeError
+from trtforge.models.folder_kind import KINDS
 
 _COMMAND = re.compile(r"trtforge ((?:[a-z]+ ?)+)")
 

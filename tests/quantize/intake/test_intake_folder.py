@@ -18,8 +18,8 @@ from quantize.intake.hashing import folder_digest, sha256_file
 from tests.support.refusals import refusal
 from tests.support.tiny import BOS_ID, EOS_ID, to_bfloat16_bits, write_safetensors, write_tiny_llama
 from tests.support.tiny_gguf import read_float32
-from trtforge.errors import ExitCode, ForgeError
-from trtforge.safetensors_header import read_headers
+from trtforge.ground.errors import ExitCode, ForgeError
+from trtforge.ground.safetensors_header import read_headers
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 269060552\n"
 

@@ -21,7 +21,7 @@ from quantize.intake.gguf_weights import llama3_rope
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_gguf import read_float32, write_tiny_gguf
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 TEXT = "Hello, world! It's 2024 and we paid 13.50 for three cafés.\n\n\tdef f(x):  return x"
 

@@ -10,7 +10,7 @@ from quantize.intake import fetch_checkpoint, fingerprint_source, inspect_source
 from quantize.intake.gguf_parts import GgufFile, is_gguf_name, parts_of
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_gguf import write_tiny_gguf
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 @pytest.fixture(scope="module")

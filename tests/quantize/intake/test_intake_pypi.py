@@ -19,8 +19,8 @@ from quantize.intake.source import parse_source
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_gguf import write_tiny_gguf
-from trtforge.errors import EnvironmentLacks, ExitCode
-from trtforge.progress import SilentProgress
+from trtforge.ground.errors import EnvironmentLacks, ExitCode
+from trtforge.ground.progress import SilentProgress
 
 SOURCE = "pypi:tiny-model==1.0#tiny.gguf"
 

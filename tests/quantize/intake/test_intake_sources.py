@@ -21,7 +21,7 @@ from quantize.intake.source import parse_source
 from quantize.intake.writer import TensorPlan, convert, index_text, plan_shards
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
-from trtforge.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

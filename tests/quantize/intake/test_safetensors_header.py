@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.support.refusals import refusal
 from tests.support.tiny import to_bfloat16_bits, write_safetensors, write_tiny_llama
-from trtforge.errors import ForgeError
-from trtforge.safetensors_header import (
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.safetensors_header import (
     INDEX_NAME,
     plain_floats,
     read_header,

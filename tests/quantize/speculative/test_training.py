@@ -26,7 +26,7 @@ from tests.support.tiny import write_tiny_llama
 from trtforge.drafting.conversion import convert
 from trtforge.drafting.description import Eagle3
 from trtforge.drafting.inspection import inspect_folder
-from trtforge.progress import SilentProgress
+from trtforge.ground.progress import SilentProgress
 
 VOCAB, DRAFTED = 512, 128
 

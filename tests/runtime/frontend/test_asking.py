@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from runtime.frontend.asking import GUIDE_TYPES, read
 from runtime.frontend.offered import NOT_OFFERED
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def _text(*values):

@@ -6,7 +6,7 @@ import pytest
 from runtime.request import FinishReason, RequestOutput, SampleOutput
 from runtime.triton_channel import Channel
 from runtime.triton_frontend import request_from_tensors, tensors_from_output
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def test_its_calls_still_work():

@@ -7,7 +7,7 @@ import pytest
 from runtime import errors
 from runtime.frontend.names import refuse_unknown, told
 from runtime.sampling.params import SamplingParams
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 INPUTS = ("text_input", "max_tokens", "temperature", "top_k", "timeout_ms")
 

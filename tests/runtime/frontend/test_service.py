@@ -16,8 +16,8 @@ from runtime.frontend.service import Service
 from runtime.serving import AsyncEngine
 from runtime.simulation import SimulatedExecutor
 from triton_repo.layouts.native_tensors import INPUTS, OUTPUTS
-from trtforge.drain_notice import NOTICE, DrainNotice, leave_notice
-from trtforge.errors import ForgeError
+from trtforge.ground.drain_notice import NOTICE, DrainNotice, leave_notice
+from trtforge.ground.errors import ForgeError
 
 FINAL = 1
 

@@ -18,7 +18,7 @@ from runtime.speculation.measuring import clock_of, measure
 from runtime.speculation.speculator import Speculator
 from tests.runtime.speculation.drafters import AlwaysPolicy, ToldDrafter
 from tests.runtime.speculation.test_simulated import oracle_of
-from trtforge.speculation import DynamicTree, NGramSizes, SpeculationRecord
+from trtforge.drafting.record import DynamicTree, NGramSizes, SpeculationRecord
 
 POINTS = {1: 8.0, 2: 9.0, 4: 11.0, 8: 19.0}
 

@@ -18,7 +18,7 @@ from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.policy import AdaptivePolicy
 from tests.runtime import draft_support
 from tests.runtime.executor_support import tiny_engine
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 pytestmark = pytest.mark.slow
 

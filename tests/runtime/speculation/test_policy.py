@@ -23,7 +23,7 @@ from tests.runtime.speculation.policy_simulation import (
     World,
     run,
 )
-from trtforge.speculation import DraftPolicy, DynamicTree, NGramSizes, SpeculationRecord
+from trtforge.drafting.record import DraftPolicy, DynamicTree, NGramSizes, SpeculationRecord
 
 LONGEST = 8
 CONCURRENCY = (1, 2, 4, 8, 16)

@@ -13,9 +13,9 @@ from tests.trtforge.store.test_export import flip
 from trtforge.cli.bundle import require_sound
 from trtforge.cli.main import invoke
 from trtforge.cli.stages import copy_out
-from trtforge.console import Console
+from trtforge.ground.console import Console
+from trtforge.ground.hashing import hash_file
 from trtforge.pipeline.stage import Artifact, StageResult
-from trtforge.store.hashing import hash_file
 from trtforge.store.integrity import verify_directory
 from trtforge.store.store import Store
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trtforge.cli.summary import bundle_rows, show_run
-from trtforge.console import Console
+from trtforge.ground.console import Console
 from trtforge.pipeline.result import RunResult, StageOutcome
 
 _INTERVAL = {"value": 11.0, "low": 10.0, "high": 12.0}

@@ -19,7 +19,7 @@ from tests.trtforge.drafting import (
 from tests.trtforge.drafting.checkpoints import TARGET_LAYERS, VOCAB, WIDTH, Spec, specs, write
 from trtforge.drafting.conversion import convert
 from trtforge.drafting.inspection import inspect_folder
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 ORACLES = {
     "specforge": oracle_specforge.run,

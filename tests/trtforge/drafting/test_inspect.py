@@ -14,7 +14,7 @@ from tests.trtforge.drafting.checkpoints import Spec, write
 from tests.trtforge.preflight import folders
 from trtforge.cli.app import invoke
 from trtforge.drafting.inspection import inspect_folder
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "DFlash": ("dflash", {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, ["fc.weight"]),

@@ -25,7 +25,7 @@ from tests.trtforge.drafting.checkpoints import (
 from trtforge.drafting.conversion import convert
 from trtforge.drafting.inspection import inspect_folder
 from trtforge.drafting.statements import RECORD
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 SPECFORGE = Spec("specforge", own_embedding=True)
 

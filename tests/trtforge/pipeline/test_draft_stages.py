@@ -10,15 +10,15 @@ from runtime.executors.weight_check import WeightCheck
 from runtime.offline import Engine
 from tests.runtime import draft_support as support
 from tests.trtforge.drafting.checkpoints import Spec
-from trtforge.errors import ForgeError
+from trtforge.drafting.record import read_speculation
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.stage import Artifact, StageContext
 from trtforge.pipeline.stages import parity
 from trtforge.pipeline.stages.build import BuildStage
 from trtforge.pipeline.stages.graph import GraphStage
-from trtforge.progress import SilentProgress
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
-from trtforge.speculation import read_speculation
 
 SPEC = Spec("specforge", taps=(1, 5, 8), own_embedding=True, seed=9)
 

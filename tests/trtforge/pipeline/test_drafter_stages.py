@@ -16,12 +16,12 @@ from quantize.speculative.shape import plan_head
 from quantize.speculative.states import StateWriter
 from tests.support.refusals import refusal
 from tests.support.tiny import EOS_ID, write_tiny_llama
+from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.stages.drafter import DraftOptions, draft_stages
 from trtforge.pipeline.stages.drafter.card import command
 from trtforge.pipeline.stages.drafter.head import by_class, check_reference
 from trtforge.pipeline.stages.drafter.text import DraftTextStage, turn_begins
 from trtforge.pipeline.stages.drafter.training import DraftTrainStage, end_tokens
-from trtforge.progress import SilentProgress
 
 TEXT = tuple(range(5, 30))
 

@@ -20,11 +20,11 @@ from runtime.offline import Engine
 from runtime.serving import AsyncEngine
 from runtime.simulation import SimulatedExecutor
 from tests.runtime.executor_support import tiny_engine
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline import gpu_memory
 from trtforge.pipeline.stages import bench, engine_process, parity, smoke
 from trtforge.pipeline.stages.engine_process import engine_of, runs_on_gpu
-from trtforge.progress import SilentProgress
 from trtforge.recipe.schema import Bench, Speculation
 
 ANSWERS = ["The capital of France is", "One, two, three"]

@@ -15,10 +15,10 @@ from tests.support import synthetic
 from tests.support.preflight import public
 from tests.support.refusals import refusal
 from trtforge.cli import common
+from trtforge.ground import files
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.preflight import check, probe
 from trtforge.recipe.load import recipe_from_mapping
-from trtforge.store import files
 from trtforge.store.store import Store
 
 

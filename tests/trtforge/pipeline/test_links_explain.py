@@ -9,7 +9,7 @@ import pytest
 from tests.support.synthetic import recipe, stages
 from trtforge.cli.run import shortened
 from trtforge.cli.summary import _described
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.links import link_bundle, linked_bundle
 from trtforge.pipeline.pipeline import Pipeline

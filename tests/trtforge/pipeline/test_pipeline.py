@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.synthetic import Counter, content_hashes, recipe, stages
-from trtforge.errors import ForgeError, GateFailed
+from trtforge.ground.errors import ForgeError, GateFailed
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.keys import describe_changes
 from trtforge.pipeline.observer import SilentObserver

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.damage import ODD, changed, places
 from tests.support.refusals import refusal
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.stages.common import read_json
 from trtforge.pipeline.stages.scoring import GENERATION_FILE, NLL_FILE, PERPLEXITY_FILE, load_answers, load_scores
 

@@ -11,15 +11,15 @@ import pytest
 
 from tests.support.refusals import refusal
 from tests.support.synthetic import Counter, content_hashes, recipe, stages
-from trtforge.errors import ForgeError
+from trtforge.ground import hashing
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_file, hash_files
+from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.inputs import SoundInputs
 from trtforge.pipeline.observer import SilentObserver
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import Artifact, StageContext, StageResult
-from trtforge.progress import SilentProgress
-from trtforge.store import hashing
 from trtforge.store.export import DamagedArtifact
-from trtforge.store.hashing import hash_file, hash_files
 from trtforge.store.integrity import verify_directory
 from trtforge.store.quarantine import quarantine_of
 from trtforge.store.store import Damage, Store

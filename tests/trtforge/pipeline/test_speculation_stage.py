@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from trtforge.errors import ForgeError
+from trtforge.drafting.record import DynamicTree, NGramSizes, SpeculationRecord
+from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.catalogue import default_stages
 from trtforge.pipeline.stages.speculation import SpeculationStage, levels, record_of
 from trtforge.pipeline.stages.targets import left_out
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
-from trtforge.speculation import DynamicTree, NGramSizes, SpeculationRecord
 
 
 def recipe(method: str = "ngram", target: str = "torch", **evals: Any) -> Recipe:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from builder.targets import torch_target
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.catalogue import default_stages
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.build import BuildStage, timing_cache
 from trtforge.pipeline.stages.common import draft_directory
 from trtforge.pipeline.stages.repository import with_window
 from trtforge.pipeline.stages.targets import LEFT_OUT, PerTarget, left_out
-from trtforge.progress import SilentProgress
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import IMPLIED_LAYOUTS, Build, Recipe
 from trtforge.tables import stack_table

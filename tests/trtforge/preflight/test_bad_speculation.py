@@ -18,7 +18,7 @@ from tests.trtforge.drafting.checkpoints import WIDTH, Spec, write
 from tests.trtforge.drafting.test_traps import write_target, write_tokenizer
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, build, merged, speculation, trtllm
 from trtforge.cli.main import invoke
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 TARGETS = {"torch": {}, "tensorrt": GPU, "trtllm-llmapi": API}
 OWN = ("torch", "tensorrt")

@@ -13,7 +13,7 @@ import pytest
 from tests.support.preflight import report
 from tests.support.tiny import write_tiny_llama
 from tests.trtforge.preflight import folders
-from trtforge.errors import ExitCode, ForgeError
+from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.preflight import all_rules, check, check_report, refusal
 from trtforge.preflight.engine import make_facts
 from trtforge.preflight.features import engine_version, in_range

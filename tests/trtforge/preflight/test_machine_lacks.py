@@ -12,9 +12,9 @@ import yaml
 from tests.support.preflight import BIG, report
 from tests.trtforge.preflight.settings import GPU, merged
 from trtforge.cli import run as run_command
-from trtforge.console import Console
-from trtforge.errors import EnvironmentLacks, ExitCode
 from trtforge.examination.building import missing_to_build
+from trtforge.ground.console import Console
+from trtforge.ground.errors import EnvironmentLacks, ExitCode
 from trtforge.preflight import Machine, refusal
 from trtforge.preflight.machine import Gpu, Lack
 from trtforge.recipe.load import load_recipe

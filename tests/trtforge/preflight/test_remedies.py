@@ -18,7 +18,7 @@ from tests.trtforge.preflight.corpus import UNSERVED, VALID
 from tests.trtforge.preflight.folder_cases import FOLDER_CASES
 from tests.trtforge.preflight.settings import ENGINE, build, merged, quant, speculation
 from tests.trtforge.preflight.test_corpus import PLANTED
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.preflight import trials
 from trtforge.preflight.engine import Report
 from trtforge.preflight.remedies import REMOVED, Remedy, applied, as_remedy, by_hand, joined

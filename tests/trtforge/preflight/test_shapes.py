@@ -17,7 +17,7 @@ from quantize.intake import prequantized
 from tests.support.preflight import SMOL, codes
 from tests.support.public_models import CONFIGS
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, RTX, build, merged
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.preflight.retarget import ONE_RANK
 from trtforge.preflight.rules import shapes
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trtforge.errors import ExitCode, ForgeError
+from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.recipe.load import LoadedRecipe, load_recipe, recipe_from_mapping
 from trtforge.recipe.text import parse_scalar
 

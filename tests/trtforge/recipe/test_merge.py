@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.merge import apply_overrides, deep_merge, parse_override
 
 _KEYS = st.sampled_from(["a", "b", "c", "d"])

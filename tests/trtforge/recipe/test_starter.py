@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.preflight import FORMATS, SMALL, report
 from tests.support.public_models import public
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.starter import starter_text
 from trtforge.recipe.starter_target import starter_target
 from trtforge.tables import load_table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trtforge.server_launch import BODY_OPTION, body_limit, limits_bodies
 from trtforge.tables import stack_table
 from trtforge.tables.advisories import advisory_table, fixed_in, known_holes, month_of, summary
+from trtforge.tritonserver.server_launch import BODY_OPTION, body_limit, limits_bodies
 
 
 def ids(product: str, version: str | None) -> set[str]:

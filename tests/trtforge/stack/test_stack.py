@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.stack import check, probe
 from trtforge.stack.check import check_piece, check_stack, fits
 from trtforge.stack.probe import Loaded, tensorrt_version

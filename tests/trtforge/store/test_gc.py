@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.synthetic import recipe, stages
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.store.gc import collect, list_artifacts, show_artifact
 from trtforge.store.integrity import verify_directory

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtforge.store.files import copy_tree, tree_bytes, walk_files, write_json_atomic
-from trtforge.store.hashing import canonical_json, hash_bytes, hash_file, hash_json
+from trtforge.ground.files import copy_tree, tree_bytes, walk_files, write_json_atomic
+from trtforge.ground.hashing import canonical_json, hash_bytes, hash_file, hash_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -28,7 +28,7 @@ from runtime.tokenizer import EngineTokenizer
 from triton_repo.layouts.ifb_code.drafting import Rounds, drafts_wanted, words_of
 from triton_repo.layouts.ifb_code.generation import Answer, end_early, refusal
 from triton_repo.layouts.ifb_tensors import DIRECT, TO_ENGINE, TO_PREPROCESSING
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 #: what BLS makes itself; everything else that a client asks for goes through

@@ -16,7 +16,7 @@ from runtime.tokenizer import EngineTokenizer
 from triton_repo.layouts.ifb_code.ends import end_ids
 from triton_repo.layouts.ifb_code.words import embedding_bias, extra_ids, padded, variants, word_list
 from triton_repo.layouts.ifb_tensors import BLS_INPUTS, TO_PREPROCESSING
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 #: names of what clients may send to the models before this one
 CLIENT_INPUTS = [row.name for row in BLS_INPUTS]

@@ -30,7 +30,7 @@ from triton_repo.layouts.llmapi_code.request import (
     scalar,
     texts,
 )
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 #: for the requests of an engine that died

@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtforge.ground.hashing import hash_json
 from trtforge.pipeline.stage import StageBase, StageContext, StageResult
 from trtforge.pipeline.stages import serving
 from trtforge.pipeline.stages.common import execution_facts, plain, rounded, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Bench, Recipe
-from trtforge.store.hashing import hash_json
 
 if TYPE_CHECKING:
     from evals.speed.load import Drafts
     from evals.speed.sweep import Sweep
     from runtime.offline import Engine
-    from trtforge.progress import Progress
+    from trtforge.ground.progress import Progress
 
 BENCH_FILE = "bench.json"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtforge.errors import ForgeError
-from trtforge.paths import real_path
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.paths import real_path
 from trtforge.pipeline.stage import Artifact, GateResult, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import copy_estimate, draft_directory, plain
 from trtforge.recipe.schema import Recipe
@@ -129,7 +129,7 @@ def _trtllm_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
     """What TensorRT-LLM's targets depend on beside ``build``."""
     from builder.targets.trtllm.common import engine_stack
     from builder.targets.trtllm.runner import why_not_here
-    from trtforge.store.hashing import hash_file
+    from trtforge.ground.hashing import hash_file
 
     target = recipe.build.target
     row, version = engine_stack(target, recipe.stack)

@@ -25,15 +25,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtforge.ground.hashing import hash_file
+from trtforge.ground.redaction import redact_value
 from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
 from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke, speculation
 from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, write_json
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
 from trtforge.pipeline.stages.targets import left_out, not_run
 from trtforge.recipe.schema import Recipe
-from trtforge.redaction import redact_value
 from trtforge.store.export import copy_artifact, copy_artifact_file
-from trtforge.store.hashing import hash_file
 
 if TYPE_CHECKING:
     from trtforge.tables import StackRow

@@ -18,9 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trtforge.errors import ExitCode, ForgeError
-from trtforge.json_file import read_json_file
-from trtforge.progress import Progress
+from trtforge.ground.errors import ExitCode, ForgeError
+from trtforge.ground.json_file import read_json_file
+from trtforge.ground.progress import Progress
 
 if TYPE_CHECKING:
     from runtime.offline import Engine

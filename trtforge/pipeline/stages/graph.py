@@ -82,7 +82,7 @@ def _draft_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
     speculation = recipe.speculation
     if not needs_draft(speculation):
         return {}
-    from trtforge.store.hashing import hash_file
+    from trtforge.ground.hashing import hash_file
 
     files = draft_files(required_draft(recipe, recipe_dir))
     return {

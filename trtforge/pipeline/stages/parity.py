@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quantize.reference import ReferenceModel
     from runtime.executors.weight_check import WeightCheck
     from runtime.offline import Engine
-    from trtforge.progress import Progress
+    from trtforge.ground.progress import Progress
 
 PARITY_FILE = "parity.json"
 #: tokens of a prompt: 16 prompts give 2,048 positions, enough to tell 99 % from 99.5 %

@@ -47,7 +47,7 @@ class QuantizeStage(StageBase):
         from quantize.one_scale import share_scales
         from quantize.plan import plan_quantization, read_config
         from quantize.ptq import quantize_checkpoint
-        from trtforge.safetensors_header import read_headers
+        from trtforge.ground.safetensors_header import read_headers
 
         source = context.inputs["intake"].path
         plan = plan_quantization(read_config(source), read_headers(source), context.recipe.quantize)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtforge.kv_window import PARAMETER
+from trtforge.models.kv_window import PARAMETER
 from trtforge.pipeline.stage import StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import plain
 from trtforge.recipe.schema import Recipe
@@ -96,7 +96,7 @@ def _native_code() -> Path:
 
 def _code_hash(files: list[Path]) -> str:
     """One hash over the files that a repository carries."""
-    from trtforge.store.hashing import hash_file, hash_json
+    from trtforge.ground.hashing import hash_file, hash_json
 
     return hash_json([hash_file(path) for path in files]) if len(files) > 1 else hash_file(files[0])
 

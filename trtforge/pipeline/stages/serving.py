@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trtforge.ground.files import copy_tree, remove_tree
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
-from trtforge.store.files import copy_tree, remove_tree
 
 #: distributions whose versions decide what a live server does
 TOOLS = ("nvidia-pytriton", "tritonclient", "torch", "tokenizers", "numpy")

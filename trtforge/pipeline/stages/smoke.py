@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from launcher.smoke import Parting
     from runtime.offline import Engine
-    from trtforge.progress import Progress
+    from trtforge.ground.progress import Progress
 
 SMOKE_FILE = "smoke.json"
 EXPECTED_FILE = "expected.json"

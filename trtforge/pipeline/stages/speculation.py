@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from trtforge.drafting.record import SpeculationRecord, read_speculation
+from trtforge.ground.hashing import hash_json
 from trtforge.pipeline.stage import StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import bad_record, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
-from trtforge.speculation import SpeculationRecord, read_speculation
-from trtforge.store.hashing import hash_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtforge.other_tokenizers import other_tokenizers, tokenizer_remedies
 from trtforge.preflight.engine import Check, Facts, Violation, rule
 from trtforge.preflight.features import combined, turned_on, unmet_needs, without, written
 from trtforge.preflight.remedies import by_hand
+from trtforge.templates.other_tokenizers import other_tokenizers, tokenizer_remedies
 
 _TABLE = "https://nvidia.github.io/TensorRT-LLM/features/feature-combination-matrix.html"
 

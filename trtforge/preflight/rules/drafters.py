@@ -8,7 +8,7 @@ from trtforge.drafting.inspection import Inspection, inspect_headers
 from trtforge.drafting.kinds import EAGLE, EAGLE3, MEDUSA, MODEL, MTP, drafter_method, is_eagle_3, kind_of
 from trtforge.drafting.pairing import Target
 from trtforge.drafting.trtllm_head import head_for
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import engine_version
 from trtforge.preflight.remedies import by_hand

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from trtforge.drafting.record import MAX_CHILDREN, MAX_LEVELS, MAX_TREE_TOKENS
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import without_speculation
 from trtforge.preflight.rules.limits import unread_keys
 from trtforge.preflight.rules.speculation import draft_tokens
-from trtforge.speculation import MAX_CHILDREN, MAX_LEVELS, MAX_TREE_TOKENS
 from trtforge.tables.decoders import decoders
 
 #: targets that verify drafts by our own operators

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtforge.kv_window import KvWindows, kv_windows
+from trtforge.models.kv_window import KvWindows, kv_windows
 from trtforge.preflight.draft_sizes import draft_token_bytes, draft_weight_bytes
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format, weight_format

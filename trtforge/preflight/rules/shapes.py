@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtforge.paths import real_path
+from trtforge.ground.paths import real_path
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import weight_format
 from trtforge.preflight.model import linears, matches, usable_positions

@@ -9,8 +9,8 @@ from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import LAYOUT_TARGETS, UNSERVED_TARGETS, to_format, to_layout, to_target
 from trtforge.recipe.keys import nearest
+from trtforge.stack.tensorrt_versions import is_supported
 from trtforge.tables import StackRow
-from trtforge.tensorrt_versions import is_supported
 
 #: short format names that ModelOpt 0.47 removed, with what comes nearest
 REMOVED_FORMATS = {

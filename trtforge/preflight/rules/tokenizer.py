@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from trtforge.other_tokenizers import other_tokenizers, tokenizer_remedies
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.sources import TURN_ENDS, SourceFiles
-from trtforge.template_places import PlacedTemplate
+from trtforge.templates.other_tokenizers import other_tokenizers, tokenizer_remedies
+from trtforge.templates.template_places import PlacedTemplate
 
 
 def _asked(facts: Facts) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_json
 from trtforge.pipeline.stage import StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import execution_facts, read_json, rounded, write_json
 from trtforge.pipeline.stages.drafter import DraftOptions
@@ -19,7 +20,6 @@ from trtforge.pipeline.stages.drafter.text import generate
 from trtforge.pipeline.stages.drafter.training import TRAINING_FILE, WEIGHTS_FILE
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
-from trtforge.store.hashing import hash_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quantize.speculative.draft_module import DraftModule
     from runtime.offline import Engine
     from trtforge.drafting.description import Eagle3
-    from trtforge.progress import Progress
+    from trtforge.ground.progress import Progress
 
 HEAD_FOLDER = "head"
 FIGURES_FILE = "figures.json"

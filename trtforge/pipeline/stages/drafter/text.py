@@ -11,13 +11,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_json
 from trtforge.pipeline.stage import StageBase, StageContext, StageResult
 from trtforge.pipeline.stages.common import execution_facts
 from trtforge.pipeline.stages.drafter import DraftOptions
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
-from trtforge.store.hashing import hash_json
 
 if TYPE_CHECKING:
     from quantize.speculative.conversations import Conversation
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.request import GenerationResult
     from runtime.sampling.params import SamplingParams
     from runtime.tokenizer import EngineTokenizer
-    from trtforge.progress import Progress
+    from trtforge.ground.progress import Progress
 
 #: prompts of a part; what a kill costs at most
 PART_PROMPTS = 576
@@ -157,7 +157,7 @@ def answering(item: Prompt, tokens: int) -> SamplingParams:
 def made_up_turns(engine: Engine, wanted: list[Prompt]) -> dict[int, str]:
     """Turns of a user by the index of their prompt, as the target goes on where its chat template begins one."""
     from runtime.sampling.params import SamplingParams
-    from trtforge.progress import SilentProgress
+    from trtforge.ground.progress import SilentProgress
 
     mine = [item for item in wanted if item.kind == "self"]
     assert engine.tokenizer is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from trtforge.redaction import redact
+from trtforge.ground.redaction import redact
 
 #: C0 without tab and line feed, DEL, C1, and the marks that reorder text (Unicode UAX #9)
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from builder.speculation import record_of
-from trtforge.errors import ForgeError
+from trtforge.drafting.record import DRAFT_DIR, read_speculation
+from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Speculation
-from trtforge.speculation import DRAFT_DIR, read_speculation
 
 RECIPES: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "max_draft_len": 8, "ngram": {"min_matching_ngram_size": 3}},

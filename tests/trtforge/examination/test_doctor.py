@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from tests.support.preflight import H100
-from trtforge import doctor
-from trtforge.errors import EnvironmentLacks
-from trtforge.examination import engines, host, safety
+from trtforge.examination import doctor, engines, host, safety
 from trtforge.examination.items import ALL, Item
+from trtforge.ground.errors import EnvironmentLacks
 from trtforge.preflight import Machine
-from trtforge.server_launch import closing
 from trtforge.stack.probe import Loaded
 from trtforge.tables import Component, stack_table
+from trtforge.tritonserver.server_launch import closing
 
 MACHINE = Machine(memory_total=24 << 30, memory_available=20 << 30, disk_free=100 << 30, offline=False, cores=2)
 TABLE = stack_table()

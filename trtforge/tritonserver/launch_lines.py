@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from trtforge.server_launch import CLOSED_APIS, GRPC_OPTION, HTTP_OPTION, KEY
+from trtforge.tritonserver.server_launch import CLOSED_APIS, GRPC_OPTION, HTTP_OPTION, KEY
 
 SERVER = "tritonserver"
 _IMAGE = re.compile(r"nvcr\.io/nvidia/tritonserver:(\d{2}\.\d{2})[\w.-]*")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from trtforge import secret_values
-from trtforge.redaction import redact, redact_value
-from trtforge.secret_shapes import _OWN, _PERHAPS, DETECTORS, _detectors
+from trtforge.ground import secret_values
+from trtforge.ground.redaction import redact, redact_value
+from trtforge.ground.secret_shapes import _OWN, _PERHAPS, DETECTORS, _detectors
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 OURS = ("trtforge", "quantize", "evals", "builder", "plugins", "runtime", "triton_repo", "launcher")
 DRAW = random.Random(5)
 ALNUM = string.ascii_letters + string.digits

@@ -23,9 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any, Literal
 
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.redaction import redact_value
-from trtforge.terminal import one_line, printable, visible
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.redaction import redact_value
+from trtforge.ground.terminal import one_line, printable, visible
 
 Mode = Literal["human", "json", "quiet"]
 #: how often a plain progress line may appear, in seconds

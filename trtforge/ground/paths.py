@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
 
 
 def user_path(text: str | Path, *, code: str, asked: str) -> Path:

@@ -1,9 +1,10 @@
 """Keeps secrets out of everything that is printed, logged or written.
 
-Policy: a secret is known by its value (:mod:`trtforge.secret_values`), by its shape (:mod:`trtforge.secret_shapes`), or
-by where it stands: the login of a URL, the signature of a signed one, a header, an option, an assignment to a name that
-says so. Words of prose are no assignment: what follows ``token:`` in a sentence is masked only when it looks like a
-credential, which mixes letters and digits. Counts (``max_num_tokens``), digests, paths and sources stay readable.
+Policy: a secret is known by its value (:mod:`trtforge.ground.secret_values`), by its shape
+(:mod:`trtforge.ground.secret_shapes`), or by where it stands: the login of a URL, the signature of a signed one, a
+header, an option, an assignment to a name that says so. Words of prose are no assignment: what follows ``token:`` in a
+sentence is masked only when it looks like a credential, which mixes letters and digits. Counts (``max_num_tokens``),
+digests, paths and sources stay readable.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trtforge.secret_shapes import mask_shapes
-from trtforge.secret_values import known_secrets
+from trtforge.ground.secret_shapes import mask_shapes
+from trtforge.ground.secret_values import known_secrets
 
 MASK = "***"
 #: names of values that are secret whatever they look like

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trtforge.json_file import read_json_file
+from trtforge.ground.json_file import read_json_file
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of one file with another
 _COPY_CHUNK = 8 << 20

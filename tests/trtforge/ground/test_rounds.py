@@ -2,7 +2,7 @@
 
 import pytest
 
-from trtforge.rounds import best_length, chain_tokens, speedup_at, survivals
+from trtforge.ground.rounds import best_length, chain_tokens, speedup_at, survivals
 
 
 def test_survivals_are_products_and_tokens_their_sum_and_one():

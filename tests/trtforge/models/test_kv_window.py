@@ -21,7 +21,7 @@ from builder.planner.workload import fixed
 from tests.builder.planner.models import bare
 from tests.support.preflight import BIG, codes, only
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, LLAMA_8B, WINDOW, build, merged, parameters, trtllm
-from trtforge.kv_window import KvWindows, kv_windows, parse_windows
+from trtforge.models.kv_window import KvWindows, kv_windows, parse_windows
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtforge.annotations import Annotation, github, sarif, sarif_text
+from trtforge.ground.annotations import Annotation, github, sarif, sarif_text
 
 FULL = Annotation(
     code="TF-TRI-104",

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtforge import console as module
-from trtforge.console import Console, LiveProgress, PlainProgress, StageProgress
-from trtforge.errors import ExitCode, ForgeError
-from trtforge.terminal import visible
+from trtforge.ground import console as module
+from trtforge.ground.console import Console, LiveProgress, PlainProgress, StageProgress
+from trtforge.ground.errors import ExitCode, ForgeError
+from trtforge.ground.terminal import visible
 
 
 class Terminal(io.StringIO):

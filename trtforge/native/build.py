@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.progress import Progress, SilentProgress
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.store.machine import HOST_LIBRARY
 
 

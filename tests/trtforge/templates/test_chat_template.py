@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trtforge import chat_template, chat_workers
-from trtforge.chat_process import environment
-from trtforge.chat_template import render_chat, syntax_error
-from trtforge.errors import ForgeError
+from trtforge.ground.errors import ForgeError
+from trtforge.templates import chat_template, chat_workers
+from trtforge.templates.chat_process import environment
+from trtforge.templates.chat_template import render_chat, syntax_error
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CHAT = [{"role": "user", "content": "hello"}]
 ORDINARY = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -216,7 +216,7 @@ def test_a_forked_child_leaves_the_processes_alone(workers: chat_workers.Workers
 
 KILLED = """
 import os, psutil, sys, time
-from trtforge.chat_template import render_chat
+from trtforge.templates.chat_template import render_chat
 render_chat("x", [{"role": "user", "content": ""}])
 print(*[child.pid for child in psutil.Process().children()], flush=True)
 if sys.argv[1] == "fork" and not os.fork():

@@ -2,7 +2,7 @@
 
 Policy: a template comes with a checkpoint and is therefore untrusted code: immutable sandbox, no loader, no
 access to the file system, and a process of its own with limits of time, memory and output
-(:mod:`trtforge.chat_workers`). The environment (trimmed blocks, loop controls, ``generation`` blocks,
+(:mod:`trtforge.templates.chat_workers`). The environment (trimmed blocks, loop controls, ``generation`` blocks,
 ``raise_exception``, ``strftime_now``, ``tojson`` without HTML escapes) is the one that
 ``apply_chat_template`` defines, so the same template gives the same text.
 """
@@ -13,7 +13,8 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from trtforge.chat_workers import (
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.templates.chat_workers import (
     BYTES,
     CHARACTERS,
     CLOCK_SECONDS,
@@ -24,7 +25,6 @@ from trtforge.chat_workers import (
     NoRenderer,
     PastLimit,
 )
-from trtforge.errors import EnvironmentLacks, ForgeError
 
 _LIMITS = {
     "processor time": f"{SECONDS:g} s of processor time",

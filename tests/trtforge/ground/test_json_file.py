@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtforge.json_file import MAX_DEPTH, read_bytes_file, read_json_file, read_json_object
+from trtforge.ground.json_file import MAX_DEPTH, read_bytes_file, read_json_file, read_json_object
 
 
 def test_a_value_is_read(tmp_path: Path) -> None:

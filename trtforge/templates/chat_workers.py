@@ -188,7 +188,7 @@ class Workers:
         self._starting = 0
 
     def run(self, template: str, variables: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The answer of :mod:`trtforge.chat_process` to one job; ``variables`` None compiles only.
+        """The answer of :mod:`trtforge.templates.chat_process` to one job; ``variables`` None compiles only.
 
         Raises:
             PastLimit, NoRenderer: there is none.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO
 
-from trtforge.console import Console
+from trtforge.ground.console import Console
 
 
 @contextlib.contextmanager

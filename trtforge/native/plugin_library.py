@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtforge.errors import EnvironmentLacks, ForgeError
-from trtforge.shared_object import open_library
-from trtforge.store.hashing import hash_file
+from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.hashing import hash_file
+from trtforge.ground.shared_object import open_library
 
 LIBRARY = "libtrtforge_tensorrt.so"
 VARIABLE = "TRTFORGE_TENSORRT_PLUGINS"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from trtforge.redaction import redact, redact_value
+from trtforge.ground.redaction import redact, redact_value
 
 Severity = Literal["error", "warning", "note"]
 
