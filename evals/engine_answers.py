@@ -17,7 +17,7 @@ from evals.generation import Answer, inspect_answer
 from evals.statistics import wilson
 from runtime.determinism import near_tie_bound
 from trtforge.ground.progress import Progress, SilentProgress
-from trtforge.pipeline.stage import GateResult
+from trtforge.store.artifact import GateResult
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from evals.statistics import Interval
 from trtforge.ground.errors import GateFailed
-from trtforge.pipeline.stage import GateResult
+from trtforge.store.artifact import GateResult
 
 
 def at_most(name: str, interval: Interval, limit: float, unit: str = "") -> GateResult:

@@ -14,7 +14,7 @@ from typing import Any
 
 from evals.gates import at_least
 from trtforge.ground.progress import Progress, SilentProgress
-from trtforge.pipeline.stage import GateResult
+from trtforge.store.artifact import GateResult
 
 PROMPTS: tuple[str, ...] = (
     "What is the capital of France?",

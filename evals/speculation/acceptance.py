@@ -8,7 +8,7 @@ from typing import Any
 
 from evals.speculation.asking import Reply
 from evals.statistics import Interval, ratio_interval
-from trtforge.pipeline.stage import GateResult
+from trtforge.store.artifact import GateResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from evals.speculation.asking import Asking, Reply
 from runtime.sampling.params import SamplingParams
-from trtforge.pipeline.stage import GateResult
+from trtforge.store.artifact import GateResult
 
 if TYPE_CHECKING:
     import numpy as np

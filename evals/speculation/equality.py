@@ -15,7 +15,7 @@ from typing import Any
 from evals.speculation.asking import Asking, Reply
 from runtime.determinism import first_divergence
 from runtime.sampling.params import SamplingParams
-from trtforge.pipeline.stage import GateResult
+from trtforge.store.artifact import GateResult
 
 #: differences that a gate's detail names
 NAMED = 3

@@ -22,8 +22,8 @@ from evals.speculation.speed import Cell, measure_speed, overall, speed_gate
 from runtime.sampling.params import SamplingParams
 from trtforge.drafting.record import SpeculationRecord
 from trtforge.ground.progress import Progress
-from trtforge.pipeline.stage import GateResult
 from trtforge.recipe.schema import SpeculationEvals, SpeculationGate
+from trtforge.store.artifact import GateResult
 
 if TYPE_CHECKING:
     from runtime.offline import Engine

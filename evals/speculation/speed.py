@@ -15,7 +15,7 @@ from evals.speculation.asking import Asking, Reply
 from evals.speculation.equality import greedy
 from evals.statistics import Interval, geometric_mean
 from trtforge.ground.progress import Progress, SilentProgress
-from trtforge.pipeline.stage import GateResult
+from trtforge.store.artifact import GateResult
 
 #: tokens of each answer before the first timing
 WARM_TOKENS = 16

@@ -11,8 +11,8 @@ from evals.report import Plot, Series, Table
 from evals.speed.latency import LATENCY_COLUMNS, LevelResult, tail
 from evals.statistics import Interval
 from trtforge.ground.knee import knee_index
-from trtforge.pipeline.stage import GateResult
 from trtforge.recipe.schema import Slo
+from trtforge.store.artifact import GateResult
 
 
 @dataclass(frozen=True)

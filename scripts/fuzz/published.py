@@ -24,7 +24,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_bytes
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import Artifact, GateResult, StageResult
+from trtforge.store.artifact import Artifact, GateResult, StageResult
 from trtforge.store.integrity import verify_directory
 from trtforge.store.manifest import content_hash, measured_hash
 from trtforge.store.store import Store

@@ -1,54 +1,133 @@
-"""No folder imports what the layering in ``docs/concepts.md`` keeps from it."""
+"""Imports go down the layers of ``docs/concepts.md`` only, late ones and those for types too, and never in a circle."""
+
+from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
-SPINE = "trtforge"
+PACKAGES = ("trtforge", "quantize", "builder", "plugins", "triton_repo", "runtime", "evals", "launcher")
 #: run by a server and not by trtforge: what a repository's ``model.py`` stands on, copied or imported there
-SERVED = ("triton_repo/layouts/ifb_code/", "triton_repo/layouts/llmapi_code/", "triton_repo/layouts/native_model.py")
-#: the two parts of the spine that import the stages
-COMPOSERS = ("trtforge/cli/", "trtforge/pipeline/")
+SERVED = ("triton_repo.layouts.ifb_code.", "triton_repo.layouts.llmapi_code.", "triton_repo.layouts.native_model")
 
 
-def _layering() -> dict[str, set[str]]:
-    """Folder → the folders that the table of ``docs/concepts.md`` lets it import."""
-    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
-    section = text.split("## Layering", 1)[1].split("\n## ", 1)[0]
-    rows = re.findall(r"^\| (`.+?) \| (.+?) \|$", section, re.MULTILINE)
-    table: dict[str, set[str]] = {}
-    for folders, may in rows:
-        allowed = set(re.findall(r"\bspine\b|\b(?:plugins|runtime|triton_repo)\b", may.split(";")[0]))
-        for folder in re.findall(r"`(\w+)/`", folders):
-            table[folder] = {SPINE if name == "spine" else name for name in allowed}
-    return table
-
-
-def _imports(path: Path) -> set[str]:
-    """First names of everything that a module imports, late imports and those for types included."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.split(".")[0])
+def _modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
     return found
 
 
-def test_the_table_names_every_folder():
-    ours = {"trtforge", "quantize", "builder", "plugins", "triton_repo", "runtime", "evals", "launcher"}
-    assert set(_layering()) == ours
+MODULES = _modules()
 
 
-def test_imports_follow_the_table():
-    table = _layering()
-    faults = []
-    for folder, may in table.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if name.startswith((*SERVED, *COMPOSERS)):
-                continue
-            for other in sorted(_imports(path) & table.keys() - {folder} - may):
-                faults.append(f"{name}: {other}")
+@cache
+def _table(head: str) -> tuple[tuple[str, str], ...]:
+    """The rows of the table of the section on layering whose first column is called ``head``."""
+    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    section = text.split("## Layering", 1)[1].split("\n## ", 1)[0]
+    rows = section.split(f"| {head} |", 1)[1].split("\n\n", 1)[0]
+    return tuple(re.findall(r"^\| (.+?) \| (.+?) \|$", rows.split("|---|---|", 1)[1], re.MULTILINE))
+
+
+def _layers() -> list[tuple[str, tuple[str, ...]]]:
+    return [(name, tuple(re.findall(r"`([\w.]+)`", modules))) for name, modules in _table("Layer")]
+
+
+def _neighbours() -> dict[str, set[str]]:
+    """Stage package → the stage packages that it may import."""
+    return {
+        package: set(re.findall(r"`(\w+)`", may))
+        for packages, may in _table("Stage package")
+        for package in re.findall(r"`(\w+)`", packages)
+    }
+
+
+@cache
+def _imports(name: str) -> frozenset[str]:
+    """The modules of ours that a module imports anywhere in its text."""
+
+    def asked() -> Iterator[str]:
+        for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield from (
+                    f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in MODULES else node.module
+                    for alias in node.names
+                )
+
+    return frozenset(module for module in asked() if module in MODULES and module != name)
+
+
+def _layer(module: str) -> int:
+    """The layer whose longest entry holds ``module``; the package ``trtforge`` holds its own ``__init__`` only."""
+    fitting = [
+        (len(entry), number)
+        for number, (_, entries) in enumerate(_layers())
+        for entry in entries
+        if module == entry or (entry != "trtforge" and module.startswith(f"{entry}."))
+    ]
+    assert fitting, f"{module} stands in no layer"
+    return max(fitting)[1]
+
+
+def test_the_tables_name_every_package() -> None:
+    assert {entry.split(".")[0] for _, entries in _layers() for entry in entries} == set(PACKAGES)
+    stages = dict(_layers())["stage packages"]
+    assert set(_neighbours()) == set(stages) == set(PACKAGES) - {"trtforge"}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_go_down(name: str) -> None:
+    layers = _layers()
+    here = _layer(name)
+    higher = {f"{other} ({layers[_layer(other)][0]})" for other in _imports(name) if _layer(other) > here}
+    assert not higher, f"{name} ({layers[here][0]}) imports what stands above it"
+
+
+def test_stage_packages_know_few_others() -> None:
+    may = _neighbours()
+    faults = [
+        f"{name}: {other}"
+        for name in MODULES
+        if name.split(".")[0] in may and not name.startswith((*SERVED, "builder.planner"))
+        for other in sorted({module.split(".")[0] for module in _imports(name)} & set(may))
+        if other != name.split(".")[0] and other not in may[name.split(".")[0]]
+    ]
     assert faults == []
+
+
+def test_no_circles() -> None:
+    """Tarjan's strongly connected components of the modules are one module each."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    circles: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = low[name] = len(number)
+        stack.append(name)
+        for other in _imports(name):
+            if other not in number:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], number[other])
+        if low[name] == number[name]:
+            circle = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(circle) > 1:
+                circles.append(sorted(circle))
+
+    for name in MODULES:
+        if name not in number:
+            visit(name)
+    assert circles == []

@@ -17,9 +17,10 @@ from typing import Any
 
 from trtforge.ground.hashing import hash_bytes
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import GateResult, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import GateResult, StageResult
 from trtforge.store.steps import set_hook, step
 from trtforge.store.store import Store
 

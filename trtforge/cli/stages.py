@@ -12,8 +12,8 @@ from trtforge.cli.common import SetOption, StoreOption
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
-    from trtforge.pipeline.stage import Artifact
     from trtforge.recipe.load import LoadedRecipe
+    from trtforge.store.artifact import Artifact
     from trtforge.store.store import Store
 
 InputArgument = Annotated[

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trtforge.ground.progress import Progress
-from trtforge.pipeline.stage import Artifact
+from trtforge.store.artifact import Artifact
 from trtforge.store.export import DamagedArtifact
 from trtforge.store.store import Damage, Store
 

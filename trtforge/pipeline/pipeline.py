@@ -33,9 +33,10 @@ from trtforge.pipeline.links import link_bundle, linked_bundle
 from trtforge.pipeline.observer import Observer, SilentObserver
 from trtforge.pipeline.result import RunResult, StageOutcome, Status
 from trtforge.pipeline.runlog import LoggedProgress, RunLog
-from trtforge.pipeline.stage import Artifact, GateResult, Stage, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.recipe.schema import Recipe
 from trtforge.recipe.units import format_size
+from trtforge.store.artifact import Artifact, GateResult
 from trtforge.store.export import DamagedArtifact
 from trtforge.store.links import remember_link
 from trtforge.store.manifest import gates_from_json

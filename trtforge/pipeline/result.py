@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trtforge.pipeline.stage import Artifact
+from trtforge.store.artifact import Artifact
 from trtforge.store.quarantine import TakenOut
 
 Status = Literal["cached", "ran", "left out", "failed"]

@@ -3,66 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Recipe
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A published stage directory: its content key and where it lies."""
-
-    stage: str
-    key: str
-    path: Path
-    manifest: Mapping[str, Any]
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """The figures that the stage reported (see :class:`StageResult`)."""
-        summary: Mapping[str, Any] = self.manifest["summary"]
-        return summary
-
-
-@dataclass(frozen=True)
-class GateResult:
-    """One gate's verdict, with the figures that decided it.
-
-    ``bound`` is the end of the measured figure's interval that was held against ``limit``; None where the figure itself
-    was (manifests of earlier versions have the bound in ``measured``).
-    """
-
-    name: str
-    passed: bool
-    measured: float
-    limit: float
-    detail: str
-    bound: float | None = None
-
-    def figures(self) -> dict[str, float]:
-        """The figures as an error's numbers."""
-        bound = {} if self.bound is None else {"bound": self.bound}
-        return {"measured": self.measured, **bound, "limit": self.limit}
-
-
-@dataclass
-class StageResult:
-    """What a stage hands back beside the files that it wrote.
-
-    ``summary`` holds deterministic figures: it is part of the artifact's content hash. Figures that vary
-    from run to run (times, rates) go to ``measurements``, and files that hold such figures are named by
-    the patterns of ``measured`` (``fnmatch`` over posix paths below ``out``). ``stamps`` are what a
-    machine must match to use the artifact.
-    """
-
-    summary: dict[str, Any] = field(default_factory=dict)
-    gates: list[GateResult] = field(default_factory=list)
-    measurements: dict[str, Any] = field(default_factory=dict)
-    measured: tuple[str, ...] = ()
-    stamps: dict[str, Any] = field(default_factory=dict)
+from trtforge.store.artifact import Artifact, StageResult
 
 
 @dataclass(frozen=True)

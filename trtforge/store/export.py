@@ -14,7 +14,7 @@ from pathlib import Path
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import copy_file, copy_tree, walk_files
 from trtforge.ground.hashing import hash_file
-from trtforge.pipeline.stage import Artifact
+from trtforge.store.artifact import Artifact
 from trtforge.store.manifest import RESERVED
 
 

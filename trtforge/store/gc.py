@@ -20,8 +20,8 @@ from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import remove_tree, tree_bytes
-from trtforge.pipeline.stage import Artifact
 from trtforge.store import locks
+from trtforge.store.artifact import Artifact
 from trtforge.store.links import linked_artifacts
 from trtforge.store.runs import active_artifacts, all_records, forget, gc_lock
 from trtforge.store.store import KEY_DIGITS, Damage, Store

@@ -24,7 +24,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import fsync_path, walk_files, write_text_atomic
 from trtforge.ground.hashing import hash_bytes, hash_file, hash_json, json_safe
 from trtforge.ground.json_file import kind_of, parse_json, read_bytes_file
-from trtforge.pipeline.stage import GateResult
+from trtforge.store.artifact import GateResult
 from trtforge.store.shape import is_name, manifest_fault
 from trtforge.store.steps import step
 

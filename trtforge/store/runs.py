@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.ground.files import read_json, write_json_atomic
-from trtforge.pipeline.stage import Artifact
 from trtforge.store import locks
+from trtforge.store.artifact import Artifact
 from trtforge.store.manifest import now
 from trtforge.store.shape import record_fault
 from trtforge.store.store import KEY_DIGITS, Store, is_disk_full

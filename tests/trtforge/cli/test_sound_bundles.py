@@ -15,7 +15,7 @@ from trtforge.cli.main import invoke
 from trtforge.cli.stages import copy_out
 from trtforge.ground.console import Console
 from trtforge.ground.hashing import hash_file
-from trtforge.pipeline.stage import Artifact, StageResult
+from trtforge.store.artifact import Artifact, StageResult
 from trtforge.store.integrity import verify_directory
 from trtforge.store.store import Store
 

@@ -13,12 +13,13 @@ from tests.trtforge.drafting.checkpoints import Spec
 from trtforge.drafting.record import read_speculation
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import SilentProgress
-from trtforge.pipeline.stage import Artifact, StageContext
+from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages import parity
 from trtforge.pipeline.stages.build import BuildStage
 from trtforge.pipeline.stages.graph import GraphStage
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import Artifact
 
 SPEC = Spec("specforge", taps=(1, 5, 8), own_embedding=True, seed=9)
 

@@ -13,7 +13,8 @@ from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.links import link_bundle, linked_bundle
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.store.artifact import StageResult
 from trtforge.store.runs import record_path
 from trtforge.store.store import Store
 

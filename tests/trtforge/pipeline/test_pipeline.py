@@ -16,9 +16,10 @@ from trtforge.pipeline.explain import explain
 from trtforge.pipeline.keys import describe_changes
 from trtforge.pipeline.observer import SilentObserver
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import StageContext, StageResult
+from trtforge.pipeline.stage import StageContext
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import StageResult
 from trtforge.store.integrity import verify_directory
 from trtforge.store.runs import load_record
 from trtforge.store.store import Store

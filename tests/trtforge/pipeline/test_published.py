@@ -15,8 +15,8 @@ from tests.builder.trtllm.fake_trtllm import write_engine
 from tests.builder.trtllm.test_checkpoint import make
 from tests.trtforge.cli.test_commands import cli  # noqa: F401 (a fixture)
 from trtforge.pipeline.published import verify_published
-from trtforge.pipeline.stage import StageResult
 from trtforge.recipe.schema import Build
+from trtforge.store.artifact import StageResult
 from trtforge.store.store import Store
 
 

@@ -18,7 +18,8 @@ from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.inputs import SoundInputs
 from trtforge.pipeline.observer import SilentObserver
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import Artifact, StageContext, StageResult
+from trtforge.pipeline.stage import StageContext
+from trtforge.store.artifact import Artifact, StageResult
 from trtforge.store.export import DamagedArtifact
 from trtforge.store.integrity import verify_directory
 from trtforge.store.quarantine import quarantine_of

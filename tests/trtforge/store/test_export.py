@@ -11,7 +11,8 @@ from tests.support.refusals import refusal
 from tests.support.synthetic import Counter, recipe
 from tests.support.synthetic import stages as synthetic_stages
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import Artifact, StageContext, StageResult
+from trtforge.pipeline.stage import StageContext
+from trtforge.store.artifact import Artifact, StageResult
 from trtforge.store.export import DamagedArtifact, copy_artifact, copy_artifact_file
 from trtforge.store.integrity import verify_directory
 from trtforge.store.store import Damage, Store

@@ -14,7 +14,7 @@ import pytest
 from scripts.fuzz.published import ODD_FILES, publish_bundle, put_odd, reseal
 from tests.support.damage import ODD, changed, places
 from tests.support.refusals import refusal
-from trtforge.pipeline.stage import StageResult
+from trtforge.store.artifact import StageResult
 from trtforge.store.integrity import verify_directory
 from trtforge.store.manifest import read_sealed
 from trtforge.store.runs import load_record

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trtforge.pipeline.stage import StageResult
+from trtforge.store.artifact import StageResult
 from trtforge.store.integrity import verify_directory
 from trtforge.store.manifest import link_stays_inside
 from trtforge.store.store import Store

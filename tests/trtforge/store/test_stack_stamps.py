@@ -10,8 +10,8 @@ import pytest
 
 from tests.trtforge.store.test_stamps import HERE, MADE_ON, TOKENIZER
 from trtforge.ground.hashing import hash_bytes
-from trtforge.pipeline.stage import StageResult
 from trtforge.stack.probe import Loaded
+from trtforge.store.artifact import StageResult
 from trtforge.store.stamps import UNSERVABLE, Machine, check_stamps, unservable
 from trtforge.store.store import Store
 from trtforge.store.verify import verify_bundle

@@ -13,8 +13,8 @@ from tests.support.synthetic import Counter, recipe
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.files import copy_tree
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import Artifact, GateResult, StageResult
 from trtforge.store import locks
+from trtforge.store.artifact import Artifact, GateResult, StageResult
 from trtforge.store.integrity import verify_directory
 from trtforge.store.manifest import gates_from_json
 from trtforge.store.store import Damage, Store, default_root, is_disk_full

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.scoring import TOOLS, measure_checkpoint, scoring_section
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import StageResult
 
 
 class BaselineStage(StageBase):

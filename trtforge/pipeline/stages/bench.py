@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.hashing import hash_json
-from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages import serving
 from trtforge.pipeline.stages.common import execution_facts, plain, rounded, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Bench, Recipe
+from trtforge.store.artifact import StageResult
 
 if TYPE_CHECKING:
     from evals.speed.load import Drafts

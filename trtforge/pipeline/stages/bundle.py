@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.hashing import hash_file
 from trtforge.ground.redaction import redact_value
-from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke, speculation
 from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, write_json
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
 from trtforge.pipeline.stages.targets import left_out, not_run
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import Artifact, StageResult
 from trtforge.store.export import copy_artifact, copy_artifact_file
 
 if TYPE_CHECKING:

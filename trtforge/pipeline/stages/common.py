@@ -13,8 +13,8 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import json_safe
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.paths import real_path
-from trtforge.pipeline.stage import Artifact
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import Artifact
 from trtforge.store.machine import host_isa, host_library_hash
 
 #: the part of a stage's estimate for what comes beside the copied files

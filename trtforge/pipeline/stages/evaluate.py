@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import GateResult, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import plain, rounded, write_json
 from trtforge.pipeline.stages.scoring import (
     TOOLS,
@@ -15,6 +15,7 @@ from trtforge.pipeline.stages.scoring import (
     scoring_section,
 )
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import GateResult, StageResult
 
 INCREASE_FILE = "increase.json"
 

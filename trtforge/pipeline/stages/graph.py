@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import copy_estimate, read_json, required_draft
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import Artifact, StageResult
 
 #: KV-cache mode of the recipe → element type of the pool; None: the model's type
 KV_POOL_FORMATS = {"none": None, "fp8": "fp8", "fp8_cast": "fp8"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import StageResult
 
 
 class IntakeStage(StageBase):

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from trtforge.pipeline.stage import GateResult, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, rounded, write_json
 from trtforge.pipeline.stages.engine_process import Ask, engine_of
 from trtforge.pipeline.stages.scoring import REFERENCE_DTYPE, TOOLS, load_answers, prompt_tokens
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import GateResult, StageResult
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import Artifact, GateResult, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import copy_estimate, corpus_identity, plain
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import Artifact, GateResult, StageResult
 
 
 class QuantizeStage(StageBase):

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.models.kv_window import PARAMETER
-from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import plain
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import StageResult
 
 #: folder below the artifact; the engine is found from a model's folder as ``../../engine``
 REPOSITORY_DIR = "repository"

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtforge.pipeline.stage import GateResult, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages import serving
 from trtforge.pipeline.stages.common import execution_facts, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import GateResult, StageResult
 
 if TYPE_CHECKING:
     import numpy as np

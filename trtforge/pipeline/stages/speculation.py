@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.ground.hashing import hash_json
-from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import bad_record, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import StageResult
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import Artifact, Stage, StageContext, StageResult
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import write_json
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import Artifact, StageResult
 
 NOT_RUN_FILE = "not_run.json"
 

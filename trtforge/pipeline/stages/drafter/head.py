@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_json
-from trtforge.pipeline.stage import StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import execution_facts, read_json, rounded, write_json
 from trtforge.pipeline.stages.drafter import DraftOptions
 from trtforge.pipeline.stages.drafter.card import write_card
@@ -20,6 +20,7 @@ from trtforge.pipeline.stages.drafter.text import generate
 from trtforge.pipeline.stages.drafter.training import TRAINING_FILE, WEIGHTS_FILE
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import StageResult
 
 if TYPE_CHECKING:
     from pathlib import Path

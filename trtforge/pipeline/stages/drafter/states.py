@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import Artifact, StageBase, StageContext, StageResult
+from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.drafter import DraftOptions
 from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import Artifact, StageResult
 
 #: three taps and the last state, 16 bits each
 _BYTES = 4 * 2
