@@ -122,7 +122,7 @@ def rotated(model: Any, biases: Mapping[int, torch.Tensor], positions: int) -> d
 
 def ways(biases: Mapping[int, torch.Tensor]) -> list[Way]:
     """What is compared; layers are spared by their largest key bias: two, four, and all that preflight calls large."""
-    from trtforge.preflight.model import LARGE_KEY_BIAS
+    from trtforge.models.shape import LARGE_KEY_BIAS
 
     worst = sorted(biases, key=lambda layer: -float(biases[layer].abs().max()))
     found = [

@@ -18,7 +18,7 @@ from quantize.formats import FormatRow, KvMode, check_group_size, format_row, kv
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file, read_json_object
 from trtforge.ground.safetensors_header import TensorInfo
-from trtforge.preflight.model import matches
+from trtforge.models.shape import matches
 from trtforge.recipe.schema import Quantize
 
 LM_HEAD = "lm_head"

@@ -14,7 +14,8 @@ from itertools import groupby
 from typing import Any
 
 from runtime.speculation import figures as speculative
-from runtime.speculation.figures import Point, SpeculationFigures
+from runtime.speculation.draft import Point
+from runtime.speculation.figures import SpeculationFigures
 
 PREFIX = "trtforge_"
 

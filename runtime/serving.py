@@ -25,7 +25,8 @@ from runtime import errors
 from runtime.engine import EngineConfig, EngineCore, PreparedRequest
 from runtime.executors.base import ExecutorLimits
 from runtime.request import FinishReason, Request, RequestOutput, SampleOutput
-from runtime.speculation.figures import Point, choice_points
+from runtime.speculation.draft import Point
+from runtime.speculation.figures import choice_points
 from trtforge.ground.errors import ForgeError
 
 log = logging.getLogger("trtforge.runtime")

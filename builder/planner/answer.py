@@ -13,9 +13,9 @@ import numpy as np
 
 from builder.planner.capacity import capacity
 from builder.planner.cost import costs
-from builder.planner.report import size
 from builder.planner.sections.cost import money, rates_of, served_at
 from builder.planner.sections.speed import ms, span
+from builder.planner.sizes import size
 from builder.planner.speed.facts import load_of
 from builder.planner.speed.levels import asked_levels, best_level
 from builder.planner.speed.serving import TYPICAL

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from builder.planner.speed.cost import CLASSES
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 
@@ -71,8 +72,6 @@ def read_calibration(path: Path, gpu: str) -> Calibration:
         ForgeError: ``TF-PLN-052`` the file cannot be read or is no calibration, ``TF-PLN-053`` it is of
             another GPU.
     """
-    from builder.planner.speed.efficiency import CLASSES
-
     try:
         raw = read_json_file(Path(path))
         if not isinstance(raw, dict) or raw.get("version") != VERSION:

@@ -21,9 +21,9 @@ from builder.planner.precision import recipe_precision
 from builder.planner.types import Facts, Goal, ModelFacts, ParallelPlan, Precision, Serving, Workload, bad_input
 from builder.planner.weights import TensorGroup, groups_from_facts, groups_from_headers, in_precision
 from trtforge.ground.safetensors_header import read_headers, weight_files
-from trtforge.models.kv_window import kv_windows
 from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.rules.ranks import ONE_RANK
+from trtforge.recipe.kv_windows import kv_windows
 from trtforge.recipe.schema import Recipe
 from trtforge.tables import architecture_table
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from builder.planner.types import Term
-from trtforge.preflight.model import DTYPE_BYTES
+from trtforge.models.shape import DTYPE_BYTES
 from trtforge.preflight.rules.host import QUANTIZER_BYTES, REFERENCE_BYTES_PER_PARAMETER
 
 #: GB of host memory for a billion parameters when an engine is built

@@ -105,11 +105,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
-
-
-def size(value: float) -> str:
-    """Bytes for people: GiB with two decimals, MiB or KiB below a tenth of it."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(value) >= scale / 10:
-            return f"{value / scale:,.2f} {unit}"
-    return f"{value:,.0f} B"

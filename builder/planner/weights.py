@@ -21,7 +21,7 @@ from typing import Literal
 from builder.planner.precision import weight_format
 from builder.planner.types import ModelFacts, ParallelPlan, Precision
 from trtforge.ground.safetensors_header import DTYPE_BITS, TensorInfo
-from trtforge.preflight.model import matches
+from trtforge.models.shape import matches
 
 Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head", "scales"]
 Split = Literal["none", "plain", "kv", "vocab"]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,9 +71,7 @@ def find_library() -> Path:
             why="That file does not exist.",
             remedies=[f"unset {LIBRARY_VARIABLE} to use the installed library", "build it there with cmake"],
         )
-    import plugins.host
-
-    folders = [Path(folder) for folder in plugins.host.__path__]
+    folders = [Path(folder) for folder in sys.modules[__package__].__path__]
     for folder in folders:
         path = folder / LIBRARY_NAME
         if path.is_file():

@@ -43,7 +43,7 @@ from runtime.executors.fake_quant import E4M3_MAX
 from runtime.executors.int4_linear import HostInt4, takes
 from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
 from runtime.executors.weights import LinearSource, Scratch
-from trtforge.store.machine import host_isa
+from trtforge.machine.host import host_isa
 
 FP16_MAX = 65504.0
 #: error of a float16 weight, relative to the tensor's largest, from which it is not used as it is

@@ -19,7 +19,8 @@ from runtime.scheduler.sequence import Sequence as TokenSequence
 if TYPE_CHECKING:
     import torch
 
-    from runtime.speculation.figures import Point
+#: what an exporter of metrics shows: name, labels, value
+Point = tuple[str, dict[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from runtime.speculation.draft import Draft
-
-#: what an exporter shows: name, labels, value
-Point = tuple[str, dict[str, str], float]
+from runtime.speculation.draft import Draft, Point
 
 HELP = {
     "spec_decode_num_drafts_total": "Drafts verified",

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from runtime.scheduler.sequence import Sequence as TokenSequence
-from runtime.speculation.draft import Candidate, Choice
-from runtime.speculation.figures import Point
+from runtime.speculation.draft import Candidate, Choice, Point
 from runtime.speculation.overrides import Overrides
 from trtforge.drafting.record import DraftPolicy
 

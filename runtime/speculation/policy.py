@@ -28,8 +28,7 @@ import numpy.typing as npt
 from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation.acceptance import Acceptance, tree_source
 from runtime.speculation.costs import Seconds, StepCosts
-from runtime.speculation.draft import Candidate, Choice, Policy
-from runtime.speculation.figures import Point
+from runtime.speculation.draft import Candidate, Choice, Point, Policy
 from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.ngram import sources_of
 from runtime.speculation.overrides import Overrides

@@ -260,7 +260,7 @@ def test_the_machine_in_words(tmp_path: Path) -> None:
 
 def test_bundles_are_held_against_every_flag_that_a_level_needs() -> None:
     """A flag that the store does not record would look absent on every machine."""
-    from trtforge.store import machine
+    from trtforge.machine import host as machine
 
     needed = {flag for _, flags in CPU_CAPABILITIES for flag in flags}
     assert needed <= set(machine._ISA_FLAGS)

@@ -11,9 +11,10 @@ from quantize.formats import load_formats
 from tests.support.public_models import Shape, public
 from triton_repo.parameters import load_parameters
 from trtforge.cli.common import locate
+from trtforge.machine.probe import Gpu
 from trtforge.preflight import Machine
-from trtforge.preflight.engine import Finding, Report, make_facts, run_rules
-from trtforge.preflight.machine import Gpu
+from trtforge.preflight.engine import Finding, Report, make_facts
+from trtforge.preflight.run import run_rules
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.merge import deep_merge
 from trtforge.recipe.schema import Build, Triton

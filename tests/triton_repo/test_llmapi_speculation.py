@@ -15,9 +15,9 @@ from triton_repo.layouts.llmapi_settings import llm_arguments, serve_options
 from triton_repo.lint.llm_arguments import load_arguments
 from triton_repo.lint.run import lint_repository
 from trtforge.ground.errors import ForgeError
+from trtforge.recipe.llm_speculation import keys_asked, speculation_table
 from trtforge.recipe.schema import Speculation
 from trtforge.tables import stack_table
-from trtforge.tables.llm_speculation import keys_asked, speculation_table
 
 OLD, NEW = "trtllm-1.2.1", "trtllm-1.3"
 CHAIN = {"method": "eagle3", "draft": "/d", "max_draft_len": 4}

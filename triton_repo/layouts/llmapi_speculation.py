@@ -12,8 +12,8 @@ from typing import Any
 from packaging.version import Version
 
 from trtforge.ground.errors import ForgeError
+from trtforge.recipe.llm_speculation import draft_length, refused_sizes, speculation_table
 from trtforge.recipe.schema import Recipe
-from trtforge.tables.llm_speculation import draft_length, refused_sizes, speculation_table
 
 
 def speculative_config(

@@ -20,7 +20,7 @@ import plugins.host
 from runtime.frontend.service import Service
 from runtime.metrics import help_of, is_counter
 from runtime.serving import AsyncEngine
-from runtime.speculation.figures import Point
+from runtime.speculation.draft import Point
 from trtforge.drafting.record import read_speculation
 from trtforge.ground.json_file import read_json_file
 

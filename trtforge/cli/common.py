@@ -18,8 +18,8 @@ from trtforge.ground.errors import ExitCode, ForgeError, interrupted
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
+    from trtforge.models.shape import ModelShape
     from trtforge.preflight import Machine, Report
-    from trtforge.preflight.model import ModelShape
     from trtforge.preflight.sources import Located
     from trtforge.recipe.load import LoadedRecipe
     from trtforge.store.store import Store

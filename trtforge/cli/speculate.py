@@ -72,7 +72,8 @@ def train(
     from trtforge.cli.stages import require_empty
     from trtforge.ground.files import copy_tree
     from trtforge.pipeline.catalogue import default_stages
-    from trtforge.pipeline.stages.drafter import DraftOptions, draft_stages
+    from trtforge.pipeline.stages.drafter import draft_stages
+    from trtforge.pipeline.stages.drafter.options import DraftOptions
     from trtforge.recipe.load import load_recipe
 
     options = DraftOptions(

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from trtforge.examination import engines, host
 from trtforge.examination.items import GRAPHS, Item
-from trtforge.preflight.machine import Gpu, Lack
-from trtforge.store.machine import tool_versions
+from trtforge.machine.host import tool_versions
+from trtforge.machine.probe import Gpu, Lack
 from trtforge.tables import stack_table
 
 

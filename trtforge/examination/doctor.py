@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from trtforge.examination import engines, host, safety
 from trtforge.examination.items import Item
-from trtforge.preflight.machine import Machine
+from trtforge.machine.probe import Machine
 from trtforge.tables import StackTable, stack_table
 
 PORTS = (8000, 8001, 8002)

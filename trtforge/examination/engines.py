@@ -9,12 +9,12 @@ from pathlib import Path
 
 from trtforge.examination.items import Item
 from trtforge.ground.errors import ForgeError
+from trtforge.machine.host import tool_versions
+from trtforge.machine.probe import Gpu
 from trtforge.native.plugin_library import BUILD, plugin_library
-from trtforge.preflight.machine import Gpu
 from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits
 from trtforge.stack.probe import Loaded, probe
-from trtforge.store.machine import tool_versions
 from trtforge.tables import Component, StackTable
 
 _TRTLLM = ("trtllm-engine", "trtllm-llmapi")

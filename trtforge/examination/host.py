@@ -11,10 +11,10 @@ from pathlib import Path
 
 from trtforge.examination.items import ALL, GRAPHS, TORCH, Item, Status
 from trtforge.ground.errors import ForgeError
-from trtforge.preflight.machine import Machine
+from trtforge.machine.host import host_isa, host_library_path, tool_versions
+from trtforge.machine.probe import Machine
 from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits
-from trtforge.store.machine import host_isa, host_library_path, tool_versions
 from trtforge.tables import StackRow
 
 _MIN_SHM = 64 * 2**20

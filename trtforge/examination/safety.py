@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import psutil
 
 from trtforge.examination.items import Item
+from trtforge.machine.host import tool_versions
 from trtforge.stack.probe import Loaded, probe
-from trtforge.store.machine import tool_versions
 from trtforge.tables import Component
 from trtforge.tables.advisories import SERVER, fixed_in, known_holes, summary
 from trtforge.tritonserver.launch_lines import of_command, weaknesses

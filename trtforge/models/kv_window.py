@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trtforge.recipe.schema import Recipe
-
 #: the parameter of ``tensorrt_llm`` that names the windows: one value, or several that repeat over the layers
 PARAMETER = "max_attention_window_size"
 #: the largest number that TensorRT-LLM reads
@@ -84,31 +82,6 @@ class KvWindows:
 def _smaller(value: Any, bound: int) -> Any:
     """min(value, bound), of a number or of each of an array."""
     return value - (value > bound) * (value - bound)
-
-
-def kv_windows(recipe: Recipe, layers: int, window: int = 0, window_layers: int | None = None) -> KvWindows:
-    """The windows with which the recipe's engine is served.
-
-    Args:
-        layers: the model's layers.
-        window: the model's own sliding window, 0 for none.
-        window_layers: how many layers have it; None: all.
-    """
-    build = recipe.build
-    if build.target != "trtllm-engine":
-        return KvWindows((0,) * layers)
-    given = parse_windows(recipe.triton.parameters.get(PARAMETER, ""))
-    if given:
-        windows = [given[layer % len(given)] for layer in range(layers)]
-    else:
-        sliding = layers if window_layers is None else window_layers
-        windows = [window] * sliding + [0] * (layers - sliding)
-    limits = build.limits
-    return KvWindows(
-        tuple(value if value < limits.max_seq_len else 0 for value in windows),
-        limits.max_input_len or limits.max_seq_len - 1,
-        build.trtllm.paged_context_attention,
-    )
 
 
 def parse_windows(text: str) -> Sequence[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
-from trtforge.store.machine import HOST_LIBRARY
+from trtforge.machine.host import HOST_LIBRARY
 
 
 def build_host_library(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trtforge.machine.host import tool_versions
 from trtforge.pipeline.keys import describe_changes, host_facts_of, ingredients_of, key_of
 from trtforge.pipeline.pipeline import Loaded, Pipeline, carries_current_measurements
 from trtforge.pipeline.stage import Stage
 from trtforge.store.artifact import Artifact
-from trtforge.store.machine import tool_versions
 from trtforge.store.runs import RunRecord, StageRecord, load_record
 from trtforge.store.store import Damage
 

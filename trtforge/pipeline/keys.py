@@ -13,10 +13,10 @@ from typing import Any
 
 from trtforge.ground.hashing import hash_json
 from trtforge.ground.redaction import redact_value
+from trtforge.machine.host import tool_versions
 from trtforge.pipeline.stage import Stage
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact
-from trtforge.store.machine import tool_versions
 
 _MISSING = object()
 

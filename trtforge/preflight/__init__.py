@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trtforge.preflight.engine import Finding, Report, Rule, all_rules, make_facts, refusal, run_rules
-from trtforge.preflight.machine import Machine, probe
-from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
+from trtforge.machine.probe import Machine, probe
+from trtforge.models.shape import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
+from trtforge.preflight.engine import Finding, Report, Rule, all_rules, make_facts, refusal
+from trtforge.preflight.run import run_rules
 from trtforge.preflight.sources import Locate
 from trtforge.recipe.load import LoadedRecipe
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trtforge.drafting.record import DRAFTED_METHODS
-from trtforge.preflight.model import DTYPE_BYTES
+from trtforge.models.shape import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from trtforge.preflight.engine import Facts

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
-from trtforge.preflight.machine import Machine
-from trtforge.preflight.model import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
+from trtforge.machine.probe import Machine
+from trtforge.models.shape import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
 from trtforge.preflight.remedies import Remedy, applied, as_remedy, texts
 from trtforge.preflight.sources import Locate, Located, SourceFiles
 from trtforge.recipe.keys import nearest
@@ -345,14 +345,6 @@ def _order(code: str) -> tuple[int, int]:
     return int(kind[1:]), int(number)
 
 
-def run_rules(facts: Facts) -> Report:
-    """Apply every rule whose facts are known, and try the remedies; TF-RCP-014 for waivers of unknown codes."""
-    from trtforge.preflight.trials import judged
-
-    _check_waivers(facts.recipe.waive, all_rules())
-    return judged(apply_rules(facts), facts, apply_rules)
-
-
 def apply_rules(facts: Facts) -> Report:
     """One pass over every rule whose facts are known, its remedies as the rules give them."""
     rules = all_rules()
@@ -402,7 +394,7 @@ def _adapters_known(facts: Facts) -> bool:
     return facts.adapters is not None and not all(place.absent for place in facts.adapters.values())
 
 
-def _check_waivers(waivers: Mapping[str, str], rules: Mapping[str, Rule]) -> None:
+def check_waivers(waivers: Mapping[str, str], rules: Mapping[str, Rule]) -> None:
     for code, reason in waivers.items():
         if code not in rules:
             near = nearest(code, list(rules))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trtforge.preflight.model import fits, quantized_linears
+from trtforge.models.shape import fits, quantized_linears
 from trtforge.preflight.remedies import line
 
 if TYPE_CHECKING:

@@ -23,17 +23,17 @@ from packaging.version import Version
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_file
 from trtforge.ground.shared_object import open_library
-from trtforge.native.plugin_library import find_plugin_library, plugin_library
-from trtforge.stack.check import check_piece
-from trtforge.stack.probe import Loaded, probe
-from trtforge.store.integrity import VerifyFinding
-from trtforge.store.machine import (
+from trtforge.machine.host import (
     gpu_architectures,
     host_isa,
     host_library_hash,
     host_library_path,
     python_version,
 )
+from trtforge.native.plugin_library import find_plugin_library, plugin_library
+from trtforge.stack.check import check_piece
+from trtforge.stack.probe import Loaded, probe
+from trtforge.store.integrity import VerifyFinding
 from trtforge.tables import Component
 
 #: versions of the op contracts (domain trtforge) that this version's executors run

@@ -7,7 +7,8 @@ from typing import Any
 
 from builder.planner.capacity import admission, capacity, context_ceiling, kv_trade, prefix_saving
 from builder.planner.memory import kv_bytes_per_token
-from builder.planner.report import plain, size
+from builder.planner.report import plain
+from builder.planner.sizes import size
 from builder.planner.speed.levels import fleet_for
 from builder.planner.types import Facts, Section, Table
 from builder.planner.workload import percentile

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from builder.planner.chart import bar
 from builder.planner.host import plan_host
-from builder.planner.report import plain, size
+from builder.planner.report import plain
+from builder.planner.sizes import size
 from builder.planner.types import Facts, MemoryPlan, Section, Table
 from builder.planner.weights import TensorGroup, parameter_count, rank_bytes
 

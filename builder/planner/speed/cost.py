@@ -9,7 +9,7 @@ Of E experts, T tokens with k each touch E·(1 − (1 − k/E)^T) when routing i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -33,6 +33,7 @@ OpClass = Literal[
     "pointwise",
     "communication",
 ]
+CLASSES: tuple[str, ...] = get_args(OpClass)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from builder.planner.speed.cost import OpClass
 Three = npt.NDArray[Any]
 #: names of the variants, in the order of the first axis
 VARIANTS = ("slow", "typical", "fast")
-CLASSES: tuple[str, ...] = get_args(OpClass)
 _TABLE = Path(__file__).with_name("efficiency.yaml")
 #: architectures whose kernels are those of another row
 _SAME = {"sm_86": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}

@@ -14,7 +14,7 @@ from typing import Literal
 
 from builder.planner.precision import weight_format
 from builder.planner.types import ModelFacts, ParallelPlan, Precision
-from trtforge.preflight.model import matches
+from trtforge.models.shape import matches
 
 Rows = Literal["tokens", "logits"]
 #: along which side tensor parallelism cuts: output rows, input columns, experts, or not at all

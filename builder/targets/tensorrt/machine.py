@@ -20,10 +20,10 @@ from packaging.version import Version
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.paths import user_path
+from trtforge.machine.host import gpu_architectures
 from trtforge.native.plugin_library import PluginLibrary, device_capability, find_plugin_library, plugin_library
 from trtforge.stack.check import fits
 from trtforge.stack.tensorrt_versions import is_supported, supported_range
-from trtforge.store.machine import gpu_architectures
 from trtforge.tables import StackRow, stack_table
 
 TARGET = "tensorrt"

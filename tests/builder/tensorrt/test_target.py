@@ -19,9 +19,9 @@ from builder.targets.tensorrt import machine, process, target
 from builder.targets.tensorrt.lowering import lower
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import SilentProgress
+from trtforge.machine.host import gpu_architectures
 from trtforge.native.plugin_library import PluginLibrary, plugin_library, said_by_plugins
 from trtforge.recipe.schema import Build, KvCache, Limits, TensorRt
-from trtforge.store.machine import gpu_architectures
 
 Graphs = Callable[..., Path]
 LIMITS = Limits(max_batch_size=8, max_num_tokens=64, max_seq_len=256)

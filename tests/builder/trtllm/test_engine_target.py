@@ -18,8 +18,8 @@ from tests.builder.trtllm.deshard import load_ranks
 from tests.builder.trtllm.fake_trtllm import install, program
 from tests.builder.trtllm.test_checkpoint import make
 from trtforge.ground.errors import ForgeError
+from trtforge.machine.host import gpu_architectures
 from trtforge.recipe.schema import Build, Speculation
-from trtforge.store.machine import gpu_architectures
 
 BUILD = {"target": "trtllm-engine", "limits": {"max_batch_size": 4, "max_num_tokens": 256, "max_seq_len": 768}}
 

@@ -190,11 +190,11 @@ def test_a_warning_that_every_plan_has_lets_no_other_pass(
     recipe = _tiny(tmp_path)
     write_tiny_llama(tmp_path / "model", max_positions=2048, architecture="Qwen2ForCausalLM")
     arguments = ["plan", str(recipe), "--gpu", "l40s", "--isl", "64", "--osl", "16", "--search", "--json"]
-    monkeypatch.setattr("trtforge.preflight.model.LARGE_KEY_BIAS", 0.01)
+    monkeypatch.setattr("trtforge.models.shape.LARGE_KEY_BIAS", 0.01)
     code, out, _ = run(*arguments)
     section = json.loads(out)["sections"]["search"]
     assert code == 0 and section["recommended"]["kv"] == "bfloat16"
-    monkeypatch.setattr("trtforge.preflight.model.LARGE_KEY_BIAS", 16.0)
+    monkeypatch.setattr("trtforge.models.shape.LARGE_KEY_BIAS", 16.0)
     code, out, _ = run(*arguments)
     section = json.loads(out)["sections"]["search"]
     assert code == 0 and section["recommended"]["kv"] == "fp8"

@@ -21,7 +21,8 @@ from builder.planner.workload import fixed
 from tests.builder.planner.models import bare
 from tests.support.preflight import BIG, codes, only
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, LLAMA_8B, WINDOW, build, merged, parameters, trtllm
-from trtforge.models.kv_window import KvWindows, kv_windows, parse_windows
+from trtforge.models.kv_window import KvWindows, parse_windows
+from trtforge.recipe.kv_windows import kv_windows
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
 

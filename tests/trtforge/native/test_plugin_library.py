@@ -14,9 +14,9 @@ import pytest
 from tests.trtforge.store.test_stamps import HERE, MADE_ON, STAMPS, TOKENIZER
 from trtforge.examination.engines import tensorrt_plugins
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.machine.probe import Gpu
 from trtforge.native.plugin_library import LIBRARY, VARIABLE, device_capability, find_plugin_library, plugin_library
 from trtforge.pipeline.stages.bundle import _serves_with
-from trtforge.preflight.machine import Gpu
 from trtforge.store.stamps import check_stamps
 from trtforge.tables import stack_table
 

@@ -17,9 +17,10 @@ from quantize.speculative.states import StateWriter
 from tests.support.refusals import refusal
 from tests.support.tiny import EOS_ID, write_tiny_llama
 from trtforge.ground.progress import SilentProgress
-from trtforge.pipeline.stages.drafter import DraftOptions, draft_stages
+from trtforge.pipeline.stages.drafter import draft_stages
 from trtforge.pipeline.stages.drafter.card import command
 from trtforge.pipeline.stages.drafter.head import by_class, check_reference
+from trtforge.pipeline.stages.drafter.options import DraftOptions
 from trtforge.pipeline.stages.drafter.text import DraftTextStage, turn_begins
 from trtforge.pipeline.stages.drafter.training import DraftTrainStage, end_tokens
 

@@ -26,7 +26,7 @@ from tests.trtforge.preflight.settings import (
     triton,
     trtllm,
 )
-from trtforge.preflight.machine import Lack
+from trtforge.machine.probe import Lack
 
 CASES: dict[str, tuple[Case, Case]] = {
     "TF-K1-001": (({"model": {"source": "${MODEL_DIR}"}}, {}), ({}, {})),

@@ -15,8 +15,8 @@ from trtforge.cli import run as run_command
 from trtforge.examination.building import missing_to_build
 from trtforge.ground.console import Console
 from trtforge.ground.errors import EnvironmentLacks, ExitCode
+from trtforge.machine.probe import Gpu, Lack
 from trtforge.preflight import Machine, refusal
-from trtforge.preflight.machine import Gpu, Lack
 from trtforge.recipe.load import load_recipe
 from trtforge.store.store import Store
 

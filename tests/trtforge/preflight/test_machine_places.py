@@ -12,7 +12,7 @@ from tests.support.tiny import write_tiny_llama
 from tests.trtforge.preflight.folders import POINTER, scale, write_model, write_weights
 from trtforge.cli.common import locate
 from trtforge.cli.main import invoke
-from trtforge.preflight.machine import Gpu, parse_gpus, visible
+from trtforge.machine.probe import Gpu, parse_gpus, visible
 from trtforge.preflight.places import keys_of, place_of
 from trtforge.preflight.sources import SourceFiles, is_bad_scale
 from trtforge.recipe.load import load_recipe

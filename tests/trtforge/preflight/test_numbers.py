@@ -23,7 +23,7 @@ from tests.trtforge.preflight.settings import (
     quant,
     speculation,
 )
-from trtforge.preflight.model import (
+from trtforge.models.shape import (
     kv_bytes_per_rank,
     kv_bytes_per_token,
     linears,

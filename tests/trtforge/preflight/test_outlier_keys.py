@@ -9,8 +9,8 @@ import pytest
 from tests.support.preflight import SMALL, report
 from tests.support.public_models import Shape, public
 from tests.trtforge.preflight.settings import merged, quant
+from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys
 from trtforge.preflight.engine import Finding
-from trtforge.preflight.model import LARGE_KEY_BIAS, outlier_keys
 
 FP8 = quant(format="fp8", kv_cache="fp8")
 

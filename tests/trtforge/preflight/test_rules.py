@@ -12,7 +12,8 @@ from tests.support.preflight import SMOL, codes, report
 from tests.trtforge.preflight.cases import CASES, UNIMPLEMENTED
 from tests.trtforge.preflight.folder_cases import FOLDER_CASES
 from trtforge.preflight import all_rules
-from trtforge.preflight.engine import make_facts, run_rules
+from trtforge.preflight.engine import make_facts
+from trtforge.preflight.run import run_rules
 from trtforge.recipe.load import recipe_from_mapping
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from trtforge.ground.hashing import hash_bytes
+from trtforge.machine.host import host_isa, machine_stamps, tool_versions
 from trtforge.store.artifact import Artifact, GateResult, StageResult
-from trtforge.store.machine import host_isa, machine_stamps, tool_versions
 from trtforge.store.stamps import Machine, check_stamps, this_machine
 from trtforge.store.store import Store
 from trtforge.store.verify import verify_bundle

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.paths import real_path
+from trtforge.machine.host import tool_versions
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import copy_estimate, draft_directory, plain
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, GateResult, StageResult
-from trtforge.store.machine import tool_versions
 
 if TYPE_CHECKING:
     from builder.targets.trtllm.llmapi_target import LlmSettings

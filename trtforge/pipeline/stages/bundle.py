@@ -29,7 +29,7 @@ from trtforge.ground.hashing import hash_file
 from trtforge.ground.redaction import redact_value
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke, speculation
-from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, write_json
+from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, weight_bytes, write_json
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
 from trtforge.pipeline.stages.targets import left_out, not_run
 from trtforge.recipe.schema import Recipe
@@ -243,8 +243,3 @@ def headline(speculation: Mapping[str, Any]) -> dict[str, Any]:
         "beyond_tolerance": greedy["beyond_tolerance"],
         "accepted_length": lengths,
     }
-
-
-def weight_bytes(artifact: Artifact) -> int:
-    """Bytes of an artifact's safetensors files."""
-    return sum(int(f["size"]) for f in artifact.manifest["files"] if f["path"].endswith(".safetensors"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trtforge.pipeline.stage import StageContext
-from trtforge.pipeline.stages.common import plain, read_json, size_of
+from trtforge.pipeline.stages.common import plain, read_json, size_of, weight_bytes
 from trtforge.pipeline.stages.smoke import SMOKE_FILE
 from trtforge.pipeline.stages.targets import not_run
 from trtforge.recipe.units import format_size
@@ -60,7 +60,6 @@ def _stage_data(artifact: Artifact) -> dict[str, Any]:
 
 def _model(inputs: Mapping[str, Artifact]) -> Any:
     from evals.report import Section, Table
-    from trtforge.pipeline.stages.bundle import weight_bytes
 
     source, quantized, engine = inputs["intake"].summary, inputs["quantize"].summary, inputs["build"].summary
     before, after = weight_bytes(inputs["intake"]), weight_bytes(inputs["quantize"])

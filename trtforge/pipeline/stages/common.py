@@ -13,9 +13,9 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import json_safe
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.paths import real_path
+from trtforge.machine.host import host_isa, host_library_hash
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact
-from trtforge.store.machine import host_isa, host_library_hash
 
 #: the part of a stage's estimate for what comes beside the copied files
 _MARGIN = 1.05
@@ -72,6 +72,11 @@ def corpus_identity(spec: str, recipe_dir: Path, role: str) -> dict[str, Any]:
 def size_of(artifact: Artifact) -> int:
     """Bytes of an artifact's files."""
     return sum(int(entry["size"]) for entry in artifact.manifest["files"])
+
+
+def weight_bytes(artifact: Artifact) -> int:
+    """Bytes of an artifact's safetensors files."""
+    return sum(int(f["size"]) for f in artifact.manifest["files"] if f["path"].endswith(".safetensors"))
 
 
 def copy_estimate(*artifacts: Artifact) -> int:

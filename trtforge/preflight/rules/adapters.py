@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.models.shape import linears
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import linears
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.sources import SourceFiles
 from trtforge.recipe.keys import nearest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from trtforge.models.shape import Linear, fits, quantized_linears, width
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import Linear, fits, quantized_linears, width
 from trtforge.preflight.remedies import Remedy, by_hand, line
 from trtforge.preflight.retarget import group_sizes, k_multiple, mlp_multiple, padded_mlp, to_format
 from trtforge.preflight.rules.heads import TPS, tp_works

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.models.shape import ModelShape
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import (
     context_asked,
@@ -15,7 +16,6 @@ from trtforge.preflight.features import (
     used,
     weight_format,
 )
-from trtforge.preflight.model import ModelShape
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import for_architectures, padded_mlp, to_target
 from trtforge.tables.features import AttentionKernel

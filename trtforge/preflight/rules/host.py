@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.models.shape import DTYPE_BYTES
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import DTYPE_BYTES
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.rules.memory import weight_bytes
 from trtforge.preflight.rules.ranks import world_size

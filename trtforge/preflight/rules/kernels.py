@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trtforge.models.shape import Linear, quantized_linears, width
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import stored_weights, weight_format, weights_asked
-from trtforge.preflight.model import Linear, quantized_linears, width
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import k_multiple, to_format
 from trtforge.preflight.rules.groups import mlp_padding, padded

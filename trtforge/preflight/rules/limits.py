@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trtforge.models.shape import usable_positions
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import usable_positions
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import LAYOUT_TARGETS, methods, to_layout, to_target
 from trtforge.tables.features import Effect

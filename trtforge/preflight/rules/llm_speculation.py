@@ -10,7 +10,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import engine_version, without
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target, without_speculation
-from trtforge.tables.llm_speculation import keys_asked, refused_sizes, speculation_table
+from trtforge.recipe.llm_speculation import keys_asked, refused_sizes, speculation_table
 
 _ARGUMENTS = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/llmapi/llm_args.py"
 #: keys that only go together

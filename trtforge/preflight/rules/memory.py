@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtforge.models.kv_window import KvWindows, kv_windows
+from trtforge.models.kv_window import KvWindows
+from trtforge.models.shape import DTYPE_BYTES, kv_bytes_per_rank, linear_parameters
 from trtforge.preflight.draft_sizes import draft_token_bytes, draft_weight_bytes
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format, weight_format
-from trtforge.preflight.model import DTYPE_BYTES, kv_bytes_per_rank, linear_parameters
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import ONE_RANK, to_format
+from trtforge.recipe.kv_windows import kv_windows
 from trtforge.recipe.units import format_size
 from trtforge.tables import Architecture
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trtforge.models.shape import matches
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import matches
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.sources import SourceFiles, is_bad_scale
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys, usable_positions
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS, kv_asked, kv_format, other_kv
-from trtforge.preflight.model import LARGE_KEY_BIAS, outlier_keys, usable_positions
 from trtforge.preflight.retarget import to_format
 
 #: a gate's key -> the gate that a first recipe has

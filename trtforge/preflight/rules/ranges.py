@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trtforge.models.shape import usable_positions
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.model import usable_positions
 from trtforge.preflight.remedies import by_hand
 
 _INT32, _INT64, _UINT64 = 2**31 - 1, 2**63 - 1, 2**64 - 1

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.ground.paths import real_path
+from trtforge.models.shape import linears, matches, usable_positions
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import weight_format
-from trtforge.preflight.model import linears, matches, usable_positions
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target
 from trtforge.preflight.rules.heads import is_compiled

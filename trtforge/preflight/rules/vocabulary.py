@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.models.shape import linears, matches
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import TRTLLM_TARGETS
-from trtforge.preflight.model import linears, matches
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.recipe.keys import nearest
 

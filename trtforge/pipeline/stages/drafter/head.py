@@ -14,8 +14,8 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_json
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import execution_facts, read_json, rounded, write_json
-from trtforge.pipeline.stages.drafter import DraftOptions
 from trtforge.pipeline.stages.drafter.card import write_card
+from trtforge.pipeline.stages.drafter.options import DraftOptions
 from trtforge.pipeline.stages.drafter.text import generate
 from trtforge.pipeline.stages.drafter.training import TRAINING_FILE, WEIGHTS_FILE
 from trtforge.pipeline.stages.engine_process import engine_of

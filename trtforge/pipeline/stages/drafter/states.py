@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.pipeline.stage import StageBase, StageContext
-from trtforge.pipeline.stages.drafter import DraftOptions
+from trtforge.pipeline.stages.drafter.options import DraftOptions
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, StageResult
 

@@ -15,7 +15,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_json
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import execution_facts
-from trtforge.pipeline.stages.drafter import DraftOptions
+from trtforge.pipeline.stages.drafter.options import DraftOptions
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import StageResult

@@ -8,7 +8,7 @@ from typing import Any
 from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import read_json, write_json
-from trtforge.pipeline.stages.drafter import DraftOptions
+from trtforge.pipeline.stages.drafter.options import DraftOptions
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import StageResult
 

@@ -1,4 +1,4 @@
-"""What preflight asks of the machine: memory, disk, GPUs, installed engines, offline switches."""
+"""What is asked of the machine before a build: memory, disk, GPUs, installed engines, offline switches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtforge.store.machine import ask_driver
+from trtforge.machine.host import ask_driver
 
 #: distributions whose version decides what can be built here
 _TOOLS = ("tensorrt", "tensorrt-llm", "tensorrt-rtx", "datasets", "nvidia-modelopt", "transformers")
@@ -59,7 +59,7 @@ def probe(store: Path) -> Machine:
     """The machine as it is now; the disk is the one that holds ``store`` (or would)."""
     import psutil
 
-    from trtforge.store.machine import tool_versions
+    from trtforge.machine.host import tool_versions
 
     memory = psutil.virtual_memory()
     folder = store.absolute()

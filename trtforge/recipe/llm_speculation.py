@@ -22,7 +22,7 @@ _ASKED = (
     *("choices", "dynamic_tree", "ngram_on_top", "max_concurrency", "draft_len_schedule"),
     *("acceptance_rate_threshold", "acceptance_rate_window_size"),
 )
-_PATH = Path(__file__).parent / "llm_speculation.yaml"
+_PATH = Path(__file__).parents[1] / "tables" / "llm_speculation.yaml"
 _LINK = r"^https://\S+$"
 
 

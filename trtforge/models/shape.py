@@ -1,6 +1,6 @@
-"""What preflight reads of a model and of the format table: shapes only, no tensor data.
+"""What the rules and the planner read of a model and of the format table: shapes only, no tensor data.
 
-The protocols describe the records that intake and the format table hand in; preflight imports neither.
+The protocols describe the records that intake and the format table hand in; nothing here imports either.
 """
 
 from __future__ import annotations
