@@ -7,6 +7,7 @@ verifies them, and :meth:`Speculator.settle` hands on what became true. See ``do
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from runtime.speculation.verification import Branch, moves
 
 if TYPE_CHECKING:
     from runtime.sample import Sample
+
+log = logging.getLogger("trtforge.runtime")
 
 #: a parent and the samples that split off
 Fork = tuple[TokenSequence, list[TokenSequence]]
@@ -149,7 +152,7 @@ class Speculator:
             self.figures.timed("draft", self._drafting)
             passes = max((draft.levels() for draft in made if draft is not None), default=0)
             if passes:
-                self.policy.timed("draft", passes, len(asks), self._drafting_ticks)
+                self._tell("draft", passes, len(asks), self._drafting_ticks)
             for at, draft in zip(places, made, strict=True):
                 drafts[at] = draft
         if not any(draft is not None for draft in drafts):
@@ -160,7 +163,7 @@ class Speculator:
         plan.drafts = [drafts[at] for at in order]
 
     def timed(self, plan: StepPlan, seconds: float, in_target: float, outside: float) -> float:
-        """Count the times of a step.
+        """Count the times of a step. Never raises: what the step yielded is on its way to the clients.
 
         Args:
             seconds: of the target, by the wall.
@@ -173,9 +176,16 @@ class Speculator:
         if plan.drafts:
             self.figures.timed("verify", seconds)
         if plan.decodes and not plan.chunks:
-            self.policy.timed("verify", plan.num_tokens, len(plan.decodes), in_target)
-            self.policy.timed("host", drafted, len(plan.decodes), outside - self._drafting_ticks)
+            self._tell("verify", plan.num_tokens, len(plan.decodes), in_target)
+            self._tell("host", drafted, len(plan.decodes), outside - self._drafting_ticks)
         return self._drafting
+
+    def _tell(self, part: str, tokens: int, requests: int, seconds: float) -> None:
+        """Times are advice: a policy that fails over them costs no answer."""
+        try:
+            self.policy.timed(part, tokens, requests, seconds)
+        except Exception:
+            log.exception("the policy did not take a step's times")
 
     def settle(
         self,
@@ -241,11 +251,12 @@ class Speculator:
             self.policy.record(sample.sequence, draft.source, judged, accepted, tree=tree)
 
     def leave(self, sequence: TokenSequence) -> None:
-        """The sequence ended."""
-        for drafter in self.drafters:
-            drafter.leave(sequence)
-        self._shadows.leave(sequence)
-        self.policy.leave(sequence)
+        """The sequence ended. Never raises: an answer is out, and a step that failed ends its requests through here."""
+        for keeper in (*self.drafters, self._shadows, self.policy):
+            try:
+                keeper.leave(sequence)
+            except Exception:
+                log.exception("%s kept a sequence that ended", type(keeper).__name__)
 
     def describe(self) -> dict[str, Any]:
         """Who drafts, and what the policy makes of it; JSON-able."""

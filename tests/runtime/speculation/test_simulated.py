@@ -181,3 +181,36 @@ def test_right_drafts_save_steps(tree: bool) -> None:
         # the prompt, then five tokens a step
         assert steps == 1 + -(-29 // 5)
         assert result.completions[0].num_draft_tokens == result.completions[0].num_accepted_tokens == 23
+
+
+@pytest.mark.parametrize("faulty", ["model", "policy", "executor"])
+def test_what_fails_beside_the_answers_does_not_reach_them(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Books that cannot be closed and times that are not taken are logged; answers, and failed steps, end as ever."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    limits = ExecutorLimits(4, 64, 64, 60)
+    target = executor(64, limits)
+    model = ToldDrafter(oracle_of(target), V, block_size=4)
+    policy = AlwaysPolicy(4)
+    core = EngineCore(target, speculator=Speculator(policy, 4, model=model))
+    if faulty == "policy":
+        monkeypatch.setattr(policy, "timed", broken)
+        monkeypatch.setattr(policy, "leave", broken)
+    else:
+        monkeypatch.setattr(model, "leave", broken)
+    if faulty == "executor":
+        monkeypatch.setattr(target, "execute", broken)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    requests = [Request(name, prompt_token_ids=[5, 6, 7], params=params) for name in "ab"]
+    expected = run(EngineCore(executor(64, limits)), requests)["a"].token_ids
+    results = run(core, requests)
+    for result in results.values():
+        assert len(result.completions) == 1
+        if faulty == "executor":
+            assert result.finish_reason is FinishReason.ERROR
+        else:
+            assert result.token_ids == expected
+    assert core.consecutive_failures == (faulty == "executor")
+    assert core.pool.num_used == 0
