@@ -252,7 +252,8 @@ class Speculator:
 
     def leave(self, sequence: TokenSequence) -> None:
         """The sequence ended. Never raises: an answer is out, and a step that failed ends its requests through here."""
-        for keeper in (*self.drafters, self._shadows, self.policy):
+        keepers: tuple[Drafter | Shadows | Policy, ...] = (*self.drafters, self._shadows, self.policy)
+        for keeper in keepers:
             try:
                 keeper.leave(sequence)
             except Exception:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from builder.planner.calibration import Calibration, Ratio
 from builder.planner.hardware import Gpu, gpu, load_hardware
-from builder.planner.speed.cost import costs
-from builder.planner.speed.cost import CLASSES
+from builder.planner.speed.cost import CLASSES, costs
 from builder.planner.speed.efficiency import VARIANTS, efficiency, link_efficiency
 from builder.planner.speed.ops import Linear
 from builder.planner.speed.roofline import Engine
