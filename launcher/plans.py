@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from trtforge.ground.errors import ForgeError
+from trtforge.machine.gpus import gpus
 from trtforge.recipe.schema import Recipe
 from trtforge.tables import stack_table
 from trtforge.tritonserver.server_launch import body_limit, closing
@@ -96,15 +95,8 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str] | 
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [part.strip() for part in named.split(",") if part.strip() and part.strip() != "-1"]
-    if shutil.which("nvidia-smi") is None:
-        return None
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=20, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return [str(number) for number, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU"))]
+    shown = gpus()
+    return None if shown.lacking else [str(number) for number, _ in enumerate(shown.all)]
 
 
 def plan(

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from quantize import corpora
 from quantize.awq_search import METHOD, SEARCH_PASS, AwqSearch
@@ -32,6 +31,7 @@ from quantize.quiet import Audible, quiet
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import read_headers
+from trtforge.machine.memory import memory
 from trtforge.recipe.schema import Quantize
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _calibration(
 
 
 def _check_memory(parameters: int) -> None:
-    need, have = int(parameters * 4 * _MEMORY_FACTOR), psutil.virtual_memory().available
+    need, have = int(parameters * 4 * _MEMORY_FACTOR), memory().available
     if need > have:
         raise EnvironmentLacks(
             "TF-QNT-012",

@@ -11,12 +11,12 @@ import importlib
 from pathlib import Path
 from typing import Any, Protocol
 
-from builder.machine import cpu_capability
 from builder.targets.kernels import Choice, choose, rows_of
 from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.progress import Progress
+from trtforge.machine.processor import processor
 from trtforge.recipe.schema import Build
 
 #: target built from the graph -> its module
@@ -223,7 +223,7 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
     if engine["target"] != "torch":
         described: dict[str, Any] = _module(engine["target"], TARGETS).engine_info(Path(engine_dir), engine)
         return {**described, **draft}
-    capability = capability or cpu_capability()
+    capability = capability or processor().capability
     try:
         rows = rows_of(engine["kernel_choices"])
         return {**_torch_info(engine, capability, rows), **draft}

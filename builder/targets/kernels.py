@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from builder.machine import CPU_CAPABILITIES
+from trtforge.machine.processor import CPU_CAPABILITIES
 
 CAPABILITIES = (*(name for name, _ in CPU_CAPABILITIES), "cuda", "cuda_fp8")
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from builder.files import copy_directory
 from builder.graphs.info import GraphInfo
-from builder.machine import cpu_capability, free_memory
 from builder.memory import plan_memory
 from builder.special_tokens import special_tokens
 from builder.targets.kernels import choose, table, weight_bytes
@@ -34,6 +33,8 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_file
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
+from trtforge.machine.memory import memory
+from trtforge.machine.processor import processor
 from trtforge.recipe.schema import Build, Limits
 
 NAME = "torch"
@@ -71,7 +72,7 @@ def build_engine(
     Args:
         graph_dir: what :func:`builder.graphs.build_graph` wrote.
         speculation: what the engine drafts by; None: nothing.
-        capability: processor level to plan for (see :mod:`builder.machine`); default: this machine's.
+        capability: processor level to plan for (see :mod:`trtforge.machine.processor`); default: this machine's.
 
     Raises:
         ForgeError: ``TF-BLD-010``/``011`` memory, ``TF-BLD-012``/``013`` limits, ``TF-BLD-014``
@@ -80,7 +81,7 @@ def build_engine(
     """
     graph_dir, out = Path(graph_dir), Path(out)
     progress = progress or SilentProgress()
-    capability = capability or cpu_capability()
+    capability = capability or processor().capability
     model = _Model.read(graph_dir, build, capability)
     limits, draft = model.limits, None
     if speculation is not None and speculation.draft is not None:
@@ -92,7 +93,7 @@ def build_engine(
         build.kv_cache,
         model.graph.kv_cache["format"],
         weights_bytes=model.weight_bytes,
-        free_bytes=free_memory() if build.kv_cache.free_fraction is not None else None,
+        free_bytes=memory().available if build.kv_cache.free_fraction is not None else None,
         draft_tokens=0 if speculation is None else speculation.most_tokens,
         draft=None if draft is None else draft_memory(draft.graph, limits, draft.weight_bytes),
     )

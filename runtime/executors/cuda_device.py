@@ -15,6 +15,7 @@ import torch
 
 from runtime.executors.tensorrt_engine import lacks_gpu, no_memory
 from runtime.speculation.device_ops import cuda_ops
+from trtforge.machine.gpus import architecture_name
 
 
 class Device(Protocol):
@@ -76,7 +77,7 @@ class CudaDevice:
         self.device = _indexed(name)
         self.name = torch.cuda.get_device_name(self.device)
         major, minor = torch.cuda.get_device_capability(self.device)
-        self.architecture = f"sm_{major}{minor}"
+        self.architecture = architecture_name(major, minor)
         self.enter()
         self._stream = torch.cuda.Stream(self.device)
 

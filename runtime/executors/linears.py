@@ -43,7 +43,8 @@ from runtime.executors.fake_quant import E4M3_MAX
 from runtime.executors.int4_linear import HostInt4, takes
 from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
 from runtime.executors.weights import LinearSource, Scratch
-from trtforge.machine.host import host_isa
+from trtforge.machine.gpus import architecture_name
+from trtforge.machine.processor import processor
 
 FP16_MAX = 65504.0
 #: error of a float16 weight, relative to the tensor's largest, from which it is not used as it is
@@ -72,8 +73,8 @@ def detect(device: str = "cpu") -> Capability:
     """The capability of this machine's CPU, or of a CUDA device."""
     if device != "cpu":
         major, minor = torch.cuda.get_device_capability(device)
-        return Capability("cuda", True, False, (major, minor) >= (8, 9), f"cuda sm_{major}{minor}")
-    isa = host_isa()
+        return Capability("cuda", True, False, (major, minor) >= (8, 9), f"cuda {architecture_name(major, minor)}")
+    isa = processor().isa
     # oneDNN takes bfloat16 on any AVX-512 processor; without units for it, it is slower than float16 weights
     units = "avx512_bf16" in isa or "amx_bf16" in isa
     bf16 = bool(units and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from builder.graphs import build_graph
-from builder.machine import CPU_CAPABILITIES, cpu_capability, cpu_flags, cpu_name, free_memory, machine_facts
 from builder.speculation import record_of
 from builder.targets import (
     CHECKPOINT_TARGETS,
@@ -30,6 +29,7 @@ from tests.builder.quantized_tiny import Quantizer
 from tests.support.tiny import write_tiny_llama
 from trtforge.drafting.record import read_speculation
 from trtforge.ground.errors import ForgeError
+from trtforge.machine.memory import memory
 from trtforge.recipe.schema import Build, KvCache, Limits, Parallel, Speculation
 from trtforge.tables import stack_table
 
@@ -173,7 +173,7 @@ def test_directories_that_are_no_graph_or_engine(tmp_path: Path) -> None:
 
 def test_a_pool_from_free_memory_of_this_machine(tmp_path: Path) -> None:
     build = Build(limits=Limits(max_seq_len=64), kv_cache=KvCache(free_fraction=0.001))
-    if free_memory() * 0.001 < 12 * 2**20:
+    if memory().available * 0.001 < 12 * 2**20:
         build = Build(limits=Limits(max_seq_len=64), kv_cache=KvCache(free_fraction=0.01))
     engine = build_engine(graph(tmp_path / "g"), tmp_path / "e", name="tiny", build=build)
     assert engine["memory_plan"]["sized_by"] == "free_fraction"
@@ -226,16 +226,6 @@ def test_weight_bytes_count_the_scales() -> None:
     assert weight_bytes(choose("fp8", "amx", (64, 64), None), (64, 64), None) == 64 * 64 * 2
 
 
-def test_capabilities_from_flags(tmp_path: Path) -> None:
-    for name, needed in CPU_CAPABILITIES:
-        assert cpu_capability(frozenset(needed)) == name
-    assert cpu_capability(frozenset({"avx2"})) == "plain"
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fma avx2 f16c\n")
-    assert cpu_capability(cpu_flags(tmp_path / "cpuinfo")) == "avx2"
-    assert cpu_flags(tmp_path / "missing") == frozenset()
-    assert free_memory() > 0
-
-
 def test_the_kernels_are_the_executors() -> None:
     """The plan and the executor call a kernel by one name."""
     folder = Path(__file__).parents[2] / "runtime" / "executors"
@@ -247,20 +237,3 @@ def test_the_kernels_are_the_executors() -> None:
 def test_the_abi_stamp_is_the_headers() -> None:
     header = Path(__file__).parents[2] / "plugins" / "include" / "trtforge" / "host_abi.h"
     assert f"#define TRTFORGE_HOST_ABI {torch_target.HOST_ABI}\n" in header.read_text()
-
-
-def test_the_machine_in_words(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name : A Fast One (TM)\nflags : avx2\n")
-    assert cpu_name(tmp_path / "cpuinfo") == "A Fast One (TM)"
-    assert cpu_name(tmp_path / "none") != ""
-    facts = machine_facts()
-    assert facts["cpus"] >= 1  # type: ignore[operator]
-    assert facts["capability"] in dict(CPU_CAPABILITIES)
-
-
-def test_bundles_are_held_against_every_flag_that_a_level_needs() -> None:
-    """A flag that the store does not record would look absent on every machine."""
-    from trtforge.machine import host as machine
-
-    needed = {flag for _, flags in CPU_CAPABILITIES for flag in flags}
-    assert needed <= set(machine._ISA_FLAGS)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from builder.targets.trtllm.script import ENGINE_DIR
 from launcher.plans import plan, visible_devices
 from launcher.scripts import script_names, write_scripts
+from tests.support.nvml import H100, RTX_4090, show
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 
@@ -127,6 +128,13 @@ def test_visible_devices_are_read_from_the_environment():
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "0, 2,MIG-abc"}) == ["0", "2", "MIG-abc"]
     assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "-1"}) == []
+
+
+def test_visible_devices_are_the_drivers_where_nothing_is_set(monkeypatch):
+    show(monkeypatch, H100, RTX_4090)
+    assert visible_devices({}) == ["0", "1"]
+    show(monkeypatch, fails=9)
+    assert visible_devices({}) is None
 
 
 def compiled(bundle):

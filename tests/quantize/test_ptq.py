@@ -23,6 +23,7 @@ from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import SilentProgress
 from trtforge.ground.safetensors_header import read_headers
+from trtforge.machine.memory import Memory
 from trtforge.recipe.schema import Quantize
 
 pytestmark = pytest.mark.slow
@@ -254,7 +255,7 @@ def test_refusals_come_before_torch_work(source: Path, tmp_path: Path, monkeypat
 
 
 def test_too_little_memory(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantize.ptq.psutil.virtual_memory", lambda: type("M", (), {"available": 1000})())
+    monkeypatch.setattr("quantize.ptq.memory", lambda: Memory(total=24 << 30, available=1000))
     with pytest.raises(EnvironmentLacks) as caught:
         quantize_checkpoint(source, tmp_path, section=FORMATS["fp8"], base_dir=source)
     assert caught.value.code == "TF-QNT-012"

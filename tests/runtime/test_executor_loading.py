@@ -32,6 +32,7 @@ from runtime.executors.torch_executor import TorchExecutor
 from runtime.executors.weights import LinearSource
 from tests.runtime.executor_support import PROMPTS, blocks_of, make_batch, run_whole, tiny_engine
 from tests.support.refusals import refusal
+from trtforge.machine.processor import Processor
 
 
 @pytest.fixture(scope="module")
@@ -458,7 +459,7 @@ def test_quantized_activations_get_a_kernel_of_one_order(
 )
 def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch, isa: tuple[str, ...], bf16: bool) -> None:
     """As the table of the build's plan has it; oneDNN alone would say bfloat16 for any AVX-512."""
-    monkeypatch.setattr(linears, "host_isa", lambda: isa)
+    monkeypatch.setattr(linears, "processor", lambda: Processor("", frozenset(isa)))
     assert detect().bf16 == bf16
 
 

@@ -11,8 +11,8 @@ from quantize.formats import load_formats
 from tests.support.public_models import Shape, public
 from triton_repo.parameters import load_parameters
 from trtforge.cli.common import locate
-from trtforge.machine.probe import Gpu
-from trtforge.preflight import Machine
+from trtforge.machine.gpus import Gpu
+from trtforge.preflight import Surroundings
 from trtforge.preflight.engine import Finding, Report, make_facts
 from trtforge.preflight.run import run_rules
 from trtforge.recipe.load import recipe_from_mapping
@@ -22,9 +22,9 @@ from trtforge.recipe.schema import Build, Triton
 FORMATS = {row.name: row for row in load_formats().formats}
 KV_MODES = {row.name: row for row in load_formats().kv_modes}
 #: 2 TiB of memory: nothing that a rule says about the host stands in the way
-BIG = Machine(2 << 40, 2 << 40, 20 << 40, offline=False, cores=64)
+BIG = Surroundings(memory_total=2 << 40, memory_available=2 << 40, disk_free=20 << 40, cores=64)
 #: a developer's machine
-SMALL = Machine(24 << 30, 20 << 30, 100 << 30, offline=False, cores=2)
+SMALL = Surroundings(memory_total=24 << 30, memory_available=20 << 30, disk_free=100 << 30, cores=2)
 H100 = Gpu("NVIDIA H100 80GB HBM3", 81_559 * 2**20, "sm_90")
 L4 = Gpu("NVIDIA L4", 23_034 * 2**20, "sm_89")
 SMOL = public("HuggingFaceTB/SmolLM2-135M-Instruct")
@@ -39,7 +39,7 @@ def report(
     settings: dict[str, Any],
     *,
     model: Shape | None = SMOL,
-    machine: Machine | None = SMALL,
+    machine: Surroundings | None = SMALL,
     directory: Path | str = ".",
     implemented: bool = True,
 ) -> Report:

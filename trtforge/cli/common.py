@@ -19,7 +19,7 @@ from trtforge.ground.errors import ExitCode, ForgeError, interrupted
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
     from trtforge.models.shape import ModelShape
-    from trtforge.preflight import Machine, Report
+    from trtforge.preflight import Report, Surroundings
     from trtforge.preflight.sources import Located
     from trtforge.recipe.load import LoadedRecipe
     from trtforge.store.store import Store
@@ -166,7 +166,7 @@ def preflight(
     *,
     model: ModelShape | None,
     store: Path | None = None,
-    machine: Machine | bool = True,
+    machine: Surroundings | bool = True,
     forced: Collection[str] = (),
 ) -> Report:
     """Preflight of a loaded recipe with the shipped format table.

@@ -16,10 +16,10 @@ def doctor(console: Console, store: StoreOption = None) -> None:
     """Look at this machine: what each target needs to build and to run, what is there, what to install."""
     from trtforge.examination.doctor import examine
     from trtforge.ground.errors import ExitCode
-    from trtforge.preflight import probe
+    from trtforge.preflight import look
     from trtforge.store.store import default_root
 
-    diagnosis = examine(probe(default_root(store)), _server)
+    diagnosis = examine(look(default_root(store)), _server)
     console.result(diagnosis.to_json())
     if diagnosis.packages:
         console.print(f"apt-get install {' '.join(diagnosis.packages)}\n")

@@ -44,13 +44,13 @@ def init(
 ) -> None:
     """Inspect a model and write a commented recipe that fits it."""
     from quantize.formats import format_row
-    from trtforge.preflight import probe
+    from trtforge.preflight import look
     from trtforge.recipe.starter import recipe_name, source_in_recipe, starter_text, write_new
     from trtforge.recipe.starter_target import starter_target
     from trtforge.store.store import default_root
 
     row = format_row(quantization)
-    machine = probe(default_root(store))
+    machine = look(default_root(store))
     built = starter_target(target, architecture, row.name, tuple(gpu.architecture for gpu in machine.gpus))
     with console.progress("init") as progress:
         info = inspected(source, Path.cwd(), progress)

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from trtforge.examination import engines, host
 from trtforge.examination.items import GRAPHS, Item
-from trtforge.machine.host import tool_versions
-from trtforge.machine.probe import Gpu, Lack
+from trtforge.machine.gpus import Gpu
+from trtforge.machine.software import tool_versions
+from trtforge.preflight.surroundings import Lack
 from trtforge.tables import stack_table
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from trtforge.examination import engines, host, safety
 from trtforge.examination.items import Item
-from trtforge.machine.probe import Machine
+from trtforge.preflight.surroundings import Surroundings
 from trtforge.tables import StackTable, stack_table
 
 PORTS = (8000, 8001, 8002)
@@ -112,7 +112,7 @@ class Diagnosis:
 
 
 def examine(
-    machine: Machine, find_server: Callable[[], tuple[str | None, str]], ports: Sequence[int] = PORTS
+    machine: Surroundings, find_server: Callable[[], tuple[str | None, str]], ports: Sequence[int] = PORTS
 ) -> Diagnosis:
     """Look at this machine.
 
@@ -139,7 +139,7 @@ def examine(
         host.disk(machine),
         host.processor(machine),
         host.program("nvcc", "nvidia-cuda-toolkit", "compiles CUDA kernels", ("tensorrt",)),
-        *engines.drivers(machine.gpus, table),
+        *engines.drivers(machine, table),
         engines.cuda(),
         engines.tensorrt(table),
         engines.tensorrt_plugins(machine.gpus),

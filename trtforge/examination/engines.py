@@ -9,8 +9,9 @@ from pathlib import Path
 
 from trtforge.examination.items import Item
 from trtforge.ground.errors import ForgeError
-from trtforge.machine.host import tool_versions
-from trtforge.machine.probe import Gpu
+from trtforge.machine.gpus import Gpu
+from trtforge.machine.record import Machine
+from trtforge.machine.software import tool_versions
 from trtforge.native.plugin_library import BUILD, plugin_library
 from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits
@@ -23,18 +24,19 @@ _BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
 Ask = Callable[[Component], Loaded]
 
 
-def drivers(gpus: tuple[Gpu, ...], table: StackTable, ask: Ask = probe) -> list[Item]:
+def drivers(machine: Machine, table: StackTable, ask: Ask = probe) -> list[Item]:
     """The driver and the GPUs that it shows; one more item for each newer driver that some targets' stacks need."""
     builds, runs = ("tensorrt", "trtllm-engine"), ("tensorrt", "tensorrt-rtx", *_TRTLLM)
     rules = {target: rule for target in runs if (row := table.newest(target)) and (rule := row.version_of("driver"))}
     found = ask(Component(name="driver", version="", probe="driver"))
     if found.version is None:
         remedy = f"install the NVIDIA driver ({_by_rule(rules)}), or use a machine with a GPU"
-        return [Item("NVIDIA driver", "missing", "no driver answers", builds, runs, remedy)]
-    if not gpus:
+        return [Item("NVIDIA driver", "missing", machine.no_gpus or "no driver answers", builds, runs, remedy)]
+    if not machine.gpus:
         remedy = "docker run --gpus all, or CUDA_VISIBLE_DEVICES"
-        return [Item("NVIDIA driver", "missing", f"{found.version}, and no GPU is visible", builds, runs, remedy)]
-    shown = ", ".join(f"{gpu.name} {format_size(gpu.memory)} {gpu.architecture}" for gpu in gpus)
+        detail = f"{found.version}, and {machine.no_gpus or 'no GPU is visible'}"
+        return [Item("NVIDIA driver", "missing", detail, builds, runs, remedy)]
+    shown = ", ".join(f"{gpu.name} {format_size(gpu.memory)} {gpu.architecture}" for gpu in machine.gpus)
     items = [Item("NVIDIA driver", "ok", f"{found.version}: {shown}", builds, runs)]
     for rule in sorted(set(rules.values())):
         if not fits(rule, found.version):

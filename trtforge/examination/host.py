@@ -11,8 +11,10 @@ from pathlib import Path
 
 from trtforge.examination.items import ALL, GRAPHS, TORCH, Item, Status
 from trtforge.ground.errors import ForgeError
-from trtforge.machine.host import host_isa, host_library_path, tool_versions
-from trtforge.machine.probe import Machine
+from trtforge.machine.record import Machine
+from trtforge.machine.software import libc, tool_versions
+from trtforge.native.host_library import host_library_path
+from trtforge.preflight.surroundings import Surroundings
 from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits
 from trtforge.tables import StackRow
@@ -39,7 +41,7 @@ def python() -> Item:
     """The interpreter: its minor version decides which wheels and which Triton stub fit."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] in ((3, 11), (3, 12)):
-        return Item("python", "ok", f"{version} ({sys.executable})", ALL, TORCH)
+        return Item("python", "ok", f"{version} ({sys.executable}), {libc() or 'unknown C library'}", ALL, TORCH)
     detail = f"{version}; 3.11 or 3.12 is needed"
     return Item("python", "missing", detail, ALL, TORCH, "use Python 3.11 or 3.12", "python3.11")
 
@@ -145,7 +147,7 @@ def memory(machine: Machine) -> Item:
     return Item("memory", "ok", text, ALL)
 
 
-def disk(machine: Machine) -> Item:
+def disk(machine: Surroundings) -> Item:
     """Disk where the store lies."""
     text = f"{format_size(machine.disk_free)} free where the store lies"
     if machine.disk_free < _MIN_DISK:
@@ -155,4 +157,6 @@ def disk(machine: Machine) -> Item:
 
 def processor(machine: Machine) -> Item:
     """Cores and the vector extensions that kernels choose by."""
-    return Item("processor", "ok", f"{machine.cores} cores, {' '.join(host_isa()) or 'no vector extensions known'}")
+    return Item(
+        "processor", "ok", f"{machine.cores} cores, {' '.join(machine.processor.isa) or 'no vector extensions known'}"
+    )

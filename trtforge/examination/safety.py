@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import psutil
 
 from trtforge.examination.items import Item
-from trtforge.machine.host import tool_versions
+from trtforge.machine.software import tool_versions
 from trtforge.stack.probe import Loaded, probe
 from trtforge.tables import Component
 from trtforge.tables.advisories import SERVER, fixed_in, known_holes, summary

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
-from trtforge.machine.host import HOST_LIBRARY
+from trtforge.native.host_library import HOST_LIBRARY
 
 
 def build_host_library(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trtforge.machine.host import tool_versions
+from trtforge.machine.software import tool_versions
 from trtforge.pipeline.keys import describe_changes, host_facts_of, ingredients_of, key_of
 from trtforge.pipeline.pipeline import Loaded, Pipeline, carries_current_measurements
 from trtforge.pipeline.stage import Stage

@@ -13,7 +13,7 @@ from typing import Any
 
 from trtforge.ground.hashing import hash_json
 from trtforge.ground.redaction import redact_value
-from trtforge.machine.host import tool_versions
+from trtforge.machine.software import tool_versions
 from trtforge.pipeline.stage import Stage
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact

@@ -11,7 +11,7 @@ from pathlib import Path
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
 from trtforge.store.integrity import VerifyFinding, VerifyReport
-from trtforge.store.stamps import Machine
+from trtforge.store.stamps import Loader
 from trtforge.store.verify import verify_bundle
 
 _SEALED = "build it again: trtforge run RECIPE --force build"
@@ -19,10 +19,10 @@ _BUILT_LATER = "remove that folder and compile the engine again: sh BUNDLE/engin
 
 
 def verify_published(
-    path: Path, *, progress: Progress | None = None, machine: Machine | None = None, stamps: bool = True
+    path: Path, *, progress: Progress | None = None, loader: Loader | None = None, stamps: bool = True
 ) -> VerifyReport:
     """:func:`~trtforge.store.verify.verify_bundle`, and the compiled engine against what was asked (TF-BND-035)."""
-    report = verify_bundle(path, progress=progress, machine=machine, stamps=stamps)
+    report = verify_bundle(path, progress=progress, loader=loader, stamps=stamps)
     recorded = (report.manifest or {}).get("stamps") or {}
     if recorded.get("target") == "trtllm-engine":
         sealed = recorded.get("compiled", True)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trtforge.machine.probe import Machine, probe
 from trtforge.models.shape import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
 from trtforge.preflight.engine import Finding, Report, Rule, all_rules, make_facts, refusal
 from trtforge.preflight.run import run_rules
 from trtforge.preflight.sources import Locate
+from trtforge.preflight.surroundings import Surroundings, look
 from trtforge.recipe.load import LoadedRecipe
 
-__all__ = ["Finding", "Machine", "Report", "Rule", "all_rules", "check", "check_report", "probe", "refusal"]
+__all__ = ["Finding", "Report", "Rule", "Surroundings", "all_rules", "check", "check_report", "look", "refusal"]
 
 
 def check_report(
@@ -26,7 +26,7 @@ def check_report(
     model: ModelShape | None = None,
     formats: Mapping[str, FormatFacts] | None = None,
     kv_modes: Mapping[str, KvModeFacts] | None = None,
-    machine: Machine | bool = True,
+    machine: Surroundings | bool = True,
     store: Path | None = None,
     locate: Locate | None = None,
     parameters: Mapping[str, ParameterFacts] | None = None,
@@ -44,11 +44,11 @@ def check_report(
     if machine is True:
         from trtforge.examination.building import missing_to_build
 
-        here = probe(store or Path.cwd())
+        here = look(store or Path.cwd())
         lacks = missing_to_build(loaded.recipe.build.target, here.gpus, loaded.recipe.stack)
-        found: Machine | None = replace(here, lacks=lacks)
+        found: Surroundings | None = replace(here, lacks=lacks)
     else:
-        found = machine if isinstance(machine, Machine) else None
+        found = machine if isinstance(machine, Surroundings) else None
     facts = make_facts(
         loaded,
         model=model,
@@ -63,7 +63,7 @@ def check_report(
 
 def check(
     loaded: LoadedRecipe,
-    machine: Machine | bool = True,
+    machine: Surroundings | bool = True,
     *,
     model: ModelShape | None = None,
     formats: Mapping[str, FormatFacts] | None = None,

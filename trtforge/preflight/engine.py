@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
-from trtforge.machine.probe import Machine
 from trtforge.models.shape import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
 from trtforge.preflight.remedies import Remedy, applied, as_remedy, texts
 from trtforge.preflight.sources import Locate, Located, SourceFiles
+from trtforge.preflight.surroundings import Surroundings
 from trtforge.recipe.keys import nearest
 from trtforge.recipe.load import LoadedRecipe, recipe_from_mapping
 from trtforge.recipe.schema import Recipe
@@ -48,7 +48,7 @@ class Facts:
     model: ModelShape | None = None
     formats: Mapping[str, FormatFacts] = field(default_factory=dict)
     kv_modes: Mapping[str, KvModeFacts] = field(default_factory=dict)
-    machine: Machine | None = None
+    machine: Surroundings | None = None
     source: Located | None = None
     draft: Located | None = None
     adapters: Mapping[str, Located] | None = None
@@ -130,7 +130,7 @@ class Facts:
         assert self.model is not None
         return self.model
 
-    def require_machine(self) -> Machine:
+    def require_machine(self) -> Surroundings:
         """The machine, for rules that declared the need."""
         assert self.machine is not None
         return self.machine
@@ -451,7 +451,7 @@ def make_facts(
     model: ModelShape | None,
     formats: Mapping[str, FormatFacts],
     kv_modes: Mapping[str, KvModeFacts],
-    machine: Machine | None,
+    machine: Surroundings | None,
     locate: Locate | None,
     parameters: Mapping[str, ParameterFacts] | None,
 ) -> Facts:

@@ -14,7 +14,7 @@ from typing import Any
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import write_text_atomic
 from trtforge.ground.paths import resolved_path, user_path
-from trtforge.machine.probe import Machine
+from trtforge.machine.record import Machine
 from trtforge.models.shape import (
     DTYPE_BYTES,
     FormatFacts,

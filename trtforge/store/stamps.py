@@ -10,8 +10,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,14 +20,9 @@ from packaging.version import Version
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_file
-from trtforge.ground.shared_object import open_library
-from trtforge.machine.host import (
-    gpu_architectures,
-    host_isa,
-    host_library_hash,
-    host_library_path,
-    python_version,
-)
+from trtforge.machine.record import Machine, this_machine
+from trtforge.machine.software import tool_versions
+from trtforge.native.host_library import host_library_abi, host_library_hash
 from trtforge.native.plugin_library import find_plugin_library, plugin_library
 from trtforge.stack.check import check_piece
 from trtforge.stack.probe import Loaded, probe
@@ -49,13 +42,10 @@ _BINDING = ("tensorrt", "tensorrt_llm", "tritonserver")
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The facts that stamps are held against."""
+class Loader:
+    """What stamps are held against: a machine, and the libraries on it that would load a bundle."""
 
-    arch: str
-    python: str
-    isa: tuple[str, ...]
-    gpu_architectures: tuple[str, ...]
+    machine: Machine
     numpy: str | None
     host_abi: int | None
     plugin_library_sha256: str | None
@@ -63,23 +53,6 @@ class Machine:
     plugin_abi: str | None = None
     #: asks for a piece of a stack as it would be loaded here
     ask: Callable[[Component], Loaded] = field(default=probe, compare=False)
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _host_abi() -> int | None:
-    path = host_library_path()
-    if path is None:
-        return None
-    try:
-        return int(open_library(path).trtforge_host_abi())
-    except (OSError, AttributeError):
-        return None
 
 
 def _plugin_abi_here() -> str | None:
@@ -92,32 +65,30 @@ def _plugin_abi_here() -> str | None:
         return None
 
 
-def this_machine() -> Machine:
-    """The facts of this machine and environment; the plugin library is asked for its ABI, not believed."""
-    return Machine(
-        arch=platform.machine(),
-        python=python_version(),
-        isa=host_isa(),
-        gpu_architectures=gpu_architectures(),
-        numpy=_installed("numpy"),
-        host_abi=_host_abi(),
+def loader_here() -> Loader:
+    """This machine and environment; the plugin library is asked for its ABI, not believed."""
+    numpy = tool_versions(["numpy"])["numpy"]
+    return Loader(
+        machine=this_machine(),
+        numpy=None if numpy == "absent" else numpy,
+        host_abi=host_library_abi(),
         plugin_library_sha256=host_library_hash(),
         plugin_abi=_plugin_abi_here(),
     )
 
 
-def check_stamps(root: Path, manifest: Mapping[str, Any], machine: Machine | None = None) -> list[VerifyFinding]:
+def check_stamps(root: Path, manifest: Mapping[str, Any], loader: Loader | None = None) -> list[VerifyFinding]:
     """Findings TF-BND-020 … TF-BND-029 and TF-BND-031 … TF-BND-034 for a bundle whose content was verified."""
     stamps = manifest.get("stamps")
     if not isinstance(stamps, Mapping) or not stamps:
         return []
-    here = machine or this_machine()
+    here = loader or loader_here()
     made_on = manifest.get("machine")
     made_on = made_on if isinstance(made_on, Mapping) else {}
     found: list[VerifyFinding] = []
     for check in _CHECKS:
         found.extend(check(root, stamps, made_on, here))
-    if _for_gpus(stamps) and not here.gpu_architectures:
+    if _for_gpus(stamps) and not here.machine.architectures:
         found = [replace(item, severity="warning") if item.code in UNSERVABLE else item for item in found]
     return found
 
@@ -151,21 +122,21 @@ def _compiled(stamps: Mapping[str, Any]) -> bool:
 
 
 def _architecture(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
 ) -> Iterator[VerifyFinding]:
     wanted = made_on.get("arch")
-    if wanted and wanted != here.arch:
+    if wanted and wanted != here.machine.arch:
         compiled = _compiled(stamps)
         yield _finding(
             "TF-BND-020",
             "error" if compiled else "warning",
             _ENGINE,
-            f"the engine was made on {wanted}, this machine is {here.arch}"
+            f"the engine was made on {wanted}, this machine is {here.machine.arch}"
             + ("" if compiled else "; its kernels and the bundle's figures were chosen and measured there"),
             _REBUILD,
         )
-    lacking = [flag for flag in stamps.get("isa", made_on.get("isa", ())) if flag not in here.isa]
-    if lacking and wanted == here.arch:
+    lacking = [flag for flag in stamps.get("isa", made_on.get("isa", ())) if flag not in here.machine.processor.isa]
+    if lacking and wanted == here.machine.arch:
         yield _finding(
             "TF-BND-021",
             "warning",
@@ -176,22 +147,20 @@ def _architecture(
         )
 
 
-def _python(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
-) -> Iterator[VerifyFinding]:
+def _python(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader) -> Iterator[VerifyFinding]:
     rule = stamps.get("python")
-    if rule and not _satisfies(here.python, str(rule)):
+    if rule and not _satisfies(here.machine.python, str(rule)):
         yield _finding(
             "TF-BND-022",
             "error",
             "repository",
-            f"the repository's Python code needs Python {rule}, this is {here.python}",
+            f"the repository's Python code needs Python {rule}, this is {here.machine.python}",
             "use an environment with that Python",
         )
 
 
 def _host_abi_matches(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
 ) -> Iterator[VerifyFinding]:
     wanted = stamps.get("host_abi")
     if wanted is None or stamps.get("target") != "torch":
@@ -215,7 +184,7 @@ def _host_abi_matches(
 
 
 def _ops_version(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
 ) -> Iterator[VerifyFinding]:
     wanted = stamps.get("ops_version")
     if wanted is not None and wanted not in OPS_VERSIONS:
@@ -228,7 +197,7 @@ def _ops_version(
         )
 
 
-def _numpy(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine) -> Iterator[VerifyFinding]:
+def _numpy(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader) -> Iterator[VerifyFinding]:
     rule = stamps.get("numpy")
     if rule and (here.numpy is None or not _satisfies(here.numpy, str(rule))):
         yield _finding(
@@ -242,7 +211,7 @@ def _numpy(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], he
 
 
 def _tokenizer(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
 ) -> Iterator[VerifyFinding]:
     wanted = stamps.get("tokenizer_sha256")
     path = root / "engine" / "tokenizer.json"
@@ -256,21 +225,21 @@ def _tokenizer(
         )
 
 
-def _gpu(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine) -> Iterator[VerifyFinding]:
+def _gpu(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader) -> Iterator[VerifyFinding]:
     wanted = [str(name) for name in stamps.get("gpu_architectures", ())]
-    if wanted and _compiled(stamps) and not set(wanted) & set(here.gpu_architectures):
+    if wanted and _compiled(stamps) and not set(wanted) & set(here.machine.architectures):
         yield _finding(
             "TF-BND-027",
             "error",
             _ENGINE,
             f"the engine holds code for {', '.join(wanted)}, this machine has "
-            f"{', '.join(here.gpu_architectures) or 'no GPU'}",
+            f"{', '.join(here.machine.architectures) or 'no GPU'}",
             "add the architecture to build.architectures and build again, or serve on a machine that has one of those",
         )
 
 
 def _plugin_library(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
 ) -> Iterator[VerifyFinding]:
     wanted = made_on.get("plugin_library_sha256")
     if str(stamps.get("target")).startswith("trtllm"):
@@ -286,7 +255,7 @@ def _plugin_library(
 
 
 def _plugin_abi(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine
+    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
 ) -> Iterator[VerifyFinding]:
     wanted = stamps.get("plugin_abi")
     if wanted and here.plugin_abi != wanted:
@@ -300,7 +269,7 @@ def _plugin_abi(
         )
 
 
-def _stack(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Machine) -> Iterator[VerifyFinding]:
+def _stack(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader) -> Iterator[VerifyFinding]:
     """What is loaded here, not what pip says, against the stack that the bundle was made for."""
     stack = stamps.get("stack")
     for row in stamps.get("serves_with") or ():
@@ -323,7 +292,7 @@ def _satisfies(version: str, rule: str) -> bool:
         return False
 
 
-_Check = Callable[[Path, Mapping[str, Any], Mapping[str, Any], Machine], Iterator[VerifyFinding]]
+_Check = Callable[[Path, Mapping[str, Any], Mapping[str, Any], Loader], Iterator[VerifyFinding]]
 _CHECKS: tuple[_Check, ...] = (
     _architecture,
     _python,

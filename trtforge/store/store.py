@@ -34,9 +34,9 @@ from trtforge.ground.hashing import as_read_back, json_safe
 from trtforge.ground.paths import user_path
 from trtforge.ground.progress import Progress
 from trtforge.ground.redaction import redact_value
-from trtforge.machine.host import machine_stamps
 from trtforge.store import locks
 from trtforge.store.artifact import Artifact, StageResult
+from trtforge.store.made_on import machine_stamps
 from trtforge.store.manifest import (
     SCHEMA_VERSION,
     cheap_damage,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trtforge.ground.progress import Progress
 from trtforge.store.integrity import VerifyFinding, VerifyReport, verify_directory
-from trtforge.store.stamps import Machine, check_stamps
+from trtforge.store.stamps import Loader, check_stamps
 
 __all__ = ["VerifyFinding", "VerifyReport", "verify_bundle", "verify_content", "verify_directory"]
 
@@ -65,20 +65,20 @@ def verify_content(path: Path, *, progress: Progress | None = None) -> VerifyRep
 
 
 def verify_bundle(
-    path: Path, *, progress: Progress | None = None, machine: Machine | None = None, stamps: bool = True
+    path: Path, *, progress: Progress | None = None, loader: Loader | None = None, stamps: bool = True
 ) -> VerifyReport:
     """Verify a published directory; ``report.ok`` is False when anything would fail or cannot be trusted.
 
     Args:
         path: a bundle, an artifact, or a link to one.
         progress: told the bytes that were hashed.
-        machine: hold the stamps against this one instead of the machine at hand.
+        loader: hold the stamps against this one instead of the machine at hand.
         stamps: False leaves the stamps out (to check a copy on a machine that will not serve it).
     """
     report = verify_content(path, progress=progress)
     if report.ok and report.manifest is not None:
         if stamps:
-            report.findings.extend(check_stamps(report.path, report.manifest, machine))
+            report.findings.extend(check_stamps(report.path, report.manifest, loader))
         if report.manifest.get("gates_passed") is False:
             report.findings.append(
                 VerifyFinding(

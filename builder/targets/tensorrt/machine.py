@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ from packaging.version import Version
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.paths import user_path
-from trtforge.machine.host import gpu_architectures
+from trtforge.machine.gpus import gpu_architectures
 from trtforge.native.plugin_library import PluginLibrary, device_capability, find_plugin_library, plugin_library
 from trtforge.stack.check import fits
 from trtforge.stack.tensorrt_versions import is_supported, supported_range
@@ -139,19 +138,6 @@ def containers(stack: str | None) -> list[str]:
         if row.container and has and is_supported(has) and (wanted is None or fits(wanted, has)):
             found[row.container] = has
     return [f"run in {image} (TensorRT {has})" for image, has in found.items()]
-
-
-def free_gpu_memory() -> int:
-    """Free bytes of the first visible GPU, as nvidia-smi says; 0 when it does not answer."""
-    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    if visible:
-        command.append(f"--id={visible}")
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        return int(answer.splitlines()[0]) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return 0
 
 
 def timing_cache_path(here: Here) -> Path:

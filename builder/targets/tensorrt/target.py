@@ -53,6 +53,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_file
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import WEIGHTS_NAME, read_headers
+from trtforge.machine.gpus import free_gpu_memory
 from trtforge.native.plugin_library import PluginLibrary
 from trtforge.recipe.schema import Build, Limits
 
@@ -109,7 +110,7 @@ def build_engine(
         build.kv_cache,
         graph.kv_cache["format"],
         weights_bytes=model.weight_bytes,
-        free_bytes=machine.free_gpu_memory() if build.kv_cache.free_fraction is not None else None,
+        free_bytes=free_gpu_memory() if build.kv_cache.free_fraction is not None else None,
         draft_tokens=most,
         draft=None if draft is None else draft_memory(draft.graph, limits, draft.weight_bytes),
     )

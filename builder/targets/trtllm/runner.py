@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress
-from trtforge.machine.host import gpu_architectures
+from trtforge.machine.gpus import gpu_architectures
 
 COMMAND = "trtllm-build"
 #: what the builder prints when it writes a rank's plan

@@ -19,7 +19,7 @@ from builder.targets.tensorrt import machine, process, target
 from builder.targets.tensorrt.lowering import lower
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import SilentProgress
-from trtforge.machine.host import gpu_architectures
+from trtforge.machine.gpus import gpu_architectures
 from trtforge.native.plugin_library import PluginLibrary, plugin_library, said_by_plugins
 from trtforge.recipe.schema import Build, KvCache, Limits, TensorRt
 

@@ -96,7 +96,7 @@ def program(path: Path, text: str) -> None:
 
 
 def install(folder: Path, version: str = "1.2.1") -> dict[str, str]:
-    """Put package, command, python3 and a GPU's nvidia-smi below ``folder``; returns the environment that has them."""
+    """Put package, command and python3 below ``folder``; returns the environment that has them."""
     programs, packages = folder / "bin", folder / "packages"
     programs.mkdir(parents=True)
     (packages / "tensorrt_llm").mkdir(parents=True)
@@ -111,7 +111,6 @@ def install(folder: Path, version: str = "1.2.1") -> dict[str, str]:
         switches=["gather_context_logits", "gather_generation_logits"],
     )
     program(programs / "trtllm-build", text)
-    program(programs / "nvidia-smi", "#!/bin/sh\necho 9.0\n")
     program(programs / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     return {"PATH": path, "PYTHONPATH": str(packages)}

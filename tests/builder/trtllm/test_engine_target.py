@@ -17,8 +17,8 @@ from builder.targets.trtllm.runner import why_not_here
 from tests.builder.trtllm.deshard import load_ranks
 from tests.builder.trtllm.fake_trtllm import install, program
 from tests.builder.trtllm.test_checkpoint import make
+from tests.support.nvml import H100, show
 from trtforge.ground.errors import ForgeError
-from trtforge.machine.host import gpu_architectures
 from trtforge.recipe.schema import Build, Speculation
 
 BUILD = {"target": "trtllm-engine", "limits": {"max_batch_size": 4, "max_num_tokens": 256, "max_seq_len": 768}}
@@ -38,9 +38,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.syspath_prepend(environment["PYTHONPATH"])
-    gpu_architectures.cache_clear()
+    show(monkeypatch, H100)
     yield tmp_path / "machine"
-    gpu_architectures.cache_clear()
 
 
 def build(checkpoint: Path, out: Path, change: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
@@ -219,8 +218,7 @@ def test_a_draft_that_is_no_pair_is_refused(
 
 def test_why_not_here_names_what_is_missing(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is not the stack's 1.2.0" in str(why_not_here("1.2.0"))
-    (installed / "bin" / "nvidia-smi").unlink()
-    gpu_architectures.cache_clear()
+    show(monkeypatch)
     assert "no GPU" in str(why_not_here("1.2.1"))
     (installed / "bin" / "trtllm-build").unlink()
     assert "not installed" in str(why_not_here("1.2.1"))

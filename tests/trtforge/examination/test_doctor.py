@@ -15,12 +15,12 @@ from tests.support.preflight import H100
 from trtforge.examination import doctor, engines, host, safety
 from trtforge.examination.items import ALL, Item
 from trtforge.ground.errors import EnvironmentLacks
-from trtforge.preflight import Machine
+from trtforge.preflight import Surroundings
 from trtforge.stack.probe import Loaded
 from trtforge.tables import Component, stack_table
 from trtforge.tritonserver.server_launch import closing
 
-MACHINE = Machine(memory_total=24 << 30, memory_available=20 << 30, disk_free=100 << 30, offline=False, cores=2)
+MACHINE = Surroundings(memory_total=24 << 30, memory_available=20 << 30, disk_free=100 << 30, cores=2)
 TABLE = stack_table()
 
 
@@ -182,24 +182,25 @@ class TestEngines:
     @pytest.mark.parametrize(
         ("version", "gpus", "status", "words"),
         [
-            (None, (), "missing", "no driver answers"),
+            (None, (), "missing", "there is no NVIDIA driver"),
             ("575.57.08", (), "missing", "no GPU is visible"),
             ("600.10.01", (H100,), "ok", "sm_90"),
         ],
     )
     def test_drivers(self, version: str | None, gpus: Any, status: str, words: str) -> None:
-        item = real("drivers")(gpus, TABLE, loads(version))[0]
+        here = replace(MACHINE, gpus=gpus, no_gpus="" if version else "there is no NVIDIA driver")
+        item = real("drivers")(here, TABLE, loads(version))[0]
         assert item.status == status
         assert words in item.detail
 
     def test_a_driver_that_is_too_old_is_missing_for_the_targets_that_need_more(self) -> None:
-        items = real("drivers")((H100,), TABLE, loads("470.82.01"))
+        items = real("drivers")(replace(MACHINE, gpus=(H100,)), TABLE, loads("470.82.01"))
         assert items[0].status == "ok"
         lacking = {target for item in items[1:] for target in item.runs}
         needing = {t for t in ALL if (row := TABLE.newest(t)) and row.version_of("driver")} - {"torch"}
         assert lacking == needing
         assert all(item.status == "missing" and item.remedy for item in items[1:])
-        assert len(real("drivers")((H100,), TABLE, loads("600.10.01"))) == 1
+        assert len(real("drivers")(replace(MACHINE, gpus=(H100,)), TABLE, loads("600.10.01"))) == 1
 
     @pytest.mark.parametrize(
         ("version", "pip", "status"),

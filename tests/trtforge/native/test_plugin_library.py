@@ -14,7 +14,7 @@ import pytest
 from tests.trtforge.store.test_stamps import HERE, MADE_ON, STAMPS, TOKENIZER
 from trtforge.examination.engines import tensorrt_plugins
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
-from trtforge.machine.probe import Gpu
+from trtforge.machine.gpus import Gpu
 from trtforge.native.plugin_library import LIBRARY, VARIABLE, device_capability, find_plugin_library, plugin_library
 from trtforge.pipeline.stages.bundle import _serves_with
 from trtforge.store.stamps import check_stamps

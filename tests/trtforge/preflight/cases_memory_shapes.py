@@ -26,7 +26,7 @@ from tests.trtforge.preflight.settings import (
     triton,
     trtllm,
 )
-from trtforge.machine.probe import Lack
+from trtforge.preflight.surroundings import Lack
 
 CASES: dict[str, tuple[Case, Case]] = {
     "TF-K1-001": (({"model": {"source": "${MODEL_DIR}"}}, {}), ({}, {})),

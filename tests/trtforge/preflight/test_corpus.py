@@ -13,7 +13,6 @@ from tests.support.public_models import public
 from tests.trtforge.preflight.corpus import LLAMA_31, MC_SIM, UNSERVED, VALID
 from tests.trtforge.preflight.settings import build, merged, parameters, quant, speculation, triton, trtllm
 from trtforge.cli import common
-from trtforge.preflight import Machine
 from trtforge.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -32,8 +31,7 @@ def test_nothing_is_found_in_what_is_documented_to_work(name: str, tmp_path: Pat
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_nothing_is_found_in_the_recipes_that_ship(path: Path) -> None:
     loaded = load_recipe(path)
-    machine = Machine(24 << 30, 20 << 30, 100 << 30, offline=False, cores=2)
-    found = common.preflight(loaded, model=public("HuggingFaceTB/SmolLM2-135M-Instruct"), machine=machine).findings
+    found = common.preflight(loaded, model=public("HuggingFaceTB/SmolLM2-135M-Instruct"), machine=SMALL).findings
     assert [(finding.code, finding.message) for finding in found] == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from trtforge.cli import run as run_command
 from trtforge.examination.building import missing_to_build
 from trtforge.ground.console import Console
 from trtforge.ground.errors import EnvironmentLacks, ExitCode
-from trtforge.machine.probe import Gpu, Lack
-from trtforge.preflight import Machine, refusal
+from trtforge.machine.gpus import Gpu
+from trtforge.preflight import refusal
+from trtforge.preflight.surroundings import Lack
 from trtforge.recipe.load import load_recipe
 from trtforge.store.store import Store
 
-LACKING = Machine(2 << 40, 2 << 40, 20 << 40, False, 64, lacks=(Lack("TensorRT", "does not load", "pip install x"),))
+LACKING = replace(BIG, lacks=(Lack("TensorRT", "does not load", "pip install x"),))
 
 
 def test_a_target_that_needs_no_gpu_lacks_nothing_here() -> None:

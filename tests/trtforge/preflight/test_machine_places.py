@@ -12,12 +12,10 @@ from tests.support.tiny import write_tiny_llama
 from tests.trtforge.preflight.folders import POINTER, scale, write_model, write_weights
 from trtforge.cli.common import locate
 from trtforge.cli.main import invoke
-from trtforge.machine.probe import Gpu, parse_gpus, visible
 from trtforge.preflight.places import keys_of, place_of
 from trtforge.preflight.sources import SourceFiles, is_bad_scale
 from trtforge.recipe.load import load_recipe
 
-GPUS = tuple(Gpu(f"g{index}", 1 << 34, "sm_89") for index in range(4))
 RECIPE = """name: x
 model: {source: model}
 build:
@@ -31,29 +29,6 @@ evals:
     stride: 256
     window: 4096
 """
-
-
-def test_gpus_from_the_drivers_lines() -> None:
-    text = "NVIDIA H100 80GB HBM3, 81559, 9.0\nNVIDIA GeForce RTX 4090, 24564, 8.9\nNo devices were found\n"
-    assert parse_gpus(text) == (
-        Gpu("NVIDIA H100 80GB HBM3", 81_559 * 2**20, "sm_90"),
-        Gpu("NVIDIA GeForce RTX 4090", 24_564 * 2**20, "sm_89"),
-    )
-
-
-def test_a_gpu_that_shares_the_hosts_memory_is_seen() -> None:
-    """GB10 prints no memory of its own."""
-    line = "NVIDIA GB10, [N/A], 12.1"
-    assert parse_gpus(line, 128 * 2**30) == (Gpu("NVIDIA GB10", 128 * 2**30, "sm_121"),)
-    assert parse_gpus(line) == ()
-
-
-@pytest.mark.parametrize(
-    ("setting", "left"),
-    [(None, "0123"), ("", ""), ("2,0", "20"), ("1,7,2", "1"), ("-1", ""), ("GPU-aa,GPU-bb", "01"), ("junk,1", "")],
-)
-def test_cuda_visible_devices(setting: str | None, left: str) -> None:
-    assert [gpu.name for gpu in visible(GPUS, setting)] == [f"g{index}" for index in left]
 
 
 def test_keys_of_a_finding() -> None:

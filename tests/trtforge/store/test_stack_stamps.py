@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.trtforge.store.test_stamps import HERE, MADE_ON, TOKENIZER
+from tests.trtforge.store.test_stamps import HERE, MADE_ON, TOKENIZER, elsewhere
 from trtforge.ground.hashing import hash_bytes
+from trtforge.machine.gpus import Gpu
 from trtforge.stack.probe import Loaded
 from trtforge.store.artifact import StageResult
-from trtforge.store.stamps import UNSERVABLE, Machine, check_stamps, unservable
+from trtforge.store.stamps import UNSERVABLE, Loader, check_stamps, unservable
 from trtforge.store.store import Store
 from trtforge.store.verify import verify_bundle
 from trtforge.tables import Component, stack_table
@@ -30,7 +31,7 @@ STAMPS: dict[str, Any] = {
 }
 
 
-def machine(change: dict[str, Loaded] | None = None) -> Machine:
+def machine(change: dict[str, Loaded] | None = None) -> Loader:
     """A machine that loads exactly the stack, but for ``change``."""
 
     def ask(component: Component) -> Loaded:
@@ -40,7 +41,7 @@ def machine(change: dict[str, Loaded] | None = None) -> Machine:
     return replace(HERE, ask=ask)
 
 
-def findings(tmp_path: Path, here: Machine, **stamps: Any) -> list[tuple[str, str]]:
+def findings(tmp_path: Path, here: Loader, **stamps: Any) -> list[tuple[str, str]]:
     (tmp_path / "engine").mkdir(exist_ok=True)
     (tmp_path / "engine" / "tokenizer.json").write_bytes(TOKENIZER)
     manifest = {"stamps": {**STAMPS, **stamps}, "machine": MADE_ON}
@@ -69,16 +70,16 @@ def test_what_loads_decides_not_what_pip_says(
 
 
 def test_a_bundle_without_an_engine_is_bound_to_no_gpu_and_no_processor(tmp_path: Path) -> None:
-    here = replace(machine(), gpu_architectures=(), arch="aarch64")
+    here = elsewhere(machine(), gpus=(), arch="aarch64")
     assert findings(tmp_path, here) == [("TF-BND-020", "warning")]
     assert findings(tmp_path, here, compiled=True) == [("TF-BND-020", "warning"), ("TF-BND-027", "warning")]
-    other = replace(machine(), gpu_architectures=("sm_75",), arch="aarch64")
+    other = elsewhere(machine(), gpus=(Gpu("T4", 16 << 30, "sm_75"),), arch="aarch64")
     assert findings(tmp_path, other, compiled=True) == [("TF-BND-020", "error"), ("TF-BND-027", "error")]
 
 
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi"])
 def test_without_a_gpu_a_sound_bundle_is_a_warning_that_serving_refuses(tmp_path: Path, target: str) -> None:
-    here = replace(machine({"TensorRT": Loaded("9.0", "/x", None), "CUDA": Loaded(None)}), gpu_architectures=())
+    here = elsewhere(machine({"TensorRT": Loaded("9.0", "/x", None), "CUDA": Loaded(None)}), gpus=())
     stamps = {**STAMPS, "target": target, "compiled": True, "plugin_abi": "0" * 16}
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "tokenizer.json").write_bytes(TOKENIZER)
@@ -93,7 +94,7 @@ def test_without_a_gpu_a_sound_bundle_is_a_warning_that_serving_refuses(tmp_path
 
 def test_a_bundle_of_the_torch_target_is_served_on_another_processor(tmp_path: Path) -> None:
     manifest = {"stamps": {"target": "torch"}, "machine": MADE_ON}
-    found = check_stamps(tmp_path, manifest, replace(machine(), arch="aarch64"))
+    found = check_stamps(tmp_path, manifest, elsewhere(machine(), arch="aarch64"))
     assert [item.code for item in found] == ["TF-BND-020"] and unservable(manifest, found) == []
 
 
@@ -106,8 +107,8 @@ def test_an_engine_built_by_the_bundle_s_own_script_is_no_foreign_file(tmp_path:
     bundle = store.publish(out, stage="bundle", key="a" * 64, ingredients={}, inputs={}, result=result, seconds=0).path
     (bundle / "engine" / "trtllm").mkdir()
     (bundle / "engine" / "trtllm" / "rank0.engine").write_bytes(b"plan")
-    report = verify_bundle(bundle, machine=machine())
+    report = verify_bundle(bundle, loader=machine())
     assert report.ok and [f.code for f in report.findings] == ["TF-BND-030"]
     (bundle / "engine" / "other.so").write_bytes(b"?")
-    report = verify_bundle(bundle, machine=machine())
+    report = verify_bundle(bundle, loader=machine())
     assert not report.ok and sorted(f.code for f in report.findings) == ["TF-BND-006", "TF-BND-030"]

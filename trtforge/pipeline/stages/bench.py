@@ -6,12 +6,13 @@ content hash, so that a second measurement does not make another bundle.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.hashing import hash_json
+from trtforge.machine.processor import cores
+from trtforge.machine.record import machine_facts
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages import serving
 from trtforge.pipeline.stages.common import execution_facts, plain, rounded, write_json
@@ -46,10 +47,9 @@ class BenchStage(StageBase):
         }
 
     def host_facts(self) -> dict[str, Any]:
-        return {**execution_facts(), "cpus": os.cpu_count()}
+        return {**execution_facts(), "cpus": cores()}
 
     def run(self, context: StageContext) -> StageResult:
-        from builder.machine import machine_facts
         from evals.speed import perf_analyzer
         from evals.speed.prompts import load_prompts
         from evals.speed.sweep import Sweep, slo_gates

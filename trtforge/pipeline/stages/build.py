@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.paths import real_path
-from trtforge.machine.host import tool_versions
+from trtforge.machine.software import tool_versions
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import copy_estimate, draft_directory, plain
 from trtforge.recipe.schema import Recipe
@@ -48,9 +48,9 @@ class BuildStage(StageBase):
         return section
 
     def host_facts(self) -> dict[str, Any]:
-        from builder.machine import cpu_capability
+        from trtforge.machine.processor import processor
 
-        return {"cpu_capability": cpu_capability()}
+        return {"cpu_capability": processor().capability}
 
     def disk_estimate(self, recipe: Recipe, inputs: Mapping[str, Artifact]) -> int:
         return copy_estimate(inputs["quantize" if _of_checkpoint(recipe) else "graph"])

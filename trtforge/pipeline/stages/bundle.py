@@ -154,7 +154,7 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
 
 def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, Any]:
     """What a machine must match; see :mod:`trtforge.store.stamps` for how each is checked."""
-    from builder.machine import CPU_CAPABILITIES
+    from trtforge.machine.processor import CPU_CAPABILITIES
     from trtforge.tables import stack_table
 
     recipe = context.recipe

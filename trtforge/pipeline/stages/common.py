@@ -13,7 +13,8 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import json_safe
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.paths import real_path
-from trtforge.machine.host import host_isa, host_library_hash
+from trtforge.machine.processor import processor
+from trtforge.native.host_library import host_library_hash
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact
 
@@ -86,7 +87,7 @@ def copy_estimate(*artifacts: Artifact) -> int:
 
 def execution_facts() -> dict[str, Any]:
     """What figures of a running engine depend on: the processor's instruction sets and the plugins' host library."""
-    return {"isa": list(host_isa()), "plugin_library_sha256": host_library_hash()}
+    return {"isa": list(processor().isa), "plugin_library_sha256": host_library_hash()}
 
 
 def rounded(value: Any, digits: int = 8) -> Any:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.ground.hashing import hash_json
+from trtforge.machine.processor import cores
+from trtforge.machine.record import machine_facts
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import bad_record, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
@@ -49,12 +51,9 @@ class SpeculationStage(StageBase):
         }
 
     def host_facts(self) -> dict[str, Any]:
-        import os
-
-        return {**execution_facts(), "cpus": os.cpu_count()}
+        return {**execution_facts(), "cpus": cores()}
 
     def run(self, context: StageContext) -> StageResult:
-        from builder.machine import machine_facts
         from evals.speculation.measure import gates, measure
         from evals.speculation.prompts import chosen
         from runtime.tokenizer import EngineTokenizer

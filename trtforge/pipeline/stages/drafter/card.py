@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge import __version__
-from trtforge.machine.host import tool_versions
+from trtforge.machine.software import tool_versions
 
 if TYPE_CHECKING:
     from trtforge.pipeline.stage import StageContext
