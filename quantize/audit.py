@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from quantize.formats import FormatRow, load_formats
 from quantize.plan import LM_HEAD, QuantPlan, is_tied, read_config, read_quantization_record
+from trtforge.formats.table import FormatRow, load_formats
 from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_object
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantize.formats import FormatRow, KvMode, check_group_size, format_row, kv_mode, resolve_group_size
+from trtforge.formats.table import FormatRow, KvMode, check_group_size, format_row, kv_mode, resolve_group_size
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file, read_json_object
 from trtforge.ground.safetensors_header import TensorInfo

@@ -25,9 +25,9 @@ import numpy as np
 from quantize import corpora
 from quantize.awq_search import METHOD, SEARCH_PASS, AwqSearch
 from quantize.export import SUMMARY_FILE, collect_export, copy_checkpoint, stored_dtype, write_json
-from quantize.formats import FormatRow, KvMode, modelopt_config
 from quantize.plan import QuantPlan, plan_quantization, read_config
 from quantize.quiet import Audible, quiet
+from trtforge.formats.table import FormatRow, KvMode, modelopt_config
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import read_headers

@@ -36,6 +36,7 @@ from quantize.emulation import (
 )
 from quantize.plan import read_config, read_quantization_record
 from quantize.quiet import quiet
+from trtforge.formats.table import UNQUANTIZED, formats_by_algorithm
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_object
 from trtforge.ground.safetensors_header import weight_files
@@ -163,7 +164,7 @@ def load_reference_model(
     _hook_inputs(model, inputs, compute)
     if emulate_kv and kv_algorithm == "FP8":
         _hook_attention(model, kv_scales)
-    name = {None: "none", "FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_awq"}[algorithm]
+    name = formats_by_algorithm()[algorithm] if algorithm else UNQUANTIZED
     return ReferenceModel(model, load_tokenizer(checkpoint), name, _eos_ids(checkpoint))
 
 

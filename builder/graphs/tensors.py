@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtforge.formats.table import formats_by_variant, one_of, quantizing_formats
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
@@ -20,17 +21,8 @@ from trtforge.ground.safetensors_header import TensorInfo, read_headers
 #: tensors that carry nothing the graph needs, with the reason that graph.json records
 DERIVED = ((re.compile(r"(^|\.)rotary_emb\.inv_freq$"), "computed from config.json"),)
 FLOAT_TYPES = ("BF16", "F16", "F32")
-#: ModelOpt's name of an algorithm -> the format that its linears must turn out to have
-ALGORITHMS = {
-    "FP8": "fp8",
-    "NVFP4": "nvfp4",
-    "NVFP4_AWQ": "nvfp4",
-    "W4A16_NVFP4": "nvfp4",
-    "W4A16_AWQ": "int4_awq",
-    "MIXED_PRECISION": None,
-}
-#: algorithms whose linears quantize weights only
-WEIGHT_ONLY = frozenset({"W4A16_NVFP4", "MIXED_PRECISION"})
+#: the algorithm of a checkpoint whose linears have several formats
+MIXED = "MIXED_PRECISION"
 NVFP4_BLOCK = 16
 
 
@@ -80,14 +72,14 @@ def read_quant_config(directory: Path) -> QuantConfig:
                 remedies=["Export the quantized checkpoint again"],
             ) from error
     algorithm = section.get("quant_algo") or None
-    if algorithm is not None and algorithm not in ALGORITHMS:
+    if algorithm is not None and algorithm not in (MIXED, *formats_by_variant()):
         raise ForgeError(
             "TF-GRF-007",
             f"The graph cannot express the quantization algorithm {algorithm}",
             asked=str(algorithm),
-            numbers={"supported": sorted(ALGORITHMS)},
-            why="The graph writes FP8 per tensor, NVFP4 and INT4 AWQ linears.",
-            remedies=["Quantize with format fp8, nvfp4 or int4_awq"],
+            numbers={"supported": sorted((MIXED, *formats_by_variant()))},
+            why=f"The graph writes linears in these formats: {', '.join(quantizing_formats())}.",
+            remedies=[f"Quantize with format {one_of(quantizing_formats())}"],
         )
     return QuantConfig(
         algorithm=algorithm,
@@ -115,6 +107,12 @@ class CheckpointTensors:
             )
         self.accounted: dict[str, str] = {}
         self._used: set[str] = set()
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether linears may be without activation scales: the record says so, or says nothing of each linear."""
+        _, variant = formats_by_variant().get(self.quant.algorithm or "", (None, None))
+        return self.quant.algorithm in (None, MIXED) or (variant is not None and variant.weight_only)
 
     def __contains__(self, name: str) -> bool:
         return name in self.headers
@@ -171,7 +169,7 @@ class CheckpointTensors:
             ForgeError: ``TF-GRF-006`` with the names of the tensors that the graph did not use;
                 ``TF-GRF-017`` declared and stored format differ.
         """
-        declared = ALGORITHMS.get(self.quant.algorithm or "")
+        declared, _ = formats_by_variant().get(self.quant.algorithm or "", (None, None))
         if declared is not None and formats != {declared}:
             raise ForgeError(
                 "TF-GRF-017",
@@ -242,8 +240,8 @@ class CheckpointTensors:
                 "weight_scale": None if scale is None else f"{scale.dtype} {list(scale.shape)}",
                 "beside it": sorted(n for n in self.headers if n.startswith(f"{name}."))[:8],
             },
-            why="The graph writes bf16/fp16/fp32, FP8 per tensor, NVFP4 (block 16) and INT4 AWQ linears.",
-            remedies=["Quantize with format fp8, nvfp4 or int4_awq"],
+            why=f"The graph writes linears in bf16, fp16, fp32 and the formats {', '.join(quantizing_formats())}.",
+            remedies=[f"Quantize with format {one_of(quantizing_formats())}"],
         )
 
     def _scalar(self, name: str) -> str:
@@ -301,7 +299,7 @@ class CheckpointTensors:
         self.take(weight, packed)
         self.take(f"{name}.weight_scale", (rows, columns // NVFP4_BLOCK))
         dynamic = f"{name}.input_scale" in self
-        if not dynamic and self.quant.algorithm is not None and self.quant.algorithm not in WEIGHT_ONLY:
+        if not dynamic and not self.weight_only:
             raise self._uncalibrated(name, "NVFP4")
         return LinearTensors(
             name,

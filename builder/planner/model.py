@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from builder.planner.families import MIXTURES, check_family
 from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, bad_input
+from trtforge.formats.table import counted_as, kv_modes_by
 from trtforge.ground.json_file import read_json_file
 from trtforge.models.record import ModelSizes
 from trtforge.tables.decoders import Decoder, decoders
@@ -40,20 +41,10 @@ _DTYPES = {
 }
 #: a context that scaling stretches: factor times the original one
 _STRETCHED = frozenset({"yarn", "linear"})
-#: quantization methods that have one format
-_METHODS = {"mxfp4": "mxfp4", "awq": "int4_awq", "gptq": "int4_awq"}
 #: deeper than any model by far; keeps a damaged number from being taken for work to do
 _MOST_LAYERS = 10_000
 #: no size of a model is as large
 _MOST = 2**40
-_QUANTIZED = {
-    "FP8": "fp8",
-    "NVFP4": "nvfp4",
-    "W4A16_AWQ": "int4_awq",
-    "INT4_AWQ": "int4_awq",
-    "W4A8_AWQ": "w4a8_awq",
-    "MXFP4": "mxfp4",
-}
 
 
 class CheckpointRecord(ModelSizes, Protocol):
@@ -287,18 +278,17 @@ def _quantization(config: Mapping[str, Any], quant_config: Mapping[str, Any] | N
 def _prequantized(section: Mapping[str, Any]) -> str | None:
     """The planner's format of an already quantized checkpoint; None for plain weights."""
     algorithm, method = str(section.get("quant_algo") or ""), str(section.get("quant_method") or "")
-    if algorithm in _QUANTIZED:
-        return _QUANTIZED[algorithm]
+    own = counted_as(algorithm)
+    if own is not None:
+        return own
     if not algorithm and method in ("", "modelopt"):
         return None
-    if method == "fp8":
-        return "fp8_block" if section.get("weight_block_size") else "fp8"
     if method == "compressed-tensors":
         found = _compressed(section)
-        if found:
-            return found
-    if method in _METHODS:
-        return _METHODS[method]
+    else:
+        found = (counted_as(f"{method}/block") if section.get("weight_block_size") else None) or counted_as(method)
+    if found:
+        return found
     raise _bad_config(f"the checkpoint is quantized as {algorithm or method}, which the planner does not know", method)
 
 
@@ -309,15 +299,14 @@ def _compressed(section: Mapping[str, Any]) -> str | None:
     weights = first.get("weights") if isinstance(first, Mapping) else None
     if not isinstance(weights, Mapping):
         return None
-    kind, bits = str(weights.get("type")), weights.get("num_bits")
-    if (kind, bits) == ("float", 8):
-        return {"channel": "fp8_rowwise", "block": "fp8_block"}.get(str(weights.get("strategy")), "fp8")
-    return {"int8": "int8", "int4": "int4_awq", "float4": "nvfp4"}.get(f"{kind}{bits}")
+    kind = f"{weights.get('type')}{weights.get('num_bits')}"
+    return counted_as(f"{kind}/{weights.get('strategy')}") or counted_as(kind)
 
 
 def _prequantized_kv(section: Mapping[str, Any]) -> str | None:
     algorithm = section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")
-    return {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}.get(algorithm) if isinstance(algorithm, str) else None
+    mode = kv_modes_by("algorithm").get(algorithm) if isinstance(algorithm, str) else None
+    return None if mode is None else mode.pool
 
 
 def _unquantized(section: Mapping[str, Any]) -> tuple[str, ...]:

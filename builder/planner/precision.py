@@ -1,7 +1,7 @@
 """Number formats of weights and KV cache: bits a value, scales, and the tensor-core format that executes them.
 
-Policy: names are those of ``quantize/formats.yaml`` where it has the format, so a recipe's value is a key here;
-the table also holds formats that only TensorRT-LLM serves, because a plan may ask about them. A weight-only
+Policy: the rows are those of ``trtforge/formats/formats.yaml``, so a recipe's value is a key here;
+it also counts formats that only TensorRT-LLM serves, because a plan may ask about them. A weight-only
 format saves memory and bandwidth, not arithmetic: it computes in fp16.
 """
 
@@ -11,31 +11,15 @@ import difflib
 
 from builder.planner.hardware import ComputeFormat, Gpu
 from builder.planner.types import Precision, WeightFormat, bad_input
+from trtforge.formats.table import counted_formats, kv_element_bits, pool_format
 
-_ROWS = (
-    WeightFormat("float32", 32, 0, 0, "fp32"),
-    WeightFormat("bfloat16", 16, 0, 0, "fp16"),
-    WeightFormat("float16", 16, 0, 0, "fp16"),
-    # one FP32 weight scale and one FP32 input scale a tensor
-    WeightFormat("fp8", 8, 0, 0, "fp8", tensor_scales=2),
-    # 128 x 128 blocks: one FP32 scale for 16,384 values
-    WeightFormat("fp8_block", 8, 128 * 128, 32, "fp8"),
-    WeightFormat("fp8_rowwise", 8, -1, 32, "fp8"),
-    WeightFormat("int8", 8, -1, 32, "int8"),
-    WeightFormat("int8_weight_only", 8, -1, 16, "fp16"),
-    WeightFormat("int4", 4, 0, 0, "fp16"),
-    WeightFormat("int4_awq", 4, 128, 32, "fp16", input_factors=True),
-    WeightFormat("w4a8_awq", 4, 128, 32, "fp8", input_factors=True),
-    WeightFormat("nvfp4", 4, 16, 8, "fp4", tensor_scales=2),
-    WeightFormat("mxfp4", 4, 32, 8, "fp4"),
-)
-#: weight formats by name. Sources: https://nvidia.github.io/TensorRT-LLM/features/quantization.html,
-#: https://developer.nvidia.com/blog/introducing-nvfp4-for-efficient-and-accurate-low-precision-inference/
-WEIGHT_FORMATS = {row.name: row for row in _ROWS}
-
-#: bits of one element of the KV cache; NVFP4 carries an FP8 scale for 16 elements
-KV_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.0, "nvfp4": 4.5}
-_KV_ALIASES = {"fp8_cast": "fp8"}
+#: weight formats by name
+WEIGHT_FORMATS = {
+    name: WeightFormat(name, **row.model_dump(exclude={"known_as"})) for name, row in counted_formats().items()
+}
+#: bits of one element of the KV cache
+KV_BITS = kv_element_bits()
+_ALIASES = {"fp8_cast": "fp8"}
 _ALIASES = {"none": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -57,7 +41,8 @@ def kv_bits(name: str) -> float:
     Raises:
         ForgeError: ``TF-PLN-003`` no such format.
     """
-    name = _ALIASES.get(name, _KV_ALIASES.get(name, name))
+    name = _ALIASES.get(name, name)
+    name = pool_format(name) or name
     if name in KV_BITS:
         return KV_BITS[name]
     raise _unknown("KV-cache format", name, tuple(KV_BITS))
@@ -89,7 +74,7 @@ def recipe_precision(
     """
     base = weight_format(dtype).name
     weights = base if format == "none" else weight_format(format).name
-    kv = base if kv_cache == "none" else _KV_ALIASES.get(kv_cache, kv_cache)
+    kv = pool_format(kv_cache) or base
     kv_bits(kv)
     return Precision(weights, base, kv, group_size, exclude)
 

@@ -275,7 +275,7 @@ def in_precision(groups: Iterable[TensorGroup], precision: Precision) -> list[Te
     """The groups as the engine holds them: linears in the plan's format with their scales, the rest in ``base``.
 
     What a checkpoint stores quantized stays as it is. Shapes of the scales are those of ModelOpt's exports
-    (``quantize/formats.yaml``).
+    (``trtforge/formats/formats.yaml``).
     """
     base = _BASE_BITS[precision.base]
     result: list[TensorGroup] = []

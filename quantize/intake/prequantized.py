@@ -11,11 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from trtforge.formats.table import formats_by_algorithm, kv_modes_by
 from trtforge.ground.errors import ForgeError
 
-#: ModelOpt's quant_algo → row of the format table. Source: modelopt/torch/export/model_config.py
-FORMATS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_awq"}
-KV_FORMATS = {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}
 _QUANTIZATION_TENSOR = re.compile(
     r"\.(weight_scale|weight_scale_2|input_scale|pre_quant_scale|k_scale|v_scale|output_scale|k_proj\.output_scale)$"
 )
@@ -58,11 +56,12 @@ def recognize(config: dict[str, Any], quant_config: dict[str, Any] | None) -> Pr
     cache = section.get("kv_cache_quant_algo") or _scheme_cache(section)
     if algorithm is None and cache is None:
         return None
-    if not isinstance(algorithm, str) or algorithm not in FORMATS:
+    if not isinstance(algorithm, str) or algorithm not in formats_by_algorithm():
         raise _refused(f"ModelOpt {algorithm}")
-    if cache is not None and (not isinstance(cache, str) or cache not in KV_FORMATS):
+    caches = kv_modes_by("algorithm")
+    if cache is not None and (not isinstance(cache, str) or cache not in caches):
         raise _refused(f"ModelOpt {algorithm} with a {cache} cache")
-    return Prequantized(FORMATS[algorithm], KV_FORMATS[cache] if cache else None)
+    return Prequantized(formats_by_algorithm()[algorithm], caches[cache].name if cache else None)
 
 
 def _scheme_cache(section: dict[str, Any]) -> str | None:
@@ -70,8 +69,9 @@ def _scheme_cache(section: dict[str, Any]) -> str | None:
     scheme = section.get("kv_cache_scheme")
     if not isinstance(scheme, dict):
         return None
-    kind, bits = scheme.get("type"), scheme.get("num_bits")
-    return {"float8": "FP8", "float4": "NVFP4", "int8": "INT8"}.get(f"{kind}{bits}", f"{kind}{bits}")
+    named = f"{scheme.get('type')}{scheme.get('num_bits')}"
+    mode = kv_modes_by("scheme").get(named)
+    return named if mode is None else mode.algorithm
 
 
 def _refused(name: str) -> ForgeError:
@@ -79,10 +79,10 @@ def _refused(name: str) -> ForgeError:
         "TF-SRC-024",
         f"the checkpoint is already quantized in a format that is not supported: {name}",
         asked=name,
-        numbers={"supported": sorted(f"ModelOpt {key}" for key in FORMATS)},
+        numbers={"supported": sorted(f"ModelOpt {key}" for key in formats_by_algorithm())},
         why="Read as plain weights its scales would be dropped, and the model would load and answer nonsense.",
         remedies=[
             "start from the unquantized checkpoint and set quantize.format",
-            f"use a ModelOpt export in one of {', '.join(sorted(FORMATS))}",
+            f"use a ModelOpt export in one of {', '.join(sorted(formats_by_algorithm()))}",
         ],
     )

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from quantize.audit import Expected, audit_checkpoint
-from quantize.formats import format_row
 from tests.support.tiny import write_safetensors, write_tiny_llama
+from trtforge.formats.table import format_row
 from trtforge.ground.safetensors_header import read_headers
 
 Tensors = dict[str, tuple[str, np.ndarray]]

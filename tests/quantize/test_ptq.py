@@ -312,6 +312,6 @@ def test_int4_packer_equals_modelopts() -> None:
 def test_package_table_imports_no_torch() -> None:
     import subprocess
 
-    modules = "quantize.formats, quantize.plan, quantize.corpora, quantize.audit"
+    modules = "trtforge.formats.table, quantize.plan, quantize.corpora, quantize.audit"
     code = f"import {modules}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

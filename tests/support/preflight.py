@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quantize.formats import load_formats
 from tests.support.public_models import Shape, public
 from triton_repo.parameters import load_parameters
 from trtforge.cli.common import locate
+from trtforge.formats.table import load_formats
 from trtforge.machine.gpus import Gpu
 from trtforge.preflight import Surroundings
 from trtforge.preflight.engine import Finding, Report, make_facts

@@ -173,7 +173,7 @@ def preflight(
 
     ``store`` is where the results would go, or are already; of ``forced`` stages they do not count.
     """
-    from quantize.formats import load_formats
+    from trtforge.formats.table import load_formats
     from trtforge.preflight import check_report
 
     table, recipe = load_formats(), loaded.recipe

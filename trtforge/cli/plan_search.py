@@ -63,7 +63,7 @@ def searched(
     from builder.planner.search.choose import describe
     from builder.planner.search.recipe import recipe_text
     from builder.planner.sections import search as section
-    from quantize.formats import load_formats
+    from trtforge.formats.table import load_formats
     from trtforge.recipe.starter import write_new
     from trtforge.tables.features import feature_table
 

@@ -43,7 +43,7 @@ def init(
     store: StoreOption = None,
 ) -> None:
     """Inspect a model and write a commented recipe that fits it."""
-    from quantize.formats import format_row
+    from trtforge.formats.table import format_row
     from trtforge.preflight import look
     from trtforge.recipe.starter import recipe_name, source_in_recipe, starter_text, write_new
     from trtforge.recipe.starter_target import starter_target
@@ -112,7 +112,7 @@ def schema(console: Console) -> None:
 @common.forge_command
 def formats(console: Console) -> None:
     """List the quantization formats and KV-cache modes."""
-    from quantize.formats import load_formats
+    from trtforge.formats.table import load_formats
 
     table = load_formats()
     console.result(table.model_dump(mode="json"))

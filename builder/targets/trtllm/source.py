@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from builder.graphs.config import ModelConfig, read_config
+from trtforge.formats.table import UNQUANTIZED, formats_by_algorithm
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
@@ -30,8 +31,6 @@ BITS: Mapping[str, np.dtype[Any]] = {
     "I8": np.dtype(np.uint8),
     "F8_E4M3": np.dtype(np.uint8),
 }
-#: quant_algo of hf_quant_config.json -> the format's name here
-FORMATS = {None: "none", "FP8": "fp8", "W4A16_AWQ": "int4_awq", "NVFP4": "nvfp4"}
 #: rope types that TensorRT-LLM 1.2 knows, by Hugging Face's name
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -54,7 +53,7 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        return FORMATS[self.algorithm]
+        return formats_by_algorithm()[self.algorithm] if self.algorithm else UNQUANTIZED
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
@@ -68,13 +67,14 @@ class Checkpoint:
         config, headers = read_config(directory), read_headers(directory)
         algorithm, kv_algorithm, group = _quantization(directory)
         undeclared = algorithm is None and any(name.endswith(".weight_scale") for name in headers)
-        if algorithm not in FORMATS or kv_algorithm not in (None, "FP8") or undeclared:
+        formats = sorted((UNQUANTIZED, *formats_by_algorithm().values()))
+        if algorithm not in (None, *formats_by_algorithm()) or kv_algorithm not in (None, "FP8") or undeclared:
             raise ForgeError(
                 "TF-BLD-030",
                 f"A checkpoint in {algorithm or 'a format that it does not name'} with KV cache "
                 f"{kv_algorithm or 'unquantized'} is not converted for TensorRT-LLM",
                 asked=str(directory),
-                numbers={"formats": sorted(FORMATS.values()), "kv_caches": ["none", "FP8"]},
+                numbers={"formats": formats, "kv_caches": ["none", "FP8"]},
                 why="The converter knows how these formats lie in TensorRT-LLM's checkpoint, and no others.",
                 remedies=["quantize.format: fp8", "build.target: trtllm-llmapi (it loads the checkpoint as it is)"],
             )

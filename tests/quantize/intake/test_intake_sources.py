@@ -341,7 +341,7 @@ def test_shards_hold_everything_once(sizes: list[int], limit: int) -> None:
 
 def test_every_code_is_listed_and_tested() -> None:
     root = Path(quantize.intake.__file__).parent
-    sources = [*root.glob("*.py"), root.parent.parent / "trtforge" / "safetensors_header.py"]
+    sources = [*root.glob("*.py"), root.parent.parent / "trtforge" / "ground" / "safetensors_header.py"]
     listed = set(re.findall(r"^\| (TF-SRC-\d{3}) \|", quantize.intake.__doc__ or "", re.MULTILINE))
     raised = {code for path in sources for code in re.findall(r'"(TF-SRC-\d{3})"', path.read_text())}
     assert raised == listed

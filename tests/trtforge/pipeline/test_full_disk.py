@@ -85,7 +85,7 @@ def test_a_run_that_must_write_is_refused_with_the_numbers(
 
 def codes(made: set[str], free: int) -> dict[str, Any]:
     """Numbers of the disk rule's finding, by its code."""
-    from quantize.formats import load_formats
+    from trtforge.formats.table import load_formats
 
     table = load_formats()
     loaded = recipe_from_mapping(

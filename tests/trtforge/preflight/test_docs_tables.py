@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quantize.formats import load_formats
 from tests.support.preflight import choices
+from trtforge.formats.table import load_formats
 from trtforge.preflight import all_rules, docs
 from trtforge.preflight.features import FEATURES
 from trtforge.recipe.keys import find_key

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from builder.graphs.config import HEAD_SIZES, read_config
-from builder.graphs.tensors import ALGORITHMS
 from builder.targets.tensorrt.plugin_fields import FIELDS
-from builder.targets.trtllm import source
 from builder.targets.trtllm.ranks import layers_of
-from quantize.intake import prequantized
 from tests.support.preflight import SMOL, codes
 from tests.support.public_models import CONFIGS
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, RTX, build, merged
@@ -65,9 +62,3 @@ def test_targets_of_one_device_are_those_whose_builder_refuses_more(target: str)
     settings = build(target=target, architectures=["sm_89"], parallel={"tp": 3})
     assert ("TF-K16-001" in codes(settings)) and target in ONE_RANK
     assert set(ONE_RANK) == set(shapes.GRAPH_TARGETS)
-
-
-def test_what_intake_takes_as_quantized_is_what_every_later_stage_reads() -> None:
-    assert set(prequantized.FORMATS) <= set(ALGORITHMS)
-    assert set(prequantized.FORMATS) <= set(source.FORMATS)
-    assert all(prequantized.FORMATS[name] == source.FORMATS[name] == ALGORITHMS[name] for name in prequantized.FORMATS)

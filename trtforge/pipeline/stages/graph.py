@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trtforge.formats.table import pool_format
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import copy_estimate, read_json, required_draft
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, StageResult
-
-#: KV-cache mode of the recipe → element type of the pool; None: the model's type
-KV_POOL_FORMATS = {"none": None, "fp8": "fp8", "fp8_cast": "fp8"}
 
 
 class GraphStage(StageBase):
@@ -34,7 +32,7 @@ class GraphStage(StageBase):
             }
         return {
             "dtype": recipe.model.dtype,
-            "kv_cache_format": KV_POOL_FORMATS.get(recipe.quantize.kv_cache, recipe.quantize.kv_cache),
+            "kv_cache_format": pool_format(recipe.quantize.kv_cache),
             "block_size": recipe.build.kv_cache.block_size,
             "mode": "paged",
             **_draft_section(recipe, recipe_dir),

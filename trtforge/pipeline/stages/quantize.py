@@ -22,7 +22,7 @@ class QuantizeStage(StageBase):
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
         from quantize import one_scale
-        from quantize.formats import format_row, kv_mode
+        from trtforge.formats.table import format_row, kv_mode
 
         asked = recipe.quantize
         row, kv = format_row(asked.format), kv_mode(asked.kv_cache)

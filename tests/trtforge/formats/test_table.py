@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
-from quantize.formats import (
+from trtforge.formats.table import (
     check_group_size,
     format_row,
     kv_mode,

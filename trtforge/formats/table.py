@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 
+#: the name of the row that changes nothing
+UNQUANTIZED = "none"
 _TABLE = Path(__file__).with_name("formats.yaml")
 
 
@@ -81,6 +83,25 @@ class CpuSupport(_Row):
     evaluate: Literal["exact", "emulated"]
 
 
+class Variant(_Row):
+    """Another ``quant_algo`` whose linears are stored in a format."""
+
+    algorithm: str
+    weight_only: bool = False
+
+
+class Counted(_Row):
+    """What the planner counts of a weight format: ``block`` 0 is one scale a tensor, -1 one a row."""
+
+    bits: int
+    block: int = 0
+    scale_bits: int = 0
+    compute: Literal["fp32", "fp16", "fp8", "fp4", "int8"]
+    tensor_scales: int = 0
+    input_factors: bool = False
+    known_as: tuple[str, ...] = ()
+
+
 class FormatRow(_Row):
     """One quantization format; see the head of ``formats.yaml`` for the fields."""
 
@@ -91,12 +112,14 @@ class FormatRow(_Row):
     activation: Representation | None
     modelopt: tuple[ModelOptConfig, ...]
     algorithm: str | None
+    variants: tuple[Variant, ...]
     group_sizes: tuple[int, ...]
     default_group_size: int | None
     needs_calibration: bool
     tensors: dict[str, TensorRule]
     cpu: CpuSupport
     native: tuple[str, ...]
+    planner: Counted | None
     sources: tuple[str, ...]
 
     @model_validator(mode="after")
@@ -116,6 +139,9 @@ class KvMode(_Row):
     name: str
     title: str
     dtype: str | None
+    pool: str | None
+    bits: float | None
+    scheme: str | None
     algorithm: str | None
     scales: Literal["none", "calibrated", "constant"]
     modelopt: tuple[ModelOptConfig, ...]
@@ -133,7 +159,9 @@ class KvMode(_Row):
 class FormatTable(_Row):
     version: Literal[1]
     formats: tuple[FormatRow, ...] = Field(min_length=1)
+    counted: dict[str, Counted]
     kv_modes: tuple[KvMode, ...] = Field(min_length=1)
+    counted_kv: dict[str, float]
 
     @model_validator(mode="after")
     def _unique(self) -> FormatTable:
@@ -148,6 +176,67 @@ class FormatTable(_Row):
 def load_formats() -> FormatTable:
     """The validated table (cached)."""
     return FormatTable.model_validate(yaml.safe_load(_TABLE.read_text(encoding="utf-8")))
+
+
+def quantizing_formats() -> tuple[str, ...]:
+    """The formats that change weights, in the table's order."""
+    return tuple(row.name for row in load_formats().formats if row.weight is not None)
+
+
+def one_of(names: Sequence[str]) -> str:
+    """``a, b or c``."""
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+@functools.cache
+def formats_by_algorithm() -> Mapping[str, str]:
+    """ModelOpt's ``quant_algo`` -> the format that it writes."""
+    return {row.algorithm: row.name for row in load_formats().formats if row.algorithm is not None}
+
+
+@functools.cache
+def formats_by_variant() -> Mapping[str, tuple[str, Variant]]:
+    """Every ``quant_algo`` whose linears are stored in one format -> that format."""
+    own = {algorithm: (name, Variant(algorithm=algorithm)) for algorithm, name in formats_by_algorithm().items()}
+    others = {other.algorithm: (row.name, other) for row in load_formats().formats for other in row.variants}
+    return own | others
+
+
+@functools.cache
+def counted_formats() -> Mapping[str, Counted]:
+    """What the planner counts of each weight format, the widest first."""
+    table = load_formats()
+    own = {row.name: row.planner for row in table.formats if row.planner is not None}
+    return dict(sorted({**own, **table.counted}.items(), key=lambda item: -item[1].bits))
+
+
+def counted_as(name: str) -> str | None:
+    """The planner's format of what another tool calls ``name``."""
+    return next((own for own, row in counted_formats().items() if name in row.known_as), None)
+
+
+def kv_modes_by(field: Literal["algorithm", "scheme"]) -> Mapping[str, KvMode]:
+    """ModelOpt's name of a KV cache's algorithm, or config.json's of its scheme -> the first mode that it is."""
+    found: dict[str, KvMode] = {}
+    for row in load_formats().kv_modes:
+        key = getattr(row, field)
+        if key is not None:
+            found.setdefault(key, row)
+    return found
+
+
+def pool_format(mode: str) -> str | None:
+    """The element type of the KV pool in a mode: None for the model's own, a name that is no mode as it is."""
+    row = next((row for row in load_formats().kv_modes if row.name == mode), None)
+    return mode if row is None else row.pool
+
+
+@functools.cache
+def kv_element_bits() -> Mapping[str, float]:
+    """Bits of one stored key or value element by type of the pool, block scales included; the widest first."""
+    table = load_formats()
+    own = {row.pool: row.bits for row in table.kv_modes if row.pool is not None and row.bits is not None}
+    return dict(sorted({**own, **table.counted_kv}.items(), key=lambda item: -item[1]))
 
 
 def format_row(name: str) -> FormatRow:
