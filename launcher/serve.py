@@ -49,7 +49,7 @@ class Endpoints:
 
     def tritonclient(self) -> str:
         """A command that streams an answer over gRPC through tritonclient."""
-        return f"{program('python')} -m launcher.ask {self.grpc} {self.model} 'What is the capital of France?'"
+        return f"{program('python')} -m trtforge.cli.ask {self.grpc} {self.model} 'What is the capital of France?'"
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -23,17 +23,9 @@ from filelock import FileLock
 
 from trtforge.ground.errors import EnvironmentLacks
 from trtforge.ground.shared_object import check_whole
+from trtforge.native.cache import VARIABLE
 
-CACHE_VARIABLE = "TRTFORGE_PLUGIN_CACHE"
 REPORT = "report.json"
-
-
-def cache_folder() -> Path:
-    """Where builds are kept."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtforge" / "plugins"
 
 
 def is_whole(folder: Path, files: Sequence[str]) -> bool:
@@ -85,7 +77,7 @@ def build_once(folder: Path, files: Sequence[str], make: Callable[[Path, Path], 
             f"the plugin cache cannot be written: {error.strerror or error}",
             asked=str(folder.parent),
             why=str(error),
-            remedies=[f"set {CACHE_VARIABLE} to a folder that can be written, with some 200 MB free"],
+            remedies=[f"set {VARIABLE} to a folder that can be written, with some 200 MB free"],
         ) from error
 
 

@@ -20,9 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from plugins.building import REPORT, answer_of, build_once, cache_folder, call, is_whole
+from plugins.building import REPORT, answer_of, build_once, call, is_whole
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.native.cache import cache_folder
 
 #: Every family whose instructions differ: A100, A10, L4/L40S, H100/H200, B200/B300, RTX 50/GB10. None with an "a": no
 #: kernel needs what one compute capability alone has, and code without it also runs on later ones of its major version.

@@ -9,8 +9,7 @@ Two ways to call an op:
 
 The C side checks every argument again either way; a refused call has no effect. Calls release the GIL.
 
-Search order for ``libtrtforge_host.so``: ``TRTFORGE_HOST_LIBRARY`` (a file), then the folders of this package
-(``__path__`` covers wheels and editable installs).
+:mod:`trtforge.native.host_library` says where the library lies.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 from plugins.host import abi, calls, checks
 from plugins.opening import Refusal, open_shared
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.native.host_library import HOST_LIBRARY, folders, host_library_path
+from trtforge.native.host_library import VARIABLE as LIBRARY_VARIABLE
 
 if TYPE_CHECKING:
     import torch
 
-LIBRARY_NAME = "libtrtforge_host.so"
-LIBRARY_VARIABLE = "TRTFORGE_HOST_LIBRARY"
 ISA_VARIABLE = "TRTFORGE_HOST_ISA"
 
 _UNLOADABLE = Refusal(
@@ -71,20 +69,18 @@ def find_library() -> Path:
             why="That file does not exist.",
             remedies=[f"unset {LIBRARY_VARIABLE} to use the installed library", "build it there with cmake"],
         )
-    folders = [Path(folder) for folder in sys.modules[__package__].__path__]
-    for folder in folders:
-        path = folder / LIBRARY_NAME
-        if path.is_file():
-            return path
+    found = host_library_path()
+    if found is not None:
+        return found
     raise EnvironmentLacks(
         "TF-OPS-001",
         "the host op library has not been built",
-        asked=LIBRARY_NAME,
-        numbers={"searched": [str(folder) for folder in folders]},
+        asked=HOST_LIBRARY,
+        numbers={"searched": [str(folder) for folder in folders()]},
         why="The package build compiles it with g++; running from a source tree without installing skips that.",
         remedies=[
             "pip install -e . (needs g++ 12 or newer: apt-get install g++)",
-            f"cmake -S . -B build/dev && cmake --build build/dev, then {LIBRARY_VARIABLE}=build/dev/{LIBRARY_NAME}",
+            f"cmake -S . -B build/dev && cmake --build build/dev, then {LIBRARY_VARIABLE}=build/dev/{HOST_LIBRARY}",
         ],
     )
 

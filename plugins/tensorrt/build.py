@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plugins.building import REPORT, build_once, cache_folder
+from plugins.building import REPORT, build_once
 from plugins.cuda.build import (
     ARCHITECTURES,
     build_cuda_library,
@@ -29,6 +29,7 @@ from plugins.cuda.build import (
 from trtforge import __version__
 from trtforge.ground.errors import EnvironmentLacks
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.native.cache import cache_folder
 from trtforge.native.plugin_library import LIBRARY
 
 #: where NVIDIA's packages and containers put the headers

@@ -20,6 +20,7 @@ from plugins.cuda import build
 from plugins.cuda.library import CudaLibrary
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.shared_object import check_whole
+from trtforge.native import cache
 from trtforge.native.plugin_library import plugin_library
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,7 @@ def test_a_finished_build_is_taken_from_a_cache_that_is_only_read(
     assert building.build_once(folder, FILES, not_again) == 0
     with pytest.raises(EnvironmentLacks, match="TF-ENV-011") as lacks:
         building.build_once(tmp_path / "other", FILES, made())
-    assert "Read-only" in lacks.value.message and building.CACHE_VARIABLE in lacks.value.remedies[0]
+    assert "Read-only" in lacks.value.message and cache.VARIABLE in lacks.value.remedies[0]
 
 
 def test_a_file_where_the_cache_should_be(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_a_library_that_was_cut_short_is_refused(shim: CudaLibrary, tmp_path: Pa
 
 
 def test_a_damaged_build_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shim: CudaLibrary) -> None:
-    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     folder = tmp_path / f"cuda-{build.source_hash()[:16]}-80"
     shutil.copytree(shim.path.parent, folder)
     assert build.built_library() == folder / build.SHARED

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from plugins import building
 from plugins.cuda import abi, build, library
 from plugins.cuda.library import CudaLibrary
 from plugins.host import calls
 from tests.plugins.test_host_library import fields_in
 from trtforge.ground.errors import EnvironmentLacks, ExitCode, ForgeError
+from trtforge.native import cache
 from trtforge.native.plugin_library import runs_on
 from trtforge.tables import architecture_table
 
@@ -54,7 +54,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(build, "DEFAULT_ROOT", str(tmp_path / "nowhere"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     (tmp_path / "bin").mkdir()
     return tmp_path / "bin"
 
@@ -120,7 +120,7 @@ def test_hash_follows_every_source(tmp_path: Path) -> None:
 def test_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     executable(tmp_path / "bin/cmake", "echo 'kernels.cu(3): error: expected a ;'; exit 2")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     with pytest.raises(ForgeError, match="TF-CLI-009") as failed:
         build.build_shim_library()
     assert "expected a ;" in str(failed.value.why)
@@ -258,7 +258,7 @@ def test_nvcc_builds_without_warnings_or_spills(tmp_path: Path, monkeypatch: pyt
         build.find_nvcc()
     except EnvironmentLacks as lacks:
         pytest.skip(lacks.message)
-    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     made = build.build_cuda_library(["90"])
     assert build.built_library() == made.library
     assert {use.architecture for use in made.kernels} == {"90"}

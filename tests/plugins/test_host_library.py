@@ -16,6 +16,7 @@ import pytest
 from plugins.host import abi, library
 from plugins.host.library import HostLibrary, find_library, load_library
 from trtforge.ground.errors import EnvironmentLacks, ExitCode, ForgeError
+from trtforge.native import host_library
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "plugins/include/trtforge/host_abi.h"
@@ -112,10 +113,8 @@ def test_missing_library_says_how_to_build(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(EnvironmentLacks, match="TF-OPS-001") as missing:
         find_library()
     assert missing.value.exit_code == ExitCode.ENVIRONMENT
-    import plugins.host
-
     monkeypatch.delenv(library.LIBRARY_VARIABLE)
-    monkeypatch.setattr(plugins.host, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(host_library, "HOST_LIBRARY", "nowhere.so")
     with pytest.raises(EnvironmentLacks, match="TF-OPS-001") as missing:
         find_library()
     assert any("g++" in remedy for remedy in missing.value.remedies)

@@ -33,6 +33,7 @@ from runtime.executors.weights import LinearSource
 from tests.runtime.executor_support import PROMPTS, blocks_of, make_batch, run_whole, tiny_engine
 from tests.support.refusals import refusal
 from trtforge.machine.processor import Processor
+from trtforge.native import host_library
 
 
 @pytest.fixture(scope="module")
@@ -244,11 +245,9 @@ def test_host_library_that_is_named_but_unusable(engine: Path, tmp_path: Path, m
     assert refusal(TorchExecutor, engine).code == "TF-OPS-001"
 
 
-def test_without_a_host_library_torch_computes(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import plugins.host
-
+def test_without_a_host_library_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRTFORGE_HOST_LIBRARY", raising=False)
-    monkeypatch.setattr(plugins.host, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(host_library, "HOST_LIBRARY", "nowhere.so")
     assert open_library() is None
     monkeypatch.undo()
     monkeypatch.setattr(abi, "ABI_VERSION", 999)

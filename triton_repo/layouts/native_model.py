@@ -16,6 +16,9 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils  # provided by Triton
 
+import trtforge  # noqa: F401  before the others, which are found through it and through nothing else
+
+# isort: split
 import plugins.host
 from runtime.frontend.service import Service
 from runtime.metrics import help_of, is_counter

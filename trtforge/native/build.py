@@ -1,4 +1,4 @@
-"""Builds the host op library with CMake, for source trees and for machines whose wheel came without it."""
+"""Builds the host op library with CMake, from the sources that a checkout or a wheel holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.own_packages import in_wheel, root
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.native.cache import cache_folder
 from trtforge.native.host_library import HOST_LIBRARY
 
 
@@ -22,13 +24,13 @@ def build_host_library(
         ForgeError: TF-CLI-008 no source tree, TF-CLI-009 the build failed.
     """
     progress = progress or SilentProgress()
-    tree = (source or Path(__file__).resolve().parents[1]).resolve()
+    tree = (source or Path(root())).resolve()
     if not (tree / "CMakeLists.txt").is_file():
         raise ForgeError(
             "TF-CLI-008",
             f"{tree} holds no CMakeLists.txt",
             asked=str(source or tree),
-            why="An installed wheel carries the built library, not its sources.",
+            why="That file and the folder plugins beside it are what the library is built from.",
             remedies=["--source DIR with a checkout of trtforge", "pip install --force-reinstall trtforge"],
         )
     if shutil.which("g++") is None and shutil.which("c++") is None:
@@ -38,7 +40,7 @@ def build_host_library(
         raise EnvironmentLacks(
             "TF-ENV-002", "cmake was not found", asked="cmake", remedies=["apt-get install cmake", "pip install cmake"]
         )
-    folder = (build_dir or tree / "build" / "host").resolve()
+    folder = (build_dir or _build_folder(tree)).resolve()
     progress.start("configuring", 2)
     _call([cmake, "-S", str(tree), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release"])
     progress.advance()
@@ -54,6 +56,11 @@ def build_host_library(
             remedies=["remove the build folder and try again"],
         )
     return built[0]
+
+
+def _build_folder(tree: Path) -> Path:
+    """In the tree, as a developer expects; what lies in site-packages is pip's, and often read-only."""
+    return cache_folder() / "host" if tree == Path(root()).resolve() and in_wheel() else tree / "build" / "host"
 
 
 def _beside_python(name: str) -> str | None:

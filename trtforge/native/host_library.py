@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib.metadata
 import os
 from pathlib import Path
 
 from trtforge.ground.hashing import hash_file
+from trtforge.ground.own_packages import FOLDER, root
 from trtforge.ground.shared_object import open_library
 
 HOST_LIBRARY = "libtrtforge_host.so"
+#: names another file
+VARIABLE = "TRTFORGE_HOST_LIBRARY"
+
+
+def folders() -> tuple[Path, ...]:
+    """Where it may lie: beside its loader (wheels), or where an editable install of a checkout put it."""
+    beside = Path(root(), "plugins", "host")
+    try:
+        installed = importlib.metadata.distribution("trtforge").locate_file(f"trtforge/{FOLDER}/plugins/host")
+    except importlib.metadata.PackageNotFoundError:
+        return (beside,)
+    return tuple(dict.fromkeys((beside, Path(str(installed)))))
 
 
 def host_library_path() -> Path | None:
-    """Where the plugins' host library lies in this installation; ``None`` when it is not built.
-
-    ``TRTFORGE_HOST_LIBRARY`` names another file, as it does for the loader.
-    """
-    named = os.environ.get("TRTFORGE_HOST_LIBRARY")
-    if named:
-        return Path(named) if Path(named).is_file() else None
-    try:
-        spec = importlib.util.find_spec("plugins.host")
-    except ImportError:
-        return None
-    locations = spec.submodule_search_locations if spec is not None else None
-    candidates = (Path(location) / HOST_LIBRARY for location in locations or ())
+    """The library; None when it has not been built, or is not where :data:`VARIABLE` says."""
+    named = os.environ.get(VARIABLE)
+    candidates = [Path(named)] if named else [folder / HOST_LIBRARY for folder in folders()]
     return next((path for path in candidates if path.is_file()), None)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.hashing import hash_file
 from trtforge.ground.shared_object import open_library
+from trtforge.native.cache import cache_folder
 
 LIBRARY = "libtrtforge_tensorrt.so"
 VARIABLE = "TRTFORGE_TENSORRT_PLUGINS"
@@ -101,10 +102,7 @@ def find_plugin_library() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
-    home = os.environ.get("XDG_CACHE_HOME")
-    cache = os.environ.get("TRTFORGE_PLUGIN_CACHE")
-    folder = Path(cache) if cache else (Path(home) if home else Path.home() / ".cache") / "trtforge" / "plugins"
-    builds = [path for path in folder.glob("tensorrt-*/report.json") if (path.parent / LIBRARY).is_file()]
+    builds = [path for path in cache_folder().glob("tensorrt-*/report.json") if (path.parent / LIBRARY).is_file()]
     newest = max(builds, key=lambda path: path.stat().st_mtime, default=None)
     return None if newest is None else newest.parent / LIBRARY
 

@@ -10,12 +10,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from builder.targets.tensorrt.session import Spec
+from trtforge.ground import start
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
 from trtforge.native.plugin_library import said_by_plugins
@@ -35,16 +35,14 @@ def run_worker(spec: Spec, spec_path: Path, progress: Progress) -> dict[str, Any
     answer: dict[str, Any] | None = None
     depth = _Phases(progress)
     progress.start("TensorRT", None)
-    root = str(Path(__file__).resolve().parents[3])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((root, *filter(None, [os.environ.get("PYTHONPATH")])))}
     with Path(spec.log).open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", _WORKER, str(spec_path)],
+            start.command(_WORKER, [str(spec_path)]),
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             errors="replace",
-            env=environment,
+            env=start.variables(),
             start_new_session=True,  # the terminal's interrupt is the parent's to handle
         )
         try:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from plugins.building import cache_folder
 from plugins.tensorrt.build import build_shim_plugin_library
 from tests.plugins.tensorrt.harness import Harness
+from trtforge.native.cache import cache_folder
 
 #: a wheel of another project that carries TensorRT 10.14.1's headers (Apache-2.0); used for nothing else
 HEADERS = ("kernel-lens==2.0.1", "07cc714e8b5e7f34b672f7c7fad93febe7c747be5837ba276b1527370134ffe0")

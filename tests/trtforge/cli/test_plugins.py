@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from plugins import building
 from plugins.cuda import build, library
 from trtforge.cli.main import invoke
+from trtforge.native import cache
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(build, "DEFAULT_ROOT", str(tmp_path / "nowhere"))
     monkeypatch.setattr(build.shutil, "which", lambda name, path=None: None if name == "nvcc" else f"/usr/bin/{name}")
-    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     return tmp_path
 
 
@@ -56,7 +56,7 @@ def test_every_library_is_built_from_the_sources_that_are_named(
     nvcc.write_text("#!/bin/sh\necho 'release 13.0, V13.0.88'\n")
     nvcc.chmod(0o755)
     monkeypatch.setenv("CUDACXX", str(nvcc))
-    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     (tmp_path / "NvInferRuntime.h").touch()
     numbers = {"MAJOR": 10, "MINOR": 14, "PATCH": 1}
     (tmp_path / "NvInferVersion.h").write_text("".join(f"#define NV_TENSORRT_{k} {v}\n" for k, v in numbers.items()))

@@ -1,6 +1,6 @@
 """Ask a running server one question over gRPC and print the answer as it streams.
 
-``python -m launcher.ask HOST:PORT MODEL 'question'``
+``python -m trtforge.cli.ask HOST:PORT MODEL 'question'``
 """
 
 from __future__ import annotations
