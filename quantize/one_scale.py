@@ -21,31 +21,30 @@ import numpy as np
 
 from trtforge.ground.e4m3 import largest_change, rescale_table
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
+from trtforge.targets import Target
 
 #: linears of one product, below a layer
 FUSED: tuple[tuple[str, ...], ...] = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("mlp.gate_proj", "mlp.up_proj"),
 )
-#: targets that multiply them as one -> whether keys and values share a scale as well
-TARGETS: Mapping[str, bool] = {"trtllm-engine": True, "trtllm-llmapi": False}
 
 
-def share_scales(checkpoint: Path, target: str) -> dict[str, Any] | None:
+def share_scales(checkpoint: Path, target: Target) -> dict[str, Any] | None:
     """Give fused FP8 linears of ``checkpoint`` one scale, in place; None for targets and checkpoints without such.
 
     Returns:
         ``linears`` and ``weights`` that were rounded again, ``largest_relative_change`` of a normal value, and
         ``kv_layers`` whose keys and values got the larger of their two scales.
     """
-    if target not in TARGETS:
+    if not target.one_scale:
         return None
     headers = read_headers(checkpoint)
     report: dict[str, Any] = {"linears": 0, "weights": 0, "largest_relative_change": 0.0, "kv_layers": 0}
     for layer in sorted({name.rsplit(".", 3)[0] for name in headers if name.endswith("_proj.weight")}):
         for names in FUSED:
             _share(checkpoint, headers, [f"{layer}.{name}" for name in names], report)
-        if TARGETS[target]:
+        if target.one_kv_scale:
             scales = [f"{layer}.self_attn.{kind}_proj.{kind}_scale" for kind in "kv"]
             report["kv_layers"] += _largest(checkpoint, headers, [name for name in scales if name in headers])
     return report

@@ -19,6 +19,7 @@ from runtime.sampling.params import SamplingParams
 from runtime.tokenizer import EngineTokenizer
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.targets import TARGETS
 
 ParamSet = SamplingParams | Mapping[str, Any]
 Params = ParamSet | Sequence[ParamSet] | None
@@ -35,7 +36,8 @@ def _load_core(
         target = read_json_file(directory / "engine.json")["target"]
     except (OSError, ValueError, KeyError, TypeError):
         target = None  # the torch executor's reader says what is wrong with the directory
-    if target == "tensorrt":
+    known = TARGETS.get(target) if isinstance(target, str) else None
+    if known is not None and known.has_plan:
         from runtime.executors.tensorrt_executor import TensorrtExecutor
 
         device = device if device.startswith("cuda") else "cuda"

@@ -15,6 +15,7 @@ from triton_repo.lint.rules import listed
 from triton_repo.upgrade_report import Step, Upgrade
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
+from trtforge.targets import served_by
 
 #: what clients of the ensemble sent, and what they send to the LLM API's model
 CLIENT_NAMES = {
@@ -143,7 +144,7 @@ def _recipe(engine: Model, decoupled: bool) -> Recipe:
         {
             "name": "upgraded",
             "model": {"source": "hf:upgraded/repository"},
-            "build": {"target": "trtllm-llmapi", "parallel": {"tp": tp, "pp": pp}},
+            "build": {"target": served_by("llmapi")[0], "parallel": {"tp": tp, "pp": pp}},
             "triton": {
                 "layout": "llmapi",
                 "decoupled": decoupled,

@@ -21,11 +21,10 @@ from builder.planner.precision import recipe_precision
 from builder.planner.types import Facts, Goal, ModelFacts, ParallelPlan, Precision, Serving, Workload, bad_input
 from builder.planner.weights import TensorGroup, groups_from_facts, groups_from_headers, in_precision
 from trtforge.ground.safetensors_header import read_headers, weight_files
-from trtforge.preflight.features import TRTLLM_TARGETS
-from trtforge.preflight.rules.ranks import ONE_RANK
 from trtforge.recipe.kv_windows import kv_windows
 from trtforge.recipe.schema import Recipe
 from trtforge.tables import architecture_table
+from trtforge.targets import DEFAULT, names
 
 QUANT_CONFIG = "hf_quant_config.json"
 
@@ -98,7 +97,7 @@ def stored_notes(recipe: Recipe, model: ModelFacts) -> list[str]:
     ]
 
 
-def kernel_notes(precision: Precision, gpu: Gpu, target: str = "torch") -> list[str]:
+def kernel_notes(precision: Precision, gpu: Gpu, target: str = DEFAULT.name) -> list[str]:
     """What the architecture table says against a format or a target on this GPU; the plan's bytes hold either way."""
     row = architecture_table().row(gpu.arch)
     notes: list[str] = []
@@ -133,7 +132,7 @@ def served_limits(recipe: Recipe, model: ModelFacts) -> Serving:
         drafts,
         kv_windows(recipe, model.layers, model.window, model.window_layers),
         # a draft's graph keeps keys and values in the target's element type, whatever the target's cache has
-        recipe.model.dtype if recipe.build.target in ONE_RANK and speculation.draft else None,
+        recipe.model.dtype if recipe.target.one_rank and speculation.draft else None,
     )
 
 
@@ -209,8 +208,8 @@ def collect(
         reserved=reserved,
     )
     chosen, why = _choose(known.facts, precision, parallel, count, found, goal)
-    if chosen.gpus > 1 and recipe.build.target in ONE_RANK:
-        targets = " or ".join(TRTLLM_TARGETS)
+    if chosen.gpus > 1 and recipe.target.one_rank:
+        targets = " or ".join(names(lambda target: not target.one_rank))
         notes.append(f"build.target: {recipe.build.target} runs one rank: {chosen} needs build.target: {targets}")
     memory = plan_memory(
         known.facts,
@@ -267,7 +266,7 @@ def _check_context(model: ModelFacts, workload: Workload) -> None:
 
 
 def _prefix_notes(recipe: Recipe, workload: Workload) -> list[str]:
-    if not workload.shared_prefix or not recipe.build.target.startswith("trtllm") or recipe.build.trtllm.kv_reuse:
+    if not workload.shared_prefix or not recipe.target.tensorrt_llm or recipe.build.trtllm.kv_reuse:
         return []
     return [
         "the figures count with a prefix cache, which the recipe leaves off: --set build.trtllm.kv_reuse=true "

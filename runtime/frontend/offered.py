@@ -11,6 +11,7 @@ from typing import Any
 
 from runtime.frontend.reading import Rows
 from trtforge.ground.errors import ForgeError
+from trtforge.targets import names
 
 Asks = Callable[[Any], bool]
 
@@ -87,6 +88,7 @@ def refuse_not_offered(rows: Rows) -> None:
     Raises:
         ForgeError: ``TF-RUN-107`` naming the input; ``TF-RUN-103`` for beams.
     """
+    elsewhere = " or ".join(f"build.target: {target}" for target in names(lambda target: target.trtllm_build))
     for name, (why, asks) in NOT_OFFERED.items():
         if name in rows and asks(rows.tensors[name]):
             raise ForgeError(
@@ -94,7 +96,7 @@ def refuse_not_offered(rows: Rows) -> None:
                 f"{name} is not offered by this model",
                 asked=f"{name} of shape {list(rows.tensors[name].shape)}",
                 why=why,
-                remedies=[f"leave {name} out", "serve the model with TensorRT-LLM (build.target: trtllm-engine)"],
+                remedies=[f"leave {name} out", f"serve the model with TensorRT-LLM ({elsewhere})"],
             )
     for row in range(rows.count):
         beams = int(rows.one("beam_width", row, 1))

@@ -13,6 +13,7 @@ from triton_repo.parameters import load_parameters
 from trtforge.ground.errors import ForgeError
 from trtforge.models.kv_window import PARAMETER, KvWindows, parse_windows
 from trtforge.recipe.schema import Recipe
+from trtforge.targets import TARGETS
 
 #: recipe's speculation method → the engine's mode and the decoding mode; drafts from outside have none of their own
 _SPECULATION = {
@@ -222,7 +223,9 @@ def _speculation_faults(recipe: Recipe, engine: Mapping[str, Any]) -> list[tuple
     if method in _SPECULATION and built != _SPECULATION[method][0]:
         return [(asked, f"the engine was built for {built}", "build the engine with the recipe's speculation section")]
     if method in ("ngram", "eagle3"):
-        return [(asked, "our models of this layout do not draft", "build.target: trtllm-llmapi, triton.layout: llmapi")]
+        drafts = next(target for target in TARGETS.values() if target.llm_api)
+        instead = f"build.target: {drafts.name}, triton.layout: {drafts.layouts[0]}"
+        return [(asked, "our models of this layout do not draft", instead)]
     return []
 
 

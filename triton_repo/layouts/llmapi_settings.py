@@ -17,6 +17,7 @@ from triton_repo.layouts.llmapi_speculation import speculative_config
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 from trtforge.tables import stack_table
+from trtforge.targets import served_by
 
 _EXTRA_FILE = "extra-llm-api-options.yaml"
 
@@ -144,7 +145,7 @@ def _kv_cache(recipe: Recipe) -> dict[str, Any]:
 def llm_version(recipe: Recipe) -> Version:
     """The TensorRT-LLM of the recipe's stack; that of the newest one where the recipe's has none."""
     table = stack_table()
-    newest = table.newest("trtllm-llmapi")
+    newest = table.newest(served_by("llmapi")[0])
     rows = [table.row(recipe.stack) if recipe.stack else None, newest]
     found = next((version for row in rows if row is not None and (version := row.version_of("TensorRT-LLM"))), None)
     assert found is not None

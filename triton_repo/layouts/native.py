@@ -21,9 +21,8 @@ from triton_repo.layouts.native_tensors import INPUTS, OUTPUTS
 from trtforge.drafting.record import read_speculation
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.targets import DEFAULT, served_by
 
-#: targets whose engines the model runs
-TARGETS = ("torch", "tensorrt")
 ENGINE_FILE = "engine.json"
 LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")
 #: tokens that the warm-up request generates
@@ -158,6 +157,7 @@ def _served(path: Path) -> dict[str, Any]:
     missing = set(LIMITS) - set(engine["limits"])
     if missing:
         raise KeyError(", ".join(sorted(missing)))
-    if engine.get("target", TARGETS[0]) not in TARGETS:
-        raise ValueError(f"it is of target {engine['target']}; native serves {' and '.join(TARGETS)}")
+    served = served_by("native")
+    if engine.get("target", DEFAULT.name) not in served:
+        raise ValueError(f"it is of target {engine['target']}; native serves {' and '.join(served)}")
     return engine

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from triton_repo.layouts.native import TARGETS as NATIVE_TARGETS
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.targets import DEFAULT, TARGETS, names
 
 Kind = Literal["artifact", "compiled", "converted", "checkpoint", "unknown"]
 _WORDS = {
@@ -67,14 +67,15 @@ def _object(path: Path) -> dict[str, Any]:
 def _artifact_fault(source: Path, target: str, layout: str) -> tuple[str, list[str]] | None:
     """An engine folder of ours: the native layout takes it whole, the others a folder inside it."""
     words = f"an engine folder of the target {target}"
-    if target in NATIVE_TARGETS:
+    known = TARGETS.get(target)
+    if known is not None and known.runs_here:
         return None if layout == "native" else (words, [_emit(source, "native")])
-    if target == "trtllm-engine":
+    if known is not None and known.trtllm_build:
         remedies = [_emit(source / "trtllm", "inflight_batcher_llm", tokenizer=source)]
         if not (source / "trtllm" / "config.json").is_file():
             remedies = [f"compile it first: sh {source / 'container.sh'}, then {remedies[0]}"]
         return words, remedies
-    if target == "trtllm-llmapi":
+    if known is not None and known.llm_api:
         return words, [_emit(source / "checkpoint", "llmapi")]
     return words, ["no layout serves it: trtforge engine info says where it loads"]
 
@@ -86,8 +87,9 @@ def _remedies(source: Path, kind: Kind, layout: str) -> list[str]:
     if kind == "converted":
         return [f"compile it first: trtllm-build --checkpoint_dir {source}, then name what that writes"]
     if layout == "native":
-        return [_emit(source, "llmapi"), "trtforge run RECIPE with build.target: torch makes an engine of it"]
-    return [_emit(source, "llmapi"), "trtllm-build compiles an engine of it: trtforge run with target trtllm-engine"]
+        return [_emit(source, "llmapi"), f"trtforge run RECIPE with build.target: {DEFAULT.name} makes an engine of it"]
+    built = " or ".join(names(lambda target: target.trtllm_build))
+    return [_emit(source, "llmapi"), f"trtllm-build compiles an engine of it: trtforge run with target {built}"]
 
 
 def _emit(source: Path, layout: str, *, tokenizer: Path | None = None) -> str:

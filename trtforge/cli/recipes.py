@@ -11,6 +11,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import StoreOption
+from trtforge.targets import DEFAULT
 
 if TYPE_CHECKING:
     from quantize.intake import CheckpointInfo
@@ -32,7 +33,9 @@ def init(
         ),
     ] = None,
     quantization: Annotated[str, typer.Option("--format", help="Quantization format to start from.")] = "fp8",
-    target: Annotated[str, typer.Option("--target", help="Engine target; `trtforge stack list` names them.")] = "torch",
+    target: Annotated[
+        str, typer.Option("--target", help="Engine target; `trtforge stack list` names them.")
+    ] = DEFAULT.name,
     architecture: Annotated[
         str | None,
         typer.Option(

@@ -14,6 +14,9 @@ from trtforge.machine.gpus import Gpu
 from trtforge.machine.software import tool_versions
 from trtforge.preflight.surroundings import Lack
 from trtforge.tables import stack_table
+from trtforge.targets import TARGETS
+from trtforge.targets.rtx import RTX
+from trtforge.targets.tensorrt import TENSORRT
 
 
 def missing_to_build(target: str, gpus: tuple[Gpu, ...], stack: str | None = None) -> tuple[Lack, ...]:
@@ -23,13 +26,13 @@ def missing_to_build(target: str, gpus: tuple[Gpu, ...], stack: str | None = Non
         stack: the row whose TensorRT is to be installed; default: the target's newest.
     """
     items = _graph_packages() if target in GRAPHS else []
-    if target == "tensorrt":
+    if TARGETS[target].cuda_plugins:
         items += [_tensorrt(stack), engines.tensorrt_plugins(gpus)]
         if not gpus:
             items.append(
                 Item("GPU", "missing", "none is visible", (target,), remedy="build on the machine that serves")
             )
-    if target == "tensorrt-rtx":
+    if target == RTX.name:
         items += [engines.tensorrt_rtx(), host.program("g++", "g++", "compiles the heap of the build", (target,))]
     return tuple(Lack(item.name, item.detail, item.remedy) for item in items if item.status == "missing")
 
@@ -37,7 +40,7 @@ def missing_to_build(target: str, gpus: tuple[Gpu, ...], stack: str | None = Non
 def _tensorrt(stack: str | None) -> Item:
     """TensorRT, with the version that the stack builds with as the remedy."""
     table = stack_table()
-    row = (table.row(stack) if stack else None) or table.newest("tensorrt")
+    row = (table.row(stack) if stack else None) or table.newest(TENSORRT.name)
     wanted = row.version_of("TensorRT") if row is not None else None
     item = engines.tensorrt(table)
     if wanted is None:

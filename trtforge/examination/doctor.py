@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtforge.examination import engines, host, safety
-from trtforge.examination.items import Item
+from trtforge.examination.items import PLUGINS, Item
 from trtforge.preflight.surroundings import Surroundings
 from trtforge.tables import StackTable, stack_table
+from trtforge.targets import DEFAULT, TARGETS
+from trtforge.targets.rtx import RTX
 
 PORTS = (8000, 8001, 8002)
 #: what a machine is expected to do whatever else it has: the target that runs anywhere
-DEFAULT_TARGET = "torch"
+DEFAULT_TARGET = DEFAULT.name
 #: what no container brings
 _OUTSIDE = ("NVIDIA driver", "memory", "disk", "shared memory")
-#: targets whose build leaves scripts for the machine that compiles
-_PREPARED = ("trtllm-engine",)
 State = Literal["ready", "builds", "lacks"]
 
 __all__ = ["Diagnosis", "Item", "Verdict", "examine"]
@@ -61,7 +61,8 @@ class Verdict:
         """The verdict in words."""
         if not self.implemented:
             return "not in this version of trtforge"
-        if self.state == "lacks" and self.target in _PREPARED:
+        target = TARGETS.get(self.target)
+        if self.state == "lacks" and target is not None and target.trtllm_build:
             return "can prepare but not compile"
         return {"ready": "ready", "builds": "can build but not run", "lacks": "cannot build"}[self.state]
 
@@ -128,7 +129,7 @@ def examine(
     items = [
         host.python(),
         host.host_library(),
-        host.program("g++", "g++", "compiles the host op library and the heap of RTX builds", ("tensorrt-rtx",)),
+        host.program("g++", "g++", "compiles the host op library and the heap of RTX builds", (RTX.name,)),
         host.program("cmake", "cmake", "configures the build of the native libraries (pip brings its own)"),
         *host.packages(row),
         host.numpy(row),
@@ -138,7 +139,7 @@ def examine(
         host.memory(machine),
         host.disk(machine),
         host.processor(machine),
-        host.program("nvcc", "nvidia-cuda-toolkit", "compiles CUDA kernels", ("tensorrt",)),
+        host.program("nvcc", "nvidia-cuda-toolkit", "compiles CUDA kernels", PLUGINS),
         *engines.drivers(machine, table),
         engines.cuda(),
         engines.tensorrt(table),

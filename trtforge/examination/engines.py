@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trtforge.examination.items import Item
+from trtforge.examination.items import PLUGINS, Item
 from trtforge.ground.errors import ForgeError
 from trtforge.machine.gpus import Gpu
 from trtforge.machine.record import Machine
@@ -17,8 +17,13 @@ from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits
 from trtforge.stack.probe import Loaded, probe
 from trtforge.tables import Component, StackTable
+from trtforge.targets import names
+from trtforge.targets.rtx import RTX
+from trtforge.targets.tensorrt import TENSORRT
 
-_TRTLLM = ("trtllm-engine", "trtllm-llmapi")
+_TRTLLM = names(lambda target: target.tensorrt_llm)
+_TRTLLM_BUILD = names(lambda target: target.trtllm_build)
+_PLANS = names(lambda target: target.has_plan)
 #: where NVIDIA's containers keep the backend that loads TensorRT-LLM engines
 _BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
 Ask = Callable[[Component], Loaded]
@@ -26,7 +31,7 @@ Ask = Callable[[Component], Loaded]
 
 def drivers(machine: Machine, table: StackTable, ask: Ask = probe) -> list[Item]:
     """The driver and the GPUs that it shows; one more item for each newer driver that some targets' stacks need."""
-    builds, runs = ("tensorrt", "trtllm-engine"), ("tensorrt", "tensorrt-rtx", *_TRTLLM)
+    builds, runs = _PLANS, names(lambda target: target.needs_gpu)
     rules = {target: rule for target in runs if (row := table.newest(target)) and (rule := row.version_of("driver"))}
     found = ask(Component(name="driver", version="", probe="driver"))
     if found.version is None:
@@ -61,13 +66,13 @@ def cuda(ask: Ask = probe) -> Item:
     found = ask(Component(name="CUDA", version="", probe="cudart"))
     if found.version is None:
         remedy = "pip install nvidia-cuda-runtime-cu12, or the stack's container"
-        return Item("CUDA runtime", "missing", "libcudart does not load", ("tensorrt",), _TRTLLM, remedy)
-    return Item("CUDA runtime", "ok", f"{found.version} ({found.where})", ("tensorrt",), _TRTLLM)
+        return Item("CUDA runtime", "missing", "libcudart does not load", PLUGINS, _TRTLLM, remedy)
+    return Item("CUDA runtime", "ok", f"{found.version} ({found.where})", PLUGINS, _TRTLLM)
 
 
 def tensorrt(table: StackTable, ask: Ask = probe) -> Item:
     """TensorRT as it loads (never what pip says): an engine runs only under the release that built it."""
-    builds, runs = ("tensorrt", "trtllm-engine"), ("tensorrt", "trtllm-engine")
+    builds, runs = _PLANS, _PLANS
     found = ask(Component(name="TensorRT", version="", probe="tensorrt", distribution="tensorrt"))
     wanted = {row.name: version for row in table.rows if (version := row.version_of("TensorRT"))}
     if found.version is None:
@@ -85,7 +90,7 @@ def tensorrt(table: StackTable, ask: Ask = probe) -> Item:
 
 def _installing_tensorrt(table: StackTable) -> str:
     """The release of the stack; TensorRT-LLM brings the TensorRT that it was compiled against in its container."""
-    row = table.newest("tensorrt")
+    row = table.newest(TENSORRT.name)
     version = row.version_of("TensorRT") if row is not None else None
     exact = "" if version is None else f"=={version}{'.*' if version.count('.') < 3 else ''}"
     return f"pip install 'tensorrt{exact}'; for TensorRT-LLM the stack's container"
@@ -93,7 +98,7 @@ def _installing_tensorrt(table: StackTable) -> str:
 
 def tensorrt_plugins(gpus: tuple[Gpu, ...] = ()) -> Item:
     """Our plugin library, which engines of target tensorrt keep their KV cache through, with kernels for ``gpus``."""
-    both = ("tensorrt",)
+    both = PLUGINS
     try:
         library = plugin_library()
     except ForgeError as error:
@@ -114,15 +119,13 @@ def tensorrt_rtx() -> Item:
     """TensorRT for RTX, which builds without a GPU."""
     version = tool_versions(["tensorrt-rtx"])["tensorrt-rtx"]
     if version != "absent" and importlib.util.find_spec("tensorrt_rtx") is not None:
-        return Item("tensorrt-rtx", "ok", version, ("tensorrt-rtx",), ("tensorrt-rtx",))
-    return Item(
-        "tensorrt-rtx", "missing", "not installed", ("tensorrt-rtx",), ("tensorrt-rtx",), "pip install tensorrt-rtx"
-    )
+        return Item("tensorrt-rtx", "ok", version, (RTX.name,), (RTX.name,))
+    return Item("tensorrt-rtx", "missing", "not installed", (RTX.name,), (RTX.name,), "pip install tensorrt-rtx")
 
 
 def tensorrt_llm(table: StackTable, ask: Ask = probe) -> Item:
     """TensorRT-LLM as it imports: it builds the engines of one target and runs the checkpoints of the other."""
-    builds, runs = ("trtllm-engine",), _TRTLLM
+    builds, runs = _TRTLLM_BUILD, _TRTLLM
     found = ask(Component(name="TensorRT-LLM", version="", probe="tensorrt_llm", distribution="tensorrt-llm"))
     if found.version is None:
         pip = f"pip says {found.pip}, but it does not import" if found.pip else "not installed"
@@ -140,7 +143,7 @@ def tensorrt_llm(table: StackTable, ask: Ask = probe) -> Item:
 
 def triton_backend(backend: Path = _BACKEND) -> Item:
     """The C++ backend that serves TensorRT-LLM engines: it comes with NVIDIA's container only."""
-    runs = ("trtllm-engine",)
+    runs = _TRTLLM_BUILD
     if backend.is_dir():
         return Item("tensorrtllm backend", "ok", str(backend), (), runs)
     return Item(

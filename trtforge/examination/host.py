@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trtforge.examination.items import ALL, GRAPHS, TORCH, Item, Status
+from trtforge.examination.items import ALL, ANYWHERE, GRAPHS, OWN, Item, Status
 from trtforge.ground.errors import ForgeError
 from trtforge.machine.record import Machine
 from trtforge.machine.software import libc, tool_versions
@@ -24,15 +24,15 @@ _MIN_DISK = 4 * 2**30
 _MIN_MEMORY = 4 * 2**30
 #: distribution → the extra that brings it, the targets that need it to build, and to run
 _PACKAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "torch": ("quantize,run", ALL, TORCH),
+    "torch": ("quantize,run", ALL, ANYWHERE),
     "nvidia-modelopt": ("quantize", ALL, ()),
     "transformers": ("quantize", ALL, ()),
-    "safetensors": ("quantize", ALL, TORCH),
+    "safetensors": ("quantize", ALL, ANYWHERE),
     "gguf": ("quantize", ALL, ()),
-    "onnx": ("build", GRAPHS, TORCH),
+    "onnx": ("build", GRAPHS, ANYWHERE),
     "onnxruntime": ("build", GRAPHS, ()),
-    "tokenizers": ("run", ALL, TORCH),
-    "tritonclient": ("serve", (), ("torch", "tensorrt")),
+    "tokenizers": ("run", ALL, ANYWHERE),
+    "tritonclient": ("serve", (), OWN),
     "matplotlib": ("report", ALL, ()),
 }
 
@@ -41,19 +41,20 @@ def python() -> Item:
     """The interpreter: its minor version decides which wheels and which Triton stub fit."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] in ((3, 11), (3, 12)):
-        return Item("python", "ok", f"{version} ({sys.executable}), {libc() or 'unknown C library'}", ALL, TORCH)
+        return Item("python", "ok", f"{version} ({sys.executable}), {libc() or 'unknown C library'}", ALL, ANYWHERE)
     detail = f"{version}; 3.11 or 3.12 is needed"
-    return Item("python", "missing", detail, ALL, TORCH, "use Python 3.11 or 3.12", "python3.11")
+    return Item("python", "missing", detail, ALL, ANYWHERE, "use Python 3.11 or 3.12", "python3.11")
 
 
 def host_library() -> Item:
     """The op library of the torch target."""
     path = host_library_path()
     if path is not None:
-        return Item("host op library", "ok", str(path), TORCH, TORCH)
+        return Item("host op library", "ok", str(path), ANYWHERE, ANYWHERE)
     lacks = shutil.which("g++") is None
     detail = "libtrtforge_host.so is not built" + (" and g++ is missing" if lacks else "")
-    return Item("host op library", "missing", detail, TORCH, TORCH, "trtforge plugins build", "g++" if lacks else None)
+    package = "g++" if lacks else None
+    return Item("host op library", "missing", detail, ANYWHERE, ANYWHERE, "trtforge plugins build", package)
 
 
 def program(name: str, package: str, why: str, builds: tuple[str, ...] = ()) -> Item:
@@ -94,16 +95,16 @@ def numpy(row: StackRow) -> Item:
     """numpy against what the server's Python stub works with."""
     found, rule = tool_versions(["numpy"])["numpy"], row.numpy
     if found == "absent":
-        return Item("numpy", "missing", "not installed", ALL, TORCH, f"pip install 'numpy{rule or ''}'")
+        return Item("numpy", "missing", "not installed", ALL, ANYWHERE, f"pip install 'numpy{rule or ''}'")
     if rule is None or fits(rule, found):
-        return Item("numpy", "ok", f"{found} (Triton {row.triton}: {rule})", ALL, TORCH)
+        return Item("numpy", "ok", f"{found} (Triton {row.triton}: {rule})", ALL, ANYWHERE)
     detail = f"{found}; the Python stub of Triton {row.triton} breaks with it, partly in silence"
-    return Item("numpy", "missing", detail, (), TORCH, f"pip install 'numpy{rule}'")
+    return Item("numpy", "missing", detail, (), ANYWHERE, f"pip install 'numpy{rule}'")
 
 
 def server(find_server: Callable[[], tuple[str | None, str]]) -> tuple[Item, str | None]:
     """The Triton server that ``trtforge serve`` would start, and its version."""
-    runs = ("torch", "tensorrt")
+    runs = OWN
     try:
         version, place = find_server()
         return Item("Triton server", "ok", f"{version or 'unknown version'} from {place}", (), runs), version

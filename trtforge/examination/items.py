@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trtforge.targets import names
+
 Status = Literal["ok", "missing", "warning"]
-TORCH = ("torch",)
+#: targets that run on any machine
+ANYWHERE = names(lambda target: not target.needs_gpu)
+#: targets that trtforge's own runtime runs
+OWN = names(lambda target: target.runs_here)
 #: targets whose checkpoint is quantized and evaluated by trtforge itself: all of them
-ALL = ("torch", "tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi")
+ALL = names()
 #: targets whose graph trtforge writes
-GRAPHS = ("torch", "tensorrt", "tensorrt-rtx")
+GRAPHS = names(lambda target: target.from_graph)
+#: targets whose engines call trtforge's TensorRT plugins
+PLUGINS = names(lambda target: target.cuda_plugins)
 
 
 @dataclass(frozen=True)

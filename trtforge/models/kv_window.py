@@ -1,8 +1,8 @@
 """Tokens of KV cache that a request takes where layers look back over a sliding window only.
 
-Only TensorRT-LLM's C++ runtime (target ``trtllm-engine``) gives back blocks that left the window, and it is told the
+Only TensorRT-LLM's C++ runtime gives back blocks that left the window, and it is told the
 windows by ``max_attention_window_size``: the recipe's parameter, else the model's own window, which the repository
-writes there. The runtime of ``torch`` and ``tensorrt`` keeps every block of a request, and so does ``LLM()`` without
+writes there. Our own runtime keeps every block of a request, and so does ``LLM()`` without
 ``kv_cache_config.max_attention_window``, which no layout writes.
 
 A layer with a window keeps the window, with paged context attention also the chunk of the prompt that is computed,

@@ -13,6 +13,7 @@ from trtforge.ground.progress import Progress
 from trtforge.store.integrity import VerifyFinding, VerifyReport
 from trtforge.store.stamps import Loader
 from trtforge.store.verify import verify_bundle
+from trtforge.targets import TARGETS
 
 _SEALED = "build it again: trtforge run RECIPE --force build"
 _BUILT_LATER = "remove that folder and compile the engine again: sh BUNDLE/engine/container.sh"
@@ -24,7 +25,8 @@ def verify_published(
     """:func:`~trtforge.store.verify.verify_bundle`, and the compiled engine against what was asked (TF-BND-035)."""
     report = verify_bundle(path, progress=progress, loader=loader, stamps=stamps)
     recorded = (report.manifest or {}).get("stamps") or {}
-    if recorded.get("target") == "trtllm-engine":
+    target = TARGETS.get(str(recorded.get("target")))
+    if target is not None and target.trtllm_build:
         sealed = recorded.get("compiled", True)
         for artifact in ("engine", "engine/draft"):
             report.findings.extend(_engine_findings(report.path / artifact, _SEALED if sealed else _BUILT_LATER))

@@ -9,6 +9,7 @@ from pathlib import Path
 from trtforge.preflight.engine import Rule, all_rules
 from trtforge.tables import architecture_table
 from trtforge.tables.features import feature_table, kernel_table
+from trtforge.targets import TARGETS
 
 #: what a kind of fault is about
 KINDS: dict[str, str] = {
@@ -160,7 +161,7 @@ def _feature_tables() -> list[str]:
             row.title,
             ", ".join(name for name, support in row.formats.items() if support == "yes" and name != "none"),
             ", ".join(name for name, support in row.kv_cache.items() if support == "yes" and name != "none") or "–",
-            ", ".join(name for name in row.targets if name != "torch"),
+            ", ".join(name for name in row.targets if TARGETS[name].needs_gpu),
         )
         for row in architecture_table().rows
     ]

@@ -14,9 +14,6 @@ from trtforge.models.shape import DTYPE_BYTES
 if TYPE_CHECKING:
     from trtforge.preflight.engine import Facts
 
-#: targets that hold the draft's pools under the block numbers of the model's
-OWN_TARGETS = ("torch", "tensorrt")
-
 
 def draft_token_bytes(facts: Facts) -> int:
     """Bytes of a token in the draft's pools, which are of the model's unquantized type."""
@@ -45,7 +42,7 @@ def draft_weight_bytes(facts: Facts) -> int:
 
 def _config(facts: Facts) -> Mapping[str, Any]:
     recipe, files = facts.recipe, facts.draft_files
-    if recipe.speculation.method not in DRAFTED_METHODS or recipe.build.target not in OWN_TARGETS or files is None:
+    if recipe.speculation.method not in DRAFTED_METHODS or not facts.target.runs_here or files is None:
         return {}
     nested = files.config.get("transformer_layer_config")
     return {**files.config, **(nested if isinstance(nested, Mapping) else {})}

@@ -25,6 +25,7 @@ from trtforge.recipe.load import LoadedRecipe, recipe_from_mapping
 from trtforge.recipe.schema import Recipe
 from trtforge.tables import Architecture, ArchitectureTable, StackTable
 from trtforge.tables.features import FeatureTable, KernelTable
+from trtforge.targets import Target
 
 Severity = Literal["error", "warning"]
 Need = Literal["model", "format", "machine", "files", "draft", "adapters", "parameters", "build.architectures"]
@@ -92,6 +93,11 @@ class Facts:
                 return False
             place = place[part]
         return True
+
+    @property
+    def target(self) -> Target:
+        """The target that the recipe names."""
+        return self.recipe.target
 
     @cached_property
     def files(self) -> SourceFiles | None:
@@ -356,7 +362,7 @@ def apply_rules(facts: Facts) -> Report:
         "draft": facts.recipe.speculation.draft is None or (facts.draft is not None and not facts.draft.absent),
         "adapters": _adapters_known(facts),
         "parameters": not facts.recipe.triton.parameters or facts.parameters is not None,
-        "build.architectures": facts.recipe.build.target == "torch" or bool(facts.target_architectures),
+        "build.architectures": not facts.target.needs_gpu or bool(facts.target_architectures),
     }
     findings: list[Finding] = []
     skipped: dict[str, str] = {}

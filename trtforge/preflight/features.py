@@ -23,8 +23,6 @@ Ways = str | Callable[["Facts"], Sequence[str | Remedy]]
 #: name → (is it used, how the recipe writes it, what takes it away, what turns it on)
 Feature = tuple[Callable[["Facts"], bool], Callable[["Facts"], str], Ways, Ways]
 
-TRTLLM_TARGETS = ("trtllm-engine", "trtllm-llmapi")
-
 
 def kv_format(facts: Facts) -> str:
     """The KV-cache format that the engine gets: the recipe's, or the one of a quantized checkpoint."""
@@ -41,8 +39,8 @@ def weight_format(facts: Facts) -> str:
 
 
 def fp8_context_attention(facts: Facts) -> bool:
-    """Whether the engine of ``trtllm-engine`` computes context attention in FP8: asked for, or by the builder's doing
-    (paged context attention over an FP8 KV cache has no other kernels)."""
+    """Whether trtllm-build's engine computes context attention in FP8: asked for, or by the builder's doing (paged
+    context attention over an FP8 KV cache has no other kernels)."""
     own = facts.recipe.build.trtllm
     implied = own.paged_context_attention and used(facts, "fp8-weights") and used(facts, "fp8-kv")
     return own.fp8_context_attention or implied

@@ -11,22 +11,11 @@ from typing import TYPE_CHECKING
 
 from trtforge.models.shape import fits, quantized_linears
 from trtforge.preflight.remedies import line
+from trtforge.targets import TARGETS
 
 if TYPE_CHECKING:
     from trtforge.preflight.engine import Facts
 
-#: which layout serves which target's artifact
-LAYOUT_TARGETS = {
-    "native": ("torch", "tensorrt"),
-    "inflight_batcher_llm": ("trtllm-engine",),
-    "llmapi": ("trtllm-llmapi",),
-}
-#: targets whose engines no Triton backend loads: their runs end without a repository
-UNSERVED_TARGETS = ("tensorrt-rtx",)
-#: targets that run in one process on one device
-ONE_RANK = ("torch", "tensorrt", "tensorrt-rtx")
-#: targets whose engines run only on the architecture that they were built on
-BUILT_WHERE_IT_RUNS = ("tensorrt", "trtllm-engine")
 #: draft lengths to begin with: the nodes of the tree that servers draft by themselves; else a short draft
 DRAFT_LENGTHS = {"eagle": 63, "medusa": 63}
 #: architectures that a remedy offers at most
@@ -38,15 +27,16 @@ def to_target(facts: Facts, target: str, *, layout: str | None = None, method: s
     without the keys that it does not read. ``layout`` and ``method`` say which of several."""
     recipe = facts.recipe
     layout, method = layout or recipe.triton.layout, method or recipe.speculation.method
-    if target not in UNSERVED_TARGETS and target not in LAYOUT_TARGETS[layout]:
-        layout = next(name for name, targets in LAYOUT_TARGETS.items() if target in targets)
+    meant = TARGETS[target]
+    if meant.layouts and layout not in meant.layouts:
+        layout = meant.layouts[0]
     parts = []
     if target != recipe.build.target:
         parts.append(f"build.target: {target}")
     if layout != recipe.triton.layout:
         parts.append(f"triton.layout: {layout}")
     parallel = recipe.build.parallel
-    if target in ONE_RANK and parallel.tp * parallel.pp * parallel.ep > 1:
+    if meant.one_rank and parallel.tp * parallel.pp * parallel.ep > 1:
         parts.append("build.parallel: {tp: 1, pp: 1, ep: 1}")
     row = facts.features.method(target, method)
     if method != "none" and (row is None or row.support != "yes"):
@@ -55,7 +45,7 @@ def to_target(facts: Facts, target: str, *, layout: str | None = None, method: s
     stack = facts.stacks.row(recipe.stack) if recipe.stack else None
     if stack is not None and target not in stack.targets:
         parts.append("remove stack")
-    if target == "torch" and recipe.build.architectures:
+    if not meant.needs_gpu and recipe.build.architectures:
         parts.append("remove build.architectures")
     parts += [f"remove {key}" for key in _without_effect(facts, target, layout, method)]
     return " with ".join(parts)
@@ -88,7 +78,7 @@ def _method(facts: Facts, target: str, method: str) -> list[str]:
     if method == "lookahead":
         written = parts and facts.is_written(("speculation", "max_draft_len"))
         return [*parts, "remove speculation.max_draft_len"] if written else parts
-    least = DRAFT_LENGTHS.get(method, 1) if target == "trtllm-engine" and not speculation.choices else 1
+    least = DRAFT_LENGTHS.get(method, 1) if TARGETS[target].trtllm_build and not speculation.choices else 1
     tree = speculation.dynamic_tree if method == "eagle3" else None
     if (speculation.max_draft_len or (tree.depth if tree is not None else 0)) < least:
         parts.append(f"speculation.max_draft_len: {DRAFT_LENGTHS.get(method, 4)}")
@@ -179,6 +169,6 @@ def for_architectures(facts: Facts, wrong: str, hosts: Sequence[str]) -> list[st
     known = [name for name in hosts if (row := facts.architectures.row(name)) and build.target in row.targets]
     found = []
     for host in known[:_MOST_HOSTS]:
-        kept = [] if build.target in BUILT_WHERE_IT_RUNS else [name for name in build.architectures if name != wrong]
+        kept = [] if facts.target.built_for == "this-gpu" else [name for name in build.architectures if name != wrong]
         found.append(line("build.architectures", list(dict.fromkeys([*kept, host]))))
     return found

@@ -15,7 +15,7 @@ def kv_windows(recipe: Recipe, layers: int, window: int = 0, window_layers: int 
         window_layers: how many layers have it; None: all.
     """
     build = recipe.build
-    if build.target != "trtllm-engine":
+    if not recipe.target.trtllm_build:
         return KvWindows((0,) * layers)
     given = parse_windows(recipe.triton.parameters.get(PARAMETER, ""))
     if given:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trtforge.recipe.units import Fraction, Seconds, Size
+from trtforge.targets import DEFAULT, TARGETS, Target, TargetName
 
 StageName = Literal[
     "intake",
@@ -374,9 +375,7 @@ class TensorRt(Section):
 class Build(Section):
     """The engine: what it is built for, its limits and its memory."""
 
-    target: Literal["torch", "tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi"] = Field(
-        "torch", description="What runs the engine; torch runs on any machine"
-    )
+    target: TargetName = Field(DEFAULT.name, description="What runs the engine; torch runs on any machine")
     architectures: tuple[str, ...] = Field(
         (), description="GPU architectures such as sm_89, for the targets that compile"
     )
@@ -445,10 +444,6 @@ class Bench(Section):
     )
 
 
-#: targets whose layout is not ``native``
-IMPLIED_LAYOUTS = {"trtllm-engine": "inflight_batcher_llm", "trtllm-llmapi": "llmapi"}
-
-
 class Recipe(Section):
     """A whole recipe after inheritance and overrides."""
 
@@ -472,8 +467,13 @@ class Recipe(Section):
         """A recipe that names no layout gets the one that serves its target."""
         if not isinstance(data, dict) or not isinstance(data.get("build"), dict):
             return data
-        implied = IMPLIED_LAYOUTS.get(str(data["build"].get("target")))
+        target = TARGETS.get(str(data["build"].get("target")))
         triton = data.get("triton", {})
-        if implied is None or not isinstance(triton, dict) or "layout" in triton:
+        if target is None or not target.layouts or not isinstance(triton, dict) or "layout" in triton:
             return data
-        return {**data, "triton": {**triton, "layout": implied}}
+        return {**data, "triton": {**triton, "layout": target.layouts[0]}}
+
+    @property
+    def target(self) -> Target:
+        """The target that ``build.target`` names."""
+        return TARGETS[self.build.target]

@@ -23,21 +23,22 @@ from trtforge.models.shape import (
     outlier_keys,
     quantized_linears,
 )
-from trtforge.recipe.starter_target import DEFAULT_TARGET, StarterTarget
+from trtforge.recipe.starter_target import StarterTarget
 from trtforge.recipe.units import format_size
+from trtforge.targets import DEFAULT
 
 _BLOCK = 32
 _SERVED = 2048
 _BATCH = 32
 
 
-def recipe_name(source: str, quantization: str, target: str = DEFAULT_TARGET) -> str:
+def recipe_name(source: str, quantization: str, target: str = DEFAULT.name) -> str:
     """A recipe's name from its source: ``smollm2-135m-instruct-fp8``, and the target where it is no default."""
     tail = source.rpartition("#")[2] if source.startswith("pypi:") else re.sub(r"@[^/]*$", "", source)
     stem = tail.rstrip("/").rpartition("/")[2].removeprefix("hf:")
     stem = re.sub(r"(\.[A-Za-z0-9_]+)?\.gguf$", "", stem)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem.lower()).strip("-._") or "model"
-    built = "" if target == DEFAULT_TARGET else f"-{target}"
+    built = "" if target == DEFAULT.name else f"-{target}"
     return f"{stem[: 100 - len(built)]}-{'bf16' if quantization == 'none' else quantization.replace('_', '-')}{built}"
 
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.keys import nearest
 from trtforge.tables import Architecture, load_table
+from trtforge.targets import TARGETS, names
 
-DEFAULT_TARGET = "torch"
-#: RTX engines leave keys and values to the caller, unquantized
-_POOLLESS = "tensorrt-rtx"
 #: weights of 4 bits in groups over an FP8 cache: TensorRT-LLM has no fused context attention for the pair
-_NO_FP8_CACHE = {"int4_awq": ("trtllm-engine", "trtllm-llmapi")}
+_NO_FP8_CACHE = ("int4_awq",)
 
 
 @dataclass(frozen=True)
@@ -30,16 +28,17 @@ class StarterTarget:
     @property
     def has_pool(self) -> bool:
         """Whether the engine has a paged KV pool whose size the recipe says."""
-        return self.name != _POOLLESS
+        return TARGETS[self.name].has_pool
 
     def kv_cache(self, weights: str) -> str:
         """``quantize.kv_cache`` that target and GPU take beside that weight format: ``fp8`` or ``none``."""
-        if weights == "none" or not self.has_pool or self.name in _NO_FP8_CACHE.get(weights, ()):
+        target = TARGETS[self.name]
+        if weights == "none" or not target.has_pool or (target.tensorrt_llm and weights in _NO_FP8_CACHE):
             return "none"
         gpu = self.architecture
         if gpu is None:
             return "fp8"
-        attention = self.name != "trtllm-engine" or gpu.context_fp8 == "yes"
+        attention = not target.trtllm_build or gpu.context_fp8 == "yes"
         return "fp8" if attention and gpu.kv_cache.get("fp8") == "yes" else "none"
 
 
@@ -66,14 +65,14 @@ def starter_target(name: str, architecture: str | None, weights: str, here: Sequ
             remedies=[f"--target {close}" for close in ([near] if near else targets)],
         )
     table = load_table("architectures")
-    if name == DEFAULT_TARGET:
+    if not TARGETS[name].needs_gpu:
         if architecture is not None:
             raise ForgeError(
                 "TF-CLI-051",
-                "the torch target is not compiled for an architecture",
+                f"the {name} target is not compiled for an architecture",
                 asked=f"--target {name} --arch {architecture}",
                 why="It runs on the processor or GPU that it finds.",
-                remedies=["leave --arch out", "--target tensorrt"],
+                remedies=["leave --arch out", *(f"--target {other}" for other in names(lambda t: t.cuda_plugins))],
             )
         return StarterTarget(name, None)
     hosts = {row.name: row for row in table.rows if name in row.targets}

@@ -14,6 +14,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.stack.probe import Loaded, probe
 from trtforge.tables import Component, StackRow, StackTable, stack_table
 from trtforge.tables.advisories import Known, known_holes
+from trtforge.targets import DEFAULT
 
 Verdict = Literal["ok", "differs", "absent", "not asked"]
 
@@ -125,7 +126,7 @@ def check_stack(name: str | None = None, find_server: Callable[[], tuple[str | N
         ForgeError: ``TF-STK-010`` there is no row of that name.
     """
     table = stack_table()
-    row = table.row(name) if name else table.newest("torch")
+    row = table.row(name) if name else table.newest(DEFAULT.name)
     if row is None:
         raise unknown_stack(str(name), table)
     pieces = tuple(check_piece(component, probe(component, find_server)) for component in row.components)

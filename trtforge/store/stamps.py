@@ -28,15 +28,12 @@ from trtforge.stack.check import check_piece
 from trtforge.stack.probe import Loaded, probe
 from trtforge.store.integrity import VerifyFinding
 from trtforge.tables import Component
+from trtforge.targets import TARGETS, Target
 
 #: versions of the op contracts (domain trtforge) that this version's executors run
 OPS_VERSIONS = (1, 2)
-#: targets whose engines hold machine code for one GPU architecture
-COMPILED_TARGETS = ("tensorrt", "tensorrt-rtx", "trtllm-engine")
 #: findings after which a bundle cannot be served here, whatever their severity
 UNSERVABLE = frozenset({"TF-BND-020", "TF-BND-027", "TF-BND-031", "TF-BND-032", "TF-BND-034"})
-#: targets whose engines run on GPUs only
-GPU_TARGETS = (*COMPILED_TARGETS, "trtllm-llmapi")
 #: pieces of a stack whose other version cannot load what the bundle holds
 _BINDING = ("tensorrt", "tensorrt_llm", "tritonserver")
 
@@ -113,12 +110,19 @@ _REBUILD = "build the bundle again on this machine: trtforge run RECIPE"
 
 
 def _for_gpus(stamps: Mapping[str, Any]) -> bool:
-    return stamps.get("target") in GPU_TARGETS
+    target = _target(stamps)
+    return target is not None and target.needs_gpu
+
+
+def _target(stamps: Mapping[str, Any]) -> Target | None:
+    """The target of the bundle's engine; None of one that this version does not have."""
+    return TARGETS.get(str(stamps.get("target")))
 
 
 def _compiled(stamps: Mapping[str, Any]) -> bool:
     """Whether the bundle holds machine code for a GPU (a TensorRT-LLM bundle may hold none yet)."""
-    return stamps.get("target") in COMPILED_TARGETS and bool(stamps.get("compiled", True))
+    target = _target(stamps)
+    return target is not None and target.compiled and bool(stamps.get("compiled", True))
 
 
 def _architecture(
@@ -162,8 +166,8 @@ def _python(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], h
 def _host_abi_matches(
     root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
 ) -> Iterator[VerifyFinding]:
-    wanted = stamps.get("host_abi")
-    if wanted is None or stamps.get("target") != "torch":
+    wanted, target = stamps.get("host_abi"), _target(stamps)
+    if wanted is None or target is None or target.needs_gpu:
         return
     if here.host_abi is None:
         yield _finding(
@@ -241,8 +245,8 @@ def _gpu(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here
 def _plugin_library(
     root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
 ) -> Iterator[VerifyFinding]:
-    wanted = made_on.get("plugin_library_sha256")
-    if str(stamps.get("target")).startswith("trtllm"):
+    wanted, target = made_on.get("plugin_library_sha256"), _target(stamps)
+    if target is not None and target.tensorrt_llm:
         return  # TensorRT-LLM brings its own plugins
     if wanted and here.plugin_library_sha256 and wanted != here.plugin_library_sha256:
         yield _finding(

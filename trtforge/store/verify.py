@@ -12,6 +12,7 @@ from pathlib import Path
 from trtforge.ground.progress import Progress
 from trtforge.store.integrity import VerifyFinding, VerifyReport, verify_directory
 from trtforge.store.stamps import Loader, check_stamps
+from trtforge.targets import TARGETS
 
 __all__ = ["VerifyFinding", "VerifyReport", "verify_bundle", "verify_content", "verify_directory"]
 
@@ -29,7 +30,8 @@ def _accept_engine_built_later(report: VerifyReport) -> None:
     Anything else in its folder stays foreign, file by file.
     """
     stamps = (report.manifest or {}).get("stamps") or {}
-    if stamps.get("target") != "trtllm-engine" or stamps.get("compiled", True):
+    target = TARGETS.get(str(stamps.get("target")))
+    if target is None or not target.trtllm_build or stamps.get("compiled", True):
         return
     later = [f for f in report.findings if f.code == "TF-BND-006" and _is_built_later(report.path, f.path)]
     report.findings[:] = [finding for finding in report.findings if finding not in later]

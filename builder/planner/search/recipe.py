@@ -16,6 +16,7 @@ from builder.planner.hardware import Gpu
 from builder.planner.search.choose import describe
 from builder.planner.search.points import Point
 from builder.planner.types import Serving, Workload, bad_input
+from trtforge.targets import DEFAULT, TARGETS
 
 
 def recommended(
@@ -58,7 +59,7 @@ def recommended(
     else:
         cache["free_fraction"] = serving.free_fraction
     build["architectures"] = [gpu.arch]
-    if workload.shared_prefix and str(build.get("target", "torch")).startswith("trtllm"):
+    if workload.shared_prefix and TARGETS[build.get("target", DEFAULT.name)].tensorrt_llm:
         # the point's figures count with it; the runtime of the other targets always has a prefix cache
         _section(build, "trtllm")["kv_reuse"] = True
     _speculate(data, point)

@@ -12,7 +12,6 @@ from builder.planner.speed.roofline import Engine
 from builder.planner.speed.serving import decode_time, drafting_time
 from builder.planner.types import Facts, Section, Table
 from trtforge.ground.rounds import best_length, speedup_at
-from trtforge.preflight.rules.ranks import ONE_RANK
 
 #: batches up to which it is looked for
 _LARGEST = 1024
@@ -143,7 +142,7 @@ def _notes(facts: Facts, given: Speculating) -> list[str]:
     if facts.draft is not None and facts.draft.joined:
         notes.append("every pass of the head is timed with its fc, which the first pass of a round alone runs")
     section = facts.recipe.speculation if facts.recipe is not None else None
-    if section is not None and section.method != "none" and section.adaptive and facts.recipe.build.target in ONE_RANK:
+    if section is not None and section.method != "none" and section.adaptive and facts.recipe.target.one_rank:
         notes.append(
             "the engine's policy measures costs and acceptance and chooses each length itself: the best drafts are "
             "what it would choose at these times, max_draft_len at most"

@@ -107,7 +107,7 @@ class BundleStage(StageBase):
                 copy_artifact_file(inputs[stage], file, evidence / name)
         if "repository" not in missing:
             copy_artifact(inputs["repository"], out / "repository", context.progress.advance, below=REPOSITORY_DIR)
-        if context.recipe.build.target in ("trtllm-engine", "trtllm-llmapi"):
+        if context.recipe.target.tensorrt_llm:
             from launcher.plans import plan
             from launcher.scripts import write_scripts
 
@@ -161,7 +161,6 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
     table = stack_table()
     row = table.row(recipe.stack) if recipe.stack else table.newest(recipe.build.target)
     planned_for = engine.get("planned_for")
-    of_torch = engine["target"] == "torch"
     served = left_out(recipe, "repository") is None
     compiled = engine.get("tensorrt", {})
     return {
@@ -178,7 +177,7 @@ def make_stamps(context: StageContext, engine: Mapping[str, Any]) -> dict[str, A
         "layout": recipe.triton.layout if served else None,
         "triton": recipe.triton.version or (row.triton if row else None),
         "numpy": row.numpy if row else None,
-        "python": PYTHON_RULE if of_torch else None,
+        "python": PYTHON_RULE if not recipe.target.needs_gpu else None,
         "tokenizer_sha256": hash_file(context.inputs["quantize"].path / "tokenizer.json"),
     }
 

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.progress import Progress
+from trtforge.targets import TARGETS
 
 if TYPE_CHECKING:
     from runtime.offline import Engine
 
-#: targets whose engines run on a GPU in this pipeline
-_ON_GPU = ("tensorrt",)
 #: seconds that a child gets to end by itself
 _PATIENCE = 30.0
 
@@ -74,7 +73,7 @@ def engine_of(directory: Path, progress: Progress) -> Iterator[Ask]:
 def runs_on_gpu(directory: Path) -> bool:
     """Whether an engine is loaded on a GPU; its reader says what is wrong with a directory that is none."""
     try:
-        return read_json_file(directory / "engine.json")["target"] in _ON_GPU
+        return TARGETS[read_json_file(directory / "engine.json")["target"]].needs_gpu
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

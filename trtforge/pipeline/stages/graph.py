@@ -22,13 +22,13 @@ class GraphStage(StageBase):
     tools = ("onnx",)
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        if recipe.build.target == "tensorrt-rtx":
+        if recipe.target.graph_mode == "native":
             # no plugins, and linear caches of the model's type
             return {
                 "dtype": recipe.model.dtype,
                 "kv_cache_format": recipe.model.dtype,
                 "block_size": recipe.build.kv_cache.block_size,
-                "mode": "native",
+                "mode": recipe.target.graph_mode,
             }
         return {
             "dtype": recipe.model.dtype,

@@ -52,7 +52,7 @@ class ParityStage(StageBase):
     tools = TOOLS
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        of_graph = {"runs": FLOAT32_GRAPH} if recipe.build.target == "tensorrt-rtx" else {}
+        of_graph = {"runs": FLOAT32_GRAPH} if recipe.target.graph_mode == "native" else {}
         return {
             **of_graph,
             **plain(recipe.evals.engine_parity),
@@ -100,7 +100,7 @@ class ParityStage(StageBase):
             progress=context.progress,
         )
         gates: list[GateResult] = []
-        of_graph = context.recipe.build.target == "tensorrt-rtx"
+        of_graph = context.recipe.target.graph_mode == "native"
         names = ("graph_top1_agreement", "graph_kl") if of_graph else ("top1_agreement", "engine_kl")
         if asked.gate is not None:
             agreement = result.agreement
@@ -193,7 +193,7 @@ class _Asked:
 def _engine(context: StageContext) -> Iterator[_Asked]:
     import torch
 
-    if context.recipe.build.target == "tensorrt-rtx":
+    if context.recipe.target.graph_mode == "native":
         from builder.targets.rtx.float32 import emit_float32
         from builder.targets.rtx.session import Float32Session
 

@@ -21,7 +21,6 @@ class QuantizeStage(StageBase):
     tools = ("nvidia-modelopt", "torch", "transformers")
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        from quantize import one_scale
         from trtforge.formats.table import format_row, kv_mode
 
         asked = recipe.quantize
@@ -35,7 +34,7 @@ class QuantizeStage(StageBase):
         else:
             section.pop("calibration")  # no text is read: changing it changes nothing
         section["allow_remote_code"] = recipe.model.allow_remote_code
-        if recipe.build.target in one_scale.TARGETS:
+        if recipe.target.one_scale:
             section["one_scale"] = recipe.build.target
         return section
 
@@ -62,7 +61,7 @@ class QuantizeStage(StageBase):
             scratch=context.scratch,
         )
         timings = outcome.pop("timings", {})
-        shared = share_scales(context.out, context.recipe.build.target)
+        shared = share_scales(context.out, context.recipe.target)
         if shared is not None:
             outcome["one_scale"] = shared
             write_json(context.out / SUMMARY_FILE, outcome)

@@ -9,7 +9,6 @@ counts as passed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,70 +16,21 @@ from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import write_json
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, StageResult
+from trtforge.targets import NotRun
+from trtforge.targets.gates import AGREEMENT, SPECULATION
 
 NOT_RUN_FILE = "not_run.json"
 
 
-@dataclass(frozen=True)
-class NotRun:
-    """Why a stage is left out, and which gates have no verdict for it."""
-
-    reason: str
-    gates: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {"reason": self.reason, "gates": list(self.gates)}
-
-
-_RUNTIME = "an engine of TensorRT-LLM runs on a GPU under its own runtime, which this pipeline has no runner for"
-_LLMAPI = "TensorRT-LLM loads the checkpoint on a GPU when it starts, and this pipeline has no runner for it"
-
-_RTX = "an RTX engine runs on a GPU under TensorRT for RTX, which this pipeline has no runner for"
-
-
-#: gates of a running engine against the quantized model
-_AGREEMENT = ("top1_agreement", "engine_kl", "engine_answers")
-#: gates of an engine that speculates against itself without
-_SPECULATION = {
-    "speculation_greedy": "max_differing",
-    "speculation_distribution": "alpha",
-    "speculation_accepted_length": "min_accepted_length",
-    "speculation_speedup": "min_speedup",
-}
-
-
-def _without_runner(why: str) -> Mapping[str, NotRun]:
-    return {
-        "graph": NotRun("TensorRT-LLM makes its own network from the checkpoint"),
-        "parity": NotRun(why, (*_AGREEMENT, "engine_sanity")),
-        "speculation": NotRun(why, tuple(_SPECULATION)),
-        "smoke": NotRun(why, ("smoke",)),
-        "bench": NotRun(why, ("failed_requests", "slo")),
-    }
-
-
-#: target -> stage -> why it does not run
-LEFT_OUT: Mapping[str, Mapping[str, NotRun]] = {
-    "trtllm-engine": _without_runner(_RUNTIME),
-    "trtllm-llmapi": _without_runner(_LLMAPI),
-    # parity runs: on the float32 form of the graph, under gates of its own names
-    "tensorrt-rtx": {
-        "repository": NotRun("no backend of Triton loads RTX engines"),
-        "smoke": NotRun(_RTX, ("smoke", *_AGREEMENT, "engine_sanity")),
-        "bench": NotRun(_RTX, ("failed_requests", "slo")),
-    },
-}
-
-
 def left_out(recipe: Recipe, stage: str) -> NotRun | None:
     """Why ``stage`` does not run for the recipe's target, with the gates that the recipe asks for; None: it runs."""
-    found = LEFT_OUT.get(recipe.build.target, {}).get(stage)
+    found = recipe.target.left_out.get(stage)
     if found is None:
         return None
-    unasked: tuple[str, ...] = () if recipe.evals.engine_parity.gate is not None else _AGREEMENT
+    unasked: tuple[str, ...] = () if recipe.evals.engine_parity.gate is not None else AGREEMENT
     unasked += () if recipe.evals.generation.gate is not None else ("engine_sanity",)
     speculation = recipe.evals.speculation.gate
-    unasked += tuple(gate for gate, key in _SPECULATION.items() if getattr(speculation, key, None) is None)
+    unasked += tuple(gate for gate, key in SPECULATION.items() if getattr(speculation, key, None) is None)
     if unasked:
         found = NotRun(found.reason, tuple(gate for gate in found.gates if gate not in unasked))
     if stage == "bench" and recipe.bench.slo is None:

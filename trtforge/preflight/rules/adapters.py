@@ -116,7 +116,7 @@ def ranks_fit(facts: Facts) -> Iterator[Violation]:
     needs=("adapters",),
 )
 def types_agree(facts: Facts) -> Iterator[Violation]:
-    if facts.recipe.build.target != "trtllm-engine":
+    if not facts.target.trtllm_build:
         return
     dtype = facts.recipe.model.dtype
     for name, files in facts.adapter_files.items():

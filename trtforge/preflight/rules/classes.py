@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import to_target
 from trtforge.tables.decoders import decoders
+from trtforge.targets import DEFAULT, names
 
 
 @rule(
@@ -20,7 +21,7 @@ from trtforge.tables.decoders import decoders
 def window_is_read(facts: Facts) -> Iterator[Violation]:
     model, build = facts.require_model(), facts.recipe.build
     row, window = decoders().get(model.architecture), model.sliding_window
-    if build.target != "trtllm-llmapi" or row is None or row.trtllm.window:
+    if not facts.target.llm_api or row is None or row.trtllm.window:
         return
     longest = build.limits.max_seq_len
     if window and window < longest:
@@ -30,8 +31,8 @@ def window_is_read(facts: Facts) -> Iterator[Violation]:
             {"sliding_window": window, "max_seq_len": longest},
             [
                 f"build.limits.max_seq_len: {window}",
-                to_target(facts, "torch"),
-                to_target(facts, "trtllm-engine"),
+                to_target(facts, DEFAULT.name),
+                *(to_target(facts, name) for name in names(lambda target: target.trtllm_build)),
             ],
         )
 
@@ -46,7 +47,7 @@ def window_is_read(facts: Facts) -> Iterator[Violation]:
     waivable=False,
 )
 def output_bias_has_a_place(facts: Facts) -> Iterator[Violation]:
-    if facts.files is None or facts.recipe.build.target != "trtllm-engine":
+    if facts.files is None or not facts.target.trtllm_build:
         return
     config = facts.files.config
     named = config.get("architectures")
@@ -57,5 +58,5 @@ def output_bias_has_a_place(facts: Facts) -> Iterator[Violation]:
             f"TensorRT-LLM's {name} has no bias on the output projection of its attention",
             f"config.json: {row.o_bias}: true",
             {"architecture": name},
-            [to_target(facts, "torch"), to_target(facts, "tensorrt")],
+            [to_target(facts, name) for name in names(lambda target: target.runs_here)],
         )

@@ -14,6 +14,7 @@ from trtforge.preflight.features import engine_version
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target, without_speculation
 from trtforge.tables import StackRow
+from trtforge.targets import names
 
 
 @rule(
@@ -27,7 +28,7 @@ from trtforge.tables import StackRow
 )
 def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
     files, model, recipe = facts.draft_files, facts.require_model(), facts.recipe
-    if files is None or recipe.speculation.method != "eagle" or recipe.build.target != "trtllm-engine":
+    if files is None or recipe.speculation.method != "eagle" or not facts.target.trtllm_build:
         return
     asked = f"speculation.draft: {recipe.speculation.draft}"
     if is_eagle_3(files.tensors):
@@ -35,7 +36,10 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
             "the drafter is an EAGLE-3 one",
             asked,
             {"fc": next((list(info.shape) for name, info in files.tensors.items() if name == "fc.weight"), None)},
-            [*by_hand("a drafter of EAGLE-1 or -2"), to_target(facts, "trtllm-llmapi", method="eagle3")],
+            [
+                *by_hand("a drafter of EAGLE-1 or -2"),
+                *(to_target(facts, name, method="eagle3") for name in names(lambda target: target.llm_api)),
+            ],
         )
         return
     heads, kv_heads = files.config.get("num_attention_heads"), files.config.get("num_key_value_heads")
@@ -74,7 +78,7 @@ def drafter_is_of_method(facts: Facts) -> Iterator[Violation]:
     found = drafter_method(files.tensors) if files is not None and method in _DRAFTERS else None
     if files is None or found is None or found == method:
         return
-    if (method, found) == ("eagle", "eagle3") and recipe.build.target == "trtllm-engine":
+    if (method, found) == ("eagle", "eagle3") and facts.target.trtllm_build:
         return  # TF-K12-024 names it
     fc = files.tensors.get("fc.weight")
     hosts = [row.target for row in facts.features.methods if row.method == found and row.support == "yes"]
@@ -158,7 +162,7 @@ def _inspected(facts: Facts, severity: str) -> Iterator[Violation]:
 )
 def drafter_is_loaded(facts: Facts) -> Iterator[Violation]:
     found, version = _inspection(facts), engine_version(facts)
-    if found is None or found.errors or version is None or facts.recipe.build.target != "trtllm-llmapi":
+    if found is None or found.errors or version is None or not facts.target.llm_api:
         return
     asked = f"speculation.draft: {facts.recipe.speculation.draft}"
     try:
@@ -181,7 +185,7 @@ def drafter_is_loaded(facts: Facts) -> Iterator[Violation]:
 def _loads(found: Inspection, row: StackRow) -> bool:
     """Whether the TensorRT-LLM of another stack loads the drafter."""
     version = row.version_of("TensorRT-LLM")
-    if version is None or "trtllm-llmapi" not in row.targets:
+    if version is None or not any(name in row.targets for name in names(lambda target: target.llm_api)):
         return False
     try:
         head_for(found, version, asked="", whole=False)
@@ -229,8 +233,8 @@ def drafter_has_a_method(facts: Facts) -> Iterator[Violation]:
 )
 def draft_is_long_enough(facts: Facts) -> Iterator[Violation]:
     files, recipe = facts.draft_files, facts.recipe
-    reads = ("trtllm-engine", "torch", "tensorrt")
-    if files is None or recipe.speculation.method != "draft_target" or recipe.build.target not in reads:
+    reads = facts.target.trtllm_build or facts.target.runs_here
+    if files is None or recipe.speculation.method != "draft_target" or not reads:
         return
     positions, longest = files.config.get("max_position_embeddings"), recipe.build.limits.max_seq_len
     if isinstance(positions, int) and positions < longest:

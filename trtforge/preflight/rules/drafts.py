@@ -13,8 +13,6 @@ from trtforge.preflight.rules.limits import unread_keys
 from trtforge.preflight.rules.speculation import draft_tokens
 from trtforge.tables.decoders import decoders
 
-#: targets that verify drafts by our own operators
-_OWN = ("torch", "tensorrt")
 #: what EagleTreeBuild, EagleAccept and PagedKVMove hold (docs/ops.md): nodes with the root, levels, children
 _NODES, _LEVELS, _CHILDREN = MAX_TREE_TOKENS + 1, MAX_LEVELS, MAX_CHILDREN
 _OPS = "https://arxiv.org/abs/2406.16858"
@@ -43,7 +41,7 @@ def sizes_are_used(facts: Facts) -> Iterator[Violation]:
     speculation = facts.recipe.speculation
     if speculation.method not in ("eagle3", "draft_target") or speculation.ngram_on_top:
         return
-    if facts.recipe.build.target in _OWN and facts.is_written(("speculation", "ngram")):
+    if facts.target.runs_here and facts.is_written(("speculation", "ngram")):
         yield Violation(
             f"speculation.ngram is given, and {speculation.method} drafts alone",
             f"speculation.ngram, speculation.method: {speculation.method}",
@@ -61,7 +59,7 @@ def sizes_are_used(facts: Facts) -> Iterator[Violation]:
 )
 def operators_hold_draft(facts: Facts) -> Iterator[Violation]:
     speculation, nodes = facts.recipe.speculation, draft_tokens(facts)
-    if speculation.method == "none" or facts.recipe.build.target not in _OWN or not nodes:
+    if speculation.method == "none" or not facts.target.runs_here or not nodes:
         return
     paths = [path for path in speculation.choices or () if path]
     found = [("draft tokens", nodes, _NODES - 1)]
@@ -115,7 +113,7 @@ def step_holds_draft(facts: Facts) -> Iterator[Violation]:
 )
 def draft_has_a_graph(facts: Facts) -> Iterator[Violation]:
     files, recipe = facts.draft_files, facts.recipe
-    if files is None or recipe.speculation.method != "draft_target" or recipe.build.target not in _OWN:
+    if files is None or recipe.speculation.method != "draft_target" or not facts.target.runs_here:
         return
     named = (files.config.get("architectures") or [None])[0]
     known = list(decoders())

@@ -19,6 +19,7 @@ from trtforge.preflight.features import (
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import for_architectures, padded_mlp, to_target
 from trtforge.tables.features import AttentionKernel
+from trtforge.targets import DEFAULT
 
 #: tensor-parallel sizes that people run
 TPS = (1, 2, 4, 8, 16)
@@ -140,7 +141,7 @@ def mlp_splits(facts: Facts) -> Iterator[Violation]:
 )
 def experts_split(facts: Facts) -> Iterator[Violation]:
     parallel = facts.recipe.build.parallel
-    if parallel.ep == 1 or facts.recipe.build.target == "torch" or facts.files is None:
+    if parallel.ep == 1 or not facts.target.needs_gpu or facts.files is None:
         return
     config = facts.files.config
     experts = next((int(config[key]) for key in _EXPERT_KEYS if isinstance(config.get(key), int)), 0)
@@ -184,7 +185,7 @@ def head_size_compiled(facts: Facts) -> Iterator[Violation]:
         {"head_size": size, "compiled": list(sizes)},
         [
             *by_hand("a model whose heads have one of these sizes"),
-            to_target(facts, "torch"),
+            to_target(facts, DEFAULT.name),
         ],
     )
 
@@ -193,7 +194,7 @@ def _unfused(facts: Facts, otherwise: str) -> Iterator[tuple[AttentionKernel, st
     """Rows of the attention table that have no kernel for the model's heads, each with the architecture asked for."""
     size, target = facts.require_model().head_size, facts.recipe.build.target
     uses = {
-        "fp8-context": target == "trtllm-engine" and fp8_context_attention(facts),
+        "fp8-context": facts.target.trtllm_build and fp8_context_attention(facts),
         "fp8-kv": used(facts, "fp8-kv"),
         "decode": False,  # TF-K5-007
     }

@@ -76,7 +76,7 @@ def host_disk(facts: Facts) -> Iterator[Violation]:
 )
 def build_memory(facts: Facts) -> Iterator[Violation]:
     workers, ranks = facts.recipe.build.trtllm.workers, world_size(facts)
-    if facts.recipe.build.target != "trtllm-engine":
+    if not facts.target.trtllm_build:
         return
     total, each = (
         facts.require_machine().memory_total,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from trtforge.models.shape import usable_positions
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
-from trtforge.preflight.retarget import LAYOUT_TARGETS, methods, to_layout, to_target
+from trtforge.preflight.retarget import methods, to_layout, to_target
 from trtforge.tables.features import Effect
 
 #: the longest prompt of the built-in load, in tokens (a generous bound over tokenizers)
@@ -15,8 +15,6 @@ BUILTIN_PROMPT_TOKENS = {
     "builtin:mixed": 700, "builtin:short": 64, "builtin:chat": 100, "builtin:code": 130, "builtin:copy": 300,
     "builtin:open": 100,
 }  # fmt: skip
-#: targets whose engines the load test runs
-BENCHED_TARGETS = ("torch", "tensorrt")
 
 
 @rule(
@@ -164,7 +162,7 @@ def bench_fits(facts: Facts) -> Iterator[Violation]:
 )
 def concurrency_in_batch(facts: Facts) -> Iterator[Violation]:
     # the default sweep passes through a full batch on purpose; other targets' runs end before the load test
-    if not facts.is_written(("bench", "concurrency")) or facts.recipe.build.target not in BENCHED_TARGETS:
+    if not facts.is_written(("bench", "concurrency")) or not facts.target.runs_here:
         return
     limit = facts.recipe.build.limits.max_batch_size
     over = [level for level in facts.recipe.bench.concurrency if level > limit]
@@ -263,7 +261,7 @@ def _readers(facts: Facts, name: str, readers: Sequence[str]) -> list[str]:
     if name == "speculation.method":
         return methods(facts, readers)
     if name == "triton.layout":
-        serving = [reader for reader in readers if facts.recipe.build.target in LAYOUT_TARGETS[reader]]
+        serving = [reader for reader in readers if reader in facts.target.layouts]
         return [to_layout(facts, reader) for reader in serving]
     return [to_target(facts, reader) for reader in readers]
 
@@ -278,8 +276,8 @@ def prompt_fits_step(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
     limits = build.limits
     longest = limits.max_input_len or limits.max_seq_len - 1
-    chunked = build.trtllm.chunked_context and (build.trtllm.paged_context_attention or build.target != "trtllm-engine")
-    if build.target in ("trtllm-engine", "trtllm-llmapi") and not chunked and limits.max_num_tokens < longest:
+    chunked = build.trtllm.chunked_context and (build.trtllm.paged_context_attention or not facts.target.trtllm_build)
+    if facts.target.tensorrt_llm and not chunked and limits.max_num_tokens < longest:
         yield Violation(
             f"prompts may have {longest} tokens, a step takes {limits.max_num_tokens}",
             f"build.limits.max_num_tokens: {limits.max_num_tokens}, build.trtllm.chunked_context: "
@@ -303,7 +301,7 @@ def prompt_fits_step(facts: Facts) -> Iterator[Violation]:
 def step_holds_block(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
     tokens, block = build.limits.max_num_tokens, build.kv_cache.block_size
-    if build.target in ("trtllm-engine", "trtllm-llmapi") and build.trtllm.chunked_context and tokens < block:
+    if facts.target.tensorrt_llm and build.trtllm.chunked_context and tokens < block:
         yield Violation(
             f"max_num_tokens {tokens} is less than a KV block of {block}",
             f"build.limits.max_num_tokens: {tokens}, build.kv_cache.block_size: {block}",

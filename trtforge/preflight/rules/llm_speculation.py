@@ -11,6 +11,7 @@ from trtforge.preflight.features import engine_version, without
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target, without_speculation
 from trtforge.recipe.llm_speculation import keys_asked, refused_sizes, speculation_table
+from trtforge.targets import DEFAULT
 
 _ARGUMENTS = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/llmapi/llm_args.py"
 #: keys that only go together
@@ -23,7 +24,7 @@ def _version(facts: Facts) -> Version | None:
     """The release that runs the recipe's speculation through the LLM API; None for another target or method."""
     recipe = facts.recipe
     known = any(recipe.speculation.method in row.types for row in speculation_table().names)
-    return engine_version(facts) if recipe.build.target == "trtllm-llmapi" and known else None
+    return engine_version(facts) if facts.target.llm_api and known else None
 
 
 @rule(
@@ -41,7 +42,7 @@ def release_honours_keys(facts: Facts) -> Iterator[Violation]:
         stacks = [
             row.name
             for row in facts.stacks.rows
-            if "trtllm-llmapi" in row.targets
+            if facts.recipe.build.target in row.targets
             and (other := row.version_of("TensorRT-LLM")) is not None
             and table.honours(lack.key, asked, Version(other))
         ]
@@ -55,7 +56,7 @@ def release_honours_keys(facts: Facts) -> Iterator[Violation]:
             [
                 *(f"stack: {name}" for name in stacks),
                 *ways,
-                to_target(facts, "torch"),
+                to_target(facts, DEFAULT.name),
                 without_speculation(facts),
             ],
             why=lack.why,

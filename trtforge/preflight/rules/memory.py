@@ -10,7 +10,7 @@ from trtforge.preflight.draft_sizes import draft_token_bytes, draft_weight_bytes
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format, weight_format
 from trtforge.preflight.remedies import by_hand
-from trtforge.preflight.retarget import ONE_RANK, to_format
+from trtforge.preflight.retarget import to_format
 from trtforge.recipe.kv_windows import kv_windows
 from trtforge.recipe.units import format_size
 from trtforge.tables import Architecture
@@ -19,10 +19,6 @@ from trtforge.tables import Architecture
 PROCESS_BYTES = 700 * 2**20
 #: CUDA context, NCCL and the engine's workspace on a GPU, before any token
 GPU_RESERVE_BYTES = 2 * 2**30
-#: targets whose weights lie on GPUs
-GPU_TARGETS = ("tensorrt", "tensorrt-rtx", "trtllm-engine", "trtllm-llmapi")
-#: targets whose engines have no pool: the application owns a linear cache of max_seq_len for every request
-POOLLESS_TARGETS = ("tensorrt-rtx",)
 
 
 def kv_dtype(facts: Facts) -> str:
@@ -90,7 +86,7 @@ def weight_bytes(facts: Facts, *, stored: bool, name: str | None = None) -> int:
 )
 def pool_holds_one(facts: Facts) -> Iterator[Violation]:
     memory, limits = facts.recipe.build.kv_cache.memory, facts.recipe.build.limits
-    if memory is None or facts.recipe.build.target in POOLLESS_TARGETS:
+    if memory is None or not facts.target.has_pool:
         return
     token, least = token_bytes(facts), request_bytes(facts)
     if memory < least:
@@ -126,7 +122,7 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
     needs=("model", "machine"),
 )
 def engine_fits(facts: Facts) -> Iterator[Violation]:
-    if facts.recipe.build.target != "torch":
+    if facts.target.needs_gpu:
         return
     total = facts.require_machine().memory_total
     weights, pool = weight_bytes(facts, stored=False), facts.recipe.build.kv_cache.memory or 0
@@ -156,7 +152,7 @@ def engine_fits(facts: Facts) -> Iterator[Violation]:
 )
 def engine_fits_now(facts: Facts) -> Iterator[Violation]:
     machine = facts.require_machine()
-    if facts.recipe.build.target != "torch":
+    if facts.target.needs_gpu:
         return
     weights = weight_bytes(facts, stored=False) + draft_weight_bytes(facts)
     needed = weights + (facts.recipe.build.kv_cache.memory or 0) + PROCESS_BYTES
@@ -178,7 +174,7 @@ def engine_fits_now(facts: Facts) -> Iterator[Violation]:
 )
 def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
-    if build.kv_cache.memory is None or build.target in POOLLESS_TARGETS:
+    if build.kv_cache.memory is None or not facts.target.has_pool:
         return
     token = token_bytes(facts)
     tokens = build.kv_cache.memory // (token * build.kv_cache.block_size) * build.kv_cache.block_size
@@ -207,9 +203,9 @@ def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
 def shared_gpu_needs_bytes(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
     fraction, method = recipe.build.kv_cache.free_fraction, recipe.speculation.method
-    if recipe.build.target not in GPU_TARGETS or method != "draft_target":
+    if not facts.target.needs_gpu or method != "draft_target":
         return
-    if recipe.build.target == "trtllm-engine" and fraction is None and recipe.build.kv_cache.memory is None:
+    if facts.target.trtllm_build and fraction is None and recipe.build.kv_cache.memory is None:
         fraction = 0.9  # the server's own, for each
     if fraction is None or fraction <= 0.5:
         return
@@ -230,7 +226,7 @@ def shared_gpu_needs_bytes(facts: Facts) -> Iterator[Violation]:
 )
 def rank_fits_board(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
-    if recipe.build.target not in GPU_TARGETS:
+    if not facts.target.needs_gpu:
         return
     parallel, weights = recipe.build.parallel, weight_bytes(facts, stored=True)
     share = weights // (parallel.tp * parallel.pp)
@@ -246,7 +242,7 @@ def rank_fits_board(facts: Facts) -> Iterator[Violation]:
             f"build.parallel: {{tp: {parallel.tp}, pp: {parallel.pp}}}, build.architectures: {name}",
             {"weights": weights, "per_rank": share, "board_gib": row.board_gib, "least_ranks": ranks},
             [
-                *(f"build.parallel.tp: {tp}" for tp in works[:2] if recipe.build.target not in ONE_RANK),
+                *(f"build.parallel.tp: {tp}" for tp in works[:2] if not facts.target.one_rank),
                 *_halved_weights(facts, [row], parallel.tp * parallel.pp, room),
                 *by_hand(f"tp x pp of {ranks} or more in build.parallel"),
             ],
@@ -270,7 +266,7 @@ def _halved_weights(facts: Facts, rows: Sequence[Architecture], ranks: int, room
 )
 def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
     recipe, gpus = facts.recipe, facts.require_machine().gpus
-    if recipe.build.target not in GPU_TARGETS or not gpus:
+    if not facts.target.needs_gpu or not gpus:
         return
     parallel, pool = recipe.build.parallel, recipe.build.kv_cache
     smallest = min(gpu.memory for gpu in gpus)
@@ -304,7 +300,7 @@ def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
             *([f"build.limits.max_seq_len: {positions}"] if not batch and positions >= 128 else []),
             *(
                 [f"build.parallel.tp: {parallel.tp * 2}"]
-                if recipe.build.target not in ONE_RANK and wanted <= smallest - share // 2 - GPU_RESERVE_BYTES
+                if not facts.target.one_rank and wanted <= smallest - share // 2 - GPU_RESERVE_BYTES
                 else []
             ),
             *(
@@ -348,7 +344,7 @@ def fraction_leaves_room(facts: Facts) -> Iterator[Violation]:
 def pool_holds_beams(facts: Facts) -> Iterator[Violation]:
     build, speculation = facts.recipe.build, facts.recipe.speculation
     beams, drafts = build.trtllm.max_beam_width, speculation.max_draft_len or 0
-    if build.kv_cache.memory is None or build.target not in GPU_TARGETS or (beams == 1 and not drafts):
+    if build.kv_cache.memory is None or not facts.target.needs_gpu or (beams == 1 and not drafts):
         return
     token, size, batch = token_bytes(facts), build.kv_cache.block_size, build.limits.max_batch_size
     tokens = build.kv_cache.memory // token

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.rules.memory import (
-    GPU_RESERVE_BYTES,
-    GPU_TARGETS,
-    POOLLESS_TARGETS,
-    request_bytes,
-    weight_bytes,
-)
+from trtforge.preflight.rules.memory import GPU_RESERVE_BYTES, request_bytes, weight_bytes
 from trtforge.recipe.units import format_size
 
 #: a pool below this share of what a GPU has left beside the weights was not meant for it
@@ -29,7 +23,7 @@ _SMALL = 0.05
 def pool_is_for_this_gpu(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
     pool, parallel, batch = build.kv_cache.memory, build.parallel, build.limits.max_batch_size
-    if pool is None or build.target not in GPU_TARGETS or build.target in POOLLESS_TARGETS:
+    if pool is None or not facts.target.needs_gpu or not facts.target.has_pool:
         return
     one, weights = request_bytes(facts), weight_bytes(facts, stored=True) // (parallel.tp * parallel.pp)
     for name, memory in _boards(facts):

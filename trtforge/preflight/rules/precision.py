@@ -17,9 +17,10 @@ from trtforge.preflight.features import (
     weights_asked,
 )
 from trtforge.preflight.remedies import by_hand, line
-from trtforge.preflight.retarget import BUILT_WHERE_IT_RUNS, for_architectures, to_format, to_target
+from trtforge.preflight.retarget import for_architectures, to_format, to_target
 from trtforge.recipe.keys import nearest
 from trtforge.tables import Architecture
+from trtforge.targets import TARGETS
 
 _MATRIX = "https://nvidia.github.io/TensorRT-LLM/features/quantization.html"
 
@@ -71,7 +72,7 @@ def unknown_format(facts: Facts) -> Iterator[Violation]:
 )
 def format_on_architecture(facts: Facts) -> Iterator[Violation]:
     name, target = weight_format(facts), facts.recipe.build.target
-    if target == "torch" or name not in facts.formats:
+    if not facts.target.needs_gpu or name not in facts.formats:
         return
     for row in facts.target_rows:
         support = row.support(name, target)
@@ -103,7 +104,7 @@ def format_on_architecture(facts: Facts) -> Iterator[Violation]:
 )
 def kv_on_architecture(facts: Facts) -> Iterator[Violation]:
     mode = kv_format(facts)
-    if facts.recipe.build.target == "torch":
+    if not facts.target.needs_gpu:
         return
     for row in facts.target_rows:
         if row.kv_cache.get(mode) in ("no", "disputed"):
@@ -191,9 +192,9 @@ def already_quantized(facts: Facts) -> Iterator[Violation]:
 )
 def architectures_without_effect(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
-    if build.target == "torch" and build.architectures:
+    if not facts.target.needs_gpu and build.architectures:
         yield Violation(
-            "build.architectures has no effect on target torch",
+            f"build.architectures has no effect on target {build.target}",
             f"build.architectures: {list(build.architectures)}",
             {},
             ["remove build.architectures"],
@@ -218,7 +219,7 @@ def target_on_architecture(facts: Facts) -> Iterator[Violation]:
                 {"architectures_of_target": hosts, "targets_here": list(row.targets)},
                 [
                     *for_architectures(facts, row.name, hosts),
-                    *(to_target(facts, name) for name in row.targets if name != "torch"),
+                    *(to_target(facts, name) for name in row.targets if TARGETS[name].needs_gpu),
                 ],
             )
 
@@ -232,7 +233,7 @@ def target_on_architecture(facts: Facts) -> Iterator[Violation]:
 )
 def built_where_it_runs(facts: Facts) -> Iterator[Violation]:
     build, here = facts.recipe.build, facts.require_machine().architectures
-    if build.target not in BUILT_WHERE_IT_RUNS or not here:
+    if facts.target.built_for != "this-gpu" or not here:
         return
     other = [name for name in build.architectures if name not in here]
     if other:
@@ -258,7 +259,7 @@ def built_where_it_runs(facts: Facts) -> Iterator[Violation]:
 )
 def one_architecture(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
-    if build.target in BUILT_WHERE_IT_RUNS and len(set(build.architectures)) > 1:
+    if facts.target.built_for == "this-gpu" and len(set(build.architectures)) > 1:
         yield Violation(
             f"target {build.target} builds for one architecture, the recipe names {len(set(build.architectures))}",
             f"build.architectures: {list(build.architectures)}",
@@ -278,7 +279,7 @@ def one_architecture(facts: Facts) -> Iterator[Violation]:
     needs=("build.architectures",),
 )
 def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
-    if facts.recipe.build.target != "trtllm-engine" or not fp8_context_attention(facts):
+    if not facts.target.trtllm_build or not fp8_context_attention(facts):
         return
     for row in facts.target_rows:
         if row.context_fp8 in ("no", "disputed"):
@@ -301,12 +302,12 @@ def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
 )
 def dtype_on_architecture(facts: Facts) -> Iterator[Violation]:
     dtype = facts.recipe.model.dtype
-    if facts.recipe.build.target == "torch":
+    if not facts.target.needs_gpu:
         return
     for row in facts.target_rows:
         if row.dtypes.get(dtype) == "no":
             works = [name for name, support in row.dtypes.items() if support == "yes"]
-            if facts.recipe.build.target == "tensorrt-rtx" and row.name == "sm_75":
+            if facts.target.runtime == "rtx" and row.name == "sm_75":
                 works.remove("float32")  # TF-K3-021
             yield Violation(
                 f"{row.name} ({row.title}) does not compute in {dtype}",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys, usable_positions
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import TRTLLM_TARGETS, kv_asked, kv_format, other_kv
+from trtforge.preflight.features import kv_asked, kv_format, other_kv
 from trtforge.preflight.retarget import to_format
 
 #: a gate's key -> the gate that a first recipe has
@@ -36,7 +36,7 @@ def quality_is_gated(facts: Facts) -> Iterator[Violation]:
         "evals.perplexity.gate": evals.perplexity.gate,
         "evals.generation.gate": evals.generation.gate,
     }
-    if facts.recipe.build.target not in TRTLLM_TARGETS:  # the pipeline has no runner for their engines
+    if not facts.target.tensorrt_llm:  # the pipeline has no runner for their engines
         gates["evals.engine_parity.gate"] = evals.engine_parity.gate
     for key, gate in gates.items():
         if gate is None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.remedies import by_hand
-from trtforge.preflight.retarget import ONE_RANK
 
 
 def world_size(facts: Facts) -> int:
@@ -24,7 +22,7 @@ def world_size(facts: Facts) -> int:
 def ranks_of_target(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
     ranks = build.parallel.tp * build.parallel.pp * build.parallel.ep
-    if build.target in ONE_RANK and ranks > 1:
+    if facts.target.one_rank and ranks > 1:
         yield Violation(
             f"target {build.target} runs 1 rank, the recipe asks for {ranks}",
             f"build.parallel: {{tp: {build.parallel.tp}, pp: {build.parallel.pp}, ep: {build.parallel.ep}}}",
@@ -60,7 +58,7 @@ def pipeline_splits(facts: Facts) -> Iterator[Violation]:
 )
 def ranks_have_devices(facts: Facts) -> Iterator[Violation]:
     gpus, ranks, parallel = facts.require_machine().gpus, world_size(facts), facts.recipe.build.parallel
-    if facts.recipe.build.target not in TRTLLM_TARGETS or not gpus or ranks <= len(gpus):
+    if facts.target.one_rank or not gpus or ranks <= len(gpus):
         return  # a machine without a GPU only writes what another one builds
     sizes = [(tp, pp) for tp in (1, 2, 4, 8, 16) for pp in (1, 2, 4) if tp * pp == len(gpus)]
     yield Violation(
@@ -140,7 +138,7 @@ def participants_fit_ranks(facts: Facts) -> Iterator[Violation]:
 )
 def workers_have_ranks(facts: Facts) -> Iterator[Violation]:
     workers, ranks = facts.recipe.build.trtllm.workers, world_size(facts)
-    if facts.recipe.build.target == "trtllm-engine" and workers > ranks:
+    if facts.target.trtllm_build and workers > ranks:
         yield Violation(
             f"{workers} workers build {ranks} ranks",
             f"build.trtllm.workers: {workers}",
@@ -157,7 +155,7 @@ def workers_have_ranks(facts: Facts) -> Iterator[Violation]:
 )
 def two_engines_need_orchestrator(facts: Facts) -> Iterator[Violation]:
     recipe, ranks = facts.recipe, world_size(facts)
-    if recipe.build.target != "trtllm-engine" or recipe.speculation.method != "draft_target":
+    if not facts.target.trtllm_build or recipe.speculation.method != "draft_target":
         return
     if ranks > 1 and recipe.triton.launch == "leader":
         yield Violation(

@@ -13,15 +13,16 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import to_target
+from trtforge.targets import names
+from trtforge.targets.rtx import RTX
 
-TARGET = "tensorrt-rtx"
 _DOCS = "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html"
 #: configuration keys that count experts
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def _is_rtx(facts: Facts) -> bool:
-    return facts.recipe.build.target == TARGET
+    return facts.recipe.build.target == RTX.name
 
 
 @rule(
@@ -36,11 +37,11 @@ def rtx_kv_cache(facts: Facts) -> Iterator[Violation]:
         stored = mode != facts.recipe.quantize.kv_cache
         yield Violation(
             f"the KV cache is {mode}, which RTX engines do not have",
-            f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}, build.target: {TARGET}",
+            f"quantize.kv_cache: {facts.recipe.quantize.kv_cache}, build.target: {RTX.name}",
             {"kv_cache": mode, "works": ["none"]},
             [
                 *(by_hand("give a checkpoint without KV-cache scales") if stored else ["quantize.kv_cache: none"]),
-                to_target(facts, "tensorrt"),
+                *(to_target(facts, name) for name in names(lambda target: target.cuda_plugins)),
             ],
         )
 
@@ -72,8 +73,8 @@ def rtx_float32_on_turing(facts: Facts) -> Iterator[Violation]:
 def rtx_architectures(facts: Facts) -> Iterator[Violation]:
     if _is_rtx(facts) and not facts.recipe.build.architectures:
         dtype, weights = facts.recipe.model.dtype, facts.recipe.quantize.format
-        rows = [row for row in facts.architectures.rows if TARGET in row.targets]
-        fitting = [row for row in rows if row.dtypes.get(dtype) == "yes" and row.support(weights, TARGET) == "yes"]
+        rows = [row for row in facts.architectures.rows if RTX.name in row.targets]
+        fitting = [row for row in rows if row.dtypes.get(dtype) == "yes" and row.support(weights, RTX.name) == "yes"]
         hosts = [row.name for row in fitting or rows]
         here = [name for name in facts.target_architectures if name in hosts]
         yield Violation(
@@ -100,7 +101,7 @@ def rtx_experts(facts: Facts) -> Iterator[Violation]:
     if found:
         yield Violation(
             f"the model has {next(iter(found.values()))} experts, which RTX engines cannot run",
-            f"model.source: {facts.recipe.model.source}, build.target: {TARGET}",
+            f"model.source: {facts.recipe.model.source}, build.target: {RTX.name}",
             dict(found),
-            [to_target(facts, "trtllm-llmapi"), *by_hand("a dense model")],
+            [*(to_target(facts, name) for name in names(lambda target: target.llm_api)), *by_hand("a dense model")],
         )

@@ -14,19 +14,18 @@ from trtforge.preflight.features import weight_format
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target
 from trtforge.preflight.rules.heads import is_compiled
+from trtforge.targets import TARGETS, names
 
-#: head sizes that PagedAttention takes, and of which number they are multiples, by target
+#: head sizes that PagedAttention takes; of which number they are multiples is the target's
 HEAD_SIZES = (64, 256)
-HEAD_MULTIPLES = {"torch": 2, "tensorrt": 8, "tensorrt-rtx": 2, "trtllm-engine": 2}
-#: targets whose engines are made from the graph that trtforge writes
-GRAPH_TARGETS = ("torch", "tensorrt", "tensorrt-rtx")
 #: values of ``layer_types`` that the graph has attention for, one for the whole model
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def _taken(head_size: int, target: str) -> bool:
     low, high = HEAD_SIZES
-    return low <= head_size <= high and head_size % HEAD_MULTIPLES[target] == 0
+    multiple = TARGETS[target].head_multiple
+    return multiple is not None and low <= head_size <= high and head_size % multiple == 0
 
 
 @rule(
@@ -38,17 +37,18 @@ def _taken(head_size: int, target: str) -> bool:
 )
 def head_size_taken(facts: Facts) -> Iterator[Violation]:
     size, target = facts.require_model().head_size, facts.recipe.build.target
-    if target not in HEAD_MULTIPLES or _taken(size, target):
+    multiple = facts.target.head_multiple
+    if multiple is None or _taken(size, target):
         return
     low, high = HEAD_SIZES
-    others = [name for name in HEAD_MULTIPLES if _taken(size, name)]
+    others = [name for name in TARGETS if _taken(size, name) or TARGETS[name].llm_api]
     yield Violation(
-        f"heads of {size} values; target {target} takes {low} to {high} in steps of {HEAD_MULTIPLES[target]}",
+        f"heads of {size} values; target {target} takes {low} to {high} in steps of {multiple}",
         f"config.json of {facts.recipe.model.source}: head size {size}",
-        {"head_size": size, "smallest": low, "largest": high, "multiple": HEAD_MULTIPLES[target]},
+        {"head_size": size, "smallest": low, "largest": high, "multiple": multiple},
         [
             *by_hand(f"a checkpoint with heads of {low} to {high} values"),
-            *(to_target(facts, name) for name in (*others, "trtllm-llmapi") if is_compiled(facts, name, size)),
+            *(to_target(facts, name) for name in others if is_compiled(facts, name, size)),
         ],
     )
 
@@ -62,7 +62,7 @@ def head_size_taken(facts: Facts) -> Iterator[Violation]:
 )
 def layers_alike(facts: Facts) -> Iterator[Violation]:
     given = facts.files.config.get("layer_types") if facts.files is not None else None
-    if not isinstance(given, list) or facts.recipe.build.target not in HEAD_MULTIPLES:
+    if not isinstance(given, list) or facts.target.llm_api:
         return
     kinds = sorted({str(kind) for kind in given})
     if len(kinds) > 1 or set(kinds) - set(LAYER_TYPES):
@@ -70,7 +70,10 @@ def layers_alike(facts: Facts) -> Iterator[Violation]:
             f"layer_types has {', '.join(kinds)}",
             f"config.json of {facts.recipe.model.source}: layer_types",
             {kind: given.count(kind) for kind in kinds},
-            [*by_hand("a checkpoint whose layers are alike"), to_target(facts, "trtllm-llmapi")],
+            [
+                *by_hand("a checkpoint whose layers are alike"),
+                *(to_target(facts, name) for name in names(lambda target: target.llm_api)),
+            ],
         )
 
 
@@ -82,7 +85,7 @@ def layers_alike(facts: Facts) -> Iterator[Violation]:
 )
 def timing_cache_there(facts: Facts) -> Iterator[Violation]:
     named = facts.recipe.build.trtllm.timing_cache
-    if named is None or facts.recipe.build.target != "trtllm-engine":
+    if named is None or not facts.target.trtllm_build:
         return
     root = real_path(facts.directory)
     path = real_path(root / named)
@@ -108,7 +111,7 @@ def graph_has_positions(facts: Facts) -> Iterator[Violation]:
     positions = model.max_positions
     # TF-K9-001 names what is over the model's context, unless the recipe set it aside
     unnamed = asked <= usable_positions(model) or "TF-K9-001" in facts.recipe.waive
-    if facts.recipe.build.target in GRAPH_TARGETS and asked > positions and unnamed:
+    if facts.target.from_graph and asked > positions and unnamed:
         yield Violation(
             f"max_seq_len {asked} is over the {positions} positions of config.json",
             f"build.limits.max_seq_len: {asked}",
@@ -140,7 +143,7 @@ def _stages(layers: int, pp: int) -> Iterator[range]:
 def stages_exclude_alike(facts: Facts) -> Iterator[Violation]:
     model, recipe = facts.require_model(), facts.recipe
     pp, exclude = recipe.build.parallel.pp, recipe.quantize.exclude
-    if recipe.build.target != "trtllm-engine" or not 1 < pp <= model.layers or weight_format(facts) == "none":
+    if not facts.target.trtllm_build or not 1 < pp <= model.layers or weight_format(facts) == "none":
         return
     if model.prequantized is not None:
         return  # what is left out is the checkpoint's choice, and its headers say which

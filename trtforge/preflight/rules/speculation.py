@@ -15,6 +15,7 @@ from trtforge.preflight.retarget import (
     without_speculation,
 )
 from trtforge.preflight.rules.trees import lookahead_draft_len
+from trtforge.targets import names
 
 #: with this many requests in a step the GPU is busy without drafts
 _BUSY_BATCH = 64
@@ -62,7 +63,7 @@ def method_exists(facts: Facts) -> Iterator[Violation]:
             *(to_target(facts, host) for host in hosts),
             without_speculation(facts),
         ],
-        why=_NO_PAGES if target == "tensorrt-rtx" else None,
+        why=_NO_PAGES if not facts.target.has_pool else None,
         source=row.source if row is not None else None,
     )
 
@@ -242,7 +243,7 @@ def batch_is_small(facts: Facts) -> Iterator[Violation]:
 )
 def eagle_sizes(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
-    if recipe.speculation.method != "eagle" or recipe.build.target != "trtllm-engine":
+    if recipe.speculation.method != "eagle" or not facts.target.trtllm_build:
         return
     for key, value, most in (
         ("build.limits.max_batch_size", recipe.build.limits.max_batch_size, _EAGLE_BATCH),
@@ -361,7 +362,7 @@ def drafts_have_kernels(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
     named = [name for name in facts.target_architectures if name in _WITHOUT_KERNELS]
     method = recipe.speculation.method
-    if recipe.build.target == "trtllm-engine" and method in _VERIFIED_IN_ENGINE and named:
+    if facts.target.trtllm_build and method in _VERIFIED_IN_ENGINE and named:
         yield Violation(
             f"speculation by {method} in an engine for {', '.join(named)}",
             f"speculation.method: {method}, build.architectures: {list(facts.target_architectures)}",
@@ -369,7 +370,7 @@ def drafts_have_kernels(facts: Facts) -> Iterator[Violation]:
             [
                 without_speculation(facts),
                 *for_architectures(facts, named[0], ["sm_90"]),
-                to_target(facts, "trtllm-llmapi"),
+                *(to_target(facts, name) for name in names(lambda target: target.llm_api)),
             ],
         )
 
@@ -395,7 +396,7 @@ def draft_is_heads(facts: Facts) -> Iterator[Violation]:
             {"draft_layers": layers, "target_layers": model.layers, "expected_tensor": "fc.weight"},
             [
                 *by_hand("heads that were trained for this target"),
-                *([to_method(facts, "draft_target")] if facts.recipe.build.target == "trtllm-llmapi" else []),
+                *([to_method(facts, "draft_target")] if facts.target.llm_api else []),
                 without_speculation(facts),
             ],
         )

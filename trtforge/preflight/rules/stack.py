@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.remedies import by_hand
-from trtforge.preflight.retarget import LAYOUT_TARGETS, UNSERVED_TARGETS, to_format, to_layout, to_target
+from trtforge.preflight.retarget import to_format, to_layout, to_target
 from trtforge.recipe.keys import nearest
 from trtforge.stack.tensorrt_versions import is_supported
 from trtforge.tables import StackRow
+from trtforge.targets import DEFAULT, served_by
 
 #: short format names that ModelOpt 0.47 removed, with what comes nearest
 REMOVED_FORMATS = {
@@ -99,15 +99,15 @@ def triton_of_stack(facts: Facts) -> Iterator[Violation]:
 )
 def layout_serves_target(facts: Facts) -> Iterator[Violation]:
     layout, target = facts.recipe.triton.layout, facts.recipe.build.target
-    if target in UNSERVED_TARGETS:
+    if not facts.target.layouts:
         return  # there is no repository to lay out
-    if target not in LAYOUT_TARGETS[layout]:
-        works = [name for name, targets in LAYOUT_TARGETS.items() if target in targets]
+    if layout not in facts.target.layouts:
+        works, served = list(facts.target.layouts), served_by(layout)
         yield Violation(
             f"triton.layout: {layout} does not serve target {target}",
             f"triton.layout: {layout}, build.target: {target}",
-            {"layout_serves": list(LAYOUT_TARGETS[layout]), "layouts_of_target": works},
-            [to_layout(facts, name) for name in works] + [to_target(facts, name) for name in LAYOUT_TARGETS[layout]],
+            {"layout_serves": list(served), "layouts_of_target": works},
+            [to_layout(facts, name) for name in works] + [to_target(facts, name) for name in served],
         )
 
 
@@ -234,7 +234,7 @@ def parameters_of_old(facts: Facts) -> Iterator[Violation]:
 def installed_version_fits(facts: Facts) -> Iterator[Violation]:
     row, found = stack_of(facts), facts.require_machine().versions.get("tensorrt-llm")
     wanted = row.version_of("TensorRT-LLM") if row is not None else None
-    if row is None or found is None or wanted is None or facts.recipe.build.target not in TRTLLM_TARGETS:
+    if row is None or found is None or wanted is None or not facts.target.tensorrt_llm:
         return
     if _release(wanted) and _release(found) != _release(wanted):
         fitting = [
@@ -266,7 +266,7 @@ def installed_version_fits(facts: Facts) -> Iterator[Violation]:
 def installed_tensorrt_fits(facts: Facts) -> Iterator[Violation]:
     row, found = stack_of(facts), facts.require_machine().versions.get("tensorrt")
     wanted = row.version_of("TensorRT") if row is not None else None
-    if row is None or found is None or wanted is None or facts.recipe.build.target not in ("tensorrt", "trtllm-engine"):
+    if row is None or found is None or wanted is None or not facts.target.has_plan:
         return
     if _release(wanted) and _release(found)[:2] != _release(wanted)[:2]:
         yield Violation(
@@ -306,10 +306,10 @@ def machine_builds(facts: Facts) -> Iterator[Violation]:
 def _containers(facts: Facts) -> list[str]:
     """Images that bring what the target's build needs: the stack's; for tensorrt without a stack any whose TensorRT it
     takes."""
-    row, target = stack_of(facts), facts.recipe.build.target
+    row = stack_of(facts)
     if row is not None and row.container:
         return [row.container]
-    if target != "tensorrt" or facts.recipe.stack:
+    if not facts.target.cuda_plugins or facts.recipe.stack:
         return []
     images = [item.container for item in facts.stacks.rows if is_supported(item.version_of("TensorRT") or "")]
     return list(dict.fromkeys(image for image in images if image))
@@ -358,7 +358,7 @@ def modelopt_fits_format(facts: Facts) -> Iterator[Violation]:
 def transformers_fits(facts: Facts) -> Iterator[Violation]:
     from trtforge.stack.check import fits
 
-    row, found = facts.stacks.newest("torch"), facts.require_machine().versions.get("transformers")
+    row, found = facts.stacks.newest(DEFAULT.name), facts.require_machine().versions.get("transformers")
     wanted = row.version_of("transformers") if row is not None else None
     if found is not None and wanted is not None and not fits(wanted, found):
         yield Violation(

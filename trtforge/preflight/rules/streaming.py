@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.retarget import streaming, to_beams
 
 _IFB = "inflight_batcher_llm"
@@ -91,7 +90,7 @@ def _one_choice(facts: Facts, name: str, value: str) -> list[str]:
 def beams_do_not_stream(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
     beams = recipe.build.trtllm.max_beam_width
-    if recipe.build.target in TRTLLM_TARGETS and beams > 1 and recipe.triton.decoupled:
+    if facts.target.tensorrt_llm and beams > 1 and recipe.triton.decoupled:
         yield Violation(
             f"triton.decoupled with beams up to {beams}: only requests with one beam can be streamed",
             f"build.trtllm.max_beam_width: {beams}, triton.decoupled: true",
@@ -109,7 +108,7 @@ def beams_do_not_stream(facts: Facts) -> Iterator[Violation]:
 def beams_do_not_accumulate(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
     beams, triton = recipe.build.trtllm.max_beam_width, recipe.triton
-    if recipe.build.target != "trtllm-engine" or beams == 1 or triton.layout != _IFB:
+    if not facts.target.trtllm_build or beams == 1 or triton.layout != _IFB:
         return
     if triton.decoupled and triton.accumulate_tokens:
         yield Violation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.retarget import to_format
 
 _IFB = "inflight_batcher_llm"
@@ -89,7 +88,7 @@ def steps_are_long_enough(facts: Facts) -> Iterator[Violation]:
     build = facts.recipe.build
     limits = build.limits
     longest = limits.max_input_len or limits.max_seq_len - 1
-    if build.target not in TRTLLM_TARGETS or not build.trtllm.chunked_context:
+    if not facts.target.tensorrt_llm or not build.trtllm.chunked_context:
         return
     if limits.max_num_tokens * 32 < longest:
         yield Violation(
@@ -114,7 +113,7 @@ def four_bits_are_for_small_batches(facts: Facts) -> Iterator[Violation]:
     batch = recipe.build.limits.max_batch_size
     rows = [facts.architectures.row(name) for name in recipe.build.architectures]
     has_fp8 = bool(rows) and all(row is not None and row.support("fp8", recipe.build.target) == "yes" for row in rows)
-    if recipe.quantize.format == "int4_awq" and recipe.build.target != "torch" and batch >= 64 and has_fp8:
+    if recipe.quantize.format == "int4_awq" and facts.target.needs_gpu and batch >= 64 and has_fp8:
         yield Violation(
             f"int4_awq for batches up to {batch} on {', '.join(recipe.build.architectures)}",
             f"quantize.format: int4_awq, build.limits.max_batch_size: {batch}",

@@ -187,7 +187,7 @@ def tree_fits(facts: Facts) -> Iterator[Violation]:
 )
 def default_tree_fits(facts: Facts) -> Iterator[Violation]:
     speculation = facts.recipe.speculation
-    if speculation.method != "eagle" or facts.recipe.build.target != "trtllm-engine" or speculation.choices:
+    if speculation.method != "eagle" or not facts.target.trtllm_build or speculation.choices:
         return
     heads, longest = speculation.heads or _DEFAULT_DEPTH, speculation.max_draft_len or _DEFAULT_NODES
     if heads != _DEFAULT_DEPTH or longest < _DEFAULT_NODES:

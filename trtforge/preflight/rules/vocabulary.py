@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from trtforge.models.shape import linears, matches
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.features import TRTLLM_TARGETS
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.recipe.keys import nearest
 
@@ -71,7 +70,7 @@ def exclude_matches(facts: Facts) -> Iterator[Violation]:
 def vocabulary_splits(facts: Facts) -> Iterator[Violation]:
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
     # TensorRT-LLM's checkpoints give every rank the same share and pad the last one
-    if facts.recipe.build.target not in TRTLLM_TARGETS and model.vocab % tp:
+    if not facts.target.tensorrt_llm and model.vocab % tp:
         padded = -(-model.vocab // tp) * tp
         yield Violation(
             f"vocabulary {model.vocab} does not split over tp {tp}",

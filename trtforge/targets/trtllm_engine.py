@@ -1,0 +1,24 @@
+"""``trtllm-engine``: engines of TensorRT-LLM, compiled by ``trtllm-build`` and served by its backend for Triton."""
+
+from __future__ import annotations
+
+from trtforge.targets.base import Target
+from trtforge.targets.gates import left_to_tensorrt_llm
+
+TRTLLM_ENGINE = Target(
+    name="trtllm-engine",
+    folder="trtllm_engine",
+    made_from="checkpoint",
+    runtime="trtllm-cpp",
+    needs_gpu=True,
+    built_for="this-gpu",
+    compiled=True,
+    one_rank=False,
+    layouts=("inflight_batcher_llm",),
+    head_multiple=2,
+    one_scale=True,
+    one_kv_scale=True,
+    left_out=left_to_tensorrt_llm(
+        "an engine of TensorRT-LLM runs on a GPU under its own runtime, which this pipeline has no runner for"
+    ),
+)
