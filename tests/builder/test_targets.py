@@ -13,17 +13,13 @@ import pytest
 from builder.graphs import build_graph
 from builder.speculation import record_of
 from builder.targets import (
-    CHECKPOINT_TARGETS,
-    GRAPH_TARGETS,
-    TARGETS,
     build_engine,
     engine_info,
-    get_checkpoint_target,
-    get_target,
     read_engine,
-    torch_target,
+    target_module,
 )
-from builder.targets.kernels import CAPABILITIES, Choice, choose, table, weight_bytes
+from builder.targets.torch import target as torch_target
+from builder.targets.torch.kernels import CAPABILITIES, Choice, choose, table, weight_bytes
 from runtime.executors.engine_dir import read_engine as runtime_engine
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.tiny import write_tiny_llama
@@ -32,6 +28,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.machine.memory import memory
 from trtforge.recipe.schema import Build, KvCache, Limits, Parallel, Speculation
 from trtforge.tables import stack_table
+from trtforge.targets import TARGETS
 
 STORED = ("bfloat16", "float16", "float32", "fp8", "nvfp4", "int4_awq")
 SMALL = Build(limits=Limits(max_seq_len=512), kv_cache=KvCache(memory="4MiB"))
@@ -183,12 +180,8 @@ def test_a_pool_from_free_memory_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_every_target_offers_the_interface() -> None:
-    for name in GRAPH_TARGETS:
-        module = get_target(name)
-        assert name == module.NAME and callable(module.build_engine)
-    for name in CHECKPOINT_TARGETS:
-        other = get_checkpoint_target(name)
-        assert name == other.NAME and callable(other.engine_info)
+    for name in TARGETS:
+        assert callable(target_module(name).build_engine) and callable(target_module(name, "info").engine_info)
     assert set(TARGETS) == set(stack_table().implemented_targets)
 
 

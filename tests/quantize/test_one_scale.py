@@ -12,6 +12,7 @@ from quantize.one_scale import share_scales
 from tests.builder.quantized_tiny import Quantizer, read_tensors
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.e4m3 import decode, largest_change, rescale_table
+from trtforge.targets import TARGETS
 
 
 def checkpoint(folder: Path, fmt: str = "fp8") -> Path:
@@ -27,7 +28,7 @@ def number(tensors: dict[str, np.ndarray], name: str) -> float:
 @pytest.mark.parametrize("target", ["trtllm-engine", "trtllm-llmapi"])
 def test_one_scale_a_product_and_weights_within_one_rounding(tmp_path: Path, target: str) -> None:
     before = {k: np.array(v) for k, v in read_tensors(checkpoint(tmp_path)).items()}
-    report = share_scales(tmp_path, target)
+    report = share_scales(tmp_path, TARGETS[target])
     after = read_tensors(tmp_path)
     assert report is not None and set(after) == set(before)
     changed = 0
@@ -48,14 +49,14 @@ def test_one_scale_a_product_and_weights_within_one_rounding(tmp_path: Path, tar
     assert report["weights"] == changed > 0 and 0 < report["largest_relative_change"] <= 1 / 16
     untouched = [name for name in before if "o_proj.weight" in name or "down_proj" in name or "embed" in name]
     assert all(before[n].tobytes() == after[n].tobytes() for n in untouched)
-    again = share_scales(tmp_path, target)
+    again = share_scales(tmp_path, TARGETS[target])
     assert again == {"linears": 0, "weights": 0, "largest_relative_change": 0.0, "kv_layers": 0}
 
 
 def test_the_conversion_has_nothing_left_to_round(tmp_path: Path) -> None:
     loose = convert_checkpoint(checkpoint(tmp_path / "loose"), tmp_path / "a")["requantized"]
     assert loose["weights"] > 0 and loose["kv_layers"] == 2
-    share_scales(tmp_path / "loose", "trtllm-engine")
+    share_scales(tmp_path / "loose", TARGETS["trtllm-engine"])
     found = convert_checkpoint(tmp_path / "loose", tmp_path / "b")["requantized"]
     assert found == {"linears": 0, "weights": 0, "largest_relative_change": 0.0, "kv_layers": 0}
 
@@ -64,7 +65,7 @@ def test_other_targets_and_formats_keep_every_byte(tmp_path: Path) -> None:
     for fmt, target in (("fp8", "torch"), ("fp8", "tensorrt"), ("nvfp4", "trtllm-llmapi"), ("none", "trtllm-llmapi")):
         folder = checkpoint(tmp_path / f"{fmt}-{target}", fmt)
         before = (folder / "model.safetensors").read_bytes()
-        report = share_scales(folder, target)
+        report = share_scales(folder, TARGETS[target])
         assert report is None or report["weights"] == 0
         assert (folder / "model.safetensors").read_bytes() == before
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typing
 
-from trtforge.preflight.retarget import LAYOUT_TARGETS
 from trtforge.recipe.schema import Build, Triton
 from trtforge.tables import architecture_table, load_table, stack_table
 from trtforge.tables.decoders import decoders, gguf_decoders
+from trtforge.targets import TARGETS, served_by
 
 
 def choices(model: type, key: str) -> set[str]:
@@ -26,10 +26,14 @@ def test_stacks_cover_every_target_and_name_no_other() -> None:
 def test_layouts_are_the_recipes_layouts() -> None:
     table = stack_table()
     layouts = choices(Triton, "layout")
-    assert {layout for row in table.rows for layout in row.layouts} == layouts == set(LAYOUT_TARGETS)
+    assert (
+        {layout for row in table.rows for layout in row.layouts}
+        == layouts
+        == {name for target in TARGETS.values() for name in target.layouts}
+    )
     for row in table.rows:
         for layout in row.layouts:
-            assert set(LAYOUT_TARGETS[layout]) & set(row.targets)
+            assert set(served_by(layout)) & set(row.targets)
 
 
 def test_removed_targets_have_a_replacement_and_an_older_stack() -> None:

@@ -35,9 +35,9 @@ def verify_published(
 
 def _engine_findings(artifact: Path, remedy: str) -> list[VerifyFinding]:
     from builder.targets import read_engine
-    from builder.targets.trtllm.engine_target import check_engine
     from builder.targets.trtllm.readback import has_engine
     from builder.targets.trtllm.script import ENGINE_DIR
+    from builder.targets.trtllm_engine.info import check_engine
 
     if not has_engine(artifact / ENGINE_DIR):
         return []

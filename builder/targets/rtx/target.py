@@ -13,7 +13,6 @@ which the caller owns and hands in at each step (see :mod:`builder.graphs.native
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,10 +28,13 @@ from builder.targets.rtx.profiles import Profile, input_dims, make_profiles
 from builder.targets.trtllm.common import copy_tokenizer, write_engine
 from trtforge.drafting.record import SpeculationRecord
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_file
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Limits
+from trtforge.targets import names
+from trtforge.targets.rtx import RTX
 
-NAME = "tensorrt-rtx"
+NAME = RTX.name
 ENGINE_VERSION = 1
 LOG_FILE = "build.log"
 SUFFIX = ".rtx"
@@ -71,12 +73,16 @@ def build_engine(
     graph_dir, out = Path(graph_dir), Path(out)
     progress = progress or SilentProgress()
     if speculation is not None:
+        drafting = names(lambda target: target.runs_here)
         raise ForgeError(
             "TF-BLD-121",
             "An RTX engine drafts nothing",
             asked=f"speculation.method: {speculation.method}",
             why="Its requests have linear caches and padded batches; drafts are verified over paged caches.",
-            remedies=["speculation.method: none", "build.target: torch", "build.target: tensorrt"],
+            remedies=[
+                "speculation.method: none",
+                *(f"build.target: {other}" for other in drafting),
+            ],
         )
     graph = GraphInfo.read(graph_dir)
     _check(graph_dir, graph, build)
@@ -113,7 +119,7 @@ def build_engine(
                     "file": file.name,
                     "bytes": built["bytes"],
                     "layers": built["layers"],
-                    "sha256": _sha256(file),
+                    "sha256": hash_file(file),
                 }
             )
     engine = {
@@ -173,21 +179,3 @@ def _describe(
         "profiles": [profile.to_json() for profile in profiles],
         "quantized_linears": sum(linear.format != "none" for linear in graph.linears),
     }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
-    """engine.json, and for each RTX engine whether its file is there and the one that was built (``intact``)."""
-    found = []
-    for item in engine["engines"]:
-        path = artifact / Path(item["file"]).name
-        intact = path.is_file() and path.stat().st_size == item["bytes"] and _sha256(path) == item["sha256"]
-        found.append({**item, "intact": intact})
-    return {**engine, "engines": found}
-
-
-__all__ = ["KIND", "NAME", "build_engine", "engine_info"]

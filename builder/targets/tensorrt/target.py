@@ -24,7 +24,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from builder.targets.tensorrt.lowering import Network, lower
 from builder.targets.tensorrt.process import run_worker
 from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes, decode_buckets, profile_shapes
 from builder.targets.tensorrt.session import Spec
-from builder.targets.tensorrt.versions import missing_operators, release
+from builder.targets.tensorrt.versions import missing_operators
 from trtforge.drafting.conversion import stored_part, write_weights
 from trtforge.drafting.record import DRAFT_DIR, SpeculationRecord
 from trtforge.ground.errors import ForgeError
@@ -56,8 +55,9 @@ from trtforge.ground.safetensors_header import WEIGHTS_NAME, read_headers
 from trtforge.machine.gpus import free_gpu_memory
 from trtforge.native.plugin_library import PluginLibrary
 from trtforge.recipe.schema import Build, Limits
+from trtforge.targets.tensorrt import TENSORRT
 
-NAME = "tensorrt"
+NAME = TENSORRT.name
 ENGINE_FILE = "engine.json"
 PLAN_FILE = "engine.plan"
 LOG_FILE = "build.log"
@@ -286,38 +286,6 @@ def _copy_what_serving_reads(
     for path in content_files(graph_dir, exclude=frozenset({ENGINE_FILE, GRAPH_FILE, INFO_FILE})):
         if path.suffix != ".safetensors":
             copy_file(path, out / path.name)
-
-
-def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
-    """engine.json without hashes, and whether this machine could load it.
-
-    Raises:
-        ForgeError: ``TF-BLD-020`` engine.json has no stamps.
-    """
-    info = {key: value for key, value in engine.items() if key not in ("sha256", "memory_plan")}
-    try:
-        stamp = engine["tensorrt"]
-        wanted_version, wanted_abi = str(stamp["version"]), str(stamp["plugins"]["abi"])
-    except (KeyError, TypeError) as error:
-        raise ForgeError(
-            "TF-BLD-020",
-            f"{artifact} describes no TensorRT engine: {error} is missing",
-            asked=str(artifact),
-            why="An engine records the TensorRT and the plugin library that it was built with.",
-            remedies=["Point at the engine directory of a bundle (BUNDLE/engine)", "Build the engine again"],
-        ) from error
-    findings = []
-    try:
-        installed = release(version("tensorrt"))
-    except PackageNotFoundError:
-        installed = None
-    if installed != wanted_version:
-        findings.append(f"the engine needs TensorRT {wanted_version}, here is {installed or 'none'}")
-    library = machine.library_or_none()
-    abi = None if library is None else library.abi
-    if abi != wanted_abi:
-        findings.append(f"the engine needs plugins of ABI {wanted_abi}, here is {abi or 'none'}")
-    return {**info, "findings": findings}
 
 
 def key_facts() -> dict[str, Any]:

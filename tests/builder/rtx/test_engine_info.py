@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from builder.targets import build_engine, read_engine
-from builder.targets.rtx import compiler, target
+from builder.targets.rtx import compiler, info, target
 from tests.builder.rtx.models import native_graph, rtx_build
 from tests.trtforge.cli.test_commands import cli  # noqa: F401 (a fixture)
 
@@ -57,5 +57,5 @@ def test_file_names_of_a_foreign_engine_json_stay_in_the_folder(artifact: Path) 
     (artifact / "sm_89.rtx").unlink()
     engine["engines"][0]["file"] = "../sm_89.rtx"
     (artifact / "engine.json").write_text(json.dumps(engine))
-    info = target.engine_info(artifact, read_engine(artifact))
-    assert [e["intact"] for e in info["engines"]] == [False, True]
+    found = info.engine_info(artifact, read_engine(artifact))
+    assert [e["intact"] for e in found["engines"]] == [False, True]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from builder.targets import engine_info
-from builder.targets.trtllm import engine_target
 from builder.targets.trtllm.changes import has_fp8_attention, recorded, settled
 from builder.targets.trtllm.flags import settings_of
+from builder.targets.trtllm_engine import target as engine_target
 from tests.builder.trtllm.fake_trtllm import install
 from tests.builder.trtllm.test_checkpoint import make
 from trtforge.recipe.schema import Build, Speculation

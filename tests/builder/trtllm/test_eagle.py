@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from builder.targets import engine_info
-from builder.targets.trtllm import engine_target
 from builder.targets.trtllm.eagle import refuse_engine
 from builder.targets.trtllm.medusa import MedusaHeads
 from builder.targets.trtllm.source import Checkpoint
+from builder.targets.trtllm_engine import target as engine_target
 from tests.builder.quantized_tiny import Quantizer, read_tensors
 from tests.builder.trtllm.deshard import deshard, load_ranks
 from tests.builder.trtllm.fake_trtllm import install

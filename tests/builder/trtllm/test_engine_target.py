@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from builder.targets import engine_info, read_engine
-from builder.targets.trtllm import engine_target
 from builder.targets.trtllm.runner import why_not_here
+from builder.targets.trtllm_engine import target as engine_target
 from tests.builder.trtllm.deshard import load_ranks
 from tests.builder.trtllm.fake_trtllm import install, program
 from tests.builder.trtllm.test_checkpoint import make

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.targets.trtllm import engine_target
 from builder.targets.trtllm.flags import settings_of
 from builder.targets.trtllm.medusa import narrow
+from builder.targets.trtllm_engine import target as engine_target
 from tests.builder.quantized_tiny import read_tensors
 from tests.builder.trtllm.deshard import deshard, load_ranks
 from tests.builder.trtllm.test_checkpoint import make

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from builder.targets import torch_target
+from builder.targets.torch import target as torch_target
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.catalogue import default_stages
@@ -16,10 +16,11 @@ from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.build import BuildStage, timing_cache
 from trtforge.pipeline.stages.common import draft_directory
 from trtforge.pipeline.stages.repository import with_window
-from trtforge.pipeline.stages.targets import LEFT_OUT, PerTarget, left_out
+from trtforge.pipeline.stages.targets import PerTarget, left_out
 from trtforge.recipe.load import recipe_from_mapping
-from trtforge.recipe.schema import IMPLIED_LAYOUTS, Build, Recipe
+from trtforge.recipe.schema import Build, Recipe
 from trtforge.tables import stack_table
+from trtforge.targets import TARGETS, names
 
 
 def recipe(target: str, **build: Any) -> Recipe:
@@ -30,15 +31,15 @@ def recipe(target: str, **build: Any) -> Recipe:
 def test_only_real_targets_leave_out_real_stages() -> None:
     stages = {stage.name for stage in default_stages()}
     targets = set(typing.get_args(Build.model_fields["target"].annotation))
-    assert set(LEFT_OUT) <= targets & set(stack_table().implemented_targets)
+    assert targets == set(TARGETS) == set(stack_table().implemented_targets)
     wrapped = {stage.name for stage in default_stages() if isinstance(stage, PerTarget)}
-    for reasons in LEFT_OUT.values():
-        assert set(reasons) <= stages and set(reasons) <= wrapped
+    for target in TARGETS.values():
+        assert set(target.left_out) <= stages and set(target.left_out) <= wrapped
     for stage in wrapped:
         assert left_out(recipe("torch"), stage) is None
 
 
-@pytest.mark.parametrize("target", sorted(LEFT_OUT))
+@pytest.mark.parametrize("target", names(lambda target: bool(target.left_out)))
 def test_a_stage_that_is_left_out_says_so_and_has_no_gate(tmp_path: Path, target: str) -> None:
     asked = recipe(target)
     for stage in default_stages():
@@ -56,9 +57,12 @@ def test_a_stage_that_is_left_out_says_so_and_has_no_gate(tmp_path: Path, target
 
 
 def test_the_layout_follows_the_target_unless_it_is_named() -> None:
-    for target, layout in IMPLIED_LAYOUTS.items():
-        assert recipe(target).triton.layout == layout
-        row = stack_table().newest(target)
+    for target in TARGETS.values():
+        if not target.layouts:
+            continue
+        layout = target.layouts[0]
+        assert recipe(target.name).triton.layout == layout
+        row = stack_table().newest(target.name)
         assert row is not None and layout in row.layouts
     assert recipe("torch").triton.layout == "native"
     data = {"name": "r", "model": {"source": "s"}, "build": {"target": "trtllm-llmapi"}}

@@ -15,8 +15,9 @@ from tests.support.preflight import SMOL, codes
 from tests.support.public_models import CONFIGS
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, RTX, build, merged
 from trtforge.ground.errors import ForgeError
-from trtforge.preflight.retarget import ONE_RANK
 from trtforge.preflight.rules import shapes
+from trtforge.targets import TARGETS
+from trtforge.targets.tensorrt import TENSORRT
 
 LLAMA = CONFIGS["HuggingFaceTB/SmolLM2-135M-Instruct"]
 
@@ -24,7 +25,7 @@ LLAMA = CONFIGS["HuggingFaceTB/SmolLM2-135M-Instruct"]
 def test_head_sizes_are_those_of_graph_and_plugin() -> None:
     field = FIELDS["PagedAttention"]["head_size"]
     assert shapes.HEAD_SIZES == HEAD_SIZES == (field.minimum, field.maximum)
-    assert shapes.HEAD_MULTIPLES["tensorrt"] == field.multiple
+    assert TENSORRT.head_multiple == field.multiple
 
 
 @pytest.mark.parametrize("settings", [{}, GPU, RTX, ENGINE], ids=["torch", "tensorrt", "rtx", "trtllm-engine"])
@@ -60,5 +61,4 @@ def test_stages_are_the_converter_s(layers: int, pp: int) -> None:
 @pytest.mark.parametrize("target", ["torch", "tensorrt", "tensorrt-rtx"])
 def test_targets_of_one_device_are_those_whose_builder_refuses_more(target: str) -> None:
     settings = build(target=target, architectures=["sm_89"], parallel={"tp": 3})
-    assert ("TF-K16-001" in codes(settings)) and target in ONE_RANK
-    assert set(ONE_RANK) == set(shapes.GRAPH_TARGETS)
+    assert ("TF-K16-001" in codes(settings)) and TARGETS[target].one_rank

@@ -15,7 +15,7 @@ from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, GateResult, StageResult
 
 if TYPE_CHECKING:
-    from builder.targets.trtllm.llmapi_target import LlmSettings
+    from builder.targets.trtllm_llmapi.target import LlmSettings
 
 #: files of an engine that two builds of the same inputs need not agree on
 MEASURED = ("build.log", "model.cache", "trtllm/*")
@@ -36,7 +36,7 @@ class BuildStage(StageBase):
         elif recipe.speculation.method != "none":
             section["speculation"] = plain(recipe.speculation)
         if recipe.build.target == "torch":
-            from builder.targets import torch_target
+            from builder.targets.torch import target as torch_target
 
             section["torch"] = torch_target.key_facts()
         if recipe.build.target == "tensorrt":
@@ -121,9 +121,7 @@ def _build_rtx(context: StageContext) -> StageResult:
 
 
 def _of_checkpoint(recipe: Recipe) -> bool:
-    from builder.targets import CHECKPOINT_TARGETS
-
-    return recipe.build.target in CHECKPOINT_TARGETS
+    return not recipe.target.from_graph
 
 
 def _trtllm_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -169,7 +167,7 @@ def timing_cache(recipe: Recipe, recipe_dir: Path) -> Path | None:
 def _build_of_checkpoint(context: StageContext) -> StageResult:
     recipe, checkpoint = context.recipe, context.inputs["quantize"].path
     if recipe.build.target == "trtllm-engine":
-        from builder.targets.trtllm import engine_target
+        from builder.targets.trtllm_engine import target as engine_target
 
         engine = engine_target.build_engine(
             checkpoint,
@@ -185,7 +183,7 @@ def _build_of_checkpoint(context: StageContext) -> StageResult:
         )
         gate = _as_evaluated(engine["conversion"]["requantized"])
         return StageResult(summary=engine, measured=MEASURED, gates=[gate])
-    from builder.targets.trtllm import llmapi_target
+    from builder.targets.trtllm_llmapi import target as llmapi_target
 
     draft = draft_directory(recipe, context.recipe_dir)
     engine = llmapi_target.build_engine(
@@ -218,7 +216,7 @@ def _as_evaluated(again: Mapping[str, Any]) -> GateResult:
 def _llm_settings(recipe: Recipe, folder: Path | None, checkpoint: Path) -> LlmSettings:
     """The layout's own arguments: the repository and the artifact must not differ."""
     from builder.targets.trtllm.common import engine_stack
-    from builder.targets.trtllm.llmapi_target import CHECKPOINT_DIR, DRAFT_DIR, LlmSettings, served_head
+    from builder.targets.trtllm_llmapi.target import CHECKPOINT_DIR, DRAFT_DIR, LlmSettings, served_head
     from triton_repo.layouts.llmapi_settings import llm_arguments, serve_options
 
     draft = DRAFT_DIR if recipe.speculation.draft else None

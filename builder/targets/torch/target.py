@@ -18,7 +18,6 @@ from builder.files import copy_directory
 from builder.graphs.info import GraphInfo
 from builder.memory import plan_memory
 from builder.special_tokens import special_tokens
-from builder.targets.kernels import choose, table, weight_bytes
 from builder.targets.parts import (
     check_draft,
     check_limits,
@@ -28,6 +27,7 @@ from builder.targets.parts import (
     hash_files,
     model_shape,
 )
+from builder.targets.torch.kernels import choose, table, weight_bytes
 from trtforge.drafting.record import DRAFT_DIR, SpeculationRecord
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_file
@@ -36,8 +36,9 @@ from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.machine.memory import memory
 from trtforge.machine.processor import processor
 from trtforge.recipe.schema import Build, Limits
+from trtforge.targets.torch import TORCH
 
-NAME = "torch"
+NAME = TORCH.name
 ENGINE_FILE = "engine.json"
 ENGINE_VERSION = 1
 #: version of the op contracts (domain trtforge) that the engine's graph uses
@@ -53,7 +54,7 @@ def key_facts() -> dict[str, Any]:
         "engine": ENGINE_VERSION,
         "ops": OPS_VERSION,
         "host_abi": HOST_ABI,
-        "kernels": hash_file(Path(__file__).with_name("torch_kernels.yaml")),
+        "kernels": hash_file(Path(__file__).with_name("kernels.yaml")),
     }
 
 

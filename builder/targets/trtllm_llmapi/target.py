@@ -13,7 +13,6 @@ The arguments are the layout's (``triton_repo.layouts.llmapi_settings``): server
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,10 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Speculation
 from trtforge.tables.decoders import decoders
+from trtforge.targets import DEFAULT, names
+from trtforge.targets.trtllm_llmapi import TRTLLM_LLMAPI
 
-NAME = "trtllm-llmapi"
+NAME = TRTLLM_LLMAPI.name
 CHECKPOINT_DIR = "checkpoint"
 DRAFT_DIR = "draft"
 
@@ -125,13 +126,14 @@ def _require_windows(source: Checkpoint, max_seq_len: int) -> None:
     window = config.sliding_window
     if not window or window >= max_seq_len or decoders()[config.architecture].trtllm.window:
         return
+    others = [DEFAULT.name, *names(lambda target: target.trtllm_build)]
     raise ForgeError(
         "TF-BLD-069",
         f"TensorRT-LLM's PyTorch {config.architecture} does not read the sliding window of config.json",
         asked=f"sliding_window: {window}, build.limits.max_seq_len: {max_seq_len}",
         numbers={"sliding_window": window, "max_seq_len": max_seq_len},
         why="Every layer would look back over all of the sequence, which the model was not trained for.",
-        remedies=[f"build.limits.max_seq_len: {window}", "build.target: torch", "build.target: trtllm-engine"],
+        remedies=[f"build.limits.max_seq_len: {window}", *(f"build.target: {other}" for other in others)],
     )
 
 
@@ -173,8 +175,3 @@ def _require_draft(draft: Path | None, speculation: Speculation) -> Path:
             remedies=["speculation.draft: PATH of the draft's checkpoint, relative to the recipe"],
         )
     return draft
-
-
-def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
-    """engine.json and the command that serves it."""
-    return {**engine, "serve_command": shlex.join(engine["serve"])}

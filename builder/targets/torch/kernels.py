@@ -1,6 +1,6 @@
 """The torch target's kernel table: stored representation x processor → kernel.
 
-Policy: which kernel runs is data (``torch_kernels.yaml``), never an ``if``. The plan made at build
+Policy: which kernel runs is data (``kernels.yaml``), never an ``if``. The plan made at build
 time is for the machine that builds; the serving machine picks again from the rows that the engine
 carries, so an engine moves between processors without a rebuild.
 """
@@ -31,7 +31,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Choice:
-    """One row of the table; see the head of torch_kernels.yaml for the fields."""
+    """One row of the table; see the head of kernels.yaml for the fields."""
 
     stored: str
     capability: tuple[str, ...]
@@ -62,7 +62,7 @@ class Choice:
 @functools.cache
 def table() -> tuple[dict[str, Kernel], tuple[Choice, ...]]:
     """Kernels by name, and the rows in order."""
-    raw = yaml.safe_load(Path(__file__).with_name("torch_kernels.yaml").read_text(encoding="utf-8"))
+    raw = yaml.safe_load(Path(__file__).with_name("kernels.yaml").read_text(encoding="utf-8"))
     kernels = {
         name: Kernel(name, float(row["bytes_per_weight"]), tuple(row["operators"]))
         for name, row in raw["kernels"].items()

@@ -20,9 +20,8 @@ from typing import Any
 from builder.files import copy_file
 from builder.targets.trtllm import script
 from builder.targets.trtllm.changes import settled
-from builder.targets.trtllm.checkpoint import CONFIG_FILE, LOGITS_DTYPE, Drafting, convert_checkpoint
+from builder.targets.trtllm.checkpoint import LOGITS_DTYPE, Drafting, convert_checkpoint
 from builder.targets.trtllm.common import (
-    ENGINE_FILE,
     ENGINE_VERSION,
     copy_tokenizer,
     describe_model,
@@ -33,15 +32,15 @@ from builder.targets.trtllm.draft_engine import alone_on_one_gpu, check_pair
 from builder.targets.trtllm.eagle import EagleDrafter, refuse_engine
 from builder.targets.trtllm.flags import build_arguments, settings_of
 from builder.targets.trtllm.medusa import MedusaHeads
-from builder.targets.trtllm.readback import Finding, compare_engine, has_engine, read_trtllm_engine
 from builder.targets.trtllm.runner import COMMAND, run_build, why_not_here
 from builder.targets.trtllm.source import Checkpoint
+from builder.targets.trtllm_engine.info import check_engine
 from trtforge.ground.errors import ForgeError
-from trtforge.ground.json_file import read_json_file
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Speculation
+from trtforge.targets.trtllm_engine import TRTLLM_ENGINE
 
-NAME = "trtllm-engine"
+NAME = TRTLLM_ENGINE.name
 LOG_FILE = "build.log"
 
 
@@ -215,48 +214,3 @@ def _compile(
             why="trtllm-build changed or ignored a setting; serving it would not do what the recipe says.",
             remedies=["ask for what the engine has", "read build.log for the builder's warnings"],
         )
-
-
-def check_engine(artifact: Path, engine: dict[str, Any]) -> list[Finding]:
-    """The compiled engine of an artifact against its engine.json and its checkpoint.
-
-    Raises:
-        ForgeError: ``TF-BLD-060`` and ``TF-BLD-066`` where one of the two cannot be read.
-    """
-    path = artifact / script.CHECKPOINT_DIR / CONFIG_FILE
-    try:
-        checkpoint = read_json_file(path)
-        if not isinstance(checkpoint, dict):
-            raise ValueError("it holds no object")
-    except (OSError, ValueError) as error:
-        raise ForgeError(
-            "TF-BLD-066",
-            f"The checkpoint that the engine was built from cannot be read: {error}",
-            asked=str(path),
-            why="The engine is held against the checkpoint's config.json.",
-            remedies=["trtforge verify BUNDLE", "trtforge run RECIPE --force build"],
-        ) from error
-    expected = {
-        "version": engine["tensorrt_llm"],
-        "settings": engine["settings"],
-        "checkpoint": checkpoint,
-        "architectures": engine.get("architectures", ()),  # artifacts before 2026-12 do not say it
-    }
-    return compare_engine(read_trtllm_engine(artifact / script.ENGINE_DIR), expected)
-
-
-def engine_info(artifact: Path, engine: dict[str, Any]) -> dict[str, Any]:
-    """engine.json, whether there is a compiled engine now, what it records and where it differs from what was asked."""
-    info = {**engine, "engine": None, "findings": []}
-    if has_engine(artifact / script.ENGINE_DIR):
-        info["engine"] = read_trtllm_engine(artifact / script.ENGINE_DIR).to_json()
-        info["findings"] = [finding.to_json() for finding in check_engine(artifact, engine)]
-    if isinstance(engine.get("draft"), dict):
-        info["draft"] = engine_info(artifact / script.DRAFT_DIR, engine["draft"])
-        info["findings"] += [
-            {**finding, "message": f"draft: {finding['message']}"} for finding in info["draft"]["findings"]
-        ]
-    return info
-
-
-__all__ = ["ENGINE_FILE", "NAME", "build_engine", "check_engine", "engine_info"]
