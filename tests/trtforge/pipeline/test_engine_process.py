@@ -26,6 +26,7 @@ from trtforge.pipeline import gpu_memory
 from trtforge.pipeline.stages import bench, engine_process, parity, smoke
 from trtforge.pipeline.stages.engine_process import engine_of, runs_on_gpu
 from trtforge.recipe.schema import Bench, Speculation
+from trtforge.targets.torch import TORCH
 
 ANSWERS = ["The capital of France is", "One, two, three"]
 
@@ -171,7 +172,7 @@ def test_nothing_is_held_when_the_server_starts(
 
 
 def test_parity_closes_its_engine(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = types.SimpleNamespace(build=types.SimpleNamespace(target="torch"))
+    build = types.SimpleNamespace(target=TORCH)
     context = types.SimpleNamespace(
         progress=SilentProgress(), inputs={"build": types.SimpleNamespace(path=directory)}, recipe=build
     )
