@@ -17,7 +17,7 @@ from tests.support.refusals import refusal
 from trtforge.cli import common
 from trtforge.ground import files
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.preflight import check, probe
+from trtforge.preflight import check, look
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.store.store import Store
 
@@ -93,7 +93,7 @@ def codes(made: set[str], free: int) -> dict[str, Any]:
     )
     found = check(
         loaded,
-        replace(probe(Path("/tmp")), disk_free=free, memory_total=64 << 30),
+        replace(look(Path("/tmp")), disk_free=free, memory_total=64 << 30),
         model=public("HuggingFaceTB/SmolLM2-135M-Instruct"),
         formats={row.name: row for row in table.formats},
         kv_modes={row.name: row for row in table.kv_modes},
