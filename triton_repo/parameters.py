@@ -157,7 +157,7 @@ def explain(name: str | None = None) -> list[dict[str, Any]]:
     Raises:
         ForgeError: TF-TRI-060 with the nearest name.
     """
-    from trtforge.recipe.keys import nearest
+    from trtforge.ground.names import nearest
 
     tables = [load_parameters(layout) for layout in LAYOUTS]
     rows = [(table, row) for table in tables for row in table.rows]
@@ -212,7 +212,7 @@ def checked(layout: str, model: str, values: dict[str, str]) -> dict[str, str]:
     Raises:
         ForgeError: TF-TRI-061 for a name that the model has not, TF-TRI-062 naming every value that cannot be.
     """
-    from trtforge.recipe.keys import nearest
+    from trtforge.ground.names import nearest
 
     rows = load_parameters(layout).of_model(model)
     unknown = sorted(values.keys() - rows.keys())

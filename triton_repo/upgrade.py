@@ -20,9 +20,9 @@ from triton_repo.edits import Editor, parameter_text
 from triton_repo.engine_versions import engine_version
 from triton_repo.history import Change, load_history
 from triton_repo.layouts.writing import writing
+from triton_repo.lint.hits import listed
 from triton_repo.lint.repository import HOLE, Model, Repository, read_repository
 from triton_repo.lint.roles import Chain, chain, role
-from triton_repo.lint.rules import listed
 from triton_repo.lint.run import lint_repository
 from triton_repo.upgrade_llmapi import write_llmapi
 from triton_repo.upgrade_report import Step, Upgrade

@@ -9,9 +9,9 @@ from triton_repo.callers import calls
 from triton_repo.copying import copy_repository
 from triton_repo.history import Counterpart, load_history
 from triton_repo.layouts import llmapi
+from triton_repo.lint.hits import listed
 from triton_repo.lint.repository import Engine, Model, Repository
 from triton_repo.lint.roles import Chain, device_sets
-from triton_repo.lint.rules import listed
 from triton_repo.upgrade_report import Step, Upgrade
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe

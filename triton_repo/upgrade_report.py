@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from triton_repo.lint.rules import Finding
+from triton_repo.lint.hits import Finding
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from triton_repo.lint.rules import Finding
+from triton_repo.lint.hits import Finding
 from triton_repo.lint.run import lint_repository
 from trtforge.ground.errors import ForgeError
 

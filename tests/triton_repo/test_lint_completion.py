@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.triton_repo.corpus import add, tensors
-from triton_repo.lint.rules import Finding
+from triton_repo.lint.hits import Finding
 from triton_repo.lint.run import lint_repository
 
 CONFIG = 'backend: "python"\n'

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.triton_repo.planted import PLANTS
 from tests.triton_repo.plants import Plant
-from tests.triton_repo.plants_config import CONFIG
-from tests.triton_repo.plants_ensembles import ENSEMBLES
-from tests.triton_repo.plants_files import FILES
-from tests.triton_repo.plants_llm import CHAINS, ENGINES, OTHERS
-from tests.triton_repo.plants_parameters import PARAMETERS
 from triton_repo.lint.run import all_rules, lint_repository
-
-PLANTS = [*FILES, *CONFIG, *ENSEMBLES, *PARAMETERS, *ENGINES, *CHAINS, *OTHERS]
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.code}-{plant.name.replace(' ', '-')}")
@@ -42,4 +36,4 @@ def test_every_rule_has_a_fault_that_shows_it():
     elsewhere |= {"TF-TRI-253", "TF-TRI-254"}  # in test_lint_field_reports.py, with folders beside the repository
     shown = {plant.code for plant in PLANTS} | elsewhere
     # in test_lint_launch.py, whose faults lie beside the repository
-    assert {rule.code for rule in all_rules() if rule.module != "rules_launch"} == shown
+    assert {rule.code for rule in all_rules() if rule.module != "launch"} == shown

@@ -12,7 +12,7 @@ from tests.support.edits import carry_out
 from tests.triton_repo.corpus import COMPLETING, PYTHON, add
 from tests.triton_repo.corpus_llm import LLMAPI_CONFIG, LLMAPI_YAML, VLLM, chain, engine_folder
 from tests.triton_repo.corpus_triton import simple_add_sub
-from triton_repo.lint.rules import Finding
+from triton_repo.lint.hits import Finding
 from triton_repo.lint.run import lint_repository
 
 #: the part of NVIDIA's model.py for the llmapi layout that reads model.yaml

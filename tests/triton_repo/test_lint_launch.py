@@ -11,7 +11,7 @@ from launcher.plans import plan
 from launcher.scripts import write_scripts
 from tests.launcher.test_plans import recipe
 from tests.support.served_models import ECHO, write_model
-from triton_repo.lint.rules_launch import launch_files_near
+from triton_repo.lint.launch_files import launch_files_near
 from triton_repo.lint.run import lint_repository
 from trtforge.tritonserver.launch_lines import launch_lines, of_command, open_apis, weaknesses
 from trtforge.tritonserver.server_launch import GRPC_OPTION, HTTP_OPTION, closing

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.edits import carry_out
 from tests.triton_repo.corpus import add, tensors
+from triton_repo.lint.hits import Finding
 from triton_repo.lint.onnx_graph import read_graph
-from triton_repo.lint.rules import Finding
 from triton_repo.lint.run import lint_repository
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

@@ -19,10 +19,10 @@ import pytest
 from tests.support.edits import carry_out
 from tests.triton_repo import corpus_llm, corpus_published, corpus_triton  # noqa: F401 - they fill the corpus
 from tests.triton_repo.corpus import CORPUS
+from tests.triton_repo.planted import PLANTS
 from tests.triton_repo.remedy_cases import MORE
-from tests.triton_repo.test_lint_faults import PLANTS
-from triton_repo.lint.rules import Finding
-from triton_repo.lint.run import all_rules, lint_repository
+from triton_repo.lint.hits import RULES, Finding
+from triton_repo.lint.run import lint_repository
 
 CASES: list[tuple[str, Callable[[Path], object]]] = [
     *((f"{plant.code}-{plant.name}".replace(" ", "-"), plant.plant) for plant in PLANTS),
@@ -66,9 +66,9 @@ def test_every_place_where_a_rule_speaks_is_reached(tmp_path, monkeypatch):
 
     The faults of starts lie beside the repository (test_lint_launch.py); what would work there is for a person.
     """
-    elsewhere = {"rules_model_files.py", "rules_completion.py", "rules_launch.py"}
+    elsewhere = {"model_files.py", "completion.py", "launch.py"}
     spoken: dict[str, set[int]] = {}
-    modules = [import_module(f"triton_repo.lint.{rule.module}") for rule in all_rules()]
+    modules = list(RULES.modules.values())
     modules.append(import_module("triton_repo.lint.engine_models"))
 
     def heard(speak):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
+from triton_repo.lint.hits import Hit, each_model, hit, listed
 from triton_repo.lint.remedies import Remedy, parameter, person, put
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import device_sets, is_engine_model
-from triton_repo.lint.rules import Hit, each_model, hit, listed
 
 
 def each_engine_model(check: Callable[[Model, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from triton_repo.lint.hits import Hit, each_model
 from triton_repo.lint.repository import Model, Repository
-from triton_repo.lint.rules import Hit, each_model
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,16 @@ MODEL_FILES: Mapping[str, str] = {
     "model.pt2": "pytorch",
     "model.py": "python",
 }
+#: platforms that Triton knows, and the backend that goes with each
+PLATFORMS: Mapping[str, str] = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "torch_aoti": "pytorch",
+    "libtorch": "pytorch",
+    "tensorflow_savedmodel": "tensorflow",
+    "tensorflow_graphdef": "tensorflow",
+}
 HOLE = re.compile(r"\$\{[^}]*\}?|\{\{[^{}\n]{0,200}\}\}")
 #: a version folder that Triton loads: a number without leading zeros
 VERSION = re.compile(r"0|[1-9]\d{0,17}")
@@ -101,18 +111,8 @@ class Model:
         message = self.message
         if message.backend:
             return str(message.backend)
-        platforms = {
-            "tensorrt_plan": "tensorrt",
-            "onnxruntime_onnx": "onnxruntime",
-            "pytorch_libtorch": "pytorch",
-            "libtorch": "pytorch",
-            "torch_aoti": "pytorch",
-            "tensorflow_savedmodel": "tensorflow",
-            "tensorflow_graphdef": "tensorflow",
-            "ensemble": "",
-        }
         if message.platform:
-            return platforms.get(message.platform, "")
+            return PLATFORMS.get(message.platform, "")
         if message.default_model_filename in MODEL_FILES:
             return MODEL_FILES[message.default_model_filename]
         for version in self.versions:
@@ -135,17 +135,26 @@ class Model:
         return str(self.message.parameters[name].string_value)
 
     @cached_property
-    def source(self) -> bytes | None:
-        """``model.py`` of the first version that has one and can be read."""
+    def _source(self) -> bytes | Problem | None:
+        """``model.py`` of the first version that has one, or what keeps it from being read."""
         name = self.message.default_model_filename or "model.py"
         for version in self.versions:
             if version.names is not None and name in version.names:
                 try:
                     return read_bytes(version.folder / name, self.root)
                 except Unreadable as error:
-                    self.problems.append(Problem(version.folder / name, error.reason, error.outside))
-                    return None
+                    return Problem(version.folder / name, error.reason, error.outside)
         return None
+
+    @property
+    def source(self) -> bytes | None:
+        """``model.py`` of the first version that has one and can be read."""
+        return self._source if isinstance(self._source, bytes) else None
+
+    def unread(self) -> list[Problem]:
+        """What of it could not be read: what rules came upon, and ``model.py`` where a server would run it."""
+        runs = self.config is None or self.backend == "python"
+        return [*self.problems, *([self._source] if runs and isinstance(self._source, Problem) else [])]
 
     @cached_property
     def code(self) -> str | None:

@@ -6,35 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# the modules of rules register themselves
-from triton_repo.lint import (  # noqa: F401
-    rules_backend,
-    rules_batching,
-    rules_chain,
-    rules_completion,
-    rules_config,
-    rules_engine,
-    rules_ensemble,
-    rules_files,
-    rules_launch,
-    rules_llm_arguments,
-    rules_llm_speculation,
-    rules_llmapi,
-    rules_model_files,
-    rules_native,
-    rules_parameters,
-    rules_python,
-    rules_python_devices,
-    rules_served,
-    rules_settings,
-    rules_vllm,
-)
+from triton_repo.lint.hits import RULES, Finding, Rule
+from triton_repo.lint.launch_files import launch_files_near
 from triton_repo.lint.repository import read_repository
-from triton_repo.lint.rules import RULES, Finding, Hit, Rule
-from trtforge.ground.annotations import Annotation
+from trtforge.rules.rule import Place
 
-#: these name what the other rules could not read, so they are asked last
-_READING = frozenset({"TF-TRI-106", "TF-TRI-107"})
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -55,28 +31,10 @@ class Report:
         """Whether a server can be expected to load it."""
         return self.count("error") == 0
 
-    def annotations(self) -> list[Annotation]:
-        """The findings for the SARIF and GitHub writers."""
-        return [
-            Annotation(
-                code=finding.code,
-                severity=finding.severity,
-                message=(f"{finding.model}: " if finding.model else "") + finding.message,
-                file=finding.path,
-                line=finding.line,
-                column=finding.column,
-                help=finding.remedy,
-                source=finding.source,
-                title=finding.title,
-                why=finding.why,
-            )
-            for finding in self.findings
-        ]
-
 
 def all_rules() -> list[Rule]:
     """Every rule, by code."""
-    return sorted(RULES, key=lambda rule: rule.code)
+    return list(RULES.rules.values())
 
 
 def lint_repository(
@@ -95,27 +53,12 @@ def lint_repository(
     """
     repository = read_repository(folder, engine_dir)
     repository.named_launch_files = tuple(launch_files)
-    found_near = rules_launch.launch_files_near(folder) if near and not launch_files else []
-    repository.launch_files = tuple(launch_files) or tuple(found_near)
-    rules = sorted(all_rules(), key=lambda rule: rule.code in _READING)
-    found = [(rule, hit) for rule in rules for hit in rule.check(repository)]
-    findings = [_finding(rule, hit) for rule, hit in found]
+    repository.launch_files = tuple(launch_files) or (tuple(launch_files_near(folder)) if near else ())
+    rules = sorted(all_rules(), key=lambda rule: rule.last)
+    findings = [
+        Finding(rule, hit, place=Place(str(hit.path), hit.line, hit.column))
+        for rule in rules
+        for hit in rule.check(repository)
+    ]
     findings.sort(key=lambda f: (_ORDER[f.severity], f.path, f.line or 0, f.code))
     return Report(folder, len(repository.models), tuple(dict.fromkeys(findings)))
-
-
-def _finding(rule: Rule, hit: Hit) -> Finding:
-    return Finding(
-        rule.code,
-        hit.severity or rule.severity,
-        hit.model,
-        str(hit.path),
-        hit.message,
-        hit.remedy,
-        hit.line,
-        hit.column,
-        rule.title,
-        rule.why,
-        rule.source,
-        hit.remedies,
-    )

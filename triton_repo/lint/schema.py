@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from triton_repo.lint.names import nearest
 from triton_repo.lint.pbtext import Node, Text
 from triton_repo.lint.remedies import Edit, Remedy, person
 from triton_repo.parameters import Parameter, load_parameters
+from trtforge.ground.names import nearest
 
 FaultKind = Literal["placeholder", "unknown", "type", "twice", "schedulers", "syntax"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.llm_arguments import Arguments, aliases_grow
-from triton_repo.lint.names import nearest
 from triton_repo.lint.repository import Model
+from trtforge.ground.names import nearest
 
 
 def file_of(model: Model, name: str) -> tuple[Path, str] | None:

@@ -30,7 +30,7 @@ def check(
     """Check a recipe against the model's headers, the tables and this machine; exit 1 on an error."""
     from quantize.intake import not_here
     from trtforge.ground.errors import ExitCode, ForgeError
-    from trtforge.preflight.places import annotate, refusal_annotation, unapplied
+    from trtforge.preflight.places import placed, refused_model, unapplied
     from trtforge.recipe.load import load_recipe
     from trtforge.store.store import default_root
 
@@ -52,12 +52,11 @@ def check(
         raise
     absent = not_here(loaded.recipe.model.source, loaded.directory) if model and shape is None and not refused else None
     if form != "table":
-        found = annotate(loaded, report)
+        found = placed(loaded, report)
         if refused is not None:
-            found.insert(0, refusal_annotation(loaded, refused))
+            forms.show(console, [refused_model(loaded, refused), *found], form)
         else:
-            found += unapplied(loaded, report, recipe, absent)
-        forms.show(console, found, form)
+            forms.show(console, [*found, *unapplied(loaded, report, recipe, absent)], form)
         if refused is not None:
             raise common.Failed(refused.exit_code)
     else:

@@ -243,7 +243,7 @@ def one_of(value: str, known: Sequence[str], *, option: str, code: str) -> str:
     """``value`` when it is known; else a refusal that names the nearest."""
     if value in known:
         return value
-    from trtforge.recipe.keys import nearest
+    from trtforge.ground.names import nearest
 
     near = nearest(value, list(known))
     raise ForgeError(

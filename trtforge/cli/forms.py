@@ -15,8 +15,8 @@ from trtforge.cli import common
 from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
-    from trtforge.ground.annotations import Annotation
     from trtforge.ground.console import Console
+    from trtforge.rules.rule import Breach, Finding, Place, Told
 
 FORMATS = ("table", "sarif", "github")
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
@@ -39,46 +39,36 @@ def chosen(console: Console, form: str, *, code: str) -> str:
     return form
 
 
-def show(console: Console, found: Sequence[Annotation], form: str) -> None:
+def show(console: Console, found: Sequence[Finding[Breach]], form: str) -> None:
     """Write the findings as SARIF (always one document) or GitHub annotations (one a line; none: nothing)."""
     from trtforge import __version__
-    from trtforge.ground.annotations import github, sarif_text
+    from trtforge.rules.output import github, sarif_text
 
     text = sarif_text(found, version=__version__) if form == "sarif" else github(found)
     if text:
         console.value(text.rstrip("\n"))
 
 
-def refusals(error: ForgeError, file: Path) -> Iterator[Annotation]:
+def refusals(error: ForgeError, file: Path) -> Iterator[Finding[Told]]:
     """What keeps a check from running, as findings: one for each offender that the refusal lists, else one."""
-    from trtforge.ground.annotations import Annotation
+    from trtforge.rules.rule import Finding, Identity, Told, refused
 
     offenders = error.numbers.get("offenders")
-    if isinstance(offenders, list) and offenders:
-        for item in offenders:
-            place, line, _ = _place(str(item.get("where", "")), file)
-            message = f"{item.get('key')}: {item.get('problem')}"
-            yield Annotation(
-                error.code, "error", message, place, line, help=str(item.get("remedy", "")), why=error.why or ""
-            )
+    if not isinstance(offenders, list) or not offenders:
+        yield refused(error, _place(str(error.asked or ""), file))
         return
-    place, line, column = _place(str(error.asked or ""), file)
-    yield Annotation(
-        error.code,
-        "error",
-        error.message,
-        place,
-        line,
-        column,
-        help="; ".join(error.remedies),
-        title=error.message,
-        why=error.why or "",
-    )
+    rule = Identity(error.code, "error", why=error.why or "")
+    for item in offenders:
+        remedy = item.get("remedy")
+        told = Told(f"{item.get('key')}: {item.get('problem')}", (str(remedy),) if remedy else ())
+        yield Finding(rule, told, place=_place(str(item.get("where", "")), file))
 
 
-def _place(text: str, file: Path) -> tuple[str, int | None, int | None]:
-    """File, line and column of ``FILE:LINE[:COLUMN]``; ``file`` for anything else."""
+def _place(text: str, file: Path) -> Place:
+    """The place that ``FILE:LINE[:COLUMN]`` names; ``file`` for anything else."""
+    from trtforge.rules.rule import Place
+
     match = _PLACE.fullmatch(text)
     if match is None or not Path(match["file"]).is_file():
-        return str(file), None, None
-    return match["file"], int(match["line"]), int(match["column"]) if match["column"] else None
+        return Place(str(file))
+    return Place(match["file"], int(match["line"]), int(match["column"]) if match["column"] else None)

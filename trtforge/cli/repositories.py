@@ -54,7 +54,7 @@ def lint(
     if format_ == "table":
         _show(console, report)
     else:
-        forms.show(console, report.annotations(), format_)
+        forms.show(console, report.findings, format_)
     if not report.passed:
         raise common.Failed(ExitCode.GATE_FAILED)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from trtforge.preflight.engine import Rule, all_rules
+from trtforge.rules.tables import link, rule_table, table
 from trtforge.tables import architecture_table
 from trtforge.tables.features import feature_table, kernel_table
 from trtforge.targets import TARGETS
@@ -93,34 +94,32 @@ are taken). A row is corrected there, never in code.
 """
 
 
+_COLUMNS: dict[str, Callable[[Rule], str]] = {
+    "Code": lambda rule: f"`{rule.code}`",
+    "Severity": lambda rule: rule.severity,
+    "Waivable": lambda rule: "yes" if rule.waivable else "no",
+    "What": lambda rule: rule.title,
+    "Why": lambda rule: rule.why,
+    "Source": lambda rule: link(rule.source),
+}
+
+
 def render() -> str:
     """The whole document as Markdown."""
     rules = list(all_rules().values())
     parts = [_HEADER, f"## Rules\n\n{len(rules)} rules.\n"]
     for kind, title in KINDS.items():
-        rows = [_rule_row(rule) for rule in rules if rule.kind == kind]
         parts.append(f"### {kind}: {title}\n")
-        parts.append(_table(("Code", "Severity", "Waivable", "What", "Why", "Source"), rows))
+        parts.append(rule_table(_COLUMNS, [rule for rule in rules if rule.kind == kind]))
     parts += [_TABLES, *_feature_tables()]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _rule_row(rule: Rule) -> tuple[str, ...]:
-    return (
-        f"`{rule.code}`",
-        rule.severity,
-        "yes" if rule.waivable else "no",
-        rule.title,
-        rule.why,
-        _link(rule.source) if rule.source else "",
-    )
-
-
 def _feature_tables() -> list[str]:
     features, kernels = feature_table(), kernel_table()
-    needs = [(row.feature, row.needs, ", ".join(row.targets), row.why, _link(row.source)) for row in features.needs]
+    needs = [(row.feature, row.needs, ", ".join(row.targets), row.why, link(row.source)) for row in features.needs]
     pairs = [
-        (" × ".join(row.features), row.support, ", ".join(row.targets), row.why, _link(row.source))
+        (" × ".join(row.features), row.support, ", ".join(row.targets), row.why, link(row.source))
         for row in features.combinations
     ]
     methods = [
@@ -129,7 +128,7 @@ def _feature_tables() -> list[str]:
             row.target,
             f"{row.support} ({', '.join(row.architectures)})" if row.architectures else row.support,
             row.instead or "",
-            _link(row.source),
+            link(row.source),
         )
         for row in features.methods
     ]
@@ -140,7 +139,7 @@ def _feature_tables() -> list[str]:
             row.kernel,
             ", ".join(map(str, row.groups or ())) or "any",
             f"{row.k} × {row.n}",
-            _link(row.source),
+            link(row.source),
         )
         for row in kernels.rows
     ]
@@ -151,7 +150,7 @@ def _feature_tables() -> list[str]:
             ", ".join(row.architectures) or "all",
             ", ".join(map(str, row.head_sizes)),
             row.otherwise,
-            _link(row.source),
+            link(row.source),
         )
         for row in kernels.attention
     ]
@@ -167,33 +166,18 @@ def _feature_tables() -> list[str]:
     ]
     return [
         f"### Architectures (as of {architecture_table().as_of})\n",
-        _table(("Architecture", "GPUs", "Formats with a kernel", "KV caches", "Targets"), boards),
+        table(("Architecture", "GPUs", "Formats with a kernel", "KV caches", "Targets"), boards),
         f"### Kernel shapes (as of {kernels.as_of})\n",
-        _table(("Format", "Targets", "Kernel", "Group sizes", "K × N multiples", "Source"), shapes),
+        table(("Format", "Targets", "Kernel", "Group sizes", "K × N multiples", "Source"), shapes),
         "### Head sizes of attention\n",
-        _table(("Attention", "Targets", "Architectures", "Head sizes", "Others", "Source"), attention),
+        table(("Attention", "Targets", "Architectures", "Head sizes", "Others", "Source"), attention),
         f"### Speculation (as of {features.as_of})\n",
-        _table(("Method", "Target", "Support", "Instead", "Source"), methods),
+        table(("Method", "Target", "Support", "Instead", "Source"), methods),
         "### What needs what\n",
-        _table(("Feature", "Needs", "Targets", "Why", "Source"), needs),
+        table(("Feature", "Needs", "Targets", "Why", "Source"), needs),
         "### What does not go together\n",
-        _table(("Features", "Support", "Targets", "Why", "Source"), pairs),
+        table(("Features", "Support", "Targets", "Why", "Source"), pairs),
     ]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _link(source: str) -> str:
-    """A short text for a long address: an issue by its number, a page by its host."""
-    path = source.removeprefix("https://")
-    parts = path.split("/")
-    if parts[0] == "github.com" and len(parts) == 5 and parts[3] in ("issues", "pull"):
-        return f"[{parts[2]}#{parts[4]}]({source})"
-    return f"[{parts[2] if parts[0] == 'github.com' else parts[0]}]({source})"
 
 
 def main(arguments: list[str]) -> int:

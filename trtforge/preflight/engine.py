@@ -8,7 +8,6 @@ refuses cannot happen at all (something that this version does not have).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,14 +19,16 @@ from trtforge.models.shape import FormatFacts, KvModeFacts, ModelShape, Paramete
 from trtforge.preflight.remedies import Remedy, applied, as_remedy, texts
 from trtforge.preflight.sources import Locate, Located, SourceFiles
 from trtforge.preflight.surroundings import Surroundings
-from trtforge.recipe.keys import nearest
 from trtforge.recipe.load import LoadedRecipe, recipe_from_mapping
 from trtforge.recipe.schema import Recipe
+from trtforge.rules import rule as rule_engine
+from trtforge.rules.registry import Registry
+from trtforge.rules.rule import Breach, Severity
+from trtforge.rules.waivers import justification
 from trtforge.tables import Architecture, ArchitectureTable, StackTable
 from trtforge.tables.features import FeatureTable, KernelTable
 from trtforge.targets import Target
 
-Severity = Literal["error", "warning"]
 Need = Literal["model", "format", "machine", "files", "draft", "adapters", "parameters", "build.architectures"]
 
 
@@ -143,37 +144,56 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Violation:
+class Violation(Breach):
     """One thing that is wrong: what was asked, the numbers, and what would work."""
 
-    message: str
     asked: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
     remedies: Sequence[str | Remedy] = ()
-    why: str | None = None
-    source: str | None = None
+
+    @cached_property
+    def ways(self) -> tuple[Remedy, ...]:
+        """The remedies as changes of the recipe."""
+        return tuple(map(as_remedy, self.remedies))
+
+    @property
+    def ways_out(self) -> str:
+        return "; ".join(texts(self.ways))
+
+
+Check = Callable[[Facts], Iterable[Violation]]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A violation with its rule's code, severity, reason and source; ``waived`` holds the justification.
+class Rule(rule_engine.Rule[Facts, Violation]):
+    """A rule on a recipe: the facts without which it is skipped, and whether it is about this machine alone."""
 
-    ``ways`` are its remedies, those that change the recipe tried by :mod:`trtforge.preflight.trials`.
-    """
+    needs: tuple[Need, ...] = field(default=(), kw_only=True)
+    machine_lacks: bool = field(default=False, kw_only=True)
 
-    code: str
-    severity: Severity
-    title: str
-    message: str
-    asked: str
-    numbers: Mapping[str, Any]
-    why: str
-    ways: tuple[Remedy, ...]
-    source: str | None
-    waived: str | None = None
-    needs_model: bool = False
-    waivable: bool = True
-    machine_lacks: bool = False
+    @property
+    def kind(self) -> str:
+        """``K4`` of ``TF-K4-001``."""
+        return self.code.split("-")[1]
+
+
+@dataclass(frozen=True)
+class Finding(rule_engine.Finding[Violation]):
+    """What a rule says of a recipe; remedies that change the recipe are tried by :mod:`trtforge.preflight.trials`."""
+
+    rule: Rule
+
+    @property
+    def asked(self) -> str:
+        return self.breach.asked
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        return self.breach.numbers
+
+    @property
+    def ways(self) -> tuple[Remedy, ...]:
+        return self.breach.ways
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -182,18 +202,25 @@ class Finding:
 
     @property
     def kind(self) -> str:
-        """``K4`` of ``TF-K4-001``."""
-        return self.code.split("-")[1]
+        return self.rule.kind
 
     @property
-    def blocks(self) -> bool:
-        """Whether the recipe must not run."""
-        return self.severity == "error" and self.waived is None
+    def needs_model(self) -> bool:
+        """Whether it could not be found before the model was here."""
+        return "model" in self.rule.needs
+
+    @property
+    def machine_lacks(self) -> bool:
+        return self.rule.machine_lacks
 
     @property
     def stops_build(self) -> bool:
         """Whether this machine lacks what the build needs: no fault of the recipe, but a run here cannot end."""
         return self.machine_lacks and self.waived is None
+
+    def with_ways(self, ways: Iterable[Remedy]) -> Finding:
+        """The finding with other remedies."""
+        return replace(self, breach=replace(self.breach, remedies=tuple(ways)))
 
     def to_json(self) -> dict[str, Any]:
         """The finding as one JSON-able object."""
@@ -211,29 +238,6 @@ class Finding:
             "waived": self.waived,
             "waivable": self.waivable,
         }
-
-
-Check = Callable[[Facts], Iterable[Violation]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A check with its public identity."""
-
-    code: str
-    severity: Severity
-    title: str
-    why: str
-    source: str | None
-    needs: tuple[Need, ...]
-    waivable: bool
-    check: Check
-    machine_lacks: bool = False
-
-    @property
-    def kind(self) -> str:
-        """``K4`` of ``TF-K4-001``."""
-        return self.code.split("-")[1]
 
 
 @dataclass(frozen=True)
@@ -280,41 +284,12 @@ class Report:
         }
 
 
-_RULES: dict[str, Rule] = {}
-_MODULES = (
-    "parameters",
-    "stack",
-    "precision",
-    "rtx",
-    "kernels",
-    "groups",
-    "heads",
-    "shapes",
-    "vocabulary",
-    "prequantized",
-    "quality",
-    "limits",
-    "ranges",
-    "memory",
-    "pools",
-    "host",
-    "speculation",
-    "trees",
-    "drafters",
-    "draft_pairs",
-    "drafts",
-    "llm_speculation",
-    "combinations",
-    "classes",
-    "streaming",
-    "served",
-    "tokenizer",
-    "ranks",
-    "rope",
-    "corpora",
-    "adapters",
-    "throughput",
-)
+def _order(code: str) -> tuple[int, int]:
+    _, kind, number = code.split("-")
+    return int(kind[1:]), int(number)
+
+
+RULES: Registry[Rule] = Registry("trtforge.preflight.rules", codes=r"TF-K\d+-\d{3}", order=_order)
 
 
 def rule(
@@ -331,24 +306,17 @@ def rule(
     """Register a check under its code; ``machine_lacks``: what it finds only keeps this machine from building."""
 
     def register(check: Check) -> Check:
-        if code in _RULES and _RULES[code].check.__qualname__ != check.__qualname__:
-            raise ValueError(f"preflight code {code} is taken by {_RULES[code].title}")
-        _RULES[code] = Rule(code, severity, title, why, source, needs, waivable, check, machine_lacks)
+        RULES.declare(
+            Rule(code, severity, title, why, source, waivable, check=check, needs=needs, machine_lacks=machine_lacks)
+        )
         return check
 
     return register
 
 
-def all_rules() -> dict[str, Rule]:
+def all_rules() -> Mapping[str, Rule]:
     """Every rule by code."""
-    for name in _MODULES:
-        importlib.import_module(f"trtforge.preflight.rules.{name}")
-    return dict(sorted(_RULES.items(), key=lambda item: _order(item[0])))
-
-
-def _order(code: str) -> tuple[int, int]:
-    _, kind, number = code.split("-")
-    return int(kind[1:]), int(number)
+    return RULES.rules
 
 
 def apply_rules(facts: Facts) -> Report:
@@ -371,24 +339,8 @@ def apply_rules(facts: Facts) -> Report:
         if missing:
             skipped[code] = f"not known: {', '.join(missing)}"
             continue
-        for violation in item.check(facts):
-            findings.append(
-                Finding(
-                    code,
-                    item.severity,
-                    item.title,
-                    violation.message,
-                    violation.asked,
-                    violation.numbers,
-                    violation.why or item.why,
-                    tuple(map(as_remedy, violation.remedies)),
-                    violation.source or item.source,
-                    facts.recipe.waive.get(code) if item.waivable else None,
-                    "model" in item.needs,
-                    item.waivable,
-                    item.machine_lacks,
-                )
-            )
+        waived = justification(facts.recipe.waive, item)
+        findings += [Finding(item, violation, waived) for violation in item.check(facts)]
     findings.sort(key=lambda finding: (not finding.blocks, finding.severity != "error"))
     return Report(tuple(findings), skipped, len(rules))
 
@@ -398,27 +350,6 @@ def _adapters_known(facts: Facts) -> bool:
     if lora is None or not lora.adapters:
         return True
     return facts.adapters is not None and not all(place.absent for place in facts.adapters.values())
-
-
-def check_waivers(waivers: Mapping[str, str], rules: Mapping[str, Rule]) -> None:
-    for code, reason in waivers.items():
-        if code not in rules:
-            near = nearest(code, list(rules))
-            raise ForgeError(
-                "TF-RCP-014",
-                f"waive: {code} is no preflight code",
-                asked=f"waive: {{{code}: {reason}}}",
-                why="A waiver of a rule that does not exist would only look like one.",
-                remedies=[f"waive {near}"] if near else ["trtforge check RECIPE prints the codes of its findings"],
-            )
-        if not reason.strip():
-            raise ForgeError(
-                "TF-RCP-014",
-                f"waive: {code} has no justification",
-                asked=f"waive: {{{code}: ''}}",
-                why="Whoever reads the bundle's report must see why the rule was set aside.",
-                remedies=[f"waive: {{{code}: why this is fine here}}"],
-            )
 
 
 def refusal(report: Report, recipe_name: str) -> ForgeError:

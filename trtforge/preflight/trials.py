@@ -70,7 +70,7 @@ def judged(report: Report, facts: Facts, rules: Pass) -> Report:
                 withdrawn.append((finding.code, way.text))
             elif tried.changes not in [other.changes for other in ways] or tried.by_hand:
                 ways.append(tried)
-        findings.append(replace(finding, ways=tuple(_ordered(ways))))
+        findings.append(finding.with_ways(_ordered(ways)))
     result = replace(report, findings=tuple(findings), withdrawn=tuple(withdrawn))
     return replace(result, together=_together(result, trials))
 

@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from trtforge.ground.errors import ForgeError
-from trtforge.recipe.keys import find_key, nearest, siblings, suggest
+from trtforge.ground.names import nearest
+from trtforge.recipe.keys import find_key, siblings, suggest
 from trtforge.recipe.text import KeyPath, dotted
 
 _EXAMPLES = {

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from trtforge.ground.names import nearest
 from trtforge.recipe.schema import Recipe
 
 
@@ -63,13 +64,6 @@ def siblings(path: tuple[str, ...]) -> list[str]:
     """The names that may stand where ``path`` stands."""
     names = [key.path[-1] for key in all_keys() if key.path[:-1] == path[:-1]]
     return [*names, "extends"] if len(path) == 1 else names
-
-
-def nearest(name: str, names: list[str]) -> str | None:
-    """The known name that ``name`` most likely meant, or None."""
-    normal = {candidate.lower().replace("-", "_"): candidate for candidate in reversed(names)}
-    found = difflib.get_close_matches(name.lower().replace("-", "_"), list(normal), n=1, cutoff=0.6)
-    return normal[found[0]] if found else None
 
 
 def suggest(path: tuple[str, ...]) -> str | None:

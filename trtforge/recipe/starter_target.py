@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtforge.ground.errors import ForgeError
-from trtforge.recipe.keys import nearest
+from trtforge.ground.names import nearest
 from trtforge.tables import Architecture, load_table
 from trtforge.targets import TARGETS, names
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from tests.trtforge.preflight import cases_memory_shapes, cases_serving
 from tests.trtforge.preflight.settings import GPU, Case, triton
 
-CASES: dict[str, tuple[Case, Case]] = {**cases_memory_shapes.CASES, **cases_serving.CASES}
+#: of every ``cases_*.py`` that lies here
+CASES: dict[str, tuple[Case, Case]] = {
+    code: cases
+    for file in sorted(Path(__file__).parent.glob("cases_*.py"))
+    for code, cases in import_module(f"{__package__}.{file.stem}").CASES.items()
+}
 
 #: rules about this version of trtforge: their cases depend on what it implements, so they say it themselves
 UNIMPLEMENTED: dict[str, dict[str, Any]] = {

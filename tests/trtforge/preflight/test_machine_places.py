@@ -15,6 +15,7 @@ from trtforge.cli.main import invoke
 from trtforge.preflight.places import keys_of, place_of
 from trtforge.preflight.sources import SourceFiles, is_bad_scale
 from trtforge.recipe.load import load_recipe
+from trtforge.rules.rule import Place
 
 RECIPE = """name: x
 model: {source: model}
@@ -89,8 +90,8 @@ class TestFormats:
 
     def test_an_override_has_no_line_and_falls_back_to_its_section(self, recipe: Path) -> None:
         loaded = load_recipe(recipe, ["build.limits.max_seq_len=64"])
-        assert place_of(loaded, "build.limits.max_seq_len: 64") == (str(recipe), 4)
-        assert place_of(loaded, "quantize.format: none") == (str(recipe), 1)
+        assert place_of(loaded, "build.limits.max_seq_len: 64") == Place(str(recipe), 4)
+        assert place_of(loaded, "quantize.format: none") == Place(str(recipe), 1)
 
 
 class TestSources:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trtforge.ground.names import nearest
 from trtforge.recipe import docs
 from trtforge.recipe.json_schema import recipe_json_schema
-from trtforge.recipe.keys import all_keys, nearest, suggest
+from trtforge.recipe.keys import all_keys, suggest
 
 
 def test_recipe_document_is_current() -> None:

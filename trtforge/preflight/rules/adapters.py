@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.ground.names import nearest
 from trtforge.models.shape import linears
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.sources import SourceFiles
-from trtforge.recipe.keys import nearest
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 #: linear of a Llama-like model → what TensorRT-LLM calls it (https://nvidia.github.io/TensorRT-LLM/advanced/lora.html)

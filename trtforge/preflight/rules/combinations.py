@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtforge.preflight.engine import Check, Facts, Violation, rule
+from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import combined, turned_on, unmet_needs, without, written
 from trtforge.preflight.remedies import by_hand
 from trtforge.templates.other_tokenizers import other_tokenizers, tokenizer_remedies
@@ -12,103 +12,118 @@ from trtforge.templates.other_tokenizers import other_tokenizers, tokenizer_reme
 _TABLE = "https://nvidia.github.io/TensorRT-LLM/features/feature-combination-matrix.html"
 
 
-def _needs(kind: str) -> Check:
-    def check(facts: Facts) -> Iterator[Violation]:
-        for row in unmet_needs(facts, kind):
-            yield Violation(
-                f"{row.feature} without {row.needs} on {facts.recipe.build.target}",
-                f"{written(facts, row.feature)}, {written(facts, row.needs)}",
-                {"feature": row.feature, "needs": row.needs, "target": facts.recipe.build.target},
-                [*turned_on(facts, row.needs), *without(facts, row.feature)],
-                why=row.why,
-                source=row.source,
-            )
-
-    check.__qualname__ = f"needs_{kind}"
-    return check
+def _needs(facts: Facts, kind: str) -> Iterator[Violation]:
+    for row in unmet_needs(facts, kind):
+        yield Violation(
+            f"{row.feature} without {row.needs} on {facts.recipe.build.target}",
+            f"{written(facts, row.feature)}, {written(facts, row.needs)}",
+            {"feature": row.feature, "needs": row.needs, "target": facts.recipe.build.target},
+            [*turned_on(facts, row.needs), *without(facts, row.feature)],
+            why=row.why,
+            source=row.source,
+        )
 
 
-def _combined(kind: str, *, refused: bool) -> Check:
-    def check(facts: Facts) -> Iterator[Violation]:
-        for row in combined(facts, kind, refused=refused):
-            verdict = {
-                "no": "do not go together",
-                "untested": "are untested together",
-                "disputed": "are said to go together and reported not to",
-            }[row.support]
-            yield Violation(
-                f"{' and '.join(row.features)} {verdict} on {facts.recipe.build.target}",
-                ", ".join(written(facts, name) for name in row.features),
-                {"features": list(row.features), "support": row.support, "target": facts.recipe.build.target},
-                [way for name in row.features for way in without(facts, name)],
-                why=row.why,
-                source=row.source,
-            )
-
-    check.__qualname__ = f"combined_{kind}_{refused}"
-    return check
+def _combined(facts: Facts, kind: str, *, refused: bool) -> Iterator[Violation]:
+    for row in combined(facts, kind, refused=refused):
+        verdict = {
+            "no": "do not go together",
+            "untested": "are untested together",
+            "disputed": "are said to go together and reported not to",
+        }[row.support]
+        yield Violation(
+            f"{' and '.join(row.features)} {verdict} on {facts.recipe.build.target}",
+            ", ".join(written(facts, name) for name in row.features),
+            {"features": list(row.features), "support": row.support, "target": facts.recipe.build.target},
+            [way for name in row.features for way in without(facts, name)],
+            why=row.why,
+            source=row.source,
+        )
 
 
-rule(
+@rule(
     "TF-K12-002",
     "speculation without what it needs",
     why="The method reads state that another setting keeps.",
     source=_TABLE,
     waivable=False,
-)(_needs("K12"))
+)
+def speculation_needs(facts: Facts) -> Iterator[Violation]:
+    return _needs(facts, "K12")
 
-rule(
+
+@rule(
     "TF-K12-003",
     "speculation with a feature that excludes it",
     why="The engine refuses one of the two, or answers wrongly.",
     source=_TABLE,
-)(_combined("K12", refused=True))
+)
+def speculation_excludes(facts: Facts) -> Iterator[Violation]:
+    return _combined(facts, "K12", refused=True)
 
-rule(
+
+@rule(
     "TF-K13-003",
     "a setting without what it needs",
     why="Build and server are configured apart, so the engine may lack what the server turns on.",
     source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/271",
     waivable=False,
-)(_needs("K13"))
+)
+def settings_need(facts: Facts) -> Iterator[Violation]:
+    return _needs(facts, "K13")
 
-rule(
+
+@rule(
     "TF-K13-004",
     "features that do not go together",
     why="The engine refuses one of the two, or answers wrongly.",
     source=_TABLE,
-)(_combined("K13", refused=True))
+)
+def features_exclude(facts: Facts) -> Iterator[Violation]:
+    return _combined(facts, "K13", refused=True)
 
-rule(
+
+@rule(
     "TF-K13-005",
     "features whose combination nobody vouches for",
     why="It may work; the tables do not say so, or reports say otherwise.",
     severity="warning",
     source=_TABLE,
-)(_combined("K13", refused=False))
+)
+def features_untested(facts: Facts) -> Iterator[Violation]:
+    return _combined(facts, "K13", refused=False)
 
-rule(
+
+@rule(
     "TF-K21-001",
     "adapters with a feature whose combination nobody vouches for",
     why="It may work; NVIDIA's matrix does not say so.",
     severity="warning",
     source=_TABLE,
-)(_combined("K21", refused=False))
+)
+def adapters_untested(facts: Facts) -> Iterator[Violation]:
+    return _combined(facts, "K21", refused=False)
 
-rule(
+
+@rule(
     "TF-K24-001",
     "beams with a feature that excludes them",
     why="The engine refuses one of the two, or answers wrongly.",
     source=_TABLE,
-)(_combined("K24", refused=True))
+)
+def beams_exclude(facts: Facts) -> Iterator[Violation]:
+    return _combined(facts, "K24", refused=True)
 
-rule(
+
+@rule(
     "TF-K24-002",
     "beams with a feature whose combination nobody vouches for",
     why="It may work; NVIDIA's matrix does not say so.",
     severity="warning",
     source=_TABLE,
-)(_combined("K24", refused=False))
+)
+def beams_untested(facts: Facts) -> Iterator[Violation]:
+    return _combined(facts, "K24", refused=False)
 
 
 @rule(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import Remedy, by_hand
-from trtforge.recipe.keys import nearest
 
 BUILTIN_TEXTS = ("builtin:python-topics",)
 #: the last four are the classes that drafts are measured on

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import to_beams
 from trtforge.preflight.rules.streaming import STREAMING_PARAMETERS
-from trtforge.recipe.keys import nearest
 
 _PLACEHOLDER = re.compile(r"\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*|<[A-Za-z][^<>]*>|\bTODO\b|\bFIXME\b|^/path/to/")
 _TEXTS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import (
     context_asked,
@@ -18,7 +19,6 @@ from trtforge.preflight.features import (
 )
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import for_architectures, to_format, to_target
-from trtforge.recipe.keys import nearest
 from trtforge.tables import Architecture
 from trtforge.targets import TARGETS
 

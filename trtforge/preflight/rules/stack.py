@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_format, to_layout, to_target
-from trtforge.recipe.keys import nearest
 from trtforge.stack.tensorrt_versions import is_supported
 from trtforge.tables import StackRow
 from trtforge.targets import DEFAULT, served_by

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.ground.names import nearest
 from trtforge.models.shape import linears, matches
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
-from trtforge.recipe.keys import nearest
 
 
 @rule(

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from triton_repo.lint.names import nearest
-from triton_repo.lint.remedies import Edit, Remedy, drop, here, out, person, put
-from triton_repo.lint.repository import Model, Repository
-from triton_repo.lint.rules import (
+from triton_repo.lint.hits import (
     TRITON_BATCHER,
     TRITON_CONFIG,
     TRITON_CORE,
@@ -18,7 +15,13 @@ from triton_repo.lint.rules import (
     rule,
     thread,
 )
+from triton_repo.lint.remedies import Edit, Remedy, drop, here, out, person, put
+from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.shapes import agree, text
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
+
+SECTION = Section(40, "Schedulers and warm-up")
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _CORRELATION = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")

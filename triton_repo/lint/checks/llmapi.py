@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.lint.engine_models import device_faults
+from triton_repo.lint.hits import TRTLLM_LLMAPI, Hit, each_model, hit, hit_file, listed, rule
 from triton_repo.lint.llm_arguments import load_arguments
-from triton_repo.lint.names import nearest
 from triton_repo.lint.remedies import Remedy, drop, here, key, key_named, no_key, person, together
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.roles import is_llmapi
-from triton_repo.lint.rules import TRTLLM_LLMAPI, Hit, each_model, hit, hit_file, listed, rule
 from triton_repo.lint.settings import Lines, file_of, has_anchors, parsed, placed
 from triton_repo.parameters import load_parameters
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
+
+SECTION = Section(100, "The LLM API")
 
 #: keys of ``triton_config`` (https://github.com/NVIDIA/TensorRT-LLM, llmapi/tensorrt_llm/1/model.py)
 _TRITON_KEYS = ("max_batch_size", "decoupled", "cancellation_check_period_ms", "multimodal", "lora_directory")

@@ -10,11 +10,14 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+from triton_repo.lint.checks.python import CLASS, code_path
+from triton_repo.lint.hits import TRITON_PYTHON, Hit, each_model, hit_file, listed, rule
 from triton_repo.lint.remedies import person
 from triton_repo.lint.repository import Model, Repository
-from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit_file, listed, rule
-from triton_repo.lint.rules_python import CLASS, code_path
 from triton_repo.lint.shapes import text
+from trtforge.rules.tables import Section
+
+SECTION = Section(180, "Models in Python: auto-complete")
 
 _NAME = "auto_complete_config"
 #: properties by method: those that a tensor needs, and those that it may have

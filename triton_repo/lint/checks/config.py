@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from triton_repo.lint.names import nearest
-from triton_repo.lint.remedies import drop, here, out, person, put, removed, together
-from triton_repo.lint.repository import HOLE, Model, Repository
-from triton_repo.lint.rules import (
+from triton_repo.lint.hits import (
     TRITON_CONFIG,
     TRITON_CORE,
     Hit,
@@ -18,7 +15,13 @@ from triton_repo.lint.rules import (
     rule,
     thread,
 )
+from triton_repo.lint.remedies import drop, here, out, person, put, removed, together
+from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.shapes import reshapes, text
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
+
+SECTION = Section(20, "One model's configuration")
 
 #: backends that never complete a configuration's tensors themselves
 _NO_COMPLETION = frozenset({"tensorrtllm", "pytorch"})

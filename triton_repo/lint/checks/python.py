@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from triton_repo.lint.engine_models import at
-from triton_repo.lint.names import nearest
+from triton_repo.lint.hits import TRITON_PYTHON, Hit, each_model, hit, hit_file, rule
 from triton_repo.lint.remedies import no_parameter, person
 from triton_repo.lint.repository import HOLE, Model, Repository
-from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, hit_file, rule
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
+
+SECTION = Section(160, "Models in Python")
 
 CLASS = "TritonPythonModel"
 #: what the Python backend puts in place of this text

@@ -1,7 +1,6 @@
 """Findings in the forms that other tools read: SARIF 2.1.0 and GitHub workflow commands.
 
-Every check of this product (preflight, lint) turns its findings into :class:`Annotation` records, and the two
-writers here know nothing else. Secrets are masked, because both forms end up in logs and on web pages.
+Secrets are masked, because both forms end up in logs and on web pages.
 
 Sources: SARIF 2.1.0 (https://docs.oasis-open.org/sarif/sarif/v2.1.0/), what code scanning reads of it
 (https://docs.github.com/en/code-security/code-scanning/integrating-with-code-scanning/sarif-support-for-code-scanning)
@@ -15,14 +14,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from trtforge.ground.redaction import redact, redact_value
+from trtforge.rules.rule import Breach, Finding, Place
 
-Severity = Literal["error", "warning", "note"]
+Found = Finding[Breach]
 
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 SARIF_VERSION = "2.1.0"
@@ -30,46 +29,14 @@ _COMMANDS: dict[str, str] = {"error": "error", "warning": "warning", "note": "no
 _URL = re.compile(r"https?://[^\s)]+")
 
 
-@dataclass(frozen=True)
-class Annotation:
-    """One finding, whatever found it.
-
-    Args:
-        code: the rule's stable code, such as ``TF-TRI-104``.
-        severity: ``error``, ``warning`` or ``note``.
-        message: what is wrong here, with the numbers; one or two sentences.
-        file: the file, as the user would open it (relative to the working directory or absolute); None when
-            the finding has no file.
-        line: line in ``file``, from 1; None when the whole file is meant.
-        column: column in ``line``, from 1.
-        help: what would work here; empty when there is nothing to say.
-        source: where the rule comes from (a URL or a document's name).
-        title: the rule's title, the same for all findings of ``code``.
-        why: why it cannot work, the same for all findings of ``code``.
-        waived: the justification of a finding that the user has waived; None for one that counts.
-    """
-
-    code: str
-    severity: Severity
-    message: str
-    file: str | None = None
-    line: int | None = None
-    column: int | None = None
-    help: str = ""
-    source: str = ""
-    title: str = ""
-    why: str = ""
-    waived: str | None = None
-
-
-def sarif(annotations: Sequence[Annotation], *, tool: str = "trtforge", version: str | None = None) -> dict[str, Any]:
+def sarif(findings: Sequence[Found], *, tool: str = "trtforge", version: str | None = None) -> dict[str, Any]:
     """The findings as one SARIF 2.1.0 document with one run.
 
     Files below the working directory are written relative to it, under GitHub's base id ``%SRCROOT%``; a waived
     finding is kept and marked as suppressed.
     """
-    codes = sorted({item.code for item in annotations})
-    rules = [_rule(code, [item for item in annotations if item.code == code]) for code in codes]
+    codes = sorted({item.code for item in findings})
+    rules = [_rule(code, [item for item in findings if item.code == code]) for code in codes]
     driver: dict[str, Any] = {"name": tool, "rules": rules}
     if version:
         driver["semanticVersion"] = version
@@ -80,7 +47,7 @@ def sarif(annotations: Sequence[Annotation], *, tool: str = "trtforge", version:
             {
                 "tool": {"driver": driver},
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(item, codes.index(item.code)) for item in annotations],
+                "results": [_result(item, codes.index(item.code)) for item in findings],
             }
         ],
     }
@@ -88,21 +55,21 @@ def sarif(annotations: Sequence[Annotation], *, tool: str = "trtforge", version:
     return shown
 
 
-def sarif_text(annotations: Sequence[Annotation], *, version: str | None = None) -> str:
+def sarif_text(findings: Sequence[Found], *, version: str | None = None) -> str:
     """:func:`sarif` as text with a newline at its end."""
-    return json.dumps(sarif(annotations, version=version), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(sarif(findings, version=version), indent=2, ensure_ascii=False) + "\n"
 
 
-def github(annotations: Iterable[Annotation]) -> str:
+def github(findings: Iterable[Found]) -> str:
     """The findings as GitHub workflow commands, one a line; a waived finding becomes a notice."""
-    return "".join(_command(item) + "\n" for item in annotations)
+    return "".join(_command(item) + "\n" for item in findings)
 
 
-def _rule(code: str, found: Sequence[Annotation]) -> dict[str, Any]:
+def _rule(code: str, found: Sequence[Found]) -> dict[str, Any]:
     first = found[0]
-    title = first.title or first.message
+    title = first.title or first.headline
     why = first.why or title
-    link = _URL.search(first.source)
+    link = _URL.search(first.source or "")
     worst = "error" if any(item.severity == "error" for item in found) else first.severity
     rule: dict[str, Any] = {
         "id": code,
@@ -116,24 +83,27 @@ def _rule(code: str, found: Sequence[Annotation]) -> dict[str, Any]:
     return rule
 
 
-def _result(item: Annotation, index: int) -> dict[str, Any]:
+def _result(item: Found, index: int) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": item.code,
         "ruleIndex": index,
         "level": item.severity,
         "message": {"text": _sentence(item)},
     }
-    if item.file is not None:
-        location: dict[str, Any] = {"artifactLocation": _artifact(item.file)}
-        if item.line is not None:
-            region = {"startLine": max(item.line, 1)}
-            if item.column is not None:
-                region["startColumn"] = max(item.column, 1)
-            location["region"] = region
-        result["locations"] = [{"physicalLocation": location}]
+    if item.place is not None:
+        result["locations"] = [{"physicalLocation": _location(item.place)}]
     if item.waived is not None:
         result["suppressions"] = [{"kind": "external", "justification": item.waived}]
     return result
+
+
+def _location(place: Place) -> dict[str, Any]:
+    location: dict[str, Any] = {"artifactLocation": _artifact(place.file)}
+    if place.line is not None:
+        location["region"] = {"startLine": max(place.line, 1)}
+        if place.column is not None:
+            location["region"]["startColumn"] = max(place.column, 1)
+    return location
 
 
 def _artifact(file: str) -> dict[str, str]:
@@ -156,19 +126,20 @@ def _relative(file: str) -> str:
         return path.as_posix()
 
 
-def _sentence(item: Annotation) -> str:
-    return item.message + (f". What would work: {item.help}" if item.help else "")
+def _sentence(item: Found) -> str:
+    ways_out = item.breach.ways_out
+    return item.headline + (f". What would work: {ways_out}" if ways_out else "")
 
 
-def _command(item: Annotation) -> str:
+def _command(item: Found) -> str:
     waived = item.waived is not None
     properties: list[tuple[str, str]] = []
-    if item.file is not None:
-        properties.append(("file", _relative(item.file)))
-        if item.line is not None:
-            properties.append(("line", str(max(item.line, 1))))
-            if item.column is not None:
-                properties.append(("col", str(max(item.column, 1))))
+    if item.place is not None:
+        properties.append(("file", _relative(item.place.file)))
+        if item.place.line is not None:
+            properties.append(("line", str(max(item.place.line, 1))))
+            if item.place.column is not None:
+                properties.append(("col", str(max(item.place.column, 1))))
     properties.append(("title", f"{item.code} {item.title}".strip()))
     text = _sentence(item) + (f" (waived: {item.waived})" if waived else "")
     listed = ",".join(f"{key}={_property(redact(value))}" for key, value in properties)

@@ -6,14 +6,17 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from triton_repo.lint.checks.files import loaded
 from triton_repo.lint.files import Unreadable, inside
-from triton_repo.lint.names import nearest
+from triton_repo.lint.hits import Hit, each_model, hit, hit_file, listed, rule, thread
 from triton_repo.lint.onnx_graph import Graph, GraphTensor, read_graph
 from triton_repo.lint.remedies import Remedy, here, person, put, together
 from triton_repo.lint.repository import Model, Repository
-from triton_repo.lint.rules import Hit, each_model, hit, hit_file, listed, rule, thread
-from triton_repo.lint.rules_files import loaded
 from triton_repo.lint.shapes import full, text
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
+
+SECTION = Section(140, "The model's file")
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 #: files of weights and graphs by the ends of their names

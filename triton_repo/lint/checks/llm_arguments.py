@@ -7,15 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from triton_repo.lint.checks.llm_speculation import without_key
+from triton_repo.lint.checks.llmapi import each_document
+from triton_repo.lint.hits import Hit, hit_file, listed, rule
 from triton_repo.lint.llm_arguments import Arguments, keys_twice, load_arguments
-from triton_repo.lint.names import nearest
 from triton_repo.lint.remedies import Edit, Remedies, Remedy, key, key_named, leaving, no_key, person, together
 from triton_repo.lint.repository import Model
-from triton_repo.lint.rules import Hit, hit_file, listed, rule
-from triton_repo.lint.rules_llm_speculation import without_key
-from triton_repo.lint.rules_llmapi import each_document
 from triton_repo.lint.settings import Entry, Lines, entries, homes, placed, wraps
 from triton_repo.parameters import load_parameters
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
+
+SECTION = Section(110, "The LLM API: arguments")
 
 _REFERENCE = "https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from triton_repo.history import load_history
 from triton_repo.lint.engine_models import at
-from triton_repo.lint.names import nearest
+from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, each_model, hit, listed, rule, thread
 from triton_repo.lint.remedies import Remedy, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.roles import role
-from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, each_model, hit, listed, rule, thread
 from triton_repo.parameters import Parameter, load_parameters
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
+
+SECTION = Section(60, "TensorRT-LLM's parameters")
 
 _CODE = (
     "https://github.com/triton-inference-server/tensorrtllm_backend/blob/v0.19.0/"

@@ -13,10 +13,13 @@ from pathlib import Path
 from triton_repo.folder_kind import folder_kind
 from triton_repo.lint.engine_models import at, device_faults, each_engine_model
 from triton_repo.lint.files import there
+from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, each_model, hit, rule, thread
 from triton_repo.lint.remedies import Edit, Remedy, here, leaving, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import Engine, Model, Repository
 from triton_repo.lint.roles import flag, number, role
-from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, each_model, hit, rule, thread
+from trtforge.rules.tables import Section
+
+SECTION = Section(80, "Against the TensorRT-LLM engine")
 
 _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
 

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from triton_repo.lint.names import nearest
+from triton_repo.lint.hits import TRITON_CORE, Hit, each_model, hit, rule
 from triton_repo.lint.remedies import Remedies, Remedy, drop, here, out, person, put, together
-from triton_repo.lint.repository import HOLE, MODEL_FILES, Model, Repository
-from triton_repo.lint.rules import TRITON_CORE, Hit, each_model, hit, rule
+from triton_repo.lint.repository import HOLE, MODEL_FILES, PLATFORMS, Model, Repository
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
 
-#: platforms that Triton knows, and the backend that goes with each
-PLATFORMS = {
-    "tensorrt_plan": "tensorrt",
-    "onnxruntime_onnx": "onnxruntime",
-    "pytorch_libtorch": "pytorch",
-    "torch_aoti": "pytorch",
-    "libtorch": "pytorch",
-    "tensorflow_savedmodel": "tensorflow",
-    "tensorflow_graphdef": "tensorflow",
-}
+SECTION = Section(30, "Backend and platform")
 
 
 @rule(

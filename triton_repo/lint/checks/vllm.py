@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from triton_repo.lint.names import nearest
+from triton_repo.lint.hits import VLLM_BACKEND, Hit, each_model, hit, hit_file, rule, thread
 from triton_repo.lint.remedies import Remedy, here, key, key_named, no_key, person, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import is_vllm
-from triton_repo.lint.rules import VLLM_BACKEND, Hit, each_model, hit, hit_file, rule, thread
 from triton_repo.lint.settings import Lines, file_of
 from triton_repo.lint.vllm_arguments import Gone, VllmArguments, fits, kind_of, load_vllm_arguments, meant
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
+
+SECTION = Section(130, "vLLM")
 
 _CODE = f"{VLLM_BACKEND}/blob/main/src/model.py"
 

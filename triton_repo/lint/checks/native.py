@@ -8,12 +8,15 @@ from typing import Any
 from triton_repo.layouts.native import LIMITS, read_engine
 from triton_repo.lint.engine_models import at
 from triton_repo.lint.files import Unreadable, read_text
+from triton_repo.lint.hits import TRITON_PYTHON, Hit, each_model, hit, rule
 from triton_repo.lint.remedies import parameter, person, put
 from triton_repo.lint.repository import HOLE, Model, Repository
-from triton_repo.lint.rules import TRITON_PYTHON, Hit, each_model, hit, rule
 from trtforge.drafting.record import read_speculation
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.paths import real_path
+from trtforge.rules.tables import Section
+
+SECTION = Section(190, "The native layout")
 
 
 def _engine(model: Model, repository: Repository) -> tuple[dict[str, Any] | None, Hit | None]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from triton_repo.lint.hits import Hit, each_model, hit, rule, thread
 from triton_repo.lint.remedies import Remedy, person, put
 from triton_repo.lint.repository import Model, Repository
-from triton_repo.lint.rules import Hit, each_model, hit, rule, thread
+from trtforge.rules.tables import Section
+
+SECTION = Section(170, "Models in Python: GPUs")
 
 #: values of transformers' device_map that place a model over all GPUs that it sees
 _MAPS = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})

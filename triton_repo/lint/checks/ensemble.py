@@ -12,11 +12,14 @@ from typing import Any
 
 from triton_repo.lint.ensemble_graph import End, all_named, each_ensemble, graph_of, judged, running_order, step_path
 from triton_repo.lint.ensemble_remedies import another_key, no_input, other_output, owned, shaped
-from triton_repo.lint.names import nearest
+from triton_repo.lint.hits import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule, thread
 from triton_repo.lint.remedies import drop, here, out, person, put
 from triton_repo.lint.repository import HOLE, Model, Repository
-from triton_repo.lint.rules import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule, thread
 from triton_repo.lint.shapes import agree, full, text
+from trtforge.ground.names import nearest
+from trtforge.rules.tables import Section
+
+SECTION = Section(50, "Ensembles")
 
 _CORE = "https://github.com/triton-inference-server/core/blob/main/src/ensemble_scheduler/ensemble_utils.cc"
 

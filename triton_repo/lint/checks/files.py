@@ -6,11 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from triton_repo.lint.files import entries, there
-from triton_repo.lint.names import nearest
-from triton_repo.lint.remedies import Edit, Remedy, here, moved, out, person, put
-from triton_repo.lint.repository import CONFIG, HOLE, MODEL_FILES, Model, Repository, Version
-from triton_repo.lint.roles import role
-from triton_repo.lint.rules import (
+from triton_repo.lint.hits import (
     MAX_HITS,
     TRITON_CONFIG,
     TRITON_REPOSITORY,
@@ -22,8 +18,15 @@ from triton_repo.lint.rules import (
     rule,
     thread,
 )
+from triton_repo.lint.remedies import Edit, Remedy, here, moved, out, person, put
+from triton_repo.lint.repository import CONFIG, HOLE, MODEL_FILES, Model, Repository, Version
+from triton_repo.lint.roles import role
 from triton_repo.lint.schema import Fault, FaultKind
+from trtforge.ground.names import nearest
 from trtforge.ground.paths import real_path
+from trtforge.rules.tables import Section
+
+SECTION = Section(10, "Files, names and texts")
 
 #: backends whose model is a folder or several files of free names
 _FREE_FILES = frozenset({"dali", "fil", "tensorrtllm", "vllm", "openvino", "tensorflow"})
@@ -54,6 +57,7 @@ def no_model(repository: Repository) -> Iterator[Hit]:
     "a file or folder cannot be read",
     why="The server reads it too, and would fail or wait there.",
     source=TRITON_REPOSITORY,
+    last=True,
 )
 def unreadable(repository: Repository) -> Iterator[Hit]:
     for problem in repository.problems:
@@ -61,9 +65,7 @@ def unreadable(repository: Repository) -> Iterator[Hit]:
             readable = (person("a readable folder"),)
             yield Hit(f"{problem.path.name}: {problem.reason}", readable, problem.path.name, problem.path)
     for model in repository.models.values():
-        if model.config is None or model.backend == "python":
-            model.code  # noqa: B018 - reading it notes what is unreadable
-        for problem in model.problems:
+        for problem in model.unread():
             if not problem.outside:
                 yield hit_file(
                     model,
@@ -81,6 +83,7 @@ def unreadable(repository: Repository) -> Iterator[Hit]:
     "a link leaves the repository and is not followed",
     why="What lies behind it is outside the folder that was asked for, so it is neither read nor judged.",
     source=TRITON_REPOSITORY,
+    last=True,
 )
 def links_outside(repository: Repository) -> Iterator[Hit]:
     for problem in repository.problems:
@@ -88,7 +91,7 @@ def links_outside(repository: Repository) -> Iterator[Hit]:
             elsewhere = (person("lint the folder that it leads to"),)
             yield Hit(f"{problem.path.name}: {problem.reason}", elsewhere, "", problem.path)
     for model in repository.models.values():
-        for problem in model.problems:
+        for problem in model.unread():
             if problem.outside:
                 yield hit_file(
                     model,
@@ -239,15 +242,15 @@ def loaded(model: Model) -> list[Version]:
 @each_model
 def version_policy(model: Model, repository: Repository) -> Iterator[Hit]:
     policy = model.message.version_policy
-    there = {version.number for version in model.versions}
+    numbers = {version.number for version in model.versions}
     if policy.HasField("specific"):
-        missing = sorted(set(policy.specific.versions) - there)
+        missing = sorted(set(policy.specific.versions) - numbers)
         if missing or not policy.specific.versions:
             yield hit(
                 model,
                 f"versions {missing} have no folder" if missing else "the policy names no version",
-                here(str([n for n in policy.specific.versions if n in there] or sorted(there)))
-                if there
+                here(str([n for n in policy.specific.versions if n in numbers] or sorted(numbers)))
+                if numbers
                 else person("a folder 1/"),
                 "version_policy",
                 "specific",
@@ -317,10 +320,10 @@ def odd_versions(repository: Repository) -> Iterator[Hit]:
             )
             if looks or folder.name.strip("0") == "":
                 new = folder.parent / str(digits or 1)
-                there_already = any(version.number == int(digits or 1) for version in model.versions)
+                taken = any(version.number == int(digits or 1) for version in model.versions)
                 remedy = (
                     person(f"a number that is free; {new.name} is taken")
-                    if there_already
+                    if taken
                     else moved(folder, new, f"mv {folder.name} {new.name}")
                 )
                 yield hit_file(model, folder, f"{folder.name}/ is no version folder", remedy)

@@ -1,18 +1,19 @@
-"""The registry of rules: what a rule is, and how its findings get their file and line."""
+"""Rules on a repository: what they say, and how it gets its file and line."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from triton_repo.lint.remedies import Remedies, Remedy, alternatives, said
 from triton_repo.lint.repository import Model, Repository
-
-Severity = Literal["error", "warning", "note"]
+from trtforge.rules import rule as rule_engine
+from trtforge.rules.registry import Registry
+from trtforge.rules.rule import Breach, Severity
 
 TRITON_CONFIG = (
     "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/model_configuration.html"
@@ -47,82 +48,86 @@ MAX_HITS = 100
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One place where a rule does not hold."""
+class Hit(Breach):
+    """One place where a rule does not hold: in which model, file and line, and what would work."""
 
-    message: str
     remedies: tuple[Remedy, ...]
     model: str
     path: Path
     line: int | None = None
     column: int | None = None
-    severity: Severity | None = None
 
     @property
-    def remedy(self) -> str:
+    def ways_out(self) -> str:
         """What would work, in words."""
         return said(self.remedies)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule with its public identity.
-
-    ``severity`` is the usual one; a hit may be milder or graver, and says so.
-    """
-
-    code: str
-    severity: Severity
-    title: str
-    why: str
-    source: str
-    module: str
-    check: Callable[[Repository], Iterable[Hit]]
+Check = Callable[[Repository], Iterable[Hit]]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One fault: where, what, why, and what would work, in words and as edits (any of ``remedies`` is enough)."""
+class Rule(rule_engine.Rule[Repository, Hit]):
+    """A rule on a repository; ``last``: it speaks of what the other rules came upon, and is asked after them."""
 
-    code: str
-    severity: Severity
-    model: str
-    path: str
-    message: str
-    remedy: str
-    line: int | None = None
-    column: int | None = None
-    title: str = ""
-    why: str = ""
-    source: str = ""
-    remedies: tuple[Remedy, ...] = ()
+    last: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Finding(rule_engine.Finding[Hit]):
+    """One fault of a repository (any of ``remedies`` is enough)."""
+
+    @property
+    def model(self) -> str:
+        return self.breach.model
+
+    @property
+    def path(self) -> str:
+        return str(self.breach.path)
+
+    @property
+    def line(self) -> int | None:
+        return self.breach.line
+
+    @property
+    def column(self) -> int | None:
+        return self.breach.column
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return self.breach.remedies
+
+    @property
+    def remedy(self) -> str:
+        """What would work, in words."""
+        return self.breach.ways_out
+
+    @property
+    def headline(self) -> str:
+        return (f"{self.model}: " if self.model else "") + self.message
 
     def to_json(self) -> dict[str, Any]:
         """The finding as one JSON-able object."""
-        return {**self.__dict__, "remedies": [remedy.to_json() for remedy in self.remedies]}
+        names = ("code", "severity", "model", "path", "message", "remedy", "line", "column", "title", "why", "source")
+        return {name: getattr(self, name) for name in names} | {"remedies": [way.to_json() for way in self.remedies]}
 
 
-RULES: list[Rule] = []
+RULES: Registry[Rule] = Registry("triton_repo.lint.checks", codes=r"TF-TRI-\d{3}")
 
 
 def rule(
-    code: str, severity: Severity, title: str, *, why: str, source: str
-) -> Callable[[Callable[[Repository], Iterable[Hit]]], Callable[[Repository], Iterable[Hit]]]:
+    code: str, severity: Severity, title: str, *, why: str, source: str, last: bool = False
+) -> Callable[[Check], Check]:
     """Register a check of the whole repository."""
 
-    def register(check: Callable[[Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:
-        if any(known.code == code for known in RULES):
-            raise ValueError(f"rule {code} is registered twice")
-        module = check.__module__.rsplit(".", 1)[-1]
-        RULES.append(Rule(code, severity, title, why, source, module, check))
+    def register(check: Check) -> Check:
+        RULES.declare(Rule(code, severity, title, why, source, check=check, last=last))
         return check
 
     return register
 
 
-def each_model(
-    check: Callable[[Model, Repository], Iterable[Hit]],
-) -> Callable[[Repository], Iterable[Hit]]:
+def each_model(check: Callable[[Model, Repository], Iterable[Hit]]) -> Check:
     """A check of one model with a readable configuration, applied to all of them."""
 
     def all_models(repository: Repository) -> Iterable[Hit]:
@@ -137,7 +142,7 @@ def hit(model: Model, message: str, remedies: Remedies, *path: str | int, severi
     """A hit at a statement of the model's configuration; remedies may leave their place open, which is this one."""
     line, column = model.config.line(*path) if model.config is not None else (None, None)
     filled = tuple(remedy.at(model.path, path) for remedy in alternatives(remedies))
-    return Hit(message, filled, model.name, model.path, line, column, severity)
+    return Hit(message, filled, model.name, model.path, line, column, severity=severity)
 
 
 def hit_file(
@@ -149,7 +154,7 @@ def hit_file(
     severity: Severity | None = None,
 ) -> Hit:
     """A hit at a file or folder of the model."""
-    return Hit(message, alternatives(remedies), model.name, path, line, None, severity)
+    return Hit(message, alternatives(remedies), model.name, path, line, severity=severity)
 
 
 def listed(names: Iterable[str], limit: int = 8) -> str:

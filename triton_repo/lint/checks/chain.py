@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from triton_repo.lint.engine_models import at
 from triton_repo.lint.files import there
-from triton_repo.lint.names import nearest
+from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
 from triton_repo.lint.remedies import Remedy, here, leaving, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import DEFAULT_FRACTION, Chain, chain, device_sets, flag, number
-from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
+from trtforge.ground.names import nearest
 from trtforge.ground.paths import real_path
+from trtforge.rules.tables import Section
+
+SECTION = Section(90, "Across TensorRT-LLM's models")
 
 
 def each_chain(check: Callable[[Chain, Repository], Iterable[Hit]]) -> Callable[[Repository], Iterable[Hit]]:

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from triton_repo.lint.checks.llmapi import each_document
+from triton_repo.lint.hits import Hit, Severity, hit_file, rule
 from triton_repo.lint.llm_arguments import load_arguments
 from triton_repo.lint.remedies import Remedy, key, no_key, person, together
 from triton_repo.lint.repository import Model
-from triton_repo.lint.rules import Hit, Severity, hit_file, rule
-from triton_repo.lint.rules_llmapi import each_document
 from triton_repo.lint.settings import Lines, placed
+from trtforge.rules.tables import Section
+
+SECTION = Section(120, "The LLM API: speculation")
 
 _SOURCE = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/llmapi/llm_args.py"
 #: types whose configuration is refused without a draft length

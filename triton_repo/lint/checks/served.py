@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.folder_kind import folder_kind
+from triton_repo.lint.checks.llmapi import each_document
+from triton_repo.lint.hits import Hit, each_model, hit_file, rule, thread
 from triton_repo.lint.llm_arguments import load_arguments
 from triton_repo.lint.remedies import no_key, person
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import is_vllm
-from triton_repo.lint.rules import Hit, each_model, hit_file, rule, thread
-from triton_repo.lint.rules_llmapi import each_document
 from triton_repo.lint.settings import Lines, file_of, placed
+from trtforge.rules.tables import Section
+
+SECTION = Section(150, "The LLM API and vLLM: what is served")
 
 #: kinds of folders that each loads
 _LLMAPI = ("a Hugging Face checkpoint",)

@@ -6,37 +6,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from triton_repo.lint.files import Unreadable, entries, read_text
+from triton_repo.lint.files import Unreadable, read_text
+from triton_repo.lint.hits import Hit, rule
 from triton_repo.lint.remedies import person
 from triton_repo.lint.repository import Repository
-from triton_repo.lint.rules import Hit, rule
+from trtforge.rules.tables import Section
 from trtforge.tables.advisories import fixed_in, known_holes, summary
 from trtforge.tritonserver.launch_lines import SERVER, images, launch_lines, weaknesses
 
+SECTION = Section(200, "Starts of a server")
+
 _DEPLOY = "https://github.com/triton-inference-server/server/blob/main/docs/customization_guide/deploy.md"
 _BULLETINS = "https://github.com/NVIDIA/product-security"
-#: folders beside a repository where starts are kept
-_FOLDERS = ("launch", "scripts", "deploy", "docker", "compose", "k8s", "kubernetes", "manifests", "slurm")
-_SUFFIXES = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".service", ".mk"})
-_NAMES = ("Dockerfile", "Containerfile", "Makefile")
-MAX_FILES = 200
-MAX_SIZE = 1 << 20
-
-
-def launch_files_near(repository: Path) -> list[Path]:
-    """Scripts and manifests at, beside or in a usual folder beside a repository, at most :data:`MAX_FILES`."""
-    root = Path(os.path.realpath(repository))
-    found: list[Path] = []
-    for folder in (root, root.parent, *(root.parent / name for name in _FOLDERS)):
-        try:
-            listing = entries(folder)
-        except Unreadable:
-            continue
-        for entry in listing:
-            named = Path(entry.name).suffix in _SUFFIXES or entry.name.startswith(_NAMES)
-            if named and entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size <= MAX_SIZE:
-                found.append(folder / entry.name)
-    return found[:MAX_FILES]
 
 
 def _texts(repository: Repository) -> Iterator[tuple[Path, str]]:

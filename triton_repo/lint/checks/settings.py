@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from triton_repo.lint.engine_models import at, device_faults, each_engine_model
+from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
 from triton_repo.lint.remedies import Remedy, drop, here, leaving, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import flag, number
-from triton_repo.lint.rules import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
+from trtforge.rules.tables import Section
+
+SECTION = Section(70, "Settings of an engine's model")
 
 
 @rule(

@@ -1,0 +1,44 @@
+"""Tables of rules for the documents, in Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trtforge.rules.rule import Rule
+
+RuleT = TypeVar("RuleT", bound=Rule[Any, Any])
+_THREAD = re.compile(r"https://github\.com/([^/]+)/([^/]+)/(?:issues|pull)/(\d+)")
+
+
+@dataclass(frozen=True)
+class Section:
+    """Where a rule module's table stands in its document: ``place`` orders the sections, ``title`` is the heading."""
+
+    place: int
+    title: str
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """One table, with a newline at its end."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def rule_table(columns: Mapping[str, Callable[[RuleT], str]], rules: Iterable[RuleT]) -> str:
+    """One row a rule; ``columns`` maps a heading to what stands below it."""
+    return table(list(columns), [[cell(rule) for cell in columns.values()] for rule in rules])
+
+
+def link(source: str | None) -> str:
+    """A short text for a long address: an issue by its number, a page by its repository or host."""
+    if not source:
+        return ""
+    thread = _THREAD.fullmatch(source)
+    if thread is not None:
+        return f"[{thread[2]}#{thread[3]}]({source})"
+    host, *path = source.removeprefix("https://").split("/")
+    return f"[{path[1] if host == 'github.com' else host.removeprefix('www.')}]({source})"
