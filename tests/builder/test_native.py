@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 
 from builder.graphs import build_graph
 from tests.builder.quantized_tiny import Quantizer, expected_logits
@@ -65,18 +64,3 @@ def compare(directory: Path, quantized: Quantizer | None = None, tolerance: floa
 def test_llama_with_yarn_and_biases(tmp_path: Path) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     compare(write_tiny_llama(tmp_path, rope=rope, bias=True))
-
-
-def test_mistral_with_a_sliding_window(tmp_path: Path) -> None:
-    compare(write_tiny_llama(tmp_path, architecture="MistralForCausalLM", sliding_window=7, tie=False))
-
-
-@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
-def test_qwen_with_a_window_in_some_layers(tmp_path: Path, architecture: str) -> None:
-    compare(write_tiny_llama(tmp_path, architecture=architecture, sliding_window=7, max_window_layers=1))
-
-
-@pytest.mark.parametrize(("fmt", "tolerance"), [("fp8", 2e-2), ("int4_awq", 5e-4)])
-def test_quantized_linears(tmp_path: Path, fmt: str, tolerance: float) -> None:
-    # ONNX Runtime has no DequantizeLinear with bfloat16 scales on a CPU.
-    compare(tmp_path, Quantizer(write_tiny_llama(tmp_path), fmt, scale_type="F32"), tolerance)

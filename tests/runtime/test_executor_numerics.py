@@ -81,13 +81,7 @@ def test_float32_engines_keep_float32(tmp_path: Path) -> None:
 
 MODELS: dict[str, dict[str, Any]] = {
     "biases, untied head, wide heads": {"bias": True, "tie": False, "head_size": 80, "heads": 2, "kv_heads": 1},
-    "sliding window": {"architecture": "MistralForCausalLM", "sliding_window": 11},
-    "sliding window, fp8": {"fmt": "fp8", "architecture": "MistralForCausalLM", "sliding_window": 11},
     "biases, fp8": {"fmt": "fp8", "bias": True},
-    "qwen2, mixed windows": {"architecture": "Qwen2ForCausalLM", "sliding_window": 11, "max_window_layers": 1},
-    "qwen2, fp8, untied": {"fmt": "fp8", "architecture": "Qwen2ForCausalLM", "tie": False},
-    "qwen3": {"architecture": "Qwen3ForCausalLM"},
-    "qwen3, int4, wide heads": {"fmt": "int4_awq", "architecture": "Qwen3ForCausalLM", "head_size": 128, "kv_heads": 1},
     "float16": {"dtype": "float16"},
     "float16, fp8": {"fmt": "fp8", "dtype": "float16"},
 }
@@ -101,16 +95,6 @@ def test_model_variants(tmp_path: Path, name: str) -> None:
         error = relative(got, want)
         # few rows of INT4 run in bfloat16; an FP8 value that rounds to another code moves the logits after it a little
         assert error.max() < 4e-2 and np.median(error) < (1e-2 if "int4" in name else 1e-5)
-
-
-def test_norms_of_heads_are_kernels(tmp_path: Path) -> None:
-    """In place on the packed columns, with host library and torch, and the same as the interpreter's."""
-    engine, quantizer = tiny_engine(tmp_path, dtype="float32", kv="float32", architecture="Qwen3ForCausalLM")
-    for host in (True, False):
-        executor = TorchExecutor(engine, host_library=host)
-        assert not executor.describe()["program"]["interpreted"]
-        for got, want in zip(run_ragged(executor), reference(engine, quantizer), strict=True):
-            assert relative(got, want).max() < 1e-5
 
 
 @pytest.mark.parametrize("kv", ["bfloat16", "float16", "fp8"])

@@ -174,12 +174,13 @@ def write_tiny_llama(
     _write_json(
         directory / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "do_sample": False}
     )
-    _write_tokenizer(directory, vocab, max_positions)
+    write_tokenizer(directory, vocab, max_positions)
     _write_weights(directory, tensors, shards)
     return directory
 
 
-def _write_tokenizer(directory: Path, vocab: int, max_positions: int) -> None:
+def write_tokenizer(directory: Path, vocab: int, max_positions: int) -> None:
+    """tokenizer.json and tokenizer_config.json of a byte-level BPE of at most 512 tokens."""
     # A vocabulary larger than the text supports is fine: the embedding just has unused rows.
     (directory / "tokenizer.json").write_text(_tokenizer_json(min(vocab, 512)), encoding="utf-8")
     _write_json(
