@@ -76,7 +76,7 @@ class Cache:
         return key, self._rounded(layer, "v", value, way) if way.values else value
 
     def _rounded(self, layer: int, part: str, tensor: torch.Tensor, way: Way) -> torch.Tensor:
-        from quantize.emulation import E4M3_MAX, fake_quant_e4m3
+        from trtforge.formats.elements import E4M3_MAX, fake_quant_e4m3
 
         scale = 1.0 if way.scales is None else self.largest[layer, way.scales, part] / E4M3_MAX
         return fake_quant_e4m3(tensor, scale)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from quantize.plan import LM_HEAD, QuantPlan, is_tied, read_config, read_quantization_record
-from trtforge.formats.table import FormatRow, load_formats
+from trtforge.formats.table import FormatRow, linear_parts, load_formats
 from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_object
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
@@ -274,7 +274,7 @@ def _check_scales(checkpoint: _Checkpoint) -> Iterator[AuditFinding]:
     broken: set[str] = set()
     for module, parts in checkpoint.parts.items():
         for leaf, info in parts.items():
-            if leaf not in ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale"):
+            if leaf not in linear_parts():
                 continue
             values = checkpoint.values(info)
             if not bool((np.isfinite(values) & (values > 0)).all()):

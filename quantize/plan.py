@@ -1,7 +1,7 @@
 """What will be quantized, decided from ``config.json`` and safetensors headers alone.
 
 Policy: every refusal that the headers can justify comes before a weight is loaded or a sample is run:
-a group that leaves partial blocks, an odd row count under INT4's packing, an output head that shares
+a group that leaves partial blocks, a row count that its packing cannot hold, an output head that shares
 its weight with the embedding, a checkpoint that is quantized already. Routers of mixture-of-experts
 models and embeddings are never quantized. A linear is excluded when its name, a part of it or one of
 its parents matches a pattern, by the same rule as in preflight.
@@ -134,15 +134,14 @@ def _tied_head(row: FormatRow, section: Quantize) -> ForgeError:
 
 
 def _check_rows(row: FormatRow, rows: Mapping[str, int]) -> None:
-    halves = any(term == "N/2" for rule in row.tensors.values() for term in rule.shape)
-    odd = {name: n for name, n in rows.items() if halves and n % 2}
+    odd = {name: n for name, n in rows.items() if n % row.rows_a_byte}
     if odd:
         raise ForgeError(
             "TF-QNT-007",
             f"{len(odd)} linears have an odd number of rows",
             asked=f"quantize.format: {row.name}",
             numbers={"rows": dict(sorted(odd.items())[:8])},
-            why="The format packs two rows into a byte.",
+            why=f"The format packs {row.rows_a_byte} rows into a byte.",
             remedies=[f"quantize.exclude: add {sorted(odd)[0]}", "quantize.format: fp8"],
         )
 

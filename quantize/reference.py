@@ -5,9 +5,7 @@ FP8 export in silence and refuses NVFP4) and put de-quantized into the Hugging F
 to the activations what the format does to them, and the attention sees keys and values as the quantized
 cache would return them. Where each fake quantization sits:
 
-* FP8 linears: the input, with the static ``input_scale``;
-* NVFP4 linears: the input, in blocks along K with dynamic E4M3 scales under the static ``input_scale``;
-* INT4 AWQ linears: nothing is quantized, the input is multiplied by ``pre_quant_scale`` where there is one;
+* linears: the input, as the format's module says (:meth:`trtforge.formats.base.Format.read`);
 * FP8 KV cache: keys after the rotary embedding and values, as they enter the attention, per layer.
 
 Arithmetic is float32 by default with the stored values taken exactly: products of FP8, FP4 and INT4
@@ -28,15 +26,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from quantize.corpora import load_tokenizer
-from quantize.emulation import (
-    dequantize_int4_weight,
-    dequantize_nvfp4_weight,
-    fake_quant_e4m3,
-    fake_quant_nvfp4,
-)
 from quantize.plan import read_config, read_quantization_record
 from quantize.quiet import quiet
-from trtforge.formats.table import UNQUANTIZED, formats_by_algorithm
+from trtforge.formats import format_of_algorithm
+from trtforge.formats.base import Format, InputOperation
+from trtforge.formats.kv import rounded
+from trtforge.formats.table import carried_kv, formats_by_algorithm, linear_parts
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_object
 from trtforge.ground.safetensors_header import weight_files
@@ -45,7 +40,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _ATTENTION = "trtforge_reference"
-_KV_SCALES = "trtforge_kv_scales"
+_KV_CACHE = "trtforge_kv_cache"
 
 
 class ReferenceModel:
@@ -54,7 +49,7 @@ class ReferenceModel:
     Attributes:
         tokenizer: the checkpoint's tokenizer (``tokenizers.Tokenizer``).
         model: the Hugging Face model behind it.
-        quant_format: ``none``, ``fp8``, ``nvfp4`` or ``int4_awq``.
+        quant_format: a name of the format table.
         emulated: whether any quantized operation is emulated (always, for quantized checkpoints).
     """
 
@@ -151,21 +146,20 @@ def load_reference_model(
     algorithm, kv_algorithm = read_quantization(checkpoint)
     compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     tensors = _load_tensors(checkpoint)
-    reader = _READERS.get(algorithm)
-    if reader is None:
+    format = format_of_algorithm(algorithm)
+    if format is None:
         raise _unknown_quantization(checkpoint, algorithm)
-    if kv_algorithm not in (None, "FP8"):
+    if kv_algorithm not in (None, *carried_kv()):
         raise _unknown_quantization(checkpoint, f"KV cache {kv_algorithm}")
-    weights, inputs, kv_scales = _separate(tensors, reader)
+    weights, inputs, kv_scales = _separate(tensors, format)
     import transformers  # noqa: F401 (before the block: its bars can only be muted once it is there)
 
     with quiet():
         model = _build_model(checkpoint, weights, compute, allow_remote_code)
-    _hook_inputs(model, inputs, compute)
-    if emulate_kv and kv_algorithm == "FP8":
-        _hook_attention(model, kv_scales)
-    name = formats_by_algorithm()[algorithm] if algorithm else UNQUANTIZED
-    return ReferenceModel(model, load_tokenizer(checkpoint), name, _eos_ids(checkpoint))
+    _hook_inputs(model, inputs)
+    if emulate_kv and kv_algorithm is not None:
+        _hook_attention(model, kv_scales, rounded(carried_kv()[kv_algorithm]))
+    return ReferenceModel(model, load_tokenizer(checkpoint), format.name, _eos_ids(checkpoint))
 
 
 def read_quantization(checkpoint: Path) -> tuple[str | None, str | None]:
@@ -186,7 +180,7 @@ def _unknown_quantization(checkpoint: Path, algorithm: str | None) -> ForgeError
         "TF-QNT-030",
         f"No reference for quantization {algorithm}",
         asked=str(checkpoint),
-        numbers={"known": [name for name in _READERS if name]},
+        numbers={"known": list(formats_by_algorithm())},
         why="The reference reads ModelOpt's unified exports of these formats only.",
         remedies=["Quantize the unquantized checkpoint with one of `trtforge formats`"],
     )
@@ -195,7 +189,6 @@ def _unknown_quantization(checkpoint: Path, algorithm: str | None) -> ForgeError
 # --- tensors ------------------------------------------------------------------------------------
 
 Parts = dict[str, torch.Tensor]
-FakeQuant = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _load_tensors(checkpoint: Path) -> Parts:
@@ -207,40 +200,7 @@ def _load_tensors(checkpoint: Path) -> Parts:
     return tensors
 
 
-def _read_fp8(parts: Parts) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
-    weight = parts["weight"].to(torch.float32) * parts["weight_scale"].to(torch.float32)
-    return weight, ("fp8", float(parts["input_scale"]))
-
-
-def _read_nvfp4(parts: Parts) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
-    block = parts["weight"].shape[-1] * 2 // parts["weight_scale"].shape[-1]
-    weight = dequantize_nvfp4_weight(parts["weight"], parts["weight_scale"], parts["weight_scale_2"], block=block)
-    return weight, ("nvfp4", float(parts["input_scale"]), block)
-
-
-def _read_int4(parts: Parts) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
-    weight = dequantize_int4_weight(parts["weight"], parts["weight_scale"])
-    factors = parts.get("pre_quant_scale")
-    return weight, None if factors is None else ("scale", factors.to(torch.float32))
-
-
-def _read_nothing(parts: Parts) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
-    return parts["weight"], None
-
-
-#: quant_algo → reader of one linear: its parts → (float32 weight [N, K], what happens to its input)
-_READERS: Mapping[str | None, Callable[[Parts], tuple[torch.Tensor, tuple[Any, ...] | None]]] = {
-    None: _read_nothing,
-    "FP8": _read_fp8,
-    "NVFP4": _read_nvfp4,
-    "W4A16_AWQ": _read_int4,
-}
-_LINEAR_PARTS = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
-
-
-def _separate(
-    tensors: Parts, reader: Callable[[Parts], tuple[torch.Tensor, tuple[Any, ...] | None]]
-) -> tuple[Parts, dict[str, tuple[Any, ...]], dict[str, dict[str, float]]]:
+def _separate(tensors: Parts, format: Format) -> tuple[Parts, dict[str, InputOperation], dict[str, dict[str, float]]]:
     """Split a checkpoint into de-quantized weights, input operations by module, and KV scales by attention module."""
     parts: dict[str, Parts] = {}
     kv_scales: dict[str, dict[str, float]] = {}
@@ -248,17 +208,17 @@ def _separate(
         module, _, leaf = name.rpartition(".")
         if leaf in ("k_scale", "v_scale"):
             kv_scales.setdefault(module.rpartition(".")[0], {})[leaf] = float(tensor)
-        elif leaf in _LINEAR_PARTS:
+        elif leaf in linear_parts():
             parts.setdefault(module, {})[leaf] = tensor
     weights = {
         name: tensor
         for name, tensor in tensors.items()
-        if name.rpartition(".")[2] not in (*_LINEAR_PARTS, "k_scale", "v_scale")
+        if name.rpartition(".")[2] not in (*linear_parts(), "k_scale", "v_scale")
     }
-    inputs: dict[str, tuple[Any, ...]] = {}
+    inputs: dict[str, InputOperation] = {}
     for module, found in parts.items():
         found["weight"] = weights[f"{module}.weight"]
-        weights[f"{module}.weight"], operation = reader(found)
+        weights[f"{module}.weight"], operation = format.read(found)
         if operation is not None:
             inputs[module] = operation
     return weights, inputs, kv_scales
@@ -290,49 +250,46 @@ def _build_model(checkpoint: Path, weights: Parts, compute: torch.dtype, allow_r
     return model.eval()
 
 
-def _hook_inputs(model: Any, inputs: Mapping[str, tuple[Any, ...]], compute: torch.dtype) -> None:
+def _hook_inputs(model: Any, inputs: Mapping[str, InputOperation]) -> None:
     """Put each linear's input operation in front of it; linears that share input and operation share the result."""
     memo: dict[str, Any] = {}
 
-    def hook(operation: tuple[Any, ...]) -> Callable[[Any, tuple[torch.Tensor, ...]], tuple[torch.Tensor]]:
-        if operation[0] == "scale":
-            factors = operation[1].to(compute)
-            return lambda _, args: (args[0] * factors,)
+    def hook(operation: InputOperation) -> Callable[[Any, tuple[torch.Tensor, ...]], tuple[torch.Tensor]]:
+        if operation.key is None:
+            return lambda _, args: (operation.apply(args[0]),)
 
-        def quantized(_: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        def shared(_: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
             # `is`, not equality: query, key and value projections get the very same tensor object
-            if memo.get("input") is not args[0] or memo.get("operation") != operation:
-                memo.update(input=args[0], operation=operation, output=_fake_quant(args[0], operation))
+            if memo.get("input") is not args[0] or memo.get("key") != operation.key:
+                memo.update(input=args[0], key=operation.key, output=operation.apply(args[0]).to(args[0].dtype))
             return (memo["output"],)
 
-        return quantized
+        return shared
 
     for name, operation in inputs.items():
         model.get_submodule(name).register_forward_pre_hook(hook(operation))
 
 
-def _fake_quant(x: torch.Tensor, operation: tuple[Any, ...]) -> torch.Tensor:
-    if operation[0] == "fp8":
-        return fake_quant_e4m3(x, operation[1]).to(x.dtype)
-    return fake_quant_nvfp4(x, operation[1], block=operation[2]).to(x.dtype)
-
-
 def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Scaled dot-product attention over keys (rotary embedding applied) and values as an FP8 cache returns them.
+    """Scaled dot-product attention over keys (rotary embedding applied) and values as a quantized cache returns them.
 
-    Repeating this on keys that a cache already holds changes nothing: E4M3 values survive a second rounding.
+    Repeating this on keys that a cache already holds changes nothing: values on its grid survive a second rounding.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    k_scale, v_scale = getattr(module, _KV_SCALES)
-    key = fake_quant_e4m3(key, k_scale).to(key.dtype)
-    value = fake_quant_e4m3(value, v_scale).to(value.dtype)
+    kept, k_scale, v_scale = getattr(module, _KV_CACHE)
+    key = kept(key, k_scale).to(key.dtype)
+    value = kept(value, v_scale).to(value.dtype)
     return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
 
 
-def _hook_attention(model: Any, kv_scales: Mapping[str, Mapping[str, float]]) -> None:
+def _hook_attention(
+    model: Any,
+    kv_scales: Mapping[str, Mapping[str, float]],
+    kept: Callable[[torch.Tensor, float], torch.Tensor],
+) -> None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -342,7 +299,7 @@ def _hook_attention(model: Any, kv_scales: Mapping[str, Mapping[str, float]]) ->
         if name.endswith("self_attn"):
             # a cast-only cache stores no scales: they are one by definition
             scales = kv_scales.get(name, {})
-            setattr(module, _KV_SCALES, (scales.get("k_scale", 1.0), scales.get("v_scale", 1.0)))
+            setattr(module, _KV_CACHE, (kept, scales.get("k_scale", 1.0), scales.get("v_scale", 1.0)))
     model.set_attn_implementation(_ATTENTION)
 
 

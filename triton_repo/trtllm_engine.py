@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trtforge.formats.table import kv_modes_by
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 
@@ -28,8 +29,6 @@ REQUIRED = (
 )
 #: what ``examples/generate_xgrammar_tokenizer_info.py`` of TensorRT-LLM writes
 XGRAMMAR_FILE = "xgrammar_tokenizer_info.json"
-#: bytes of a KV element by ``kv_cache_quant_algo``
-_KV_BYTES = {"FP8": 1.0, "INT8": 1.0, "NVFP4": 0.5625}
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -138,5 +137,7 @@ def _kv_bytes(model: Mapping[str, Any], tp: int, pp: int) -> int | None:
     ):
         return None
     algorithm = (model.get("quantization") or {}).get("kv_cache_quant_algo")
-    each = _KV_BYTES.get(algorithm or "", _DTYPE_BYTES.get(str(model["dtype"]), 2))
+    mode = kv_modes_by("algorithm").get(algorithm or "")
+    bits = mode.bits if mode is not None else None
+    each = _DTYPE_BYTES.get(str(model["dtype"]), 2) if bits is None else bits / 8
     return int(2 * -(-layers // pp) * -(-heads // tp) * size * each)

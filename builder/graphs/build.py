@@ -1,4 +1,4 @@
-"""From a checkpoint directory to a graph directory: model.onnx, graph.json and, for INT4, packed.safetensors.
+"""From a checkpoint directory to a graph directory: model.onnx, graph.json, and packed.safetensors where weights move.
 
 Policy: headers decide everything that can go wrong before a file is written; weights stay where they
 are. The result is the same bytes for the same checkpoint. A directory is finished when graph.json is
@@ -24,7 +24,6 @@ from builder.graphs.packing import plan_packed, write_packed
 from builder.graphs.tensors import CheckpointTensors
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
-from trtforge.ground.safetensors_header import TensorInfo
 
 FAMILIES = {"llama": llama.write}
 MODES = ("paged", "native")
@@ -74,8 +73,8 @@ def build_graph(
     _check_request(config, dtype, kv_cache_format, block_size, mode, hidden_states, tree_mask)
 
     progress.start("writing the graph", None)
-    int4 = _int4_weights(tensors)
-    packed, packed_header = plan_packed(int4)
+    repacked = tensors.repackings()
+    packed, packed_header = plan_packed(repacked)
     emitter = Emitter()
     linears = LinearWriter(emitter, tensors, MODEL_TYPES[dtype], packed)
     blocks = (NativeBlocks if mode == "native" else Blocks)(
@@ -99,30 +98,13 @@ def build_graph(
     else:
         copy_directory(checkpoint, out, exclude=_OWN_FILES, progress=progress)
     (out / INFO_FILE).unlink(missing_ok=True)
-    if int4:
-        progress.start("repacking INT4 weights", None)
-        write_packed(checkpoint, int4, packed_header, out)
+    if repacked:
+        progress.start("repacking weights", None)
+        write_packed(checkpoint, repacked, packed_header, out)
     publish(model, out, progress)
     info = _info(config, blocks, dtype, kv_cache_format, mode, tuple(hidden_states))
     info.write(out)
     return info
-
-
-def _int4_weights(tensors: CheckpointTensors) -> dict[str, TensorInfo]:
-    """ModelOpt's INT4 weights: bytes with a float scale for each group, and no second scale."""
-    found = {}
-    for name, info in tensors.headers.items():
-        scale = tensors.headers.get(f"{name}_scale")
-        if (
-            name.endswith(".weight")
-            and info.dtype == "U8"
-            and len(info.shape) == 2
-            and info.shape[1] % 2 == 0
-            and scale is not None
-            and scale.dtype != "F8_E4M3"
-        ):
-            found[name] = info
-    return found
 
 
 def _info(

@@ -31,11 +31,12 @@ from builder.graphs.float_parts import in_type
 from builder.graphs.info import GraphInfo, LinearInfo
 from builder.graphs.linears import LinearWriter
 from builder.graphs.model_file import make_model, publish
-from builder.graphs.tensors import FLOAT_TYPES, CheckpointTensors
+from builder.graphs.tensors import CheckpointTensors
 from trtforge.drafting.conversion import Part, stored_part, write_weights
 from trtforge.drafting.description import Eagle3
 from trtforge.drafting.inspection import Inspection, inspect_folder
 from trtforge.drafting.maps import read_targets
+from trtforge.formats.base import FLOAT_TYPES
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import WEIGHTS_NAME, TensorInfo

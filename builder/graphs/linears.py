@@ -1,31 +1,25 @@
-"""Linear layers, one function a stored format: explicit Q/DQ in front of a plain MatMul.
+"""Linear layers: explicit Q/DQ in front of a plain MatMul, as each format says.
 
 Policy: what the checkpoint stores is what the graph states. Weights stay [N, K] as in the file, are
 de-quantized by DequantizeLinear where they are quantized, and transposed for MatMul; activations are
 quantized where the format says so. An executor or a compiler recognizes these patterns and picks a
-kernel; run as written they compute the format's meaning.
-
-Formats and their nodes (x [T, K], W [N, K]):
-
-========  ==========================================  =======================================
-format    activations                                 weight
-========  ==========================================  =======================================
-none      –                                           W
-fp8       QuantizeLinear, DequantizeLinear            DequantizeLinear (one scale)
-nvfp4     DynamicBlockQuantize (when calibrated)      DequantizeLinear (block 16) of E2M1, its
-                                                      scales de-quantized from E4M3 themselves
-int4_awq  Mul by pre_quant_scale (when there is one)  DequantizeLinear (block = group) of INT4
-========  ==========================================  =======================================
+kernel; run as written they compute the format's meaning. Which nodes a format has is in its module
+(:meth:`trtforge.formats.base.Format.emit`), in terms of what :class:`LinearWriter` writes here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
 from builder import opset
 from builder.graphs.emitter import Emitter, scope_of
-from builder.graphs.tensors import CheckpointTensors, LinearTensors
+from builder.graphs.tensors import CheckpointTensors
+from trtforge.formats import format_named
+from trtforge.formats.base import LinearTensors
 from trtforge.ground.safetensors_header import TensorInfo
 
 
@@ -38,7 +32,7 @@ class LinearWriter:
         self.emitter = emitter
         self.tensors = tensors
         self.model_type = model_type
-        #: where repacked INT4 weights will lie, by the weight's name
+        #: where weights that are laid out anew will lie, by the weight's name
         self.packed = packed
         self.written: list[LinearTensors] = []
         self._shared: dict[tuple[str, str, bytes], str] = {}
@@ -46,16 +40,7 @@ class LinearWriter:
     def write(self, linear: LinearTensors, x: str, *, output: str | None = None) -> str:
         """y = x Wᵀ (+ bias) in the model's type; returns y's name."""
         scope = scope_of(linear.name)
-        if linear.pre_quant_scale is not None:
-            x = self._pre_scaled(linear.pre_quant_scale, x, scope)
-        if linear.format == "fp8":
-            x, weight = self._fp8(linear, x, scope)
-        elif linear.format == "nvfp4":
-            x, weight = self._nvfp4(linear, x, scope)
-        elif linear.format == "int4_awq":
-            weight = self._int4(linear, scope)
-        else:
-            weight = self.in_model_type(linear.weight, scope)
+        x, weight = format_named(linear.format).emit(self, linear, x, scope)
         self.written.append(linear)
         transposed = self.emitter.node("Transpose", [weight], scope, perm=[1, 0])
         last = output if linear.bias is None else None
@@ -74,94 +59,60 @@ class LinearWriter:
         """A one-element tensor of the checkpoint as a scalar initializer."""
         return self.emitter.external(name, self.tensors.headers[name], shape=())
 
-    def _once(self, kind: str, x: str, scale: str) -> tuple[tuple[str, str, bytes], str | None]:
+    def stored(self, name: str, *, element: str | None = None, shape: tuple[int, int] | None = None) -> str:
+        """A tensor of the checkpoint (or of what was laid out anew) as an initializer of ONNX type ``element``."""
+        info = self.packed.get(name) or self.tensors.headers[name]
+        onnx_type = None if element is None else TensorProto.DataType.Value(element)
+        return self.emitter.external(name, info, onnx_type=onnx_type, shape=shape)
+
+    def once(self, kind: str, x: str, scale: str, write: Callable[[], str]) -> str:
+        """What ``write`` makes of ``x`` under the tensor ``scale``; linears with an equal one share the nodes."""
         key = (kind, x, self.tensors.read(scale))
-        found = self._shared.get(key)
-        if found is not None:
+        if key in self._shared:
             self.tensors.account(scale, "equal to the scale of a linear with the same input, whose nodes it shares")
-        return key, found
+        else:
+            self._shared[key] = write()
+        return self._shared[key]
 
-    def _pre_scaled(self, scale: str, x: str, scope: str) -> str:
-        key, found = self._once("pre_quant_scale", x, scale)
-        if found is None:
-            factor = self.in_model_type(scale, scope, label="Cast_pre_quant_scale")
-            found = self._shared[key] = self.emitter.node("Mul", [x, factor], scope, label="Mul_pre_quant_scale")
-        return found
+    def scaled(self, x: str, factors: str, scope: str) -> str:
+        """``x`` times the checkpoint's factors [K]; linears with equal ones share the node."""
 
-    def _fp8(self, linear: LinearTensors, x: str, scope: str) -> tuple[str, str]:
-        assert linear.input_scale is not None and linear.weight_scale is not None
+        def write() -> str:
+            factor = self.in_model_type(factors, scope, label="Cast_pre_quant_scale")
+            return self.emitter.node("Mul", [x, factor], scope, label="Mul_pre_quant_scale")
+
+        return self.once("pre_quant_scale", x, factors, write)
+
+    def round_e4m3(self, x: str, scale: str, scope: str) -> str:
+        """``x`` rounded to E4M3 under one scale: QuantizeLinear, DequantizeLinear."""
         emitter = self.emitter
-        key, found = self._once("fp8", x, linear.input_scale)
-        if found is None:
-            zero = emitter.constant("fp8_zero", np.zeros((), dtype=np.uint8), onnx_type=TensorProto.FLOAT8E4M3FN)
-            scale = self.scalar(linear.input_scale)
-            quantized = emitter.node(
-                "QuantizeLinear", [x, scale, zero], scope, label="QuantizeLinear_input", saturate=1
-            )
-            found = emitter.node(
-                "DequantizeLinear",
-                [quantized, scale],
-                scope,
-                label="DequantizeLinear_input",
-                output_dtype=self.model_type,
-            )
-            self._shared[key] = found
-        weight = emitter.node(
-            "DequantizeLinear",
-            [
-                emitter.external(linear.weight, self.tensors.headers[linear.weight]),
-                self.scalar(linear.weight_scale),
-            ],
-            scope,
-            label="DequantizeLinear_weight",
-            output_dtype=self.model_type,
-        )
-        return found, weight
+        zero = emitter.constant("fp8_zero", np.zeros((), dtype=np.uint8), onnx_type=TensorProto.FLOAT8E4M3FN)
+        stored = self.scalar(scale)
+        quantized = emitter.node("QuantizeLinear", [x, stored, zero], scope, label="QuantizeLinear_input", saturate=1)
+        return self.dequantize(quantized, stored, scope, label="input")
 
-    def _nvfp4(self, linear: LinearTensors, x: str, scope: str) -> tuple[str, str]:
-        assert linear.weight_scale is not None and linear.weight_scale_2 is not None
-        emitter = self.emitter
-        if linear.input_scale is not None:
-            key, found = self._once("nvfp4", x, linear.input_scale)
-            if found is None:
-                found = self._shared[key] = emitter.node(
-                    opset.DYNAMIC_BLOCK_QUANTIZE,
-                    [x, self.scalar(linear.input_scale)],
-                    scope,
-                    domain=opset.DOMAIN,
-                    block_size=linear.group,
-                )
-            x = found
-        scales = emitter.node(
-            "DequantizeLinear",
-            [
-                emitter.external(linear.weight_scale, self.tensors.headers[linear.weight_scale]),
-                self.scalar(linear.weight_scale_2),
-            ],
-            scope,
-            label="DequantizeLinear_weight_scale",
-            output_dtype=TensorProto.FLOAT,
-        )
-        stored = emitter.external(
-            linear.weight, self.tensors.headers[linear.weight], onnx_type=TensorProto.FLOAT4E2M1, shape=linear.shape
-        )
-        return x, self._block_dequantize(linear, stored, scales, scope)
+    def round_blocks(self, x: str, scale: str, scope: str, *, group: int) -> str:
+        """``x`` rounded to E2M1 in blocks with E4M3 scales of their own under one scale."""
+        inputs = [x, self.scalar(scale)]
+        return self.emitter.node(opset.DYNAMIC_BLOCK_QUANTIZE, inputs, scope, domain=opset.DOMAIN, block_size=group)
 
-    def _int4(self, linear: LinearTensors, scope: str) -> str:
-        assert linear.weight_scale is not None
-        stored = self.emitter.external(
-            linear.weight, self.packed[linear.weight], onnx_type=TensorProto.INT4, shape=linear.shape
-        )
-        scales = self.emitter.external(linear.weight_scale, self.tensors.headers[linear.weight_scale])
-        return self._block_dequantize(linear, stored, scales, scope)
-
-    def _block_dequantize(self, linear: LinearTensors, stored: str, scales: str, scope: str) -> str:
+    def dequantize(
+        self,
+        values: str,
+        scales: str,
+        scope: str,
+        *,
+        label: str = "weight",
+        group: int | None = None,
+        wide: bool = False,
+    ) -> str:
+        """De-quantized values: one scale, or one for ``group`` columns; ``wide``: in float32, not the model's type."""
+        blocks: dict[str, Any] = {} if group is None else {"axis": 1, "block_size": group}
         return self.emitter.node(
             "DequantizeLinear",
-            [stored, scales],
+            [values, scales],
             scope,
-            label="DequantizeLinear_weight",
-            axis=1,
-            block_size=linear.group,
-            output_dtype=self.model_type,
+            label=f"DequantizeLinear_{label}",
+            **blocks,
+            output_dtype=TensorProto.FLOAT if wide else self.model_type,
         )

@@ -1,8 +1,4 @@
-"""INT4 weights from ModelOpt's packing into ONNX's.
-
-ModelOpt stores [N/2, K] bytes: byte (i, k) holds row 2i in its low and row 2i+1 in its high nibble.
-ONNX stores the elements of [N, K] in order, two a byte, the even one in the low nibble. Both hold
-two's complement nibbles, so repacking moves bits and changes no value.
+"""Weights from the checkpoint's packing into ONNX's, as their format says (:class:`trtforge.formats.base.Repacking`).
 
 The result is ``packed.safetensors`` beside the checkpoint's files: written a band of rows at a time
 (memory does not grow with the model), to a temporary name first, with a header that any reader of
@@ -16,37 +12,28 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from builder.graphs.info import PACKED_FILE
+from trtforge.formats.base import Repacking
 from trtforge.ground.safetensors_header import TensorInfo
 
-Bytes = npt.NDArray[np.uint8]
 #: packed bytes handled at once
 _BAND = 8 * 2**20
 
 
-def repack_rows(packed_rows: Bytes) -> Bytes:
-    """ModelOpt's bytes [R, K] (2R rows of weights) as ONNX's [2R, K/2]."""
-    low, high = packed_rows & 0xF, packed_rows >> 4
-    rows = np.stack([low, high], axis=1).reshape(-1, packed_rows.shape[1])
-    result: Bytes = rows[:, 0::2] | (rows[:, 1::2] << 4)
-    return result
-
-
-def plan_packed(weights: Mapping[str, TensorInfo]) -> tuple[dict[str, TensorInfo], bytes]:
+def plan_packed(weights: Mapping[str, tuple[TensorInfo, Repacking]]) -> tuple[dict[str, TensorInfo], bytes]:
     """Where each weight will lie in ``packed.safetensors``, and the bytes of its header.
 
     Args:
-        weights: ModelOpt's tensors [N/2, K] by name.
+        weights: the checkpoint's tensors and how each is laid out anew, by name.
     """
+    layouts = {repacking.kind: repacking.layout for _, repacking in weights.values()}
     header: dict[str, object] = {
-        "__metadata__": {"format": "onnx-int4", "layout": "[N, K/2]: even input in the low nibble, two's complement"}
+        "__metadata__": {"format": ", ".join(sorted(layouts)), "layout": "; ".join(layouts[k] for k in sorted(layouts))}
     }
     begin, places = 0, {}
-    for name, info in sorted(weights.items()):
-        rows, columns = info.shape
-        shape = (2 * rows, columns // 2)
+    for name, (info, repacking) in sorted(weights.items(), key=lambda item: item[0]):
+        shape = repacking.shape(info.shape)
         header[name] = {"dtype": "U8", "shape": list(shape), "data_offsets": [begin, begin + info.nbytes]}
         places[name] = TensorInfo(PACKED_FILE, "U8", shape, begin, info.nbytes)
         begin += info.nbytes
@@ -57,12 +44,14 @@ def plan_packed(weights: Mapping[str, TensorInfo]) -> tuple[dict[str, TensorInfo
     return placed, start
 
 
-def write_packed(checkpoint: Path, weights: Mapping[str, TensorInfo], header: bytes, out: Path) -> None:
+def write_packed(
+    checkpoint: Path, weights: Mapping[str, tuple[TensorInfo, Repacking]], header: bytes, out: Path
+) -> None:
     """Write ``packed.safetensors`` into ``out`` from the weights in ``checkpoint`` (see :func:`plan_packed`)."""
     temporary = out / f"{PACKED_FILE}.partial"
     with temporary.open("wb") as target:
         target.write(header)
-        for _, info in sorted(weights.items()):
+        for _, (info, repacking) in sorted(weights.items(), key=lambda item: item[0]):
             rows, columns = info.shape
             band = max(1, _BAND // columns)
             with (checkpoint / info.file).open("rb") as source:
@@ -70,5 +59,5 @@ def write_packed(checkpoint: Path, weights: Mapping[str, TensorInfo], header: by
                 for first in range(0, rows, band):
                     count = min(band, rows - first)
                     block = np.frombuffer(source.read(count * columns), dtype=np.uint8).reshape(count, columns)
-                    target.write(repack_rows(block).tobytes())
+                    target.write(repacking.rows(block).tobytes())
     temporary.replace(out / PACKED_FILE)

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtforge.formats.table import formats_by_variant, one_of, quantizing_formats
+from trtforge.formats import formats
+from trtforge.formats.base import LinearTensors, Repacking
+from trtforge.formats.table import UNQUANTIZED, formats_by_variant, one_of, quantizing_formats
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 #: tensors that carry nothing the graph needs, with the reason that graph.json records
 DERIVED = ((re.compile(r"(^|\.)rotary_emb\.inv_freq$"), "computed from config.json"),)
-FLOAT_TYPES = ("BF16", "F16", "F32")
 #: the algorithm of a checkpoint whose linears have several formats
 MIXED = "MIXED_PRECISION"
-NVFP4_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,6 @@ class QuantConfig:
     algorithm: str | None = None
     kv_cache: str | None = None
     group_size: int | None = None
-
-
-@dataclass(frozen=True)
-class LinearTensors:
-    """The tensors of one linear [N, K]; ``group`` is the block length of the block formats."""
-
-    name: str
-    shape: tuple[int, int]
-    format: str
-    weight: str
-    group: int | None = None
-    weight_scale: str | None = None
-    weight_scale_2: str | None = None
-    input_scale: str | None = None
-    pre_quant_scale: str | None = None
-    bias: str | None = None
 
 
 def read_quant_config(directory: Path) -> QuantConfig:
@@ -95,6 +79,10 @@ class CheckpointTensors:
         self.directory = directory
         self.headers = read_headers(directory)
         self.quant = read_quant_config(directory)
+        self._beside: dict[str, dict[str, TensorInfo]] = {}
+        for name, info in self.headers.items():
+            module, _, leaf = name.rpartition(".")
+            self._beside.setdefault(module, {})[leaf] = info
         nested = sorted({info.file for info in self.headers.values() if "/" in info.file})
         if nested:
             raise ForgeError(
@@ -147,6 +135,17 @@ class CheckpointTensors:
             )
         self._used.add(name)
         return info
+
+    def repackings(self) -> dict[str, tuple[TensorInfo, Repacking]]:
+        """The weights that are laid out anew for ONNX, by name."""
+        found = {}
+        for module, parts in self._beside.items():
+            stored = parts.get("weight")
+            format = next((format for format in formats() if stored is not None and format.holds(stored, parts)), None)
+            repacking = format.repacking(stored) if format is not None and stored is not None else None
+            if repacking is not None and stored is not None:
+                found[f"{module}.weight"] = (stored, repacking)
+        return found
 
     def account(self, name: str, reason: str) -> None:
         """Record why a tensor of the checkpoint is not part of the graph."""
@@ -217,18 +216,11 @@ class CheckpointTensors:
         bias_name = f"{name}.bias" if bias else None
         if bias_name:
             self.take(bias_name, (shape[0],))
-        if stored.dtype in FLOAT_TYPES:
-            self.take(weight, shape)
-            return LinearTensors(name, shape, "none", weight, bias=bias_name)
-        if stored.dtype == "F8_E4M3" and f"{name}.weight_scale" in self:
-            return self._fp8(name, shape, weight, bias_name)
-        scale = self.headers.get(f"{name}.weight_scale")
-        if stored.dtype in ("U8", "F4") and scale is not None and scale.dtype == "F8_E4M3":
-            return self._nvfp4(name, shape, weight, bias_name)
-        two_level = f"{name}.weight_scale_2" in self or f"{name}.input_scale" in self
-        if stored.dtype == "U8" and scale is not None and scale.dtype in FLOAT_TYPES and not two_level:
-            return self._int4(name, shape, weight, bias_name)
-        raise self._unsupported(name, stored, scale)
+        beside = self._beside.get(name, {})
+        for format in formats():
+            if format.holds(stored, beside):
+                return format.take(self, LinearTensors(name, shape, UNQUANTIZED, weight, bias=bias_name))
+        raise self._unsupported(name, stored, beside.get("weight_scale"))
 
     def _unsupported(self, name: str, stored: TensorInfo, scale: TensorInfo | None) -> ForgeError:
         return ForgeError(
@@ -244,7 +236,8 @@ class CheckpointTensors:
             remedies=[f"Quantize with format {one_of(quantizing_formats())}"],
         )
 
-    def _scalar(self, name: str) -> str:
+    def scalar(self, name: str) -> str:
+        """Take a tensor that must be one float32 value; its name."""
         info = self.take(name)
         if info.elements != 1 or info.dtype != "F32":
             raise ForgeError(
@@ -253,25 +246,12 @@ class CheckpointTensors:
                 asked=name,
                 numbers={"elements": info.elements},
                 why="A scale of the whole tensor is one float32 value; per-channel scales are another format.",
-                remedies=["Quantize with format fp8 (per tensor)"],
+                remedies=[f"Quantize with format {one_of(quantizing_formats())}"],
             )
         return name
 
-    def _fp8(self, name: str, shape: tuple[int, int], weight: str, bias: str | None) -> LinearTensors:
-        self.take(weight, shape)
-        if f"{name}.input_scale" not in self:
-            raise self._uncalibrated(name, "FP8")
-        return LinearTensors(
-            name,
-            shape,
-            "fp8",
-            weight,
-            weight_scale=self._scalar(f"{name}.weight_scale"),
-            input_scale=self._scalar(f"{name}.input_scale"),
-            bias=bias,
-        )
-
-    def _uncalibrated(self, name: str, what: str) -> ForgeError:
+    def uncalibrated(self, name: str, what: str) -> ForgeError:
+        """The refusal of a linear with weights of the algorithm ``what`` and no activation scale."""
         return ForgeError(
             "TF-GRF-013",
             f"{name} has {what} weights and no activation scale",
@@ -281,7 +261,8 @@ class CheckpointTensors:
             remedies=["Quantize again with calibration text"],
         )
 
-    def _divides(self, name: str, columns: int, group: int) -> None:
+    def divides(self, name: str, columns: int, group: int) -> None:
+        """Refuse blocks that do not divide the linear's columns."""
         if group < 1 or columns % group:
             raise ForgeError(
                 "TF-GRF-008",
@@ -291,52 +272,3 @@ class CheckpointTensors:
                 why="Block scales cover whole blocks along the inputs.",
                 remedies=["Quantize with a group_size that divides every linear's inputs"],
             )
-
-    def _nvfp4(self, name: str, shape: tuple[int, int], weight: str, bias: str | None) -> LinearTensors:
-        rows, columns = shape
-        self._divides(name, columns, NVFP4_BLOCK)
-        packed = (rows, columns // 2) if self.headers[weight].dtype == "U8" else shape
-        self.take(weight, packed)
-        self.take(f"{name}.weight_scale", (rows, columns // NVFP4_BLOCK))
-        dynamic = f"{name}.input_scale" in self
-        if not dynamic and not self.weight_only:
-            raise self._uncalibrated(name, "NVFP4")
-        return LinearTensors(
-            name,
-            shape,
-            "nvfp4",
-            weight,
-            group=NVFP4_BLOCK,
-            weight_scale=f"{name}.weight_scale",
-            weight_scale_2=self._scalar(f"{name}.weight_scale_2"),
-            input_scale=self._scalar(f"{name}.input_scale") if dynamic else None,
-            pre_quant_scale=self._pre_quant_scale(name, columns),
-            bias=bias,
-        )
-
-    def _int4(self, name: str, shape: tuple[int, int], weight: str, bias: str | None) -> LinearTensors:
-        rows, columns = shape
-        if rows % 2:
-            self._divides(name, rows, 2)
-        self.take(weight, (rows // 2, columns))
-        scale = self.take(f"{name}.weight_scale")
-        groups = scale.shape[-1] if len(scale.shape) == 2 else 0
-        self._divides(name, columns, columns // groups if groups and columns % groups == 0 else 0)
-        self.take(f"{name}.weight_scale", (rows, groups))
-        return LinearTensors(
-            name,
-            shape,
-            "int4_awq",
-            weight,
-            group=columns // groups,
-            weight_scale=f"{name}.weight_scale",
-            pre_quant_scale=self._pre_quant_scale(name, columns),
-            bias=bias,
-        )
-
-    def _pre_quant_scale(self, name: str, columns: int) -> str | None:
-        scale = f"{name}.pre_quant_scale"
-        if scale not in self:
-            return None
-        self.take(scale, (columns,))
-        return scale

@@ -15,7 +15,8 @@ from trtforge.formats.table import counted_formats, kv_element_bits, pool_format
 
 #: weight formats by name
 WEIGHT_FORMATS = {
-    name: WeightFormat(name, **row.model_dump(exclude={"known_as"})) for name, row in counted_formats().items()
+    name: WeightFormat(name, **row.model_dump(exclude={"known_as", "fp8_attention"}))
+    for name, row in counted_formats().items()
 }
 #: bits of one element of the KV cache
 KV_BITS = kv_element_bits()

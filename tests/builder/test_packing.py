@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from builder.graphs import packing
-from builder.graphs.packing import plan_packed, repack_rows, write_packed
+from builder.graphs.packing import plan_packed, write_packed
 from tests.support.tiny import write_safetensors
+from trtforge.formats.int4_awq import REPACKING, repack_rows
 from trtforge.ground.safetensors_header import read_header, read_headers
 
 
@@ -41,9 +42,10 @@ def test_the_file_is_safetensors_written_in_bands(tmp_path: Path, monkeypatch: p
     matrices = {f"m{i}.weight": rng.integers(-8, 8, (2 * (3 + i), 8), dtype=np.int8) for i in range(3)}
     write_safetensors(tmp_path / "model.safetensors", {n: ("U8", modelopt_pack(m)) for n, m in matrices.items()})
     headers = read_headers(tmp_path)
-    places, header = plan_packed(headers)
+    weights = {name: (info, REPACKING) for name, info in headers.items()}
+    places, header = plan_packed(weights)
     monkeypatch.setattr(packing, "_BAND", 16)  # two rows of packed bytes at a time
-    write_packed(tmp_path, headers, header, tmp_path)
+    write_packed(tmp_path, weights, header, tmp_path)
     written, _ = read_header(tmp_path / "packed.safetensors")
     assert written == places
     data = (tmp_path / "packed.safetensors").read_bytes()

@@ -154,15 +154,15 @@ def test_nvfp4_fake_quant(library: HostLibrary, rows: int, blocks: int, dtype: t
 
 def test_fake_quantization_is_that_of_the_quantizer(library: HostLibrary) -> None:
     """The executor's activations and the reference model's are quantized to the same bits."""
-    from quantize import emulation
+    from trtforge.formats import elements
 
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(40, 576, generator=generator) * torch.logspace(-7, 3, 40)[:, None]
     for amax in (1e-4, 3.0, 900.0):
-        scale = float(emulation.nvfp4_global_scale(torch.tensor(amax)))
-        assert torch.equal(library.nvfp4_fake_quant(x.clone(), scale), emulation.fake_quant_nvfp4(x, scale))
+        scale = float(elements.two_level_scale(torch.tensor(amax)))
+        assert torch.equal(library.nvfp4_fake_quant(x.clone(), scale), elements.fake_quant_two_level(x, scale))
         scale = float(torch.tensor(amax / 448))
-        assert torch.equal(library.fp8_fake_quant(x.clone(), scale), emulation.fake_quant_e4m3(x, scale))
+        assert torch.equal(library.fp8_fake_quant(x.clone(), scale), elements.fake_quant_e4m3(x, scale))
 
 
 def test_nvfp4_rounds_ties_to_even(library: HostLibrary) -> None:

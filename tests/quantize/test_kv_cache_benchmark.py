@@ -11,9 +11,9 @@ pytest.importorskip("torch")
 import torch
 
 from benchmarks.kv_cache import Cache, Way, attach, key_biases, rotated, ways
-from quantize.emulation import E4M3_MAX, fake_quant_e4m3
 from quantize.reference import load_reference_model
 from tests.support.tiny import write_tiny_llama
+from trtforge.formats.elements import E4M3_MAX, fake_quant_e4m3
 
 
 def test_the_offset_is_what_a_bias_adds_to_the_rotated_keys(tmp_path: Path) -> None:

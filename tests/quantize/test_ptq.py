@@ -286,32 +286,32 @@ def test_modelopts_operation_is_put_back() -> None:
 def test_nvfp4_packer_equals_modelopts() -> None:
     with quiet():
         from modelopt.torch.quantization.qtensor import NVFP4QTensor
-    from quantize.emulation import dequantize_nvfp4_weight, nvfp4_global_scale, quantize_nvfp4_weight
+    from trtforge.formats.elements import dequantize_two_level, quantize_two_level, two_level_scale
 
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(3)) * 0.05
     weight[3, 16:32] = 0
-    scale = nvfp4_global_scale(weight.abs().max())
+    scale = two_level_scale(weight.abs().max())
     theirs, their_scales, _ = NVFP4QTensor.quantize(weight.clone(), 16, weights_scaling_factor_2=scale)
-    packed, scales = quantize_nvfp4_weight(weight, scale)
+    packed, scales = quantize_two_level(weight, scale)
     assert torch.equal(packed, theirs._quantized_data)
     assert torch.equal(scales.view(torch.uint8), their_scales.view(torch.uint8))
     back = theirs.dequantize(torch.float32, scale=their_scales, double_scale=scale, block_sizes={-1: 16})
-    assert torch.equal(dequantize_nvfp4_weight(packed, scales, scale), back)
+    assert torch.equal(dequantize_two_level(packed, scales, scale), back)
 
 
 def test_int4_packer_equals_modelopts() -> None:
     with quiet():
         from modelopt.torch.export.quant_utils import pack_int4_in_uint8
-    from quantize.emulation import pack_int4_rows
+    from trtforge.formats.int4_awq import pack_rows
 
     values = torch.randint(-8, 8, (6, 64), generator=torch.Generator().manual_seed(4), dtype=torch.int8)
     theirs = pack_int4_in_uint8(values.float(), torch.ones(6, 2), 32)
-    assert torch.equal(pack_int4_rows(values), theirs)
+    assert torch.equal(pack_rows(values), theirs)
 
 
 def test_package_table_imports_no_torch() -> None:
     import subprocess
 
-    modules = "trtforge.formats.table, quantize.plan, quantize.corpora, quantize.audit"
+    modules = "trtforge.formats.int4_awq, trtforge.formats.nvfp4, quantize.plan, quantize.corpora, quantize.audit"
     code = f"import {modules}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,26 @@
+"""Quantization formats: a row of ``formats.yaml`` and a module of its name each (:mod:`trtforge.formats.base`)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+from trtforge.formats.base import Format
+from trtforge.formats.table import UNQUANTIZED, formats_by_algorithm, load_formats
+
+
+@functools.cache
+def formats() -> tuple[Format, ...]:
+    """Every format, in the table's order."""
+    return tuple(importlib.import_module(f"{__name__}.{row.name}").Method(row) for row in load_formats().formats)
+
+
+def format_named(name: str) -> Format:
+    """The format of a row's name; a name that is no row is a fault of the caller."""
+    return next(format for format in formats() if format.name == name)
+
+
+def format_of_algorithm(algorithm: str | None) -> Format | None:
+    """The format that ModelOpt's ``quant_algo`` writes, the unquantized one for None; None: there is none."""
+    name = UNQUANTIZED if algorithm is None else formats_by_algorithm().get(algorithm)
+    return None if name is None else format_named(name)

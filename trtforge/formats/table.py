@@ -98,6 +98,7 @@ class Counted(_Row):
     scale_bits: int = 0
     compute: Literal["fp32", "fp16", "fp8", "fp4", "int8"]
     tensor_scales: int = 0
+    fp8_attention: bool = False
     input_factors: bool = False
     known_as: tuple[str, ...] = ()
 
@@ -121,6 +122,12 @@ class FormatRow(_Row):
     native: tuple[str, ...]
     planner: Counted | None
     sources: tuple[str, ...]
+
+    @property
+    def rows_a_byte(self) -> int:
+        """Rows of a linear that lie in one row of stored bytes: a cut between them would part a byte."""
+        terms = [term for rule in self.tensors.values() for term in rule.shape if term.startswith("N/")]
+        return max((int(term.removeprefix("N/")) for term in terms), default=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> FormatRow:
@@ -189,6 +196,12 @@ def one_of(names: Sequence[str]) -> str:
 
 
 @functools.cache
+def linear_parts() -> frozenset[str]:
+    """What formats store beside a linear's weight: the last parts of the tensors' names."""
+    return frozenset(leaf for row in load_formats().formats for leaf in row.tensors) - {"weight"}
+
+
+@functools.cache
 def formats_by_algorithm() -> Mapping[str, str]:
     """ModelOpt's ``quant_algo`` -> the format that it writes."""
     return {row.algorithm: row.name for row in load_formats().formats if row.algorithm is not None}
@@ -215,6 +228,7 @@ def counted_as(name: str) -> str | None:
     return next((own for own, row in counted_formats().items() if name in row.known_as), None)
 
 
+@functools.cache
 def kv_modes_by(field: Literal["algorithm", "scheme"]) -> Mapping[str, KvMode]:
     """ModelOpt's name of a KV cache's algorithm, or config.json's of its scheme -> the first mode that it is."""
     found: dict[str, KvMode] = {}
@@ -223,6 +237,12 @@ def kv_modes_by(field: Literal["algorithm", "scheme"]) -> Mapping[str, KvMode]:
         if key is not None:
             found.setdefault(key, row)
     return found
+
+
+@functools.cache
+def carried_kv() -> Mapping[str, KvMode]:
+    """ModelOpt's name of a KV cache's algorithm -> the first mode of it that the chain carries to an engine."""
+    return {name: row for name, row in kv_modes_by("algorithm").items() if row.supported}
 
 
 def pool_format(mode: str) -> str | None:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtforge.formats.table import counted_as, counted_formats, kv_modes_by
+
 Settings = dict[str, Any]
-#: checkpoints whose attention may compute in FP8
-_FP8_WORKFLOWS = ("FP8", "W4A8_AWQ", "NVFP4")
 #: the first architecture with FP8 context attention
 _FP8_ATTENTION = 89
 
@@ -105,9 +105,11 @@ def _context_attention(settings: Settings, checkpoint: Mapping[str, Any], fp8_ke
     if paged is None or fp8 is None:
         return []
     quantization = checkpoint.get("quantization") or {}
-    fp8_pool = quantization.get("kv_cache_quant_algo") == "FP8"
+    cache = kv_modes_by("algorithm").get(str(quantization.get("kv_cache_quant_algo")))
+    fp8_pool = cache is not None and cache.dtype == "float8_e4m3fn"
+    weights = counted_as(str(quantization.get("quant_algo")))
     found = []
-    if quantization.get("quant_algo") not in _FP8_WORKFLOWS or not fp8_kernels:
+    if weights is None or not counted_formats()[weights].fp8_attention or not fp8_kernels:
         lacks = "the GPU has no FP8 attention" if not fp8_kernels else "the weights are of no FP8 workflow"
         if fp8:
             found.append(Change("use_fp8_context_fmha", fp8, False, lacks))
@@ -117,6 +119,6 @@ def _context_attention(settings: Settings, checkpoint: Mapping[str, Any], fp8_ke
     elif paged and fp8 != fp8_pool:
         why = "paged context attention computes in FP8 over an FP8 KV cache, and over no other"
         found.append(Change("use_fp8_context_fmha", fp8, fp8_pool, why))
-    if paged and quantization.get("kv_cache_quant_algo") == "INT8":
+    if paged and cache is not None and cache.dtype == "int8":
         found.append(Change("use_paged_context_fmha", paged, False, "there is none over an INT8 KV cache"))
     return found

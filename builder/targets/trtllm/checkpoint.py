@@ -183,7 +183,7 @@ def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
             "kv_cache_quant_algo": source.kv_algorithm,
             "group_size": source.group or 128,
             "has_zero_point": False,
-            "pre_quant_scale": source.format == "int4_awq",
+            "pre_quant_scale": "pre_quant_scale" in source.row.tensors,
             "exclude_modules": _excluded(source, pp),
         },
     }
@@ -239,7 +239,7 @@ def check_split(source: Checkpoint, tp: int, pp: int) -> None:
     if not faults:
         return
     works = [size for size in _SIZES if not _split_faults(source, size)]
-    smaller = source.format == "int4_awq" and source.group == 128
+    smaller = [size for size in source.row.group_sizes if source.group is not None and size < source.group]
     raise ForgeError(
         "TF-BLD-034",
         f"The model does not divide over tp {tp} x pp {pp}: {'; '.join(faults)}",
@@ -248,7 +248,7 @@ def check_split(source: Checkpoint, tp: int, pp: int) -> None:
         why="Each rank holds whole heads, whole blocks of scales and the same number of rows.",
         remedies=[
             *(f"build.parallel.tp: {size}" for size in works),
-            *(["quantize.group_size: 64"] if smaller else []),
+            *([f"quantize.group_size: {max(smaller)}"] if smaller else []),
         ],
     )
 
@@ -261,7 +261,7 @@ def _split_faults(source: Checkpoint, tp: int) -> list[str]:
         faults.append(f"{config.num_kv_heads} KV heads over {tp}")
     if config.intermediate_size % tp:
         faults.append(f"{config.intermediate_size} MLP rows over {tp}")
-    if faults or source.algorithm in (None, "FP8"):
+    if faults or not source.row.group_sizes:
         return faults
     group = source.group or 16
     inputs = {
@@ -269,6 +269,6 @@ def _split_faults(source: Checkpoint, tp: int) -> list[str]:
         "mlp.proj": config.intermediate_size // tp,
     }
     faults += [f"{name}: {width} inputs a rank in blocks of {group}" for name, width in inputs.items() if width % group]
-    if source.format == "int4_awq" and (config.intermediate_size // tp) % 2:
+    if source.row.rows_a_byte > 1 and (config.intermediate_size // tp) % source.row.rows_a_byte:
         faults.append(f"mlp: {config.intermediate_size // tp} rows a rank, two to a byte")
     return faults

@@ -9,6 +9,7 @@ from typing import Any
 from builder.files import copy_file
 from builder.special_tokens import special_tokens
 from builder.targets.trtllm.source import Checkpoint
+from trtforge.formats.table import kv_element_bits
 from trtforge.ground.errors import ForgeError
 from trtforge.tables import StackRow, stack_table
 
@@ -69,12 +70,12 @@ def describe_model(source: Checkpoint, checkpoint: Path, tp: int, pp: int, *, la
         "sliding_window": config.sliding_window,
         "full_attention_layers": list(config.full_attention_layers),
         "num_layers": config.num_layers,
-        "kv_cache": {"format": "fp8" if source.kv_algorithm == "FP8" else config.dtype},
+        "kv_cache": {"format": source.pool},
         "kv_bytes_per_token": 2
         * (-(-config.num_layers // pp) + layers_beside)
         * -(-config.num_kv_heads // tp)
         * config.head_size
-        * (1 if source.kv_algorithm == "FP8" else {"float32": 4}.get(config.dtype, 2)),
+        * int(kv_element_bits()[source.pool] // 8),
         **special_tokens(checkpoint),
     }
 

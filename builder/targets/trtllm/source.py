@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from builder.graphs.config import ModelConfig, read_config
-from trtforge.formats.table import UNQUANTIZED, formats_by_algorithm
+from trtforge.formats.table import UNQUANTIZED, FormatRow, carried_kv, format_row, formats_by_algorithm, kv_modes_by
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
@@ -41,7 +41,7 @@ class Checkpoint:
     config: sizes and switches.
     algorithm: ``quant_algo``, or None.
     kv_algorithm: ``kv_cache_quant_algo``, or None.
-    group: elements that share a scale (int4_awq, nvfp4), or None.
+    group: elements that share a scale, or None.
     """
 
     directory: Path
@@ -52,8 +52,18 @@ class Checkpoint:
     headers: Mapping[str, TensorInfo]
 
     @property
+    def row(self) -> FormatRow:
+        """The row of its format."""
+        return format_row(formats_by_algorithm()[self.algorithm] if self.algorithm else UNQUANTIZED)
+
+    @property
     def format(self) -> str:
-        return formats_by_algorithm()[self.algorithm] if self.algorithm else UNQUANTIZED
+        return self.row.name
+
+    @property
+    def pool(self) -> str:
+        """The element type of the KV pool."""
+        return self.config.dtype if self.kv_algorithm is None else str(kv_modes_by("algorithm")[self.kv_algorithm].pool)
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
@@ -68,13 +78,13 @@ class Checkpoint:
         algorithm, kv_algorithm, group = _quantization(directory)
         undeclared = algorithm is None and any(name.endswith(".weight_scale") for name in headers)
         formats = sorted((UNQUANTIZED, *formats_by_algorithm().values()))
-        if algorithm not in (None, *formats_by_algorithm()) or kv_algorithm not in (None, "FP8") or undeclared:
+        if algorithm not in (None, *formats_by_algorithm()) or kv_algorithm not in (None, *carried_kv()) or undeclared:
             raise ForgeError(
                 "TF-BLD-030",
                 f"A checkpoint in {algorithm or 'a format that it does not name'} with KV cache "
                 f"{kv_algorithm or 'unquantized'} is not converted for TensorRT-LLM",
                 asked=str(directory),
-                numbers={"formats": formats, "kv_caches": ["none", "FP8"]},
+                numbers={"formats": formats, "kv_caches": [UNQUANTIZED, *carried_kv()]},
                 why="The converter knows how these formats lie in TensorRT-LLM's checkpoint, and no others.",
                 remedies=["quantize.format: fp8", "build.target: trtllm-llmapi (it loads the checkpoint as it is)"],
             )

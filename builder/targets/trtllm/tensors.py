@@ -1,19 +1,11 @@
 """The tensors of one rank's file: names, types, shapes, and where their bytes come from.
 
-How a linear [N, K] lies in TensorRT-LLM 1.2's checkpoint, by format (what its loader renames, transposes
-and interleaves for the kernels happens there, at build time):
+How a linear [N, K] lies in TensorRT-LLM 1.2's checkpoint is in its format's module
+(:meth:`trtforge.formats.base.Format.shard`); what its loader renames, transposes and interleaves for
+the kernels happens there, at build time.
 
-* none: ``weight`` [N, K];
-* fp8: ``weight`` E4M3 [N, K], ``weights_scaling_factor`` and ``activation_scaling_factor`` F32 [1];
-* int4_awq: ``weight`` I8 [N/2, K], rows 2i and 2i+1 in a byte's low and high nibble,
-  ``weights_scaling_factor`` F32 [N, K/G], ``prequant_scaling_factor`` [K] in the model's type;
-* nvfp4: ``weight`` U8 [N, K/2], ``weights_scaling_factor`` E4M3 [N, K/16], ``weights_scaling_factor_2`` and
-  ``activation_scaling_factor`` F32 [1].
-
-Query, key and value are one linear ``qkv``, each rank with its own heads of all three. Its FP8 form has one
-scale: the largest of the three, and the other two weights are rounded again under it (``quantize.one_scale`` does so
-before the checkpoint is evaluated, and leaves nothing to round here). ``mlp.fc`` is Hugging
-Face's gate projection, ``mlp.gate`` its up projection. Norms of q and k (Qwen3) are ``q_layernorm``, ``k_layernorm``.
+Query, key and value are one linear ``qkv``, each rank with its own heads of all three. ``mlp.fc`` is Hugging Face's
+gate projection, ``mlp.gate`` its up projection. Norms of q and k (Qwen3) are ``q_layernorm``, ``k_layernorm``.
 
 Sources: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/modeling_utils.py
 (preprocess_perlayer_weights), models/qwen/convert.py there, and ModelOpt 0.47's export_tensorrt_llm_checkpoint, which
@@ -22,14 +14,16 @@ the tests hold this against.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from builder.targets.trtllm.ranks import Rank, kv_heads_of, layers_of
 from builder.targets.trtllm.source import BITS, Array, Checkpoint, widen
-from trtforge.ground.e4m3 import largest_change, rescale_table
+from trtforge.formats import format_named
+from trtforge.formats.table import UNQUANTIZED
+from trtforge.ground.e4m3 import largest_change
 from trtforge.ground.errors import ForgeError
 
 #: bytes handled at once
@@ -124,8 +118,8 @@ class _Plan:
         width = queries * head
         dense = [Part(f"{name}.self_attn.o_proj", 0, config.hidden_size)]
         yield from self._linear(f"{out}.attention.dense", dense, (rank.tp_rank * width, (rank.tp_rank + 1) * width))
-        if self.source.kv_algorithm == "FP8":
-            yield _numbers(f"{out}.attention.kv_cache_scaling_factor", [self._kv_scale(name)])
+        if self.source.kv_algorithm is not None:
+            yield self.numbers(f"{out}.attention.kv_cache_scaling_factor", [self._kv_scale(name)])
         ffn = config.intermediate_size // rank.tp
         begin, end = rank.tp_rank * ffn, (rank.tp_rank + 1) * ffn
         yield from self._linear(f"{out}.mlp.fc", [Part(f"{name}.mlp.gate_proj", begin, end)])
@@ -152,9 +146,9 @@ class _Plan:
         """A linear of ``parts`` one below the other, of which this rank has the given columns of K (default: all)."""
         kinds = {self.source.quantized(part.module) for part in parts}
         if len(kinds) > 1:
-            raise _unlike(out, parts, "some are quantized and some are excluded", {})
-        write = _WRITERS[self.source.format] if kinds.pop() else _Plan._plain
-        yield from write(self, out, parts, columns)
+            raise self.unlike(out, parts, "some are quantized and some are excluded", {})
+        format = format_named(self.source.format if kinds.pop() else UNQUANTIZED)
+        yield from format.shard(self, out, parts, columns)
         if self.source.has(f"{parts[0].module}.bias"):
             yield self._bias(f"{out}.bias", parts)
 
@@ -169,16 +163,16 @@ class _Plan:
         shape = (sum(part.end - part.begin for part in parts),)
         return Tensor(out, self.source.headers[names[0]].dtype, shape, pieces)
 
-    def _stack(
+    def stack(
         self,
         out: str,
-        parts: list[Part],
+        parts: Sequence[Part],
         leaf: str,
         columns: tuple[int, int] | None,
         *,
         rows: int = 1,
         dtype: str | None = None,
-        tables: dict[str, Array] | None = None,
+        tables: Mapping[str, Array] | None = None,
     ) -> Tensor:
         """``leaf`` of each part below the other. ``rows`` rows of the linear lie in one stored row."""
         values = [self.source.read(f"{part.module}.{leaf}") for part in parts]
@@ -194,44 +188,55 @@ class _Plan:
         stored = dtype or self.source.headers[f"{parts[0].module}.{leaf}"].dtype
         return Tensor(out, stored, (sum(end - begin for begin, end in spans), width), pieces)
 
-    def _plain(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Iterator[Tensor]:
-        yield self._stack(f"{out}.weight", parts, "weight", columns)
-
-    def _fp8(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Iterator[Tensor]:
-        scales = {part.module: self.source.scalar(f"{part.module}.weight_scale") for part in parts}
-        scale = max(scales.values())
-        tables = {
-            module: rescale_table(own / scale) for module, own in scales.items() if own != scale and own > 0 and scale
-        }
-        for part in parts:
-            if part.module in tables:
-                self._count(part, scales[part.module] / scale)
-        yield self._stack(f"{out}.weight", parts, "weight", columns, tables=tables)
-        yield _numbers(f"{out}.weights_scaling_factor", [scale])
-        yield self._input_scale(out, parts)
-
-    def _count(self, part: Part, ratio: float) -> None:
+    def rounded_again(self, part: Part, ratio: float) -> None:
+        """Record that a part's weights are rounded again under a scale 1/ratio times theirs."""
         self.requantized.linears.add(part.module)
         self.requantized.weights += (part.end - part.begin) * int(self.source.read(f"{part.module}.weight").shape[1])
         self.requantized.largest = max(self.requantized.largest, largest_change(ratio))
 
-    def _int4_awq(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Iterator[Tensor]:
-        yield self._stack(f"{out}.weight", parts, "weight", columns, rows=2, dtype="I8")
-        group = self.source.group or 128
-        blocks = None if columns is None else (columns[0] // group, columns[1] // group)
-        scales = self._stack(f"{out}.weights_scaling_factor", parts, "weight_scale", blocks)
-        stored = scales.dtype
-        yield Tensor(scales.name, "F32", scales.shape, lambda: (widen(piece, stored) for piece in scales.pieces()))
-        yield self._input_factors(out, parts, columns)
+    @property
+    def group(self) -> int | None:
+        """Values that share a scale, as the checkpoint says."""
+        return self.source.group
 
-    def _input_factors(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Tensor:
+    def scalars(self, parts: Sequence[Part], leaf: str) -> dict[str, float]:
+        """The one value of each part's ``leaf``, by module."""
+        return {part.module: self.source.scalar(f"{part.module}.{leaf}") for part in parts}
+
+    def widened(self, tensor: Tensor) -> Tensor:
+        """The tensor in float32."""
+        return Tensor(
+            tensor.name, "F32", tensor.shape, lambda: (widen(piece, tensor.dtype) for piece in tensor.pieces())
+        )
+
+    def numbers(self, out: str, values: Sequence[float]) -> Tensor:
+        """A tensor of these float32 values."""
+        array = np.array(values, dtype=np.float32)
+        return Tensor(out, "F32", array.shape, lambda: iter((array,)))
+
+    def unlike(self, out: str, parts: Sequence[Part], how: str, numbers: Mapping[str, float]) -> ForgeError:
+        """The refusal of parts that cannot be one linear."""
+        modules = [part.module for part in parts]
+        return ForgeError(
+            "TF-BLD-033",
+            f"{', '.join(modules)} cannot be one linear: {how}",
+            asked=out,
+            numbers=dict(numbers),
+            why="TensorRT-LLM computes them as one product with one form and one set of global scales.",
+            remedies=[
+                "exclude all of them or none (quantize.exclude)",
+                "quantize the unquantized model with trtforge, which gives them common scales",
+            ],
+        )
+
+    def input_factors(self, out: str, parts: Sequence[Part], columns: tuple[int, int] | None) -> Tensor:
         """Factors of the input's channels; where they were folded into the norm before, TensorRT-LLM wants ones."""
         width = self.source.read(f"{parts[0].module}.weight").shape[1]
         begin, end = columns or (0, width)
         names = [f"{part.module}.pre_quant_scale" for part in parts]
         present = [self.source.read(name) for name in names if self.source.has(name)]
         if present and (len(present) < len(parts) or any(not np.array_equal(present[0], other) for other in present)):
-            raise _unlike(out, parts, "their inputs have different factors (pre_quant_scale)", {})
+            raise self.unlike(out, parts, "their inputs have different factors (pre_quant_scale)", {})
         if present:
             dtype = self.source.headers[names[0]].dtype
             values = present[0][begin:end]
@@ -239,31 +244,7 @@ class _Plan:
             dtype = {"bfloat16": "BF16", "float16": "F16"}.get(self.config.dtype, "F32")
             one = {"BF16": 0x3F80, "F16": 0x3C00, "F32": 1.0}[dtype]
             values = np.full(end - begin, one, dtype=BITS[dtype])
-        return Tensor(f"{out}.prequant_scaling_factor", dtype, (end - begin,), lambda: iter((values,)))
-
-    def _nvfp4(self, out: str, parts: list[Part], columns: tuple[int, int] | None) -> Iterator[Tensor]:
-        scales = {part.module: self.source.scalar(f"{part.module}.weight_scale_2") for part in parts}
-        if len(set(scales.values())) > 1:
-            raise _unlike(out, parts, "their weights have different global scales (weight_scale_2)", scales)
-        block = self.source.group or 16
-        halves = None if columns is None else (columns[0] // 2, columns[1] // 2)
-        blocks = None if columns is None else (columns[0] // block, columns[1] // block)
-        yield self._stack(f"{out}.weight", parts, "weight", halves)
-        yield self._stack(f"{out}.weights_scaling_factor", parts, "weight_scale", blocks)
-        yield _numbers(f"{out}.weights_scaling_factor_2", [next(iter(scales.values()))])
-        yield self._input_scale(out, parts)
-
-    def _input_scale(self, out: str, parts: list[Part]) -> Tensor:
-        scales = [self.source.scalar(f"{part.module}.input_scale") for part in parts]
-        return _numbers(f"{out}.activation_scaling_factor", [max(scales)])
-
-
-_WRITERS = {"fp8": _Plan._fp8, "int4_awq": _Plan._int4_awq, "nvfp4": _Plan._nvfp4}
-
-
-def _numbers(name: str, values: list[float]) -> Tensor:
-    array = np.array(values, dtype=np.float32)
-    return Tensor(name, "F32", array.shape, lambda: iter((array,)))
+        return Tensor(out, dtype, (end - begin,), lambda: iter((values,)))
 
 
 def bands(values: Array, spans: Sequence[tuple[int, int]], columns: tuple[int, int] | None) -> Iterator[Array]:
@@ -278,18 +259,3 @@ def bands(values: Array, spans: Sequence[tuple[int, int]], columns: tuple[int, i
         missing = end - max(begin, last)
         if missing > 0:
             yield np.zeros((missing, *view.shape[1:]), dtype=view.dtype)
-
-
-def _unlike(out: str, parts: list[Part], how: str, numbers: dict[str, float]) -> ForgeError:
-    modules = [part.module for part in parts]
-    return ForgeError(
-        "TF-BLD-033",
-        f"{', '.join(modules)} cannot be one linear: {how}",
-        asked=out,
-        numbers=numbers,
-        why="TensorRT-LLM computes them as one product with one form and one set of global scales.",
-        remedies=[
-            "exclude all of them or none (quantize.exclude)",
-            "quantize the unquantized model with trtforge, which gives them common scales",
-        ],
-    )

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantize import emulation as em
+from quantize.emulation import dynamic_block_quantize
+from trtforge.formats import elements as em
+from trtforge.formats import int4_awq
 
 E2M1_BY_CODE = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
@@ -85,9 +87,9 @@ def test_nibble_order_puts_the_even_column_low() -> None:
 
 def test_int4_rows_pack_two_rows_into_a_byte() -> None:
     values = torch.tensor([[-8, 7], [1, -1], [0, 3], [-3, 2]], dtype=torch.int8)
-    packed = em.pack_int4_rows(values)
+    packed = int4_awq.pack_rows(values)
     assert packed.tolist() == [[0x18, 0xF7], [0xD0, 0x23]]
-    assert torch.equal(em.unpack_int4_rows(packed), values)
+    assert torch.equal(int4_awq.unpack_rows(packed), values)
 
 
 finite_rows = st.integers(0, 2**31 - 1).map(
@@ -98,20 +100,20 @@ finite_rows = st.integers(0, 2**31 - 1).map(
 @settings(max_examples=40, deadline=None)
 @given(finite_rows)
 def test_nvfp4_fake_quant_equals_pack_and_unpack(weight: torch.Tensor) -> None:
-    scale = em.nvfp4_global_scale(weight.abs().max())
-    packed, block_scales = em.quantize_nvfp4_weight(weight, scale)
+    scale = em.two_level_scale(weight.abs().max())
+    packed, block_scales = em.quantize_two_level(weight, scale)
     assert packed.shape == (3, 32)
     assert block_scales.shape == (3, 4)
     assert block_scales.dtype == torch.float8_e4m3fn
-    unpacked = em.dequantize_nvfp4_weight(packed, block_scales, scale)
-    torch.testing.assert_close(unpacked, em.fake_quant_nvfp4(weight, scale), rtol=1e-6, atol=0)
+    unpacked = em.dequantize_two_level(packed, block_scales, scale)
+    torch.testing.assert_close(unpacked, em.fake_quant_two_level(weight, scale), rtol=1e-6, atol=0)
 
 
 @settings(max_examples=40, deadline=None)
 @given(finite_rows)
 def test_nvfp4_error_is_bounded_by_the_block(weight: torch.Tensor) -> None:
-    scale = em.nvfp4_global_scale(weight.abs().max())
-    error = (em.fake_quant_nvfp4(weight, scale) - weight).abs().unflatten(-1, (-1, 16))
+    scale = em.two_level_scale(weight.abs().max())
+    error = (em.fake_quant_two_level(weight, scale) - weight).abs().unflatten(-1, (-1, 16))
     amax = weight.abs().unflatten(-1, (-1, 16)).amax(-1, keepdim=True)
     # half of E2M1's widest step (1 of 6), plus saturation when the E4M3 scale rounded down by 1/16
     assert bool((error <= amax * (1 / 6 + 1 / 16) + 1e-6 * amax).all())
@@ -129,7 +131,7 @@ def test_mx_fake_quant_keeps_what_it_already_kept(x: torch.Tensor, block: int) -
 def test_zero_blocks_stay_zero() -> None:
     x = torch.zeros(2, 32)
     x[1, 16:] = 1.0
-    kept = em.fake_quant_nvfp4(x, em.nvfp4_global_scale(x.abs().max()))
+    kept = em.fake_quant_two_level(x, em.two_level_scale(x.abs().max()))
     assert torch.equal(kept, x)
     assert torch.equal(em.fake_quant_mxfp4(torch.zeros(2, 32)), torch.zeros(2, 32))
 
@@ -142,9 +144,9 @@ def test_mx_exponent_is_exact_at_powers_of_two() -> None:
 
 def test_partial_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="does not divide"):
-        em.fake_quant_nvfp4(torch.zeros(2, 24), 1.0)
+        em.fake_quant_two_level(torch.zeros(2, 24), 1.0)
 
 
 def test_unknown_element_format_is_refused() -> None:
     with pytest.raises(ValueError, match="no emulation"):
-        em.dynamic_block_quantize(torch.zeros(1, 16), 16, torch.ones(()), 6, 3, 8, 4)
+        dynamic_block_quantize(torch.zeros(1, 16), 16, torch.ones(()), 6, 3, 8, 4)
