@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the result's one line only.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Print tracebacks and the stages' notes.")]
-RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file.", show_default=False)]
+RecipeArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or the name of one that ships.", show_default=False),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, for example quantize.format=nvfp4; repeatable."),

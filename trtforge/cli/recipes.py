@@ -82,6 +82,7 @@ def inspected(source: str, base: Path, progress: Progress) -> CheckpointInfo:
     """The model's record, downloading it first when it is not here; raises what intake refuses, TF-CLI-010."""
     from quantize.intake import inspect_source
     from trtforge.ground.errors import ForgeError
+    from trtforge.recipe.shipped import shipped_folder
 
     info = inspect_source(source, base, download=True, progress=progress)
     if info is None:
@@ -90,7 +91,10 @@ def inspected(source: str, base: Path, progress: Progress) -> CheckpointInfo:
             f"{source} cannot be looked into where it lies",
             asked=source,
             why="A folder inside an archive shows its headers only once it is unpacked.",
-            remedies=["copy a recipe from configs/ and name the source", "unpack it and give the directory"],
+            remedies=[
+                f"copy a recipe that ships ({shipped_folder()}) and name the source",
+                "unpack it and give the directory",
+            ],
         )
     return info
 

@@ -19,6 +19,7 @@ from trtforge.ground.paths import resolved_path
 from trtforge.recipe.faults import recipe_refused
 from trtforge.recipe.merge import apply_overrides, deep_merge
 from trtforge.recipe.schema import Recipe
+from trtforge.recipe.shipped import recipe_file
 from trtforge.recipe.text import KeyPath, read_document
 from trtforge.recipe.units import WRITTEN
 
@@ -47,8 +48,11 @@ class LoadedRecipe:
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Load the recipe at ``path`` with ``key.key=value`` overrides; raises TF-RCP-001 … 013."""
-    path = Path(path)
+    """Load the recipe at ``path``, or the one of that name that ships, with ``key.key=value`` overrides.
+
+    Raises TF-RCP-001 … 013.
+    """
+    path = recipe_file(Path(path))
     directory = resolved_path(path.parent, code="TF-RCP-001", asked=str(path))
     data, where, files = _with_bases(path, directory, ())
     return _validated(data, where, files, path=path, directory=directory, overrides=overrides)

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from trtforge.ground.errors import ForgeError
+from trtforge.recipe.shipped import shipped_folder
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 50_000
@@ -112,7 +113,7 @@ def parse_document(text: str, label: str) -> Document:
             f"{label} holds no recipe: the top level must be a mapping of keys",
             asked=label,
             why="A recipe starts with keys such as name: and model:.",
-            remedies=["start from one of configs/*.yaml", "trtforge init SOURCE writes one"],
+            remedies=[f"start from one that ships ({shipped_folder()})", "trtforge init SOURCE writes one"],
         )
     walker = _Walker(label)
     data = walker.value(node, ())
@@ -139,7 +140,7 @@ def _too_deep(label: str) -> ForgeError:
         asked=label,
         numbers={"depth_limit": MAX_DEPTH},
         why="A recipe is a page of settings, a few levels deep.",
-        remedies=["close the brackets that are open", "start from one of configs/*.yaml"],
+        remedies=["close the brackets that are open", f"start from one that ships ({shipped_folder()})"],
     )
 
 
