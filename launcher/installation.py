@@ -19,6 +19,7 @@ from pathlib import Path
 from trtforge.ground.errors import EnvironmentLacks
 from trtforge.stack.probe import server_on_path
 
+_WHEEL = "nvidia-pytriton"
 #: server version inside each wheel release that is known to work
 WHEEL_SERVERS = {"0.7.0": "2.51.0"}
 #: the Python stub of these server versions reads numpy arrays through numpy 1's ABI; with numpy 2
@@ -61,10 +62,11 @@ def find_installation() -> Installation:
 
 def _from_wheel() -> Installation:
     try:
-        version = metadata.version("nvidia-pytriton")
+        version = metadata.version(_WHEEL)
     except metadata.PackageNotFoundError:
         version = None
-    packages = Path(sysconfig.get_paths()["purelib"])
+    # where the wheel lies, which in an environment on top of another one is not this environment's own folder
+    packages = Path(str(metadata.distribution(_WHEEL).locate_file(""))) if version else Path()
     carried = packages / "pytriton" / "tritonserver"
     binary = carried / "bin" / "tritonserver"
     if version is None or not binary.is_file():

@@ -8,15 +8,16 @@ that every request has the same length.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def find_perf_analyzer() -> Path:
 def library_environment(folder: Path) -> dict[str, str]:
     """Environment in which the binary finds its libraries; symlinks are made in ``folder``."""
     environment = dict(os.environ)
-    carried = Path(sysconfig.get_paths()["purelib"]) / "nvidia_pytriton.libs"
-    if carried.is_dir():
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        carried = Path(str(metadata.distribution("nvidia-pytriton").locate_file("nvidia_pytriton.libs")))
         for soname, pattern in _SONAMES.items():
             matches = sorted(carried.glob(pattern))
             link = folder / soname
