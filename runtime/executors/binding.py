@@ -257,8 +257,9 @@ class Binder:
         for ref, norm in ((q, op.params["q_norm"]), (k, op.params["k_norm"])):
             if norm is not None:
                 self._step(program.head_norm(self.kernels, ref, *norm), "norms", logits)
-        cos, sin = self._ref(f"{found.cos}:rows").slot, self._ref(f"{found.sin}:rows").slot
-        self._step(program.rope(self.kernels, q, k, params.head_size, cos, sin), "rotary", logits)
+        if found.rotary is not None:
+            cos, sin = (self._ref(f"{cache}:rows").slot for cache in (found.rotary.cos, found.rotary.sin))
+            self._step(program.rope(self.kernels, q, k, params.head_size, cos, sin), "rotary", logits)
         slot = self._output(op, op.outs[0], logits)
         pool = self._ref(found.node.inputs[3]).slot
         run = program.attention(self.kernels, q, k, v, pool, self.state, params, slot)
@@ -273,6 +274,15 @@ class Binder:
         slot = Slot(rowed=True)
         self.refs[op.outs[0]] = Ref(slot)
         self._step(program.cast(self._ref(op.ins[0]), op.params["dtype"], slot), "casts", logits)
+
+    def _bind_scale(self, op: Op, logits: bool) -> None:
+        x = self._ref(op.ins[0])
+        self._step(program.scale(op.params["factor"], x, self._output(op, op.outs[0], logits)), "factors", logits)
+
+    def _bind_scale_result(self, op: Op, logits: bool) -> None:
+        slot = Slot(rowed=True)
+        self.refs[op.outs[0]] = Ref(slot)
+        self._step(program.scale_result(op.params["factor"], self._ref(op.ins[0]), slot), "factors", logits)
 
     def _bind_alias(self, op: Op, logits: bool) -> None:
         self.refs[op.outs[0]] = self._ref(op.params["of"])

@@ -130,7 +130,7 @@ class HostKernels(TorchKernels):
         status = self._rope(
             q.matrix.data_ptr() + q.first * item, q.matrix.shape[1], k.matrix.data_ptr() + k.first * item,
             k.matrix.shape[1], cos.data_ptr(), sin.data_ptr(), tokens, q.width // head_size, k.width // head_size,
-            head_size, head_size, self._dtype,
+            head_size, 2 * cos.shape[1], self._dtype,
         )  # fmt: skip
         if status:
             raise self._fail("rope", status)

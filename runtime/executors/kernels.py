@@ -70,7 +70,10 @@ class Kernels(Protocol):
         """residual += x in place."""
 
     def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
-        """Rotate queries and keys in place by half-rotation; cos and sin are float32 [T, E/2], contiguous."""
+        """Rotate the first R values of each head of queries and keys in place, first half against second half.
+
+        cos and sin are float32 [T, R/2], contiguous; R is at most E, and even.
+        """
 
     def silu_mul(self, gate: Columns, up: Columns, out: torch.Tensor, tokens: int) -> None:
         """out = silu(gate) * up, [tokens, width]."""
@@ -132,7 +135,7 @@ class TorchKernels:
     def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
         c, s = cos[:tokens, None], sin[:tokens, None]
         for x in (q, k):
-            view = x.view(tokens).unflatten(1, (-1, head_size))
+            view = x.view(tokens).unflatten(1, (-1, head_size))[..., : 2 * cos.shape[1]]
             a, b = view.float().chunk(2, dim=-1)
             view.copy_(torch.cat((a * c - b * s, b * c + a * s), dim=-1))
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import heapq
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,61 +24,8 @@ from runtime.executors.linears import Capability, PackedLinear, pack
 from runtime.executors.matching import GraphView, HeadNorm, InputQuant, LinearMatch
 from runtime.executors.onnx_graph import Graph, Node
 from runtime.executors.onnx_ops import OpContext, attention_params
+from runtime.executors.simplify import decided, simplify
 from runtime.executors.weights import LinearSource, Scratch
-
-
-def decided(graph: Graph, choices: Mapping[str, bool]) -> Graph:
-    """The graph in which each input of ``choices`` has one value: a Where that reads it is the side it chooses.
-
-    Both sides of such a Where have the result's shape; that is the contract of those inputs.
-    """
-    renamed: dict[str, str] = {}
-    nodes = []
-    for node in graph.nodes:
-        inputs = [renamed.get(name, name) for name in node.inputs]
-        if node.kind == "Where" and inputs[0] in choices:
-            renamed[node.outputs[0]] = inputs[1 if choices[inputs[0]] else 2]
-        else:
-            nodes.append(replace(node, inputs=inputs))
-    kept = {name: info for name, info in graph.inputs.items() if name not in choices}
-    return replace(graph, nodes=_needed(nodes, graph.outputs), inputs=kept)
-
-
-def simplify(graph: Graph, context: OpContext) -> Graph:
-    """Drop casts and identities that change nothing in the program's number format."""
-    view = GraphView(graph, context)
-    renamed: dict[str, str] = {}
-    kept: list[Node] = []
-    for node in graph.nodes:
-        source = renamed.get(node.inputs[0], node.inputs[0]) if node.inputs else ""
-        if not view.is_alias(node) or source in view.constant or source in graph.inputs:
-            kept.append(node)
-        elif node.outputs[0] not in graph.outputs:
-            renamed[node.outputs[0]] = source
-        elif source not in graph.outputs:  # the value is made under the output's name instead
-            renamed = {k: node.outputs[0] if v == source else v for k, v in renamed.items()}
-            renamed[source] = node.outputs[0]
-        else:
-            kept.append(node)
-    nodes = [
-        replace(
-            n,
-            inputs=[renamed.get(name, name) for name in n.inputs],
-            outputs=[renamed.get(name, name) for name in n.outputs],
-        )
-        for n in kept
-    ]
-    return replace(graph, nodes=nodes)
-
-
-def _needed(nodes: list[Node], outputs: Collection[str]) -> list[Node]:
-    """The nodes that the outputs come from."""
-    wanted, found = set(outputs), []
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.outputs):
-            wanted.update(name for name in node.inputs if name)
-            found.append(node)
-    return found[::-1]
 
 
 class Lowering:
@@ -145,6 +91,8 @@ class Lowering:
         self._embeddings()
         self._linears()
         self.scratch = Scratch()  # let go of the memory
+        self._splits()
+        self._scales()
         self._gated()
         self._attention()
         self._gathers()
@@ -152,6 +100,7 @@ class Lowering:
         self._norms()
         self._concats()
         self._casts()
+        self._scaled_results()
         ops = self._ordered()
         self._drop_hazards(ops)
         self._fold_scales(ops)
@@ -263,9 +212,10 @@ class Lowering:
             params = attention_params(node, *[1.0 if s is None else s for s in scales])
             out, pool = node.outputs[0], node.inputs[3]
             indexes = [n for n in (*node.inputs[4:7], *node.inputs[9:10]) if n]
-            for cache in (found.cos, found.sin):
-                self._rotary_table(cache, i, params.head_size)
-            ins = [found.q, found.k, found.v, pool, *indexes, f"{found.cos}:rows", f"{found.sin}:rows"]
+            caches = (found.rotary.cos, found.rotary.sin) if found.rotary is not None else ()
+            for cache in caches:
+                self._rotary_table(cache, i)
+            ins = [found.q, found.k, found.v, pool, *indexes, *(f"{cache}:rows" for cache in caches)]
             op = Op("attention", i, ins, [out], {out: params.num_heads * params.head_size})
             op.params = {"match": found, "params": params}
             op.params |= {"q_norm": self._norm_weight(found.q_norm), "k_norm": self._norm_weight(found.k_norm)}
@@ -284,7 +234,7 @@ class Lowering:
         weight: torch.Tensor = self.view.evaluate(name)
         return weight.float().contiguous() if self.device == "cpu" else weight.to(self.device)
 
-    def _rotary_table(self, name: str, index: int, head_size: int) -> None:
+    def _rotary_table(self, name: str, index: int) -> None:
         """Evaluate a positions-only expression once for all positions; the program then looks rows up."""
         out = f"{name}:rows"
         if out in self.producer:
@@ -292,7 +242,7 @@ class Lowering:
         positions = torch.arange(self.max_positions, dtype=torch.int64)
         # like the graph's own numbers, but never rounded to 16 bits: the kernels take float32
         wide = OpContext(torch.float32)
-        table = self._positional_value(name, positions, wide).reshape(self.max_positions, head_size // 2)
+        table = self._positional_value(name, positions, wide).reshape(self.max_positions, -1)
         table = table.float().contiguous().to(self.device)
         self._put(Op("table", 0, ["positions"], [out], params={"table": table}))
 
@@ -332,18 +282,47 @@ class Lowering:
         return op.widths.get(name) if op is not None else None
 
     def _splits(self) -> None:
-        """Equal parts of a value's columns: read where they are."""
+        """Parts of a value's columns: read where they are."""
         for node in self.graph.nodes:
             width = self._width(node.inputs[0]) if node.kind == "Split" else None
-            parts = len(node.outputs)
-            if width is None or node.attribute("axis", 0) not in (-1, 1) or width % parts or len(node.inputs) > 1:
+            if width is None or node.attribute("axis", 0) not in (-1, 1) or node.outputs[0] in self.segments:
                 continue
             base, first, _ = self.segments.get(node.inputs[0], (node.inputs[0], 0, width))
-            for part, name in enumerate(node.outputs):
-                self.segments[name] = (base, first + part * width // parts, width // parts)
+            for name, part in zip(node.outputs, self._parts(node, width), strict=True):
+                self.segments[name] = (base, first, part)
+                first += part
                 self.producer.pop(name)
                 if base in self.producer:
                     self.producer[name] = self.producer[base]
+
+    def _parts(self, split: Node, width: int) -> list[int]:
+        """The widths of a Split's parts: as its second input says, else equal ones, the last perhaps smaller."""
+        if len(split.inputs) > 1 and split.inputs[1]:
+            return [int(size) for size in self.view.evaluate(split.inputs[1])]
+        count = len(split.outputs)
+        part = -(-width // count)
+        return [*[part] * (count - 1), width - part * (count - 1)]
+
+    def _scales(self) -> None:
+        """Products of rows and a number; in place where the order allows."""
+        for i, node in enumerate(self.graph.nodes):
+            found = matching.match_scale(self.view, node)
+            width = self._width(found.source) if found is not None else None
+            if found is None or width is None or found.output in self.graph.outputs:
+                continue
+            x, out = found.source, found.output
+            op = Op("scale", i, [x], [out], {out: width}, {out: x}, {"factor": found.factor})
+            self._put(op)
+
+    def _scaled_results(self) -> None:
+        """The same for what the graph returns, in the type that it comes in."""
+        for i, node in enumerate(self.graph.nodes):
+            found = matching.match_scale(self.view, node)
+            if found is None or found.output not in self.graph.outputs:
+                continue
+            source = self.producer.get(found.source)
+            if self._width(found.source) is not None or (source is not None and source.kind == "cast"):
+                self._put(Op("scale_result", i, [found.source], [found.output], params={"factor": found.factor}))
 
     def _concats(self) -> None:
         """Values side by side."""
@@ -389,7 +368,8 @@ class Lowering:
         for i, node in enumerate(self.graph.nodes):
             if node.kind == "Add" and node.outputs[0] not in summed and (parts := self._residual(node)) is not None:
                 residual, other = parts
-                out, width = node.outputs[0], self.segments[other][2]
+                out, width = node.outputs[0], self._width(other)
+                assert width is not None
                 op = Op("add", i, [residual, other], [out], {out: width}, {out: residual}, buffers={residual: width})
                 self._put(op)
 
@@ -407,7 +387,7 @@ class Lowering:
         return op.kind != "interpret"
 
     def _residual(self, add: Node) -> tuple[str, str] | None:
-        """(residual, linear's output) of an Add of the two, else None."""
+        """(residual, what is added to it) of an Add: a linear's output, or rows that a norm or a factor made of one."""
         if add.kind != "Add":
             return None
         for residual, other in (add.inputs, add.inputs[::-1]):
@@ -415,6 +395,10 @@ class Lowering:
                 return residual, other
         if all(name in self.segments for name in add.inputs):  # the first of two linears' results is copied
             return add.inputs[0], add.inputs[1]
+        for residual, other in (add.inputs, add.inputs[::-1]):
+            made = self.producer.get(other)
+            if made is not None and made.kind in ("rms_norm", "scale") and self._two_dimensional(residual):
+                return residual, other
         return None
 
     # -- ordering ------------------------------------------------------------------------------------------

@@ -269,66 +269,117 @@ def _input(view: GraphView, name: str, width: int) -> tuple[str, InputQuant | No
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """An RMS norm over each head: the name of its weight [E], and its epsilon."""
+    """An RMS norm over each head, or over all heads together: the name of its weight [E] or [H*E], and its epsilon."""
 
     weight: str
     epsilon: float
 
 
+@dataclass(frozen=True)
+class Rotary:
+    """A rotary embedding of each head's first ``size`` values, with cos and sin [T, size/2] made from positions."""
+
+    cos: str
+    sin: str
+    size: int
+
+
 @dataclass
 class AttentionMatch:
-    """PagedAttention whose queries and keys come from rotary embeddings with common caches, and before them perhaps
-    from norms over each head."""
+    """PagedAttention whose queries and keys come from rotary embeddings with common caches or from none, and before
+    that perhaps from norms."""
 
     node: Node
     q: str
     k: str
     v: str
-    cos: str
-    sin: str
+    rotary: Rotary | None
     q_norm: HeadNorm | None
     k_norm: HeadNorm | None
     covered: set[int]
 
 
 def match_attention(view: GraphView, node: Node) -> AttentionMatch | None:
-    """Recognize rotary embedding of q and k in front of a PagedAttention node."""
+    """Recognize norms and rotary embedding of q and k in front of a PagedAttention node."""
     found = []
     covered = {view.index[id(node)]}
-    heads = (int(node.attribute("num_heads")), int(node.attribute("num_kv_heads")))
+    heads, size = (
+        (int(node.attribute("num_heads")), int(node.attribute("num_kv_heads"))),
+        int(node.attribute("head_size")),
+    )
     for name, count in zip(node.inputs[:2], heads, strict=True):
-        inner, shapes = view.through_shapes(name)
-        rotary = view.producer.get(inner)
-        if rotary is None or rotary.kind != "RotaryEmbedding" or view.only_consumer(inner) is None:
-            return None
-        plain = not rotary.attribute("interleaved", 0) and rotary.attribute("num_heads", 0) == count
-        partial = rotary.attribute("rotary_embedding_dim", 0) not in (0, int(node.attribute("head_size")))
-        if not plain or partial or len([n for n in rotary.inputs if n]) != 3:
-            return None
-        base, before = view.through_shapes(rotary.inputs[0])
-        norm, nodes = _head_norm(view, base, int(node.attribute("head_size")))
+        base, nodes = view.through_shapes(name)
+        producer, rotary = view.producer.get(base), None
+        if producer is not None and producer.kind == "RotaryEmbedding":
+            rotary = _rotary(view, producer, count, size)
+            if rotary is None or view.only_consumer(base) is None:
+                return None
+            base, before = view.through_shapes(producer.inputs[0])
+            nodes |= before | {view.index[id(producer)]}
+        norm, over = _head_norm(view, base, (size, count * size))
         if norm is not None:
-            base, inner_shapes = view.through_shapes(view.producer[base].inputs[0])
-            before |= nodes | inner_shapes
+            base, before = view.through_shapes(view.producer[base].inputs[0])
+            nodes |= before | over
         if view.only_consumer(base) is None:
             return None
-        covered |= shapes | before | {view.index[id(rotary)]}
-        found.append((base, norm, rotary.inputs[1], rotary.inputs[2]))
-    (q, q_norm, cos, sin), (k, k_norm, k_cos, k_sin) = found
-    if (cos, sin) != (k_cos, k_sin) or cos not in view.positional or sin not in view.positional:
+        covered |= nodes
+        found.append((base, norm, rotary))
+    (q, q_norm, rotary), (k, k_norm, of_keys) = found
+    if rotary != of_keys:
         return None
-    return AttentionMatch(node, q, k, node.inputs[2], cos, sin, q_norm, k_norm, covered)
+    return AttentionMatch(node, q, k, node.inputs[2], rotary, q_norm, k_norm, covered)
 
 
-def _head_norm(view: GraphView, name: str, head_size: int) -> tuple[HeadNorm | None, set[int]]:
-    """The norm over each head that makes ``name`` for one reader: over the last axis, with a weight [E]."""
+def _rotary(view: GraphView, node: Node, heads: int, head_size: int) -> Rotary | None:
+    """The rotation by halves of ``heads`` heads whose angles follow from the positions alone."""
+    plain = not node.attribute("interleaved", 0) and node.attribute("num_heads", 0) == heads
+    names = [name for name in node.inputs if name]
+    if not plain or len(names) != 3 or not view.positional.issuperset(names[1:]):
+        return None
+    return Rotary(names[1], names[2], int(node.attribute("rotary_embedding_dim", 0)) or head_size)
+
+
+def _head_norm(view: GraphView, name: str, widths: tuple[int, ...]) -> tuple[HeadNorm | None, set[int]]:
+    """The norm that makes ``name`` for one reader: over the last axis, with as many weights as one of ``widths``."""
     node = view.producer.get(name)
     if node is None or node.kind != "RMSNormalization" or view.only_consumer(name) is None:
         return None, set()
-    weighted = node.inputs[1] in view.constant and _vector(view, node.inputs[1], head_size) is not None
+    weighted = node.inputs[1] in view.constant and any(
+        _vector(view, node.inputs[1], width) is not None for width in widths
+    )
     if not weighted or node.attribute("axis", -1) != -1:
         return None, set()
     return HeadNorm(node.inputs[1], node.attribute("epsilon", 1e-5)), {view.index[id(node)]}
+
+
+@dataclass(frozen=True)
+class ScaleMatch:
+    """``output`` is ``source`` times ``factor``, perhaps in a wider type between two casts."""
+
+    source: str
+    output: str
+    factor: float
+
+
+def match_scale(view: GraphView, node: Node) -> ScaleMatch | None:
+    """Recognize the product of a value and a constant number."""
+    if node.kind != "Mul":
+        return None
+    for source, number in (node.inputs, node.inputs[::-1]):
+        factor = view.scalar(number)
+        if factor is None or source in view.constant:
+            continue
+        output, wider = node.outputs[0], view.producer.get(source)
+        narrower = view.only_consumer(output)
+        if (
+            wider is not None
+            and narrower is not None
+            and wider.kind == narrower.kind == "Cast"
+            and view.dtype.get(wider.inputs[0]) == view.dtype.get(narrower.outputs[0])
+        ):
+            return ScaleMatch(wider.inputs[0], narrower.outputs[0], factor)
+        return ScaleMatch(source, output, factor)
+    return None
 
 
 def match_gated(view: GraphView, node: Node) -> tuple[str, str, set[int]] | None:

@@ -192,6 +192,24 @@ def scale_columns(factors: torch.Tensor, x: Slot, out: Slot) -> Run:
     return run
 
 
+def scale(factor: float, x: Ref, out: Slot) -> Run:
+    """A value times a number."""
+
+    def run(rows: int) -> None:
+        torch.mul(x.value(rows), factor, out=out.t[:rows])
+
+    return run
+
+
+def scale_result(factor: float, x: Ref, out: Slot) -> Run:
+    """The same into a fresh tensor of the value's type."""
+
+    def run(rows: int) -> None:
+        out.t = x.value(rows) * factor
+
+    return run
+
+
 def linear(packed: PackedLinear, x: Slot, out: Slot, dtype: torch.dtype | None) -> Run:
     """One packed linear; the result is a fresh tensor of ``dtype`` (None: as it comes) with at least ``rows`` rows."""
     kernel, scale, bias = packed.kernel, packed.out_scale, packed.bias
