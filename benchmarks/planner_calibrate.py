@@ -24,7 +24,8 @@ from builder.planner.model import from_config, read_config
 from builder.planner.speed.ops import Attention, Linear, Pointwise
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.step import Step, decode_step, prefill_step
-from builder.planner.types import ModelFacts, ParallelPlan, Precision
+from builder.planner.types import ParallelPlan, Precision
+from trtforge.models.record import Model
 
 ROWS = (1, 8, 64, 512, 4096)
 DECODING = ((8, 1024), (64, 1024), (64, 4096))
@@ -130,7 +131,7 @@ def norms(engine: Engine, device: str, rows: tuple[int, ...]) -> Iterator[Sample
         yield "pointwise", planned(engine, op.name, "pointwise", decode_step(count, 1)), taken
 
 
-def samples(model: ModelFacts, card: Gpu, device: str, *, small: bool) -> Iterator[Sample]:
+def samples(model: Model, card: Gpu, device: str, *, small: bool) -> Iterator[Sample]:
     """All samples; ``small`` for the test of the wiring."""
     rows = ROWS[:2] if small else ROWS
     decoding, prompts = (((2, 64),), (64,)) if small else (DECODING, PROMPTS)

@@ -14,29 +14,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from builder.graphs.info import GraphInfo
 from trtforge.ground.errors import ForgeError
+from trtforge.models.kv import blocks_of, kv_bytes_per_token, pool_blocks
 from trtforge.recipe.schema import KvCache, Limits
 from trtforge.recipe.units import format_size
 
-#: bytes of one stored key or value element
-KV_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
 #: size of the pool when the recipe names none
 DEFAULT_POOL_BYTES = 2**30
 #: free memory is rounded down to this, so that small fluctuations do not change the plan
 FREE_GRANULE = 64 * 2**20
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes that decide memory; see the keys of graph.json."""
-
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -92,29 +79,24 @@ class MemoryPlan:
         return plain
 
 
-def kv_bytes_per_token(shape: ModelShape, kv_format: str) -> int:
-    """2 x layers x kv heads x head size x element bytes."""
-    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * KV_ELEMENT_BYTES[kv_format]
-
-
-def activation_bytes(shape: ModelShape, limits: Limits, draft_tokens: int = 0) -> int:
+def activation_bytes(graph: GraphInfo, limits: Limits, draft_tokens: int = 0) -> int:
     """Upper bound of a step's float32 intermediates: max_num_tokens rows, and logits of max_batch_size requests.
 
     ``draft_tokens`` of a request are verified in a step beside its last token, each with a row of logits. Alive at
     once: the residual stream and its norm, and the larger of attention (q, k, v and the result) and MLP (gate, up and
-    their product).
+    their product). A head over a draft vocabulary has that many columns of logits.
     """
-    heads = 2 * shape.num_heads * shape.head_size + 2 * shape.num_kv_heads * shape.head_size
-    row = 2 * shape.hidden_size + max(heads, 3 * shape.intermediate_size)
+    heads = 2 * graph.num_heads * graph.head_size + 2 * graph.num_kv_heads * graph.head_size
+    row = 2 * graph.hidden_size + max(heads, 3 * graph.intermediate_size)
     rows = min(limits.max_num_tokens, limits.max_batch_size * (1 + draft_tokens))
-    return 4 * (limits.max_num_tokens * row + rows * shape.vocab_size)
+    columns = int(graph.drafter.get("draft_vocab_size", graph.vocab_size))
+    return 4 * (limits.max_num_tokens * row + rows * columns)
 
 
 def plan_memory(
-    shape: ModelShape,
+    graph: GraphInfo,
     limits: Limits,
     kv_cache: KvCache,
-    kv_format: str,
     *,
     weights_bytes: int,
     free_bytes: int | None = None,
@@ -124,7 +106,6 @@ def plan_memory(
     """Divide memory among weights, activations and the KV pool, for a model and what drafts beside it.
 
     Args:
-        kv_format: a key of :data:`KV_ELEMENT_BYTES`.
         weights_bytes: bytes of the weights in the representation that is executed.
         free_bytes: free memory of the machine; needed (and used) for ``free_fraction`` only.
         draft_tokens: most draft tokens of a request in a step.
@@ -134,13 +115,13 @@ def plan_memory(
         ForgeError: ``TF-BLD-010`` the pool cannot hold one request of ``max_seq_len``; ``TF-BLD-011``
             weights and activations alone exceed the share of the free memory.
     """
-    per_token = kv_bytes_per_token(shape, kv_format)
-    activations = activation_bytes(shape, limits, draft_tokens)
+    per_token = kv_bytes_per_token(graph.kv, graph.kv_cache["format"])
+    activations = activation_bytes(graph, limits, draft_tokens)
     if draft is not None:
         per_token += draft.bytes_per_token
         weights_bytes, activations = weights_bytes + draft.weights_bytes, activations + draft.activation_bytes
     per_block = per_token * kv_cache.block_size
-    longest = -(-limits.max_seq_len // kv_cache.block_size)
+    longest = blocks_of(limits.max_seq_len, kv_cache.block_size)
     if kv_cache.memory is not None:
         pool, sized_by = kv_cache.memory, "memory"
     elif kv_cache.free_fraction is not None:
@@ -153,7 +134,7 @@ def plan_memory(
     else:
         wanted = longest * limits.max_batch_size * per_block
         pool, sized_by = max(min(wanted, DEFAULT_POOL_BYTES), longest * per_block), "default"
-    blocks = pool // per_block
+    blocks = pool_blocks(pool, per_token, kv_cache.block_size)
     if blocks < longest:
         raise _too_small(limits, kv_cache, pool, per_block, longest, blocks)
     return MemoryPlan(

@@ -12,6 +12,7 @@ from typing import Any
 from trtforge.formats.table import kv_modes_by
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.models.kv import KvSizes, fullest_stage, kv_bytes_per_token
 
 #: facts that every description has
 REQUIRED = (
@@ -29,7 +30,6 @@ REQUIRED = (
 )
 #: what ``examples/generate_xgrammar_tokenizer_info.py`` of TensorRT-LLM writes
 XGRAMMAR_FILE = "xgrammar_tokenizer_info.json"
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def describe_engine(engine_dir: Path) -> dict[str, Any]:
@@ -138,6 +138,5 @@ def _kv_bytes(model: Mapping[str, Any], tp: int, pp: int) -> int | None:
         return None
     algorithm = (model.get("quantization") or {}).get("kv_cache_quant_algo")
     mode = kv_modes_by("algorithm").get(algorithm or "")
-    bits = mode.bits if mode is not None else None
-    each = _DTYPE_BYTES.get(str(model["dtype"]), 2) if bits is None else bits / 8
-    return int(2 * -(-layers // pp) * -(-heads // tp) * size * each)
+    form = mode.pool if mode and mode.pool else "float32" if model["dtype"] == "float32" else "bfloat16"
+    return kv_bytes_per_token(KvSizes(layers, heads, size), form, tp=tp, layers=fullest_stage(layers, pp))

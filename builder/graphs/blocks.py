@@ -10,11 +10,11 @@ import numpy as np
 from onnx import TensorProto
 
 from builder import opset
-from builder.graphs.config import ModelConfig
 from builder.graphs.emitter import Emitter, scope_of
 from builder.graphs.linears import LinearWriter
 from builder.graphs.rope import inverse_frequencies
 from builder.graphs.tensors import CheckpointTensors
+from trtforge.models.record import Model
 
 
 class Blocks:
@@ -32,7 +32,7 @@ class Blocks:
         emitter: Emitter,
         tensors: CheckpointTensors,
         linears: LinearWriter,
-        config: ModelConfig,
+        config: Model,
         *,
         block_size: int,
         pool_type: int,
@@ -55,7 +55,7 @@ class Blocks:
         emitter.input("logit_indices", TensorProto.INT64, ["L"])
         if self.tree_mask:
             emitter.input("tree_mask", TensorProto.UINT8, ["T", "W"])
-        for layer in range(config.num_layers):
+        for layer in range(config.layers):
             emitter.input(f"kv_pool_{layer}", self.pool_type, self.pool_shape)
 
     @property
@@ -66,12 +66,12 @@ class Blocks:
     @property
     def pool_shape(self) -> list[int | str]:
         """[N, 2, K, S, E]; dimension 1 holds keys (0) and values (1)."""
-        return ["N", 2, self.config.num_kv_heads, self.block_size, self.config.head_size]
+        return ["N", 2, self.config.kv_heads, self.block_size, self.config.head_size]
 
     def embedding(self, module: str, token_ids: str, output: str) -> str:
         """Rows of the embedding table in the model's type: [T, D]."""
         weight, scope = f"{module}.weight", scope_of(module)
-        info = self.tensors.take(weight, (self.config.vocab_size, self.config.hidden_size))
+        info = self.tensors.take(weight, (self.config.vocab, self.config.hidden))
         table = self.emitter.external(weight, info)
         have = self.emitter.types[table]
         # Gather first, cast after: only the rows of the step are converted.
@@ -83,10 +83,10 @@ class Blocks:
     def norm(self, module: str, x: str, width: int | None = None) -> str:
         """RMS norm over the last axis of ``width`` values (None: D), statistics in float32."""
         weight, scope = f"{module}.weight", scope_of(module)
-        self.tensors.take(weight, (width or self.config.hidden_size,))
+        self.tensors.take(weight, (width or self.config.hidden,))
         scale = self.linears.in_model_type(weight, scope)
         return self.emitter.node(
-            "RMSNormalization", [x, scale], scope, axis=-1, epsilon=self.config.rms_norm_eps, stash_type=1
+            "RMSNormalization", [x, scale], scope, axis=-1, epsilon=self.config.norm_eps, stash_type=1
         )
 
     def rotary_caches(self, scope: str) -> tuple[str, str]:
@@ -141,18 +141,18 @@ class Blocks:
     def attention(self, module: str, x: str, caches: tuple[str, str], layer: int, *, reads: int | None = None) -> str:
         """Grouped-query attention of one layer: [T, ``reads``] (None: D) to [T, D]; writes the layer's pool."""
         config, scope = self.config, scope_of(module)
-        width, kv_width = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        hidden = config.hidden_size
+        width, kv_width = config.heads * config.head_size, config.kv_heads * config.head_size
+        hidden = config.hidden
         inputs = reads or hidden
         query, key, value = (
             self.linears.write(self.tensors.linear(f"{module}.{name}", (rows, inputs), bias=config.attention_bias), x)
             for name, rows in (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width))
         )
         if config.qk_norm:
-            query = self.head_norm(f"{module}.q_norm", query, config.num_heads)
-            key = self.head_norm(f"{module}.k_norm", key, config.num_kv_heads)
-        query = self.rotate(query, caches, config.num_heads, scope, "query")
-        key = self.rotate(key, caches, config.num_kv_heads, scope, "key")
+            query = self.head_norm(f"{module}.q_norm", query, config.heads)
+            key = self.head_norm(f"{module}.k_norm", key, config.kv_heads)
+        query = self.rotate(query, caches, config.heads, scope, "query")
+        key = self.rotate(key, caches, config.kv_heads, scope, "key")
         attended = self.attend(module, query, key, value, layer)
         output = self.tensors.linear(f"{module}.o_proj", (hidden, width), bias=config.o_bias)
         return self.linears.write(output, attended)
@@ -171,8 +171,8 @@ class Blocks:
             scope,
             domain=opset.DOMAIN,
             outputs=[f"{scope}/{opset.PAGED_ATTENTION}_output_0", pool_out],
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=config.heads,
+            num_kv_heads=config.kv_heads,
             head_size=config.head_size,
             scale=config.head_size**-0.5,
             sliding_window=config.windows[layer],
@@ -201,7 +201,7 @@ class Blocks:
     def gated_mlp(self, module: str, x: str, *, bias: bool) -> str:
         """down(SiLU(gate(x)) * up(x))."""
         config, scope = self.config, scope_of(module)
-        shape = (config.intermediate_size, config.hidden_size)
+        shape = (config.ffn, config.hidden)
         gate = self.linears.write(self.tensors.linear(f"{module}.gate_proj", shape, bias=bias), x)
         up = self.linears.write(self.tensors.linear(f"{module}.up_proj", shape, bias=bias), x)
         activated = self.emitter.node("Swish", [gate], f"{scope}/act_fn", alpha=1.0)
@@ -216,7 +216,7 @@ class Blocks:
         """Final norm and head on the rows ``logit_indices`` only; declares the output float32 [L, V]."""
         config, emitter = self.config, self.emitter
         normed = self.norm(norm, self.pick_rows(hidden))
-        shape = (config.vocab_size, config.hidden_size)
+        shape = (config.vocab, config.hidden)
         own = f"{head}.weight"
         tied = config.tied and f"{head}.weight_scale" not in self.tensors
         if tied and own in self.tensors:

@@ -14,7 +14,7 @@ from builder import opset
 from builder.files import copy_directory
 from builder.graphs import llama
 from builder.graphs.blocks import Blocks, kv_scale_name
-from builder.graphs.config import ModelConfig, read_config
+from builder.graphs.config import read_config
 from builder.graphs.emitter import MODEL_TYPES, Emitter
 from builder.graphs.info import GRAPH_FILE, INFO_FILE, PACKED_FILE, GraphInfo, LinearInfo
 from builder.graphs.linears import LinearWriter
@@ -24,6 +24,7 @@ from builder.graphs.packing import plan_packed, write_packed
 from builder.graphs.tensors import CheckpointTensors
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.models.record import Model
 
 FAMILIES = {"llama": llama.write}
 MODES = ("paged", "native")
@@ -89,7 +90,7 @@ def build_graph(
     )
     FAMILIES[config.family](blocks)
     for index in hidden_states:
-        emitter.output(f"hidden_states_{index}", MODEL_TYPES[dtype], [*blocks.token_shape, config.hidden_size])
+        emitter.output(f"hidden_states_{index}", MODEL_TYPES[dtype], [*blocks.token_shape, config.hidden])
     tensors.finish(frozenset(linear.format for linear in linears.written) - {"none"})
     model = make_model(emitter)
 
@@ -108,7 +109,7 @@ def build_graph(
 
 
 def _info(
-    config: ModelConfig, blocks: Blocks, dtype: str, kv_format: str, mode: str, hidden_states: tuple[int, ...]
+    config: Model, blocks: Blocks, dtype: str, kv_format: str, mode: str, hidden_states: tuple[int, ...]
 ) -> GraphInfo:
     written = blocks.linears.written
     formats = sorted({linear.format for linear in written} - {"none"})
@@ -123,12 +124,12 @@ def _info(
         hf_architecture=config.architecture,
         mode=mode,
         dtype=dtype,
-        vocab_size=config.vocab_size,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
+        vocab_size=config.vocab,
+        num_layers=config.layers,
+        hidden_size=config.hidden,
+        intermediate_size=config.ffn,
+        num_heads=config.heads,
+        num_kv_heads=config.kv_heads,
         head_size=config.head_size,
         max_position_embeddings=config.max_positions,
         sliding_window=config.sliding_window,
@@ -145,7 +146,7 @@ def _info(
 
 
 def _check_request(
-    config: ModelConfig,
+    config: Model,
     dtype: str,
     kv_format: str,
     block_size: int,
@@ -180,9 +181,9 @@ def _check_request(
         raise refuse(
             "TF-GRF-011", "The KV cache's format", kv_format, KV_FORMATS, "PagedAttention v1 has pools of these."
         )
-    outside = [index for index in hidden_states if not 0 <= index <= config.num_layers]
+    outside = [index for index in hidden_states if not 0 <= index <= config.layers]
     if outside:
-        allowed = [f"0 to {config.num_layers}"]
+        allowed = [f"0 to {config.layers}"]
         raise refuse("TF-GRF-012", "A hidden state to export", outside[0], allowed, "The model has no such layer.")
 
 

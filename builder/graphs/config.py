@@ -9,55 +9,16 @@ ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.models.record import Model
 from trtforge.tables.decoders import Decoder, decoders
 
 #: what PagedAttention v1 takes
 HEAD_SIZES = (64, 256)
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Sizes and switches of a decoder.
-
-    ``attention_bias`` means biases on q, k and v, ``o_bias`` one on the output projection, ``qk_norm`` RMS norms over
-    each head of q and k; ``windows`` has each layer's sliding window, 0 where it sees everything.
-    """
-
-    architecture: str
-    family: str
-    dtype: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
-    max_positions: int
-    rms_norm_eps: float
-    tied: bool
-    attention_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    windows: tuple[int, ...]
-    rope: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def sliding_window(self) -> int:
-        """The window of the layers that have one; 0: none has."""
-        return max(self.windows)
-
-    @property
-    def full_attention_layers(self) -> tuple[int, ...]:
-        """The layers that see everything, in a model where others do not."""
-        return tuple(i for i, window in enumerate(self.windows) if not window) if self.sliding_window else ()
 
 
 def _refuse(
@@ -73,7 +34,7 @@ def _refuse(
     )
 
 
-def read_config(directory: Path) -> ModelConfig:
+def read_config(directory: Path) -> Model:
     """Parse ``config.json`` in ``directory``.
 
     Raises:
@@ -108,7 +69,7 @@ def _count(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
     return value
 
 
-def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+def parse_config(raw: Mapping[str, Any]) -> Model:
     """The parsed form of config.json's object; errors as :func:`read_config`."""
     names = raw.get("architectures") or ["(none)"]
     architecture = str(names[0])
@@ -142,19 +103,19 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         )
     head_size = _count(raw, "head_dim", row.head_dim or hidden // heads)
     layers = _count(raw, "num_hidden_layers")
-    config = ModelConfig(
+    config = Model(
         architecture=architecture,
         family=row.family,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16").removeprefix("torch."),
-        num_layers=layers,
-        hidden_size=hidden,
-        intermediate_size=_count(raw, "intermediate_size"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
+        layers=layers,
+        hidden=hidden,
+        ffn=_count(raw, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
         head_size=head_size,
-        vocab_size=_count(raw, "vocab_size"),
+        vocab=_count(raw, "vocab_size"),
         max_positions=_count(raw, "max_position_embeddings", row.max_positions),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         tied=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=row.bias("qkv", raw),
         o_bias=row.bias("o", raw),
@@ -198,16 +159,16 @@ def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     return section
 
 
-def check_heads(config: ModelConfig) -> None:
+def check_heads(config: Model) -> None:
     """Heads that PagedAttention takes.
 
     Raises:
         ForgeError: ``TF-GRF-002`` they do not divide over the kv heads, ``TF-GRF-009`` their size.
     """
-    if config.num_heads % config.num_kv_heads:
+    if config.heads % config.kv_heads:
         raise _refuse(
-            f"{config.num_heads} heads do not divide over {config.num_kv_heads} kv heads",
-            numbers={"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads},
+            f"{config.heads} heads do not divide over {config.kv_heads} kv heads",
+            numbers={"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads},
             why="Each kv head serves the same number of heads.",
             fix="Correct num_key_value_heads in config.json",
         )
@@ -222,7 +183,7 @@ def check_heads(config: ModelConfig) -> None:
         )
 
 
-def _check(config: ModelConfig, raw: Mapping[str, Any]) -> None:
+def _check(config: Model, raw: Mapping[str, Any]) -> None:
     check_heads(config)
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):

@@ -25,7 +25,7 @@ from onnx import TensorProto
 
 from builder import opset
 from builder.graphs.blocks import Blocks
-from builder.graphs.config import ModelConfig, check_heads
+from builder.graphs.config import check_heads
 from builder.graphs.emitter import MODEL_TYPES, Emitter
 from builder.graphs.float_parts import in_type
 from builder.graphs.info import GraphInfo, LinearInfo
@@ -40,6 +40,7 @@ from trtforge.formats.base import FLOAT_TYPES
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import WEIGHTS_NAME, TensorInfo
+from trtforge.models.record import Model
 
 FAMILY = "eagle3"
 
@@ -189,22 +190,22 @@ class Eagle3Blocks(Blocks):
             self.emitter.node("Cast", [wide], "/lm_head", output="logits", to=TensorProto.FLOAT)
 
 
-def _config(head: Eagle3, dtype: str, positions: int | None) -> ModelConfig:
+def _config(head: Eagle3, dtype: str, positions: int | None) -> Model:
     """The head's layers as the blocks read them; the vocabulary is that of its embedding."""
-    return ModelConfig(
+    return Model(
         architecture="Eagle3",
         family=FAMILY,
         dtype=dtype,
-        num_layers=head.layers,
-        hidden_size=head.hidden_size,
-        intermediate_size=head.intermediate_size,
-        num_heads=head.heads,
-        num_kv_heads=head.kv_heads,
+        layers=head.layers,
+        hidden=head.hidden_size,
+        ffn=head.intermediate_size,
+        heads=head.heads,
+        kv_heads=head.kv_heads,
         head_size=head.head_size,
-        vocab_size=head.vocab_size,
+        vocab=head.vocab_size,
         # the head drafts as far as its target answers, whatever its trainer wrote down
         max_positions=positions or head.max_positions or 1,
-        rms_norm_eps=head.eps,
+        norm_eps=head.eps,
         tied=False,
         attention_bias=head.attention_bias,
         o_bias=head.attention_bias,
@@ -256,7 +257,7 @@ def _shared(found: Inspection, what: str, info: TensorInfo | None, shape: tuple[
     )
 
 
-def _info(head: Eagle3, config: ModelConfig, blocks: Blocks, dtype: str, found: Inspection) -> GraphInfo:
+def _info(head: Eagle3, config: Model, blocks: Blocks, dtype: str, found: Inspection) -> GraphInfo:
     assert found.dialect is not None
     used = {(node.domain, node.op_type) for node in blocks.emitter.graph.node if node.domain}
     return GraphInfo(
@@ -264,12 +265,12 @@ def _info(head: Eagle3, config: ModelConfig, blocks: Blocks, dtype: str, found: 
         hf_architecture=str((found.config.get("architectures") or [FAMILY])[0]),
         mode="paged",
         dtype=dtype,
-        vocab_size=config.vocab_size,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
+        vocab_size=config.vocab,
+        num_layers=config.layers,
+        hidden_size=config.hidden,
+        intermediate_size=config.ffn,
+        num_heads=config.heads,
+        num_kv_heads=config.kv_heads,
         head_size=config.head_size,
         max_position_embeddings=config.max_positions,
         sliding_window=0,

@@ -9,6 +9,7 @@ from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.models.kv import KvSizes
 
 GRAPH_FILE = "model.onnx"
 INFO_FILE = "graph.json"
@@ -59,6 +60,11 @@ class GraphInfo:
     accounted: dict[str, str] = field(default_factory=dict)
     drafter: dict[str, Any] = field(default_factory=dict)
     version: int = INFO_VERSION
+
+    @property
+    def kv(self) -> KvSizes:
+        """What decides the bytes of its keys and values."""
+        return KvSizes(self.num_layers, self.num_kv_heads, self.head_size)
 
     def to_json(self) -> dict[str, Any]:
         """The object that graph.json holds."""

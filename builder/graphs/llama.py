@@ -15,10 +15,10 @@ def write(blocks: Blocks) -> None:
     """Write the whole model's nodes, from input_ids to logits."""
     config = blocks.config
     blocks.declare_inputs()
-    blocks.emitter.output("logits", 1, ["L", config.vocab_size])
+    blocks.emitter.output("logits", 1, ["L", config.vocab])
     hidden = blocks.embedding("model.embed_tokens", "input_ids", "hidden_states_0")
     caches = blocks.rotary_caches("/model/rotary_emb")
-    for layer in range(config.num_layers):
+    for layer in range(config.layers):
         module = f"model.layers.{layer}"
         scope = scope_of(module)
         normed = blocks.norm(f"{module}.input_layernorm", hidden)

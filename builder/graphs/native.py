@@ -30,7 +30,7 @@ class NativeBlocks(Blocks):
         emitter.input("positions", TensorProto.INT64, ["B", "Q"])
         emitter.input("write_indices", TensorProto.INT64, ["B"])
         emitter.input("logit_indices", TensorProto.INT64, ["L"])
-        for layer in range(self.config.num_layers):
+        for layer in range(self.config.layers):
             for part in ("key", "value"):
                 emitter.input(f"{part}_cache_{layer}", self.pool_type, self.cache_shape)
         self._write_masks()
@@ -43,7 +43,7 @@ class NativeBlocks(Blocks):
     @property
     def cache_shape(self) -> list[int | str]:
         """[B, K, C, E] of one layer's keys or values."""
-        return ["B", self.config.num_kv_heads, "C", self.config.head_size]
+        return ["B", self.config.kv_heads, "C", self.config.head_size]
 
     def _write_masks(self) -> None:
         """bool [B, 1, Q, C] by window: slot j is visible to position p when j <= p (and p - window < j)."""
@@ -94,7 +94,7 @@ class NativeBlocks(Blocks):
         self.kv_scale_inputs(module)
         stored = []
         for part, x in (("key", key), ("value", value)):
-            new = self._split_heads(x, config.num_kv_heads, scope, part)
+            new = self._split_heads(x, config.kv_heads, scope, part)
             new = emitter.cast(new, self.model_type, self.pool_type, scope, f"Cast_{part}")
             cache, out = f"{part}_cache_{layer}", f"{part}_cache_{layer}_out"
             emitter.node(
@@ -108,16 +108,16 @@ class NativeBlocks(Blocks):
             )
             emitter.output(out, self.pool_type, self.cache_shape)
             stored.append(emitter.cast(out, self.pool_type, self.model_type, scope, f"Cast_{part}_read"))
-        split = self._split_heads(query, config.num_heads, scope, "query")
+        split = self._split_heads(query, config.heads, scope, "query")
         inputs = [split, *stored, self.masks[config.windows[layer]]]
         attended = emitter.node("Attention", inputs, scope, scale=config.head_size**-0.5)
         joined = emitter.node("Transpose", [attended], scope, label="Transpose_attention", perm=[0, 2, 1, 3])
-        width = config.num_heads * config.head_size
+        width = config.heads * config.head_size
         shape = emitter.constant("join_heads", np.array([0, 0, width], dtype=np.int64))
         return emitter.node("Reshape", [joined, shape], scope, label="Reshape_attention")
 
     def pick_rows(self, hidden: str) -> str:
         """[B, Q, D] to the L rows wanted."""
-        shape = self.emitter.constant("flatten_tokens", np.array([-1, self.config.hidden_size], dtype=np.int64))
+        shape = self.emitter.constant("flatten_tokens", np.array([-1, self.config.hidden], dtype=np.int64))
         flat = self.emitter.node("Reshape", [hidden, shape], "/model", label="Reshape_tokens")
         return super().pick_rows(flat)

@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 
 from builder.planner.hardware import Gpu
-from builder.planner.memory import activation_terms, kv_bytes_per_token, plan_memory
+from builder.planner.memory import activation_terms, plan_memory
 from builder.planner.precision import KV_BITS
 from builder.planner.types import (
     MemoryPlan,
-    ModelFacts,
     ParallelPlan,
     Precision,
     Serving,
     Workload,
 )
 from builder.planner.weights import TensorGroup
+from trtforge.models.kv import kv_bytes_per_token
 from trtforge.models.kv_window import KvWindows
+from trtforge.models.record import Model
 from trtforge.tables import architecture_table
 
 
@@ -53,7 +54,7 @@ def replica_tokens(memory: Sequence[MemoryPlan]) -> int:
     return min(plan.pool.tokens for plan in memory)
 
 
-def _windows(model: ModelFacts, serving: Serving) -> KvWindows:
+def _windows(model: Model, serving: Serving) -> KvWindows:
     return serving.windows or KvWindows((0,) * model.layers)
 
 
@@ -63,7 +64,7 @@ def _held(windows: KvWindows, tokens: Any, serving: Serving) -> Any:
     return windows.layer_tokens(lengths, serving.block_size, serving.max_num_tokens) / len(windows.windows)
 
 
-def _demand(model: ModelFacts, workload: Workload, serving: Serving, common: int) -> tuple[float, float, float]:
+def _demand(model: Model, workload: Workload, serving: Serving, common: int) -> tuple[float, float, float]:
     """Pool tokens of a request: reserved and held on average, and of the longest; kept with the workload.
 
     They do not depend on the split or the precision, and a search asks for them thousands of times.
@@ -87,7 +88,7 @@ def _whole(room: float, each: float) -> int:
 
 
 def capacity(
-    model: ModelFacts,
+    model: Model,
     memory: Sequence[MemoryPlan],
     workload: Workload,
     serving: Serving,
@@ -110,10 +111,10 @@ def capacity(
     return Capacity(pool, reserved, held, guaranteed, expected, longest, running, binding)
 
 
-def context_ceiling(model: ModelFacts, memory: Sequence[MemoryPlan], serving: Serving) -> int:
+def context_ceiling(model: Model, memory: Sequence[MemoryPlan], serving: Serving) -> int:
     """The longest context of a single request: what the pool holds alone, at most what the model was trained for."""
     windows, pool = _windows(model, serving), replica_tokens(memory)
-    return windows.longest(pool, serving.block_size, serving.max_num_tokens, model.max_positions)
+    return windows.longest(pool, serving.block_size, serving.max_num_tokens, model.usable_positions)
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class KvTrade:
 
 
 def kv_trade(
-    model: ModelFacts,
+    model: Model,
     weights: Sequence[TensorGroup],
     precision: Precision,
     parallel: ParallelPlan,
@@ -156,7 +157,7 @@ def kv_trade(
     gpu: Gpu,
     workload: Workload,
     *,
-    draft: ModelFacts | None = None,
+    draft: Model | None = None,
     draft_weights: Sequence[TensorGroup] = (),
     reserved: int = 0,
 ) -> list[KvTrade]:
@@ -180,7 +181,7 @@ def kv_trade(
         )
         found = capacity(model, memory, workload, serving)
         kernel = "yes" if kv == precision.base else stated.get(kv, "no")
-        rows.append(KvTrade(kv, kv_bytes_per_token(model, kv), found.pool_tokens, found.guaranteed, kernel))
+        rows.append(KvTrade(kv, kv_bytes_per_token(model.kv, kv), found.pool_tokens, found.guaranteed, kernel))
     return rows
 
 
@@ -204,7 +205,7 @@ class Admission:
 
 
 def admission(
-    model: ModelFacts,
+    model: Model,
     memory: Sequence[MemoryPlan],
     workload: Workload,
     serving: Serving,

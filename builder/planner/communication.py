@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from builder.planner.hardware import Gpu, Link, link, load_hardware
-from builder.planner.types import ModelFacts, ParallelPlan
+from builder.planner.types import ParallelPlan
+from trtforge.models.record import Model
 
 
 def ring_all_reduce(ranks: int, size: float, bandwidth: float, latency: float) -> float:
@@ -74,7 +75,7 @@ class StepCommunication:
 
 
 def step_communication(
-    model: ModelFacts, parallel: ParallelPlan, gpu: Gpu, tokens: int, *, network: str = "ib-ndr", element_bytes: int = 2
+    model: Model, parallel: ParallelPlan, gpu: Gpu, tokens: int, *, network: str = "ib-ndr", element_bytes: int = 2
 ) -> StepCommunication:
     """Communication of a step over ``tokens`` tokens through all layers.
 

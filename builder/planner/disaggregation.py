@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from builder.planner.communication import point_to_point
 from builder.planner.hardware import link
-from builder.planner.memory import kv_bytes_per_token
-from builder.planner.types import ModelFacts, ParallelPlan, Precision
+from builder.planner.types import ParallelPlan, Precision
+from trtforge.models.kv import kv_bytes_per_token
+from trtforge.models.record import Model
 
 #: part of the work that prefill must be before GPUs of its own are busy
 _LEAST_PREFILL_SHARE = 0.2
@@ -63,7 +64,7 @@ class Advice:
 
 
 def advise(
-    model: ModelFacts,
+    model: Model,
     precision: Precision,
     parallel: ParallelPlan,
     count: int,
@@ -87,7 +88,7 @@ def advise(
         ForgeError: ``TF-PLN-002`` no such network.
     """
     isl, recompute = max(round(tokens), 1), prefill
-    per_token = kv_bytes_per_token(model, precision.kv)
+    per_token = kv_bytes_per_token(model.kv, precision.kv)
     wire = link(network)
     # every rank sends its own part over its own adapter
     bandwidth = wire.one_way * parallel.gpus

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.planner.types import ModelFacts
 from builder.planner.weights import groups_from_shapes
 from trtforge.drafting.description import Eagle3
 from trtforge.drafting.inspection import inspect_folder
+from trtforge.models.record import Model
 
 if TYPE_CHECKING:
     from builder.planner.facts import KnownModel
@@ -41,9 +41,9 @@ def eagle3_from_folder(folder: Path) -> KnownModel | None:
     return KnownModel(facts, groups_from_shapes(shapes, facts), True)
 
 
-def eagle3_facts(head: Eagle3, name: str) -> ModelFacts:
+def eagle3_facts(head: Eagle3, name: str) -> Model:
     """The head as a model of its draft vocabulary, whose first layer reads twice its width."""
-    return ModelFacts(
+    return Model(
         name=name,
         architecture="Eagle3",
         layers=head.layers,
@@ -57,6 +57,7 @@ def eagle3_facts(head: Eagle3, name: str) -> ModelFacts:
         tied=False,
         dtype=_DTYPES.get(head.dtype, "bfloat16"),
         attention_bias=head.attention_bias,
+        o_bias=head.attention_bias,
         mlp_bias=head.mlp_bias,
         qk_norm=head.qk_norm,
         joined=head.tap_count * head.target_hidden_size,

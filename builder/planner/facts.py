@@ -15,12 +15,13 @@ from typing import Any
 from builder.planner import workload as workloads
 from builder.planner.hardware import Gpu, link
 from builder.planner.memory import plan_memory
-from builder.planner.model import CheckpointRecord, from_checkpoint, from_config, read_config
+from builder.planner.model import from_config, read_config
 from builder.planner.parallelism import Split, invalid_reasons, recommend, splits
 from builder.planner.precision import recipe_precision
-from builder.planner.types import Facts, Goal, ModelFacts, ParallelPlan, Precision, Serving, Workload, bad_input
+from builder.planner.types import Facts, Goal, ParallelPlan, Precision, Serving, Workload, bad_input
 from builder.planner.weights import TensorGroup, groups_from_facts, groups_from_headers, in_precision
 from trtforge.ground.safetensors_header import read_headers, weight_files
+from trtforge.models.record import Model
 from trtforge.recipe.kv_windows import kv_windows
 from trtforge.recipe.schema import Recipe
 from trtforge.tables import architecture_table
@@ -33,7 +34,7 @@ QUANT_CONFIG = "hf_quant_config.json"
 class KnownModel:
     """A model and its tensors as they are stored; ``measured`` is whether the tensors come from real headers."""
 
-    facts: ModelFacts
+    facts: Model
     groups: Sequence[TensorGroup]
     measured: bool
 
@@ -63,13 +64,14 @@ def model_from_config(path: Path, name: str = "") -> KnownModel:
     return KnownModel(facts, groups_from_facts(facts), False)
 
 
-def model_from_record(record: CheckpointRecord, name: str = "") -> KnownModel:
+def model_from_record(model: Model, name: str = "") -> KnownModel:
     """Intake's record: its sizes say which tensors the checkpoint will have."""
-    facts = from_checkpoint(record, name)
+    # a GGUF file's type is that of no engine, and a plan has the recipe's in any case
+    facts = replace(model, name=name or model.architecture, dtype="bfloat16")
     return KnownModel(facts, groups_from_facts(facts), False)
 
 
-def served_precision(recipe: Recipe, model: ModelFacts) -> Precision:
+def served_precision(recipe: Recipe, model: Model) -> Precision:
     """The recipe's precision; a checkpoint that is quantized already keeps its own."""
     quantize = recipe.quantize
     precision = recipe_precision(
@@ -81,12 +83,12 @@ def served_precision(recipe: Recipe, model: ModelFacts) -> Precision:
     )
     if model.prequantized:
         precision = replace(precision, weights=model.prequantized, exclude=(*precision.exclude, *model.unquantized))
-    if model.prequantized_kv and quantize.kv_cache == "none":
-        precision = replace(precision, kv=model.prequantized_kv)
+    if model.prequantized_kv_cache and quantize.kv_cache == "none":
+        precision = replace(precision, kv=model.prequantized_kv_cache)
     return precision
 
 
-def stored_notes(recipe: Recipe, model: ModelFacts) -> list[str]:
+def stored_notes(recipe: Recipe, model: Model) -> list[str]:
     """What the recipe asks of a checkpoint that is quantized already, and that is not done to it."""
     asked = recipe.quantize.format
     if model.prequantized is None or asked in ("none", model.prequantized):
@@ -114,7 +116,7 @@ def kernel_notes(precision: Precision, gpu: Gpu, target: str = DEFAULT.name) -> 
     return notes
 
 
-def served_limits(recipe: Recipe, model: ModelFacts) -> Serving:
+def served_limits(recipe: Recipe, model: Model) -> Serving:
     """Limits, pool, draft tokens and windows of the recipe; without a pool TensorRT-LLM's 0.9 of free memory."""
     limits, cache, speculation = recipe.build.limits, recipe.build.kv_cache, recipe.speculation
     drafts = (speculation.max_draft_len or 4) if speculation.method != "none" else 0
@@ -130,15 +132,15 @@ def served_limits(recipe: Recipe, model: ModelFacts) -> Serving:
         cache.memory,
         cache.free_fraction or 0.9,
         drafts,
-        kv_windows(recipe, model.layers, model.window, model.window_layers),
+        kv_windows(recipe, model),
         # a draft's graph keeps keys and values in the target's element type, whatever the target's cache has
         recipe.model.dtype if recipe.target.one_rank and speculation.draft else None,
     )
 
 
-def default_workload(recipe: Recipe, model: ModelFacts) -> Workload:
+def default_workload(recipe: Recipe, model: Model) -> Workload:
     """Without lengths: a quarter of max_seq_len is the answer, the rest the prompt, inside the model's context."""
-    whole = min(recipe.build.limits.max_seq_len, model.max_positions)
+    whole = min(recipe.build.limits.max_seq_len, model.usable_positions)
     osl = max(whole // 4, 1)
     return workloads.fixed(max(whole - osl, 1), osl)
 
@@ -245,8 +247,8 @@ def collect(
     )
 
 
-def _check_context(model: ModelFacts, workload: Workload) -> None:
-    longest, most = workload.longest, model.max_positions
+def _check_context(model: Model, workload: Workload) -> None:
+    longest, most = workload.longest, model.usable_positions
     if longest <= most:
         return
     over = sum(item.share for item in workload.lengths if item.isl + item.osl > most)
@@ -275,7 +277,7 @@ def _prefix_notes(recipe: Recipe, workload: Workload) -> list[str]:
 
 
 def _choose(
-    model: ModelFacts,
+    model: Model,
     precision: Precision,
     asked: ParallelPlan | None,
     count: int,

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from builder.planner.hardware import Gpu
 from builder.planner.precision import kv_bits
 from builder.planner.runtime import runtime_terms
-from builder.planner.types import KvPool, MemoryPlan, ModelFacts, ParallelPlan, Precision, Serving, Term
-from builder.planner.weights import TensorGroup, rank_weights, stage_layers
+from builder.planner.types import KvPool, MemoryPlan, ParallelPlan, Precision, Serving, Term
+from builder.planner.weights import TensorGroup, rank_weights
 from trtforge.ground.errors import GateFailed
+from trtforge.models.kv import kv_bytes_per_token, pool_blocks, stage_layers
+from trtforge.models.record import Model
 
 _PARTS = {
     "embedding": "token embedding",
@@ -34,20 +36,6 @@ _FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 # KV cache ----------------------------------------------------------------------------------------------------------
-def kv_bytes_per_token(model: ModelFacts, kv: str, *, tp: int = 1, layers: int | None = None) -> int:
-    """Bytes of KV cache a token: 2 x layers x kv heads x head size x bytes, of one tensor-parallel rank.
-
-    Llama-3-70B in FP16: 2 x 80 x 8 x 128 x 2 = 327,680. A rank holds ``ceil(K / tp)`` heads; with latent attention
-    (DeepSeek) every rank holds the whole latent. Source: Pope et al. 2022, https://arxiv.org/abs/2211.05102
-
-    Args:
-        layers: of a pipeline stage; default all of the model's.
-    """
-    heads = -(-model.kv_heads // tp)
-    elements = model.kv_elements if model.mla is not None else 2 * heads * model.head_size
-    return math.ceil((model.layers if layers is None else layers) * elements * kv_bits(kv) / 8)
-
-
 def pool_bytes(free: float, fraction: float = 0.9, max_tokens: int | None = None, bytes_per_token: int = 0) -> int:
     """TensorRT-LLM's rule: min(free memory x fraction, max tokens x bytes a token).
 
@@ -58,11 +46,6 @@ def pool_bytes(free: float, fraction: float = 0.9, max_tokens: int | None = None
     return share if max_tokens is None else min(share, max_tokens * bytes_per_token)
 
 
-def pool_tokens(pool: int, bytes_per_token: int, block_size: int) -> int:
-    """Tokens of whole blocks that a pool holds; 63.44 GiB at 256 KiB a token in blocks of 64: 259,840."""
-    return pool // (bytes_per_token * block_size) * block_size
-
-
 def requests_that_fit(memory: float, fixed: float, per_request: float) -> int:
     """Whole requests in what ``fixed`` leaves of ``memory``; 0 when it leaves nothing."""
     return max(int((memory - fixed) // per_request), 0)
@@ -70,14 +53,14 @@ def requests_that_fit(memory: float, fixed: float, per_request: float) -> int:
 
 # the plan ----------------------------------------------------------------------------------------------------------
 def plan_memory(
-    model: ModelFacts,
+    model: Model,
     weights: Sequence[TensorGroup],
     precision: Precision,
     parallel: ParallelPlan,
     serving: Serving,
     gpu: Gpu,
     *,
-    draft: ModelFacts | None = None,
+    draft: Model | None = None,
     draft_weights: Sequence[TensorGroup] = (),
     reserved: int = 0,
 ) -> tuple[MemoryPlan, ...]:
@@ -95,14 +78,14 @@ def plan_memory(
 
 
 def _stage_plan(
-    model: ModelFacts,
+    model: Model,
     weights: Sequence[TensorGroup],
     precision: Precision,
     parallel: ParallelPlan,
     serving: Serving,
     gpu: Gpu,
     stage: int,
-    draft: ModelFacts | None,
+    draft: Model | None,
     draft_weights: Sequence[TensorGroup],
     reserved: int,
 ) -> MemoryPlan:
@@ -116,10 +99,10 @@ def _stage_plan(
     if reserved:
         terms.append(Term("other models on the GPU", "others", reserved, "as given", reserved, reserved))
     layers = len(stage_layers(model.layers, parallel.pp)[stage])
-    per_token = kv_bytes_per_token(model, precision.kv, tp=parallel.tp, layers=layers)
+    per_token = kv_bytes_per_token(model.kv, precision.kv, tp=parallel.tp, layers=layers)
     arithmetic = _kv_arithmetic(model, precision.kv, parallel, layers)
     if draft is not None and has_draft:
-        extra = kv_bytes_per_token(draft, serving.draft_kv or precision.kv, tp=parallel.tp)
+        extra = kv_bytes_per_token(draft.kv, serving.draft_kv or precision.kv, tp=parallel.tp)
         per_token += extra
         arithmetic += f" + {extra:,} of the draft"
     used = sum(term.bytes for term in terms)
@@ -137,7 +120,7 @@ def _sides(terms: Sequence[Term]) -> tuple[list[int], list[int]]:
     return [term.high for term in terms], [term.low for term in terms]
 
 
-def _weight_terms(weights: Sequence[TensorGroup], model: ModelFacts, parallel: ParallelPlan, stage: int) -> list[Term]:
+def _weight_terms(weights: Sequence[TensorGroup], model: Model, parallel: ParallelPlan, stage: int) -> list[Term]:
     parts = rank_weights(weights, model, parallel, stage)
     terms = []
     for part, title in _PARTS.items():
@@ -151,12 +134,12 @@ def _weight_terms(weights: Sequence[TensorGroup], model: ModelFacts, parallel: P
     return terms
 
 
-def _draft_term(draft: ModelFacts, groups: Sequence[TensorGroup], parallel: ParallelPlan) -> Term:
+def _draft_term(draft: Model, groups: Sequence[TensorGroup], parallel: ParallelPlan) -> Term:
     size = sum(rank_weights(groups, draft, parallel).values())
     return Term("draft model's weights", "draft", size, f"sum of the tensors of {draft.name}", size, size)
 
 
-def _kv_arithmetic(model: ModelFacts, kv: str, parallel: ParallelPlan, layers: int) -> str:
+def _kv_arithmetic(model: Model, kv: str, parallel: ParallelPlan, layers: int) -> str:
     width = f"{kv_bits(kv) / 8:g} B"
     if model.mla is not None:
         return f"{layers} layers x ({model.mla.kv_rank} + {model.mla.rope_size}) latent x {width}"
@@ -170,12 +153,12 @@ def _pool(free: int, per_token: int, serving: Serving) -> KvPool:
     else:
         wanted, sized_by = pool_bytes(free, serving.free_fraction), "free_fraction"
     per_block = per_token * serving.block_size
-    blocks = wanted // per_block
+    blocks = pool_blocks(wanted, per_token, serving.block_size)
     return KvPool(blocks * per_block, serving.block_size, per_token, per_block, blocks, sized_by)
 
 
 def activation_terms(
-    model: ModelFacts, precision: Precision, parallel: ParallelPlan, serving: Serving, *, last: bool = True
+    model: Model, precision: Precision, parallel: ParallelPlan, serving: Serving, *, last: bool = True
 ) -> list[Term]:
     """Live tensors of the largest step, and on the last stage its logits.
 

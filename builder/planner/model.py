@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from builder.planner.families import MIXTURES, check_family
-from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, bad_input
+from builder.planner.types import bad_input
 from trtforge.formats.table import counted_as, kv_modes_by
 from trtforge.ground.json_file import read_json_file
-from trtforge.models.record import ModelSizes
+from trtforge.models.record import Experts, Latent, Model
 from trtforge.tables.decoders import Decoder, decoders
 
 #: model types with RMS norms on q and k. Source: modeling files of transformers
@@ -39,58 +39,12 @@ _DTYPES = {
     "fp16": "float16",
     "bf16": "bfloat16",
 }
-#: a context that scaling stretches: factor times the original one
-_STRETCHED = frozenset({"yarn", "linear"})
+#: spellings of the context
+_POSITIONS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
 #: deeper than any model by far; keeps a damaged number from being taken for work to do
 _MOST_LAYERS = 10_000
 #: no size of a model is as large
 _MOST = 2**40
-
-
-class CheckpointRecord(ModelSizes, Protocol):
-    """The fields of intake's checkpoint record that the planner reads."""
-
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def attention_bias(self) -> bool: ...
-    @property
-    def mlp_bias(self) -> bool: ...
-    @property
-    def qk_norm(self) -> bool: ...
-
-
-def from_checkpoint(record: CheckpointRecord, name: str = "") -> ModelFacts:
-    """The facts of intake's record (:class:`quantize.intake.CheckpointInfo`)."""
-    return ModelFacts(
-        name=name or record.architecture,
-        architecture=record.architecture,
-        layers=record.layers,
-        hidden=record.hidden,
-        ffn=record.ffn,
-        heads=record.heads,
-        kv_heads=record.kv_heads,
-        head_size=record.head_size,
-        vocab=record.vocab,
-        max_positions=record.max_positions,
-        tied=record.tied,
-        attention_bias=record.attention_bias,
-        mlp_bias=record.mlp_bias,
-        qk_norm=record.qk_norm,
-        window=record.sliding_window or 0,
-        window_layers=_windowed(record),
-        prequantized=record.prequantized,
-        prequantized_kv=record.prequantized_kv_cache,
-        key_bias=record.key_bias,
-    )
-
-
-def _windowed(record: CheckpointRecord) -> int:
-    if not record.sliding_window:
-        return 0
-    return record.layers if record.window_layers is None else record.window_layers
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -111,7 +65,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return value
 
 
-def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping[str, Any] | None = None) -> ModelFacts:
+def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping[str, Any] | None = None) -> Model:
     """The facts of a bare ``config.json``; of a multimodal one, its text model's.
 
     Args:
@@ -140,13 +94,14 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
     if mla is None and heads % kv_heads:
         raise _bad_config(f"{heads} heads do not divide into {kv_heads} key-value heads", kind)
     if row is not None and row.window == "switched":
-        window, window_layers = _switched_window(config, row, layers)
+        windows = _switched_windows(config, row, layers)
     else:
-        window, window_layers = _window(config, kind, layers)
+        windows = _windows(config, kind, layers)
     quantization = _quantization(outer, quant_config)
     dtype, said = _dtype(config, outer)
     ffn = _size(config, "intermediate_size", "ffn_hidden_size")
-    return ModelFacts(
+    attention_bias = bool(config.get("attention_bias", kind in _QKV_BIAS))
+    return Model(
         name=name or architecture,
         architecture=architecture,
         layers=layers,
@@ -156,19 +111,20 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
         kv_heads=kv_heads,
         head_size=mla.nope_size + mla.rope_size if mla else head_size,
         vocab=_size(config, "vocab_size"),
-        max_positions=_positions(config),
+        max_positions=_size(config, *_POSITIONS),
         tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT))),
         dtype=dtype,
-        attention_bias=bool(config.get("attention_bias", kind in _QKV_BIAS)),
+        attention_bias=attention_bias,
+        o_bias=attention_bias and not architecture.startswith("Qwen2"),
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=kind in _QK_NORM,
         norms_a_layer=4 if kind in _FOUR_NORMS else 2,
-        window=window,
-        window_layers=window_layers,
+        windows=windows,
+        rope=_rope(config),
         moe=_moe(config, kind, layers, ffn),
         mla=mla,
         prequantized=_prequantized(quantization),
-        prequantized_kv=_prequantized_kv(quantization),
+        prequantized_kv_cache=_prequantized_kv(quantization),
         unquantized=_unquantized(quantization),
         assumed=(*assumed, *([] if said else ["the config names no dtype; bfloat16 is assumed"])),
     )
@@ -188,22 +144,15 @@ def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, bo
     return "bfloat16", False
 
 
-def _positions(config: Mapping[str, Any]) -> int:
-    """The context: the config's figure, or what its rope scaling stretches the original one to."""
-    given = _size(config, "max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How the config scales its rotary positions, with the type under its new name; empty: not at all."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping):
-        return given
-    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
-    original = scaling.get("original_max_position_embeddings")
-    if kind not in tuple(_STRETCHED) or not isinstance(original, int) or isinstance(original, bool):
-        return given
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < _MOST:
-        return given
-    return max(given, int(factor * original))
+        return {}
+    return {**scaling, "rope_type": scaling.get("rope_type") or scaling.get("type") or "default"}
 
 
-def _moe(config: Mapping[str, Any], kind: str, layers: int, ffn: int) -> MoeFacts | None:
+def _moe(config: Mapping[str, Any], kind: str, layers: int, ffn: int) -> Experts | None:
     keys = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
     if kind not in MIXTURES and not any(config.get(key) for key in keys):
         return None
@@ -220,13 +169,13 @@ def _moe(config: Mapping[str, Any], kind: str, layers: int, ffn: int) -> MoeFact
     step = _count(config, "decoder_sparse_step") or _count(config, "moe_layer_freq")
     if step > 1:
         dense += layers - layers // step
-    return MoeFacts(experts, active, width, shared, min(dense, layers))
+    return Experts(experts, active, width, shared, min(dense, layers))
 
 
-def _mla(config: Mapping[str, Any]) -> MlaFacts | None:
+def _mla(config: Mapping[str, Any]) -> Latent | None:
     if not config.get("kv_lora_rank"):
         return None
-    return MlaFacts(
+    return Latent(
         kv_rank=_size(config, "kv_lora_rank"),
         rope_size=_size(config, "qk_rope_head_dim"),
         q_rank=_size(config, "q_lora_rank") if config.get("q_lora_rank") else None,
@@ -235,34 +184,33 @@ def _mla(config: Mapping[str, Any]) -> MlaFacts | None:
     )
 
 
-def _switched_window(config: Mapping[str, Any], row: Decoder, layers: int) -> tuple[int, int]:
-    """The sliding window and how many layers have it, by the rule that the class's row states."""
+def _switched_windows(config: Mapping[str, Any], row: Decoder, layers: int) -> tuple[int, ...]:
+    """Each layer's sliding window, by the rule that the class's row states."""
     try:
-        windows = row.layer_windows(config, layers)
+        return row.layer_windows(config, layers)
     except ValueError as error:
         raise _bad_config(str(error), row.architecture) from None
-    return max(windows), sum(window > 0 for window in windows)
 
 
-def _window(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, int]:
+def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ...]:
     """The same for all other classes, whose configs say it in several ways."""
     window = config.get("sliding_window", _WINDOW.get(kind))
     # Qwen's classes slide only when they are told to, and then from layer max_window_layers on
     told = config.get("use_sliding_window", not kind.startswith("qwen"))
     if isinstance(window, bool) or not isinstance(window, int) or window <= 0 or told is False:
-        return 0, 0
-    types = config.get("layer_types")
+        return (0,) * layers
+    types, step = config.get("layer_types"), _count(config, "sliding_window_pattern") or _PATTERN.get(kind, 0)
     if isinstance(types, list):
-        sliding = sum(name == "sliding_attention" for name in types[:layers])
-    elif _count(config, "sliding_window_pattern"):
-        sliding = layers - layers // _count(config, "sliding_window_pattern")
-    elif kind in _PATTERN:
-        sliding = layers - layers // _PATTERN[kind]
-    elif _count(config, "max_window_layers") and kind.startswith("qwen"):
-        sliding = max(layers - _count(config, "max_window_layers"), 0)
+        sliding = [name == "sliding_attention" for name in types[:layers]]
+        sliding += [False] * (layers - len(sliding))
+    elif step:
+        sliding = [bool((layer + 1) % step) for layer in range(layers)]
+    elif kind.startswith("qwen"):
+        first = _count(config, "max_window_layers")
+        sliding = [layer >= first for layer in range(layers)]
     else:
-        sliding = layers
-    return (window, sliding) if sliding else (0, 0)
+        sliding = [True] * layers
+    return tuple(window if slides else 0 for slides in sliding)
 
 
 def _quantization(config: Mapping[str, Any], quant_config: Mapping[str, Any] | None) -> Mapping[str, Any]:

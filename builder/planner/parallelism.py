@@ -21,14 +21,14 @@ from builder.planner.precision import compute_format, weight_format
 from builder.planner.types import (
     Goal,
     MemoryPlan,
-    ModelFacts,
     ParallelPlan,
     Precision,
     Serving,
     Workload,
     bad_input,
 )
-from builder.planner.weights import TensorGroup, parameter_count
+from builder.planner.weights import TensorGroup, active_parameters
+from trtforge.models.record import Model
 
 #: up to this many GPUs ep values that do not divide tp are listed too, each with its reason
 _LIST_ALL = 16
@@ -67,7 +67,7 @@ class Split:
         return not self.reasons
 
 
-def invalid_reasons(model: ModelFacts, precision: Precision, parallel: ParallelPlan, count: int) -> list[str]:
+def invalid_reasons(model: Model, precision: Precision, parallel: ParallelPlan, count: int) -> list[str]:
     """Why a split is impossible, in arithmetic; empty when it is not."""
     tp, pp = parallel.tp, parallel.pp
     reasons = []
@@ -85,7 +85,7 @@ def invalid_reasons(model: ModelFacts, precision: Precision, parallel: ParallelP
     return reasons + _block_reasons(model, precision, parallel)
 
 
-def _expert_reasons(model: ModelFacts, parallel: ParallelPlan) -> list[str]:
+def _expert_reasons(model: Model, parallel: ParallelPlan) -> list[str]:
     tp, ep = parallel.tp, parallel.ep
     if model.moe is None:
         return [f"ep {ep} for a model without experts"] if ep > 1 else []
@@ -100,7 +100,7 @@ def _expert_reasons(model: ModelFacts, parallel: ParallelPlan) -> list[str]:
     return reasons
 
 
-def _block_reasons(model: ModelFacts, precision: Precision, parallel: ParallelPlan) -> list[str]:
+def _block_reasons(model: Model, precision: Precision, parallel: ParallelPlan) -> list[str]:
     """A rank's columns must hold whole scale blocks (o and down are cut along the inputs)."""
     row = weight_format(precision.weights)
     block = precision.group_size if precision.group_size and row.block > 0 else row.block
@@ -138,7 +138,7 @@ def candidates(count: int, moe: bool) -> Iterator[ParallelPlan]:
 
 
 def splits(
-    model: ModelFacts,
+    model: Model,
     weights: Sequence[TensorGroup],
     precision: Precision,
     serving: Serving,
@@ -147,7 +147,7 @@ def splits(
     workload: Workload,
     *,
     network: str = "ib-ndr",
-    draft: ModelFacts | None = None,
+    draft: Model | None = None,
     draft_weights: Sequence[TensorGroup] = (),
     reserved: int = 0,
 ) -> list[Split]:
@@ -187,7 +187,7 @@ def splits(
 
 
 def _timed(
-    model: ModelFacts,
+    model: Model,
     precision: Precision,
     parallel: ParallelPlan,
     serving: Serving,
@@ -215,7 +215,7 @@ def _timed(
 
 
 def _floor(
-    model: ModelFacts,
+    model: Model,
     precision: Precision,
     parallel: ParallelPlan,
     gpu: Gpu,
@@ -234,7 +234,7 @@ def _floor(
     batch = requests / parts
     format = compute_format(precision.weights, gpu)
     rate = gpu.flops(format) or gpu.flops("fp16") or 1.0
-    operations = 2.0 * parameter_count(model, active=True) * batch / parallel.gpus / rate
+    operations = 2.0 * active_parameters(model) * batch / parallel.gpus / rate
     touched = _touched(model, batch)
     stages = []
     for plan in memory:
@@ -248,18 +248,18 @@ def _floor(
     return parts * (max(stages) + inside + across), talk
 
 
-def _touched(model: ModelFacts, batch: float) -> float:
+def _touched(model: Model, batch: float) -> float:
     """Share of the weights that a step reads: with experts, those that at least one of ``batch`` tokens chose."""
     if model.moe is None:
         return 1.0
     moe = model.moe
     hit = 1 - (1 - moe.active / moe.experts) ** max(batch, 1.0)
-    total = parameter_count(model)
+    total = model.parameters
     experts = 3 * moe.experts * moe.ffn * model.hidden * model.moe_layers
     return 1 - experts / total * (1 - hit)
 
 
-def _notes(model: ModelFacts, parallel: ParallelPlan, local: bool, domain: int) -> tuple[str, ...]:
+def _notes(model: Model, parallel: ParallelPlan, local: bool, domain: int) -> tuple[str, ...]:
     notes = []
     if not local:
         notes.append(f"tp {parallel.tp} leaves the fast domain of {domain} GPUs: two all-reduces a layer on slow links")

@@ -16,85 +16,9 @@ import numpy.typing as npt
 
 from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.models.kv_window import KvWindows
+from trtforge.models.record import Model
 
 Goal = Literal["latency", "throughput", "fit"]
-
-
-@dataclass(frozen=True)
-class MoeFacts:
-    """Mixture of experts: ``experts`` routed ones a layer, ``active`` of them a token, each of width ``ffn``.
-
-    ``shared_ffn`` is the width of all shared experts of a layer together (0: none); ``dense_layers`` counts the
-    layers that have an ordinary MLP instead.
-    """
-
-    experts: int
-    active: int
-    ffn: int
-    shared_ffn: int = 0
-    dense_layers: int = 0
-
-
-@dataclass(frozen=True)
-class MlaFacts:
-    """Multi-head latent attention (DeepSeek): what the cache holds and the ranks of the projections."""
-
-    kv_rank: int
-    rope_size: int
-    q_rank: int | None
-    nope_size: int
-    value_size: int
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """A decoder's sizes. Made by ``builder.planner.model`` from intake's record or from a bare ``config.json``.
-
-    ``window`` is the sliding window of ``window_layers`` of the layers (0: none has one). ``prequantized`` is the
-    format of a checkpoint that arrives quantized, ``unquantized`` the patterns of the modules that it left alone.
-    ``key_bias`` is the largest bias on its keys, where intake read them. ``joined`` is the width of the target's states
-    that an EAGLE-3 head's ``fc`` joins; its first layer reads twice ``hidden`` (0: an ordinary model).
-    ``assumed`` says what its config did not.
-    """
-
-    name: str
-    architecture: str
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocab: int
-    max_positions: int
-    tied: bool
-    dtype: str = "bfloat16"
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    norms_a_layer: int = 2
-    window: int = 0
-    window_layers: int = 0
-    moe: MoeFacts | None = None
-    mla: MlaFacts | None = None
-    prequantized: str | None = None
-    prequantized_kv: str | None = None
-    key_bias: float | None = None
-    unquantized: tuple[str, ...] = ()
-    joined: int = 0
-    assumed: tuple[str, ...] = ()
-
-    @property
-    def moe_layers(self) -> int:
-        """Layers with experts."""
-        return self.layers - self.moe.dense_layers if self.moe else 0
-
-    @property
-    def kv_elements(self) -> int:
-        """Elements of the KV cache a token and layer: 2 K E, or the latent and its rope part."""
-        if self.mla is not None:
-            return self.mla.kv_rank + self.mla.rope_size
-        return 2 * self.kv_heads * self.head_size
 
 
 @dataclass(frozen=True)
@@ -330,7 +254,7 @@ class Facts:
     that the plan had to assume. ``reserved`` are bytes of each GPU that other models on it hold.
     """
 
-    model: ModelFacts
+    model: Model
     weights: Sequence[Any]
     precision: Precision
     gpu: Any
@@ -340,7 +264,7 @@ class Facts:
     workload: Workload
     goal: Goal = "throughput"
     network: str = "ib-ndr"
-    draft: ModelFacts | None = None
+    draft: Model | None = None
     draft_weights: Sequence[Any] = ()
     memory: tuple[MemoryPlan, ...] = ()
     splits: Sequence[Any] = ()

@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from builder.planner.precision import weight_format
-from builder.planner.types import ModelFacts, ParallelPlan, Precision
+from builder.planner.types import ParallelPlan, Precision
 from trtforge.ground.safetensors_header import DTYPE_BITS, TensorInfo
+from trtforge.models.kv import stage_layers
+from trtforge.models.record import Model, tensors
 from trtforge.models.shape import matches
 
 Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head", "scales"]
@@ -87,7 +89,7 @@ def _bytes(elements: int, bits: float) -> int:
 
 
 # from headers ------------------------------------------------------------------------------------------------------
-def groups_from_headers(headers: Mapping[str, TensorInfo], model: ModelFacts) -> list[TensorGroup]:
+def groups_from_headers(headers: Mapping[str, TensorInfo], model: Model) -> list[TensorGroup]:
     """The groups of a checkpoint as it is stored. Non-safetensors names that match no rule stay on every rank."""
     layers: dict[tuple[str, tuple[int, ...], str], dict[int, int]] = {}
     for name, info in headers.items():
@@ -108,7 +110,7 @@ def groups_from_headers(headers: Mapping[str, TensorInfo], model: ModelFacts) ->
     return groups
 
 
-def _classified(group: TensorGroup, model: ModelFacts) -> TensorGroup:
+def _classified(group: TensorGroup, model: Model) -> TensorGroup:
     """``group`` with its part, its split and whether a format may quantize it, from its name."""
     name, shape = group.pattern, group.shape
     expert = ".experts." in name
@@ -127,7 +129,7 @@ def _classified(group: TensorGroup, model: ModelFacts) -> TensorGroup:
     return replace(group, part=part, axis=axis, split=split, experts=expert, linear=linear)
 
 
-def _fused(group: TensorGroup, model: ModelFacts) -> TensorGroup:
+def _fused(group: TensorGroup, model: Model) -> TensorGroup:
     """Experts in one tensor: [experts, …]; the width of the experts says which dimension is cut."""
     width = model.moe.ffn if model.moe else 0
     wide = {2 * width, width} if ".gate_up_proj" in group.pattern else {width, width // 32}
@@ -185,33 +187,16 @@ def _axis(name: str, shape: tuple[int, ...]) -> tuple[int | None, Split]:
 
 
 # from sizes --------------------------------------------------------------------------------------------------------
-def groups_from_facts(model: ModelFacts) -> list[TensorGroup]:
+def groups_from_facts(model: Model) -> list[TensorGroup]:
     """The unquantized groups that a model of these sizes has, named as Transformers names them."""
     bits, dtype = _BASE_BITS[model.dtype], _SHORT[model.dtype]
-    every = tuple(range(model.layers))
-    dense = model.moe.dense_layers if model.moe else model.layers
-    rows: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = [
-        ("model.embed_tokens.weight", (model.vocab, model.hidden), (), 1),
-        ("model.norm.weight", (model.hidden,), (), 1),
-    ]
-    if not model.tied:
-        rows.append(("lm_head.weight", (model.vocab, model.hidden), (), 1))
-    rows += [(f"model.layers.*.{name}", shape, every, 1) for name, shape in _attention(model)]
-    rows += [(f"model.layers.*.norm_{index}.weight", (model.hidden,), every, 1) for index in range(model.norms_a_layer)]
-    rows += [(f"model.layers.*.mlp.{n}", s, every[:dense], 1) for n, s in _mlp(model, model.ffn) if dense]
-    if model.moe is not None and dense < model.layers:
-        moe, sparse = model.moe, every[dense:]
-        rows.append(("model.layers.*.mlp.gate.weight", (moe.experts, model.hidden), sparse, 1))
-        rows += [(f"model.layers.*.mlp.experts.*.{n}", s, sparse, moe.experts) for n, s in _mlp(model, moe.ffn)]
-        if moe.shared_ffn:
-            rows += [(f"model.layers.*.mlp.shared_experts.{n}", s, sparse, 1) for n, s in _mlp(model, moe.shared_ffn)]
     return [
-        _classified(TensorGroup(name, shape, bits, dtype, "norms", layers, each), model)
-        for name, shape, layers, each in rows
+        _classified(TensorGroup(kind.pattern, kind.shape, bits, dtype, "norms", kind.layers, kind.each), model)
+        for kind in tensors(model)
     ]
 
 
-def groups_from_shapes(shapes: Mapping[str, tuple[int, ...]], model: ModelFacts) -> list[TensorGroup]:
+def groups_from_shapes(shapes: Mapping[str, tuple[int, ...]], model: Model) -> list[TensorGroup]:
     """The groups of tensors that are known by name and shape, in the model's type."""
     bits, dtype = int(_BASE_BITS[model.dtype]), _SHORT[model.dtype]
     infos = {
@@ -220,53 +205,13 @@ def groups_from_shapes(shapes: Mapping[str, tuple[int, ...]], model: ModelFacts)
     return groups_from_headers(infos, model)
 
 
-def _attention(model: ModelFacts) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, mla = model.hidden, model.mla
-    if mla is not None:
-        query = model.heads * (mla.nope_size + mla.rope_size)
-        if mla.q_rank:
-            yield "self_attn.q_a_proj.weight", (mla.q_rank, width)
-            yield "self_attn.q_a_layernorm.weight", (mla.q_rank,)
-            yield "self_attn.q_b_proj.weight", (query, mla.q_rank)
-        else:
-            yield "self_attn.q_proj.weight", (query, width)
-        yield "self_attn.kv_a_proj_with_mqa.weight", (mla.kv_rank + mla.rope_size, width)
-        yield "self_attn.kv_a_layernorm.weight", (mla.kv_rank,)
-        yield "self_attn.kv_b_proj.weight", (model.heads * (mla.nope_size + mla.value_size), mla.kv_rank)
-        yield "self_attn.o_proj.weight", (width, model.heads * mla.value_size)
-        return
-    query, keys = model.heads * model.head_size, model.kv_heads * model.head_size
-    for name, rows, columns in (
-        ("q_proj", query, width),
-        ("k_proj", keys, width),
-        ("v_proj", keys, width),
-        ("o_proj", width, query),
-    ):
-        yield f"self_attn.{name}.weight", (rows, columns)
-        if model.attention_bias and not (name == "o_proj" and model.architecture.startswith("Qwen2")):
-            yield f"self_attn.{name}.bias", (rows,)
-    if model.qk_norm:
-        yield "self_attn.q_norm.weight", (model.head_size,)
-        yield "self_attn.k_norm.weight", (model.head_size,)
-
-
-def _mlp(model: ModelFacts, ffn: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for name, rows, columns in (
-        ("gate_proj", ffn, model.hidden),
-        ("up_proj", ffn, model.hidden),
-        ("down_proj", model.hidden, ffn),
-    ):
-        yield f"{name}.weight", (rows, columns)
-        if model.mlp_bias:
-            yield f"{name}.bias", (rows,)
-
-
-def parameter_count(model: ModelFacts, *, active: bool = False) -> int:
-    """Weights of the model, a tied head counted once; with ``active`` those that one token passes through."""
+def active_parameters(model: Model) -> int:
+    """Weights that one token passes through, a tied head counted once."""
     total = 0
-    for group in groups_from_facts(model):
-        share = model.moe.active / model.moe.experts if active and group.experts and model.moe else 1
-        total += round(group.elements * group.count * share)
+    for kind in tensors(model):
+        routed = model.moe is not None and ".experts." in kind.pattern
+        share = model.moe.active / model.moe.experts if routed and model.moe else 1
+        total += round(kind.elements * kind.count * share)
     return total
 
 
@@ -356,18 +301,7 @@ def _quantized(group: TensorGroup, precision: Precision) -> Iterator[TensorGroup
 
 
 # ranks -------------------------------------------------------------------------------------------------------------
-def stage_layers(layers: int, pp: int) -> list[range]:
-    """Layers of each pipeline stage; the first ``layers % pp`` stages hold one more."""
-    base, more = divmod(layers, pp)
-    stages, start = [], 0
-    for stage in range(pp):
-        stop = start + base + (stage < more)
-        stages.append(range(start, stop))
-        start = stop
-    return stages
-
-
-def rank_bytes(group: TensorGroup, model: ModelFacts, parallel: ParallelPlan, stage: int) -> int:
+def rank_bytes(group: TensorGroup, model: Model, parallel: ParallelPlan, stage: int) -> int:
     """Bytes that one rank of a pipeline stage holds of a group: its layers, its part of the cut dimension, its experts.
 
     A cut that does not come out even is rounded up, as a padded tensor would be.
@@ -405,9 +339,7 @@ def _on_stage(group: TensorGroup, pp: int, stage: int) -> bool:
     return stage == 0 if group.part == "embedding" else stage == pp - 1
 
 
-def rank_weights(
-    groups: Sequence[TensorGroup], model: ModelFacts, parallel: ParallelPlan, stage: int = 0
-) -> dict[str, int]:
+def rank_weights(groups: Sequence[TensorGroup], model: Model, parallel: ParallelPlan, stage: int = 0) -> dict[str, int]:
     """Bytes by part that one rank of a stage holds.
 
     A tied head costs nothing on one stage; with several the last stage needs a copy of the embedding.

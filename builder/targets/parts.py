@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from builder.files import content_files
 from builder.graphs.info import GraphInfo
-from builder.memory import DraftMemory, MemoryPlan, ModelShape, activation_bytes, kv_bytes_per_token
+from builder.memory import DraftMemory, MemoryPlan, activation_bytes
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
+from trtforge.models.kv import kv_bytes_per_token
 from trtforge.recipe.schema import Build, Limits
-
-
-def model_shape(graph: GraphInfo) -> ModelShape:
-    """The sizes of a graph that decide memory."""
-    return ModelShape(
-        graph.num_layers,
-        graph.hidden_size,
-        graph.intermediate_size,
-        graph.num_heads,
-        graph.num_kv_heads,
-        graph.head_size,
-        graph.vocab_size,
-    )
 
 
 def check_limits(graph: GraphInfo, build: Build, *, target: str) -> Limits:
@@ -155,14 +142,8 @@ def check_draft(graph: GraphInfo, draft: GraphInfo) -> None:
 
 def draft_memory(graph: GraphInfo, limits: Limits, weight_bytes: int) -> DraftMemory:
     """What drafts beside a model, as the memory plan counts it."""
-    per_token = kv_bytes_per_token(model_shape(graph), graph.kv_cache["format"])
-    return DraftMemory(weight_bytes, activation_bytes(logit_shape(graph), limits), per_token)
-
-
-def logit_shape(graph: GraphInfo) -> ModelShape:
-    """:func:`model_shape` with the columns of the logits, which a head over a draft vocabulary has fewer of."""
-    shape = model_shape(graph)
-    return replace(shape, vocab_size=int(graph.drafter.get("draft_vocab_size", shape.vocab_size)))
+    per_token = kv_bytes_per_token(graph.kv, graph.kv_cache["format"])
+    return DraftMemory(weight_bytes, activation_bytes(graph, limits), per_token)
 
 
 def hash_files(directory: Path, exclude: frozenset[str], progress: Progress) -> dict[str, str]:

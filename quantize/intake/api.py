@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def _inspect_gguf(path: Path, source: str) -> CheckpointInfo:
 
     file = GgufFile.open(path)
     info = gguf_info(file.header, source, {}, read_llama3_rope(file))
-    return info.model_copy(update={"key_bias": gguf_key_bias(file)})
+    return info.model_copy(update={"model": replace(info.model, key_bias=gguf_key_bias(file))})
 
 
 def _gguf_digest(path: Path, cache: Path, advance: Callable[[int], None] | None = None) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,7 @@ from quantize.intake.folder import (
     Folder,
     chat_template,
     common_dtype,
-    count_parameters,
     folder_info,
-    shape_fields,
 )
 from quantize.intake.gguf_model import common_type, gguf_shape
 from quantize.intake.gguf_parts import GgufFile
@@ -38,7 +37,7 @@ from quantize.intake.gguf_weights import read_llama3_rope, tensor_plans
 from quantize.intake.hashing import CHUNK, sha256_file
 from quantize.intake.info import CHECKPOINT_FILE, CheckpointInfo, FileRecord
 from quantize.intake.key_bias import folder_key_bias, gguf_key_bias
-from quantize.intake.model_config import ModelShape, normalized_config, read_json
+from quantize.intake.model_config import normalized_config, read_json
 from quantize.intake.tokenizer import check_tokenizer
 from quantize.intake.tokenizer import load as load_tokenizer
 from quantize.intake.writer import (
@@ -53,6 +52,7 @@ from quantize.intake.writer import (
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
 from trtforge.ground.safetensors_header import INDEX_NAME, WEIGHTS_NAME, TensorInfo
+from trtforge.models.record import Model
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -91,17 +91,12 @@ def assemble_gguf(path: Path, out: Path, *, dtype: str, info: dict[str, Any], pr
         (out / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     result = CheckpointInfo(
         **info,
-        architecture=shape.architecture,
-        family=shape.family,
-        dtype=dtype,
         source_dtype=common_type(header),
-        parameters=count_parameters(shape),
         bytes=total,
-        key_bias=gguf_key_bias(file),
         notes=[
             f"de-quantized from {common_type(header).removeprefix('gguf:')}: compare with runs of the same source only"
         ],
-        **shape_fields(shape),
+        model=replace(shape, dtype=dtype, key_bias=gguf_key_bias(file)),
     )
     return _finish(out, result, records)
 
@@ -138,9 +133,8 @@ def assemble_folder(
         folder, out, dtype if target else folder.config.get("dtype") or folder.config.get("torch_dtype") or dtype
     )
     base = folder_info(folder, info["source"], folder_key_bias(folder.path, kept))
-    result = base.model_copy(
-        update={**info, "bytes": total, "dtype": dtype if target else _plain_dtype(kept, base.dtype)}
-    )
+    model = replace(base.model, dtype=dtype if target else _plain_dtype(kept, base.model.dtype))
+    result = base.model_copy(update={**info, "bytes": total, "model": model})
     return _finish(out, result, records)
 
 
@@ -190,9 +184,9 @@ def _tokenizer_config(folder: Folder) -> dict[str, Any]:
     return config
 
 
-def _generation(shape: ModelShape, pad: int | None) -> dict[str, Any]:
+def _generation(shape: Model, pad: int | None) -> dict[str, Any]:
     """generation_config.json when the source has none: the special tokens only, so that nothing is invented."""
-    eos: Any = shape.eos_token_ids if len(shape.eos_token_ids) > 1 else next(iter(shape.eos_token_ids), None)
+    eos: Any = list(shape.eos_token_ids) if len(shape.eos_token_ids) > 1 else next(iter(shape.eos_token_ids), None)
     values = {"bos_token_id": shape.bos_token_id, "eos_token_id": eos, "pad_token_id": pad}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -271,7 +265,7 @@ def _refuse_untied(folder: Folder) -> None:
 
 def _finish(out: Path, info: CheckpointInfo, records: list[FileRecord]) -> CheckpointInfo:
     """Check the tokenizer, hash what is not hashed yet and write ``checkpoint.json``."""
-    check_tokenizer(out / TOKENIZER, vocab=info.vocab, eos_token_ids=info.eos_token_ids)
+    check_tokenizer(out / TOKENIZER, vocab=info.model.vocab, eos_token_ids=info.model.eos_token_ids)
     known = {record.name for record in records}
     for path in sorted(out.iterdir()):
         if path.is_file() and path.name not in known and path.name != CHECKPOINT_FILE:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quantize.intake.info import CheckpointInfo
-from quantize.intake.model_config import ModelShape, check_config, expected_tensors, read_json, require_architecture
+from quantize.intake.model_config import check_config, read_json, require_architecture
 from quantize.intake.prefixes import renaming
 from quantize.intake.prequantized import Prequantized, is_quantization_tensor, recognize
 from quantize.intake.source import resolved
@@ -25,6 +25,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_bytes_file
 from trtforge.ground.safetensors_header import INDEX_NAME, TensorInfo, read_headers, refuse_pointer, weight_files
 from trtforge.models.folder_kind import FolderKind, kind_of
+from trtforge.models.record import Model, expected_tensors
 from trtforge.templates import template_places
 from trtforge.templates.other_tokenizers import other_tokenizers, tokenizer_remedies
 
@@ -60,7 +61,7 @@ class Folder:
     path: Path
     config: dict[str, Any]
     generation: dict[str, Any] | None
-    shape: ModelShape
+    shape: Model
     tensors: dict[str, TensorInfo]
     prequantized: Prequantized | None
     companions: tuple[str, ...]
@@ -182,52 +183,17 @@ def folder_info(folder: Folder, source: str, key_bias: float | None) -> Checkpoi
     return CheckpointInfo(
         source=source,
         sha256=None,
-        architecture=shape.architecture,
-        family=shape.family,
-        dtype=stored,
         source_dtype=stored,
-        parameters=count_parameters(shape),
         bytes=sum(info.nbytes for info in kept.values()),
-        prequantized=quantized.format if quantized else None,
-        prequantized_kv_cache=quantized.kv_cache if quantized else None,
         notes=list(folder.notes),
-        key_bias=key_bias,
-        **shape_fields(shape),
+        model=replace(
+            shape,
+            dtype=stored,
+            key_bias=key_bias,
+            prequantized=quantized.format if quantized else None,
+            prequantized_kv_cache=quantized.kv_cache if quantized else None,
+        ),
     )
-
-
-def shape_fields(shape: ModelShape) -> dict[str, Any]:
-    """The fields of :class:`CheckpointInfo` that come straight from the configuration."""
-    return {
-        "layers": shape.layers,
-        "hidden": shape.hidden,
-        "ffn": shape.ffn,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "head_size": shape.head_size,
-        "vocab": shape.vocab,
-        "max_positions": shape.max_positions,
-        "sliding_window": shape.sliding_window,
-        "window_layers": shape.window_layers,
-        "attention_bias": shape.qkv_bias,
-        "mlp_bias": shape.mlp_bias,
-        "qk_norm": shape.qk_norm,
-        "tied": shape.tied,
-        "rope": shape.rope,
-        "bos_token_id": shape.bos_token_id,
-        "eos_token_ids": shape.eos_token_ids,
-    }
-
-
-def count_parameters(shape: ModelShape) -> int:
-    """Parameters that the configuration promises (a tied output projection counts once)."""
-    total = 0
-    for dimensions in expected_tensors(shape).values():
-        count = 1
-        for size in dimensions:
-            count *= size
-        total += count
-    return total
 
 
 def common_dtype(tensors: dict[str, TensorInfo]) -> str:
@@ -394,7 +360,7 @@ def _other_layers(missing: list[str], unexpected: list[str], stated: int) -> int
 
 
 def _compare(
-    tensors: dict[str, TensorInfo], shape: ModelShape, prequantized: Prequantized | None
+    tensors: dict[str, TensorInfo], shape: Model, prequantized: Prequantized | None
 ) -> tuple[list[str], list[str]]:
     """What to leave out, and notes; ``TF-SRC-022`` when the tensors are not what the configuration promises."""
     expected = expected_tensors(shape)

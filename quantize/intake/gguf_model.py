@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import replace
 from typing import Any
 
 from quantize.intake.gguf_header import GgufHeader
 from quantize.intake.info import CheckpointInfo
-from quantize.intake.model_config import ModelShape, check_config, expected_tensors
+from quantize.intake.model_config import check_config
 from trtforge.ground.errors import ForgeError
+from trtforge.models.record import Model, expected_tensors
 from trtforge.tables.decoders import decoders, gguf_decoders
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -170,7 +172,7 @@ def _rope(header: GgufHeader, name: str) -> dict[str, Any]:
     raise unsupported(f"its rope scaling {kind!r} is not supported")
 
 
-def gguf_shape(header: GgufHeader, rope: dict[str, Any] | None) -> tuple[dict[str, Any], ModelShape]:
+def gguf_shape(header: GgufHeader, rope: dict[str, Any] | None) -> tuple[dict[str, Any], Model]:
     """Configuration and its figures; ``rope`` holds the settings behind the tensor ``rope_freqs.weight``, once read."""
     config = gguf_config(header)
     if rope is not None:
@@ -185,7 +187,7 @@ def gguf_shape(header: GgufHeader, rope: dict[str, Any] | None) -> tuple[dict[st
     return config, shape
 
 
-def _require_tensors(header: GgufHeader, shape: ModelShape) -> None:
+def _require_tensors(header: GgufHeader, shape: Model) -> None:
     expected = expected_tensors(shape)
     found = {hf_name(name) or name: tensor for name, tensor in header.tensors.items() if name != ROPE_FACTORS}
     missing = sorted(expected.keys() - found.keys())
@@ -207,21 +209,15 @@ def gguf_info(
     header: GgufHeader, source: str, origin: dict[str, Any], rope: dict[str, Any] | None = None
 ) -> CheckpointInfo:
     """The record of a GGUF file as it lies there; ``rope`` from its tensors, where they can be read."""
-    from quantize.intake.folder import count_parameters, shape_fields
-
     _, shape = gguf_shape(header, rope)
     stored = common_type(header)
     return CheckpointInfo(
         source=source,
         sha256=None,
         origin=origin,
-        architecture=shape.architecture,
-        family=shape.family,
-        dtype=stored,
         source_dtype=stored,
-        parameters=count_parameters(shape),
         bytes=sum(tensor.nbytes for tensor in header.tensors.values()),
-        **shape_fields(shape),
+        model=replace(shape, dtype=stored),
     )
 
 

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from quantize.intake.gguf_header import GgufTensor
 from quantize.intake.gguf_model import ROPE_FACTORS, gguf_config, hf_name, unsupported
 from quantize.intake.gguf_parts import GgufFile
-from quantize.intake.model_config import ModelShape
 from quantize.intake.writer import TARGETS, TensorPlan, convert
 from trtforge.ground.errors import EnvironmentLacks
+from trtforge.models.record import Model
 from trtforge.tables.decoders import decoders
 
 _PIECE_BYTES = 16 << 20
@@ -59,7 +59,7 @@ def read_llama3_rope(file: GgufFile) -> dict[str, Any] | None:
     return llama3_rope(factors, config["rope_parameters"]["rope_theta"], config["head_dim"])
 
 
-def tensor_plans(file: GgufFile, shape: ModelShape, dtype: str) -> list[TensorPlan]:
+def tensor_plans(file: GgufFile, shape: Model, dtype: str) -> list[TensorPlan]:
     """Every tensor to write, in name order, in ``dtype``; pieces are de-quantized when they are asked for."""
     target = TARGETS[dtype]
     form = decoders()[shape.architecture].gguf

@@ -11,13 +11,13 @@ dynamic rope) are refused here, not after quantizing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_file
 from trtforge.models.folder_kind import kind_by_config
+from trtforge.models.record import Model
 from trtforge.tables.decoders import FULL, SLIDING, Decoder, decoders
 
 #: rope types that the graphs express, with the keys that each needs and may have
@@ -49,42 +49,6 @@ _MOST_LAYERS = 10_000
 _LAYER_KEYS = ("block_configs", "num_key_value_heads_per_layer", "layer_intermediate_sizes", "pruned_heads_per_layer")
 #: keys that describe the writer or its moment, not the model
 _DROPPED = ("_name_or_path", "transformers_version", "torch_dtype", "_attn_implementation", "_commit_hash")
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The figures of a checked configuration."""
-
-    architecture: str
-    family: str
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocab: int
-    max_positions: int
-    #: each layer's sliding window, 0 where it sees everything
-    windows: tuple[int, ...]
-    tied: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    rope: dict[str, Any]
-    bos_token_id: int | None
-    eos_token_ids: list[int]
-
-    @property
-    def sliding_window(self) -> int | None:
-        """The window of the layers that have one."""
-        return max(self.windows) or None
-
-    @property
-    def window_layers(self) -> int:
-        """How many layers have the window."""
-        return sum(window > 0 for window in self.windows)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -169,7 +133,7 @@ def _refuse_differing_layers(config: dict[str, Any]) -> None:
         )
 
 
-def check_config(config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelShape:
+def check_config(config: dict[str, Any], generation: dict[str, Any] | None = None) -> Model:
     """Check ``config`` and return its figures. ``generation`` (generation_config.json) decides the end tokens if given.
 
     Raises:
@@ -214,7 +178,7 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
         for key in ("bos_token_id", "eos_token_id"):
             _require_token_ids(name, values, key, vocab)
     tokens = {**config, **{key: value for key, value in (generation or {}).items() if value is not None}}
-    return ModelShape(
+    return Model(
         architecture=architecture,
         family=row.family,
         layers=layers,
@@ -227,13 +191,14 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
         max_positions=max_positions,
         windows=windows,
         tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=row.bias("qkv", config),
+        attention_bias=row.bias("qkv", config),
         o_bias=row.bias("o", config),
         mlp_bias=row.bias("mlp", config),
         qk_norm=row.qk_norm,
+        norm_eps=float(epsilon),
         rope=_rope(config, max_positions),
         bos_token_id=_token_ids(tokens, "bos_token_id")[0] if _token_ids(tokens, "bos_token_id") else None,
-        eos_token_ids=_token_ids(tokens, "eos_token_id"),
+        eos_token_ids=tuple(_token_ids(tokens, "eos_token_id")),
     )
 
 
@@ -302,9 +267,7 @@ def _bad_rope(reason: str) -> ForgeError:
     )
 
 
-def normalized_config(
-    config: dict[str, Any], shape: ModelShape, *, dtype: str, keep_remote_code: bool
-) -> dict[str, Any]:
+def normalized_config(config: dict[str, Any], shape: Model, *, dtype: str, keep_remote_code: bool) -> dict[str, Any]:
     """``config`` in the normal form; ``dtype`` becomes what the written tensors have."""
     result = {key: value for key, value in config.items() if key not in _DROPPED}
     if not keep_remote_code:
@@ -323,40 +286,8 @@ def normalized_config(
         rope_scaling=scaling if shape.rope["rope_type"] != "default" else None,
     )
     if row.window != "never":
-        result["sliding_window"] = shape.sliding_window
+        result["sliding_window"] = shape.sliding_window or None
     if row.window == "switched":
-        result["use_sliding_window"] = shape.sliding_window is not None
+        result["use_sliding_window"] = shape.sliding_window > 0
         result["layer_types"] = [SLIDING if window else FULL for window in shape.windows]
     return result
-
-
-def expected_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Names and shapes [rows, columns] that the configuration promises; linears are stored [out, in]."""
-    query, key_value = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    tensors: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (shape.vocab, shape.hidden),
-        "model.norm.weight": (shape.hidden,),
-    }
-    if not shape.tied:
-        tensors["lm_head.weight"] = (shape.vocab, shape.hidden)
-    linears = {
-        "self_attn.q_proj": (query, shape.hidden, shape.qkv_bias),
-        "self_attn.k_proj": (key_value, shape.hidden, shape.qkv_bias),
-        "self_attn.v_proj": (key_value, shape.hidden, shape.qkv_bias),
-        "self_attn.o_proj": (shape.hidden, query, shape.o_bias),
-        "mlp.gate_proj": (shape.ffn, shape.hidden, shape.mlp_bias),
-        "mlp.up_proj": (shape.ffn, shape.hidden, shape.mlp_bias),
-        "mlp.down_proj": (shape.hidden, shape.ffn, shape.mlp_bias),
-    }
-    for layer in range(shape.layers):
-        prefix = f"model.layers.{layer}"
-        tensors[f"{prefix}.input_layernorm.weight"] = (shape.hidden,)
-        tensors[f"{prefix}.post_attention_layernorm.weight"] = (shape.hidden,)
-        if shape.qk_norm:
-            tensors[f"{prefix}.self_attn.q_norm.weight"] = (shape.head_size,)
-            tensors[f"{prefix}.self_attn.k_norm.weight"] = (shape.head_size,)
-        for name, (rows, columns, bias) in linears.items():
-            tensors[f"{prefix}.{name}.weight"] = (rows, columns)
-            if bias:
-                tensors[f"{prefix}.{name}.bias"] = (rows,)
-    return tensors

@@ -6,6 +6,7 @@ the embedding, and that the end tokens exist. A model whose end token is missing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def load(path: Path) -> Any:
         raise _unfit(f"it does not load ({error})") from None
 
 
-def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: list[int]) -> None:
+def check_tokenizer(path: Path, *, vocab: int, eos_token_ids: Sequence[int]) -> None:
     """Load ``tokenizer.json`` and hold it against the model; ``TF-SRC-023`` when they do not fit.
 
     Args:

@@ -20,7 +20,6 @@ from builder.graphs.info import GraphInfo
 from builder.memory import activation_bytes
 from builder.speculation import engine_record
 from builder.targets import build_engine
-from builder.targets.parts import logit_shape, model_shape
 from runtime.executors.draft_executor import open_draft
 from runtime.executors.engine_dir import read_engine
 from runtime.executors.torch_executor import TorchExecutor
@@ -87,11 +86,13 @@ def test_logits_of_drafts_count_as_activations(tmp_path: Path) -> None:
     target = support.write_target(tmp_path / "target", SPEC)
     build_graph(target, tmp_path / "graph", block_size=16)
     info = GraphInfo.read(tmp_path / "graph")
-    shape, limits = model_shape(info), support.LIMITS
-    more = activation_bytes(shape, limits, 4) - activation_bytes(shape, limits)
+    limits = support.LIMITS
+    more = activation_bytes(info, limits, 4) - activation_bytes(info, limits)
     assert more == 4 * 4 * limits.max_batch_size * info.vocab_size
-    assert activation_bytes(shape, limits, 1000) == activation_bytes(shape, limits, 500)  # a step has no more rows
-    assert logit_shape(replace(info, drafter={"draft_vocab_size": 7})).vocab_size == 7
+    assert activation_bytes(info, limits, 1000) == activation_bytes(info, limits, 500)  # a step has no more rows
+    head = replace(info, drafter={"draft_vocab_size": 7})  # a head over a vocabulary of its own has fewer columns
+    fewer = activation_bytes(info, limits) - activation_bytes(head, limits)
+    assert fewer == 4 * limits.max_batch_size * (info.vocab_size - 7)
 
 
 def test_a_whole_model_drafts_as_its_target_runs(tmp_path: Path) -> None:

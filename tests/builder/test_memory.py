@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder.memory import ModelShape, activation_bytes, kv_bytes_per_token, plan_memory
+from builder.graphs.info import GraphInfo
+from builder.memory import MemoryPlan, activation_bytes
+from builder.memory import plan_memory as planned
 from trtforge.ground.errors import ForgeError
+from trtforge.models.kv import kv_bytes_per_token
 from trtforge.recipe.schema import KvCache, Limits
 
-LLAMA_70B = ModelShape(80, 8192, 28672, 64, 8, 128, 128256)
-SMOL = ModelShape(30, 576, 1536, 9, 3, 64, 49152)
+
+def graph(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, head_size: int, vocab: int) -> GraphInfo:
+    return GraphInfo(
+        architecture="llama",
+        hf_architecture="LlamaForCausalLM",
+        mode="paged",
+        dtype="bfloat16",
+        vocab_size=vocab,
+        num_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=head_size,
+        max_position_embeddings=131_072,
+        sliding_window=0,
+        kv_cache={"format": "bfloat16", "block_size": 32, "scales": "none"},
+        quant_format="none",
+        group_size=None,
+        linears=(),
+        ops={},
+    )
+
+
+LLAMA_70B = graph(80, 8192, 28672, 64, 8, 128, 128256)
+SMOL = graph(30, 576, 1536, 9, 3, 64, 49152)
+
+
+def plan_memory(info: GraphInfo, limits: Limits, cache: KvCache, form: str, **sizes: int) -> MemoryPlan:
+    """The plan of the graph with pools of ``form``."""
+    return planned(replace(info, kv_cache={**info.kv_cache, "format": form}), limits, cache, **sizes)
 
 
 def test_bytes_per_token_of_known_models() -> None:
-    assert kv_bytes_per_token(LLAMA_70B, "float16") == 327_680
-    assert kv_bytes_per_token(LLAMA_70B, "fp8") == 163_840
-    assert kv_bytes_per_token(SMOL, "bfloat16") == 23_040
+    assert kv_bytes_per_token(LLAMA_70B.kv, "float16") == 327_680
+    assert kv_bytes_per_token(LLAMA_70B.kv, "fp8") == 163_840
+    assert kv_bytes_per_token(SMOL.kv, "bfloat16") == 23_040
     # A request of 131,072 tokens: 42.9 GB.
-    assert kv_bytes_per_token(LLAMA_70B, "float16") * 131_072 == pytest.approx(42.9e9, rel=2e-3)
+    assert kv_bytes_per_token(LLAMA_70B.kv, "float16") * 131_072 == pytest.approx(42.9e9, rel=2e-3)
 
 
 def test_activations_are_float32_rows_and_logits() -> None:
@@ -84,7 +118,7 @@ def test_no_room_beside_the_weights() -> None:
 )
 def test_a_plan_holds_one_request_or_is_refused(memory: int, longest: int, block: int, fmt: str) -> None:
     limits, cache = Limits(max_seq_len=longest), KvCache(memory=memory, block_size=block)
-    needed = -(-longest // block) * block * kv_bytes_per_token(SMOL, fmt)
+    needed = -(-longest // block) * block * kv_bytes_per_token(SMOL.kv, fmt)
     try:
         plan = plan_memory(SMOL, limits, cache, fmt, weights_bytes=0)
     except ForgeError as error:

@@ -13,7 +13,6 @@ import torch
 
 from builder.graphs import build_graph
 from builder.planner import model as planner
-from builder.planner.weights import parameter_count
 from builder.targets import build_engine
 from builder.targets.trtllm.checkpoint import convert_checkpoint
 from quantize.audit import Expected, audit_checkpoint
@@ -49,12 +48,14 @@ def test_intake_takes_what_transformers_writes(root: Path, tmp_path: Path, name:
     """It counts what is there, and what it writes means the same."""
     source = checkpoint(root, name, kind)
     info = inspect_source(str(source), tmp_path)
-    assert info is not None and info.parameters == elements(source)
+    assert info is not None and info.model.parameters == elements(source)
     row, config = decoders()[name], read_config(source)
-    assert (info.architecture, info.family) == (name, row.family)
-    assert info.attention_bias == row.bias("qkv", config) == any("k_proj.bias" in key for key in read_headers(source))
+    assert (info.model.architecture, info.model.family) == (name, row.family)
+    biased = any("k_proj.bias" in key for key in read_headers(source))
+    assert info.model.attention_bias == row.bias("qkv", config) == biased
     taken = fetch_checkpoint(str(source), tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache")
-    assert (taken.parameters, taken.sliding_window) == (info.parameters, config.get("sliding_window"))
+    read = (taken.model.parameters, taken.model.sliding_window or None)
+    assert read == (info.model.parameters, config.get("sliding_window"))
     reference = load_reference_model(tmp_path / "out")
     assert_exact([reference.logits(torch.tensor(tokens)).numpy() for tokens in PROMPTS], source, PROMPTS)
 
@@ -65,17 +66,16 @@ def test_preflight_and_planner_count_what_is_there(root: Path, tmp_path: Path, n
     source = checkpoint(root, name, kind)
     info = inspect_source(str(source), tmp_path)
     assert info is not None
-    for facts in (planner.from_checkpoint(info), planner.from_config(read_config(source))):
-        assert parameter_count(facts) == elements(source)
-        assert (facts.window, facts.window_layers) == (info.sliding_window or 0, info.window_layers or 0)
-        assert not facts.assumed
+    planned = planner.from_config(read_config(source))
+    assert not planned.assumed and planned.parameters == info.model.parameters == elements(source)
+    assert planned.windows == info.model.windows and planned.kv == info.model.kv
     wanted = {
         key.removesuffix(".weight"): value.shape
         for key, value in read_headers(source).items()
         if len(value.shape) == 2 and "embed" not in key and key != "lm_head.weight"
     }
-    counted = {module: (linear.rows, linear.columns) for linear in linears(info) for module in linear.names}
-    assert counted.pop("lm_head") == (info.vocab, info.hidden) and counted == wanted
+    counted = {module: (linear.rows, linear.columns) for linear in linears(info.model) for module in linear.names}
+    assert counted.pop("lm_head") == (info.model.vocab, info.model.hidden) and counted == wanted
 
 
 @pytest.mark.slow

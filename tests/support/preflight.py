@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.public_models import Shape, public
+from tests.support.public_models import public
 from triton_repo.parameters import load_parameters
 from trtforge.cli.common import locate
 from trtforge.formats.table import load_formats
 from trtforge.machine.gpus import Gpu
+from trtforge.models.record import Model
 from trtforge.preflight import Surroundings
 from trtforge.preflight.engine import Finding, Report, make_facts
 from trtforge.preflight.run import run_rules
@@ -38,7 +39,7 @@ def choices(model: type, key: str) -> tuple[str, ...]:
 def report(
     settings: dict[str, Any],
     *,
-    model: Shape | None = SMOL,
+    model: Model | None = SMOL,
     machine: Surroundings | None = SMALL,
     directory: Path | str = ".",
     implemented: bool = True,

@@ -6,8 +6,9 @@ Figures are those of each model's config.json on the Hugging Face Hub.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from trtforge.models.record import Experts, Model
 
 _LLAMA31_ROPE = {
     "rope_type": "llama3",
@@ -65,42 +66,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The record that intake hands to preflight, from a config.json."""
-
-    architecture: str
-    parameters: int
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocab: int
-    max_positions: int
-    tied: bool
-    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
-    sliding_window: int | None = None
-    window_layers: int | None = None
-    key_bias: float | None = None
-    prequantized: str | None = None
-    prequantized_kv_cache: str | None = None
-    eos_token_ids: tuple[int, ...] = (2,)
-
-
-def shape(config: Mapping[str, Any], **changes: Any) -> Shape:
+def shape(config: Mapping[str, Any], **changes: Any) -> Model:
     """The record of a configuration; ``changes`` replace its fields."""
     width, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     kv_heads, ffn, vocab = config["num_key_value_heads"], config["intermediate_size"], config["vocab_size"]
     head_size = config.get("head_dim", width // heads)
-    tied, experts = bool(config.get("tie_word_embeddings")), config.get("num_local_experts", 1)
-    attention = width * head_size * 2 * (heads + kv_heads)
-    parameters = layers * (attention + 3 * experts * width * ffn) + vocab * width * (1 if tied else 2)
+    experts = config.get("num_local_experts")
     eos = config.get("eos_token_id")
     values: dict[str, Any] = {
         "architecture": "LlamaForCausalLM",
-        "parameters": parameters,
         "layers": layers,
         "hidden": width,
         "ffn": ffn,
@@ -109,14 +83,15 @@ def shape(config: Mapping[str, Any], **changes: Any) -> Shape:
         "head_size": head_size,
         "vocab": vocab,
         "max_positions": config["max_position_embeddings"],
-        "tied": tied,
+        "tied": bool(config.get("tie_word_embeddings")),
         "rope": config.get("rope_scaling") or {"rope_type": "default"},
-        "sliding_window": config.get("sliding_window"),
+        "windows": (config.get("sliding_window") or 0,) * layers,
+        "moe": Experts(experts, 2, ffn) if experts else None,
         "eos_token_ids": tuple(eos) if isinstance(eos, list) else (eos,) if eos is not None else (),
     }
-    return Shape(**{**values, **changes})
+    return Model(**{**values, **changes})
 
 
-def public(name: str, **changes: Any) -> Shape:
+def public(name: str, **changes: Any) -> Model:
     """The record of a public model."""
     return shape(CONFIGS[name], **changes)

@@ -18,7 +18,7 @@ from trtforge.ground.errors import ExitCode, ForgeError, interrupted
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
-    from trtforge.models.shape import ModelShape
+    from trtforge.models.record import Model
     from trtforge.preflight import Report, Surroundings
     from trtforge.preflight.sources import Located
     from trtforge.recipe.load import LoadedRecipe
@@ -167,7 +167,7 @@ def open_store(option: Path | None, *, read_only: bool = False) -> Store:
 def preflight(
     loaded: LoadedRecipe,
     *,
-    model: ModelShape | None,
+    model: Model | None,
     store: Path | None = None,
     machine: Surroundings | bool = True,
     forced: Collection[str] = (),
@@ -231,7 +231,7 @@ def locate(source: str, directory: Path) -> Located:
     return Located(source)
 
 
-def inspect_model(loaded: LoadedRecipe) -> Any | None:
+def inspect_model(loaded: LoadedRecipe) -> Model | None:
     """The checkpoint's record, from headers only; None when it is not on this machine yet.
 
     Raises whatever intake refuses of a source that is here.
@@ -239,7 +239,8 @@ def inspect_model(loaded: LoadedRecipe) -> Any | None:
     from quantize.intake import inspect_source
 
     model = loaded.recipe.model
-    return inspect_source(model.source, loaded.directory, allow_remote_code=model.allow_remote_code)
+    found = inspect_source(model.source, loaded.directory, allow_remote_code=model.allow_remote_code)
+    return None if found is None else found.model
 
 
 def one_of(value: str, known: Sequence[str], *, option: str, code: str) -> str:

@@ -48,7 +48,7 @@ def known_model(loaded: LoadedRecipe, source: str, config: Path | None) -> Known
             why=not_here(source, loaded.directory) or "",
             remedies=["--config FILE with the model's config.json", "trtforge run RECIPE --until intake fetches it"],
         )
-    return model_from_record(record, loaded.recipe.name)
+    return model_from_record(record.model, loaded.recipe.name)
 
 
 def draft_model(loaded: LoadedRecipe) -> KnownModel | None:

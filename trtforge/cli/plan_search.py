@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.cli import common
 from trtforge.ground.errors import ForgeError
+from trtforge.models.record import Model
 
 if TYPE_CHECKING:
     from builder.planner.facts import KnownModel
     from builder.planner.report import Plan
     from builder.planner.search import Point
-    from builder.planner.types import Facts, ModelFacts
+    from builder.planner.types import Facts
     from trtforge.recipe.load import LoadedRecipe
 
 
@@ -131,7 +132,7 @@ class _Check:
     def _findings(self, loaded: LoadedRecipe) -> Sequence[Any]:
         return common.preflight(loaded, model=self.model, machine=False).findings
 
-    def _model(self) -> Any | None:
+    def _model(self) -> Model | None:
         """Intake's record where the weights are here; else what the planner's sizes say."""
         from quantize.intake.model_config import require_architecture
 
@@ -176,27 +177,14 @@ class _Check:
         return [f"{finding.code}: {finding.message}" for finding in found]
 
 
-def _shape(model: ModelFacts) -> Any | None:
-    """What preflight's rules read of a model that is known by its config.json alone; None where they do not apply.
+def _shape(model: Model) -> Model | None:
+    """A model that is known by its config.json alone, as preflight's rules may judge it; None where they do not apply.
 
-    The rules know the linears of a dense decoder. Rope and end tokens are checked once the checkpoint is here.
+    The rules know the linears of a dense decoder. End tokens are checked once the checkpoint is here: config.json
+    alone may leave them to generation_config.json, and a rule refuses a model that has none.
     """
-    from types import SimpleNamespace
-
-    from builder.planner.weights import parameter_count
+    from dataclasses import replace
 
     if model.moe is not None or model.mla is not None:
         return None
-    sizes = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_size", "vocab", "max_positions", "tied")
-    return SimpleNamespace(
-        **{name: getattr(model, name) for name in sizes},
-        architecture=model.architecture,
-        parameters=parameter_count(model),
-        rope={},
-        sliding_window=model.window or None,
-        window_layers=model.window_layers,
-        prequantized=model.prequantized,
-        prequantized_kv_cache=model.prequantized_kv,
-        key_bias=model.key_bias,
-        eos_token_ids=(0,),  # any: the sizes do not say, and a rule refuses a model that has none
-    )
+    return replace(model, eos_token_ids=model.eos_token_ids or (0,))

@@ -62,7 +62,7 @@ def init(
     text = starter_text(
         name,
         source_in_recipe(source, path.parent),
-        info,
+        info.model,
         row,
         machine,
         built,
@@ -71,8 +71,8 @@ def init(
     write_new(path, text, overwrite=overwrite)
     console.result({"recipe": str(path), "name": name, "model": info.model_dump(mode="json", exclude={"files"})})
     console.print(
-        f"{info.architecture}: {info.parameters / 1e6:.1f} M parameters, {info.layers} layers, "
-        f"context {info.max_positions}"
+        f"{info.model.architecture}: {info.model.parameters / 1e6:.1f} M parameters, {info.model.layers} layers, "
+        f"context {info.model.max_positions}"
     )
     console.value(str(path))
     console.print(f"Next: trtforge check {path}; trtforge run {path}")

@@ -144,9 +144,9 @@ def recipe_for(source: str, options: dict[str, Any], overrides: list[str]) -> Lo
         return load_recipe(source, [*given, *overrides])
     name = recipe_name(source, str(options.get("quantize.format") or "none"))
     data: dict[str, Any] = {"name": name, "model": {"source": source}}
-    model = inspect_source(source, Path.cwd())
-    if model is not None:
-        data |= fitting_sections(model)
+    found = inspect_source(source, Path.cwd())
+    if found is not None:
+        data |= fitting_sections(found.model)
     return recipe_from_mapping(data, Path.cwd(), [*given, *overrides])
 
 

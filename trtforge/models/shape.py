@@ -6,27 +6,14 @@ The protocols describe the records that intake and the format table hand in; not
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from trtforge.models.record import ModelSizes
+from trtforge.models.record import Model
 from trtforge.tables.decoders import decoders
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
-
-
-class ModelShape(ModelSizes, Protocol):
-    """The fields of a checkpoint record that rules use."""
-
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def parameters(self) -> int: ...
-    @property
-    def rope(self) -> Mapping[str, Any]: ...
-    @property
-    def eos_token_ids(self) -> Sequence[int]: ...
 
 
 class WeightFacts(Protocol):
@@ -121,7 +108,7 @@ class OutlierKeys:
         return f"the biases of the keys reach {self.key_bias:.3g}"
 
 
-def outlier_keys(model: ModelShape) -> OutlierKeys | None:
+def outlier_keys(model: Model) -> OutlierKeys | None:
     """Whether eight-bit keys would cost the model its quality: by the bias that was read, else by its class."""
     if model.key_bias is not None:
         return OutlierKeys(model.key_bias, None) if model.key_bias >= LARGE_KEY_BIAS else None
@@ -129,7 +116,7 @@ def outlier_keys(model: ModelShape) -> OutlierKeys | None:
     return OutlierKeys(None, row.outlier_keys[0].url) if row is not None and row.outlier_keys else None
 
 
-def linears(model: ModelShape) -> list[Linear]:
+def linears(model: Model) -> list[Linear]:
     """The linears of a decoder of the Llama kind, one entry a kind.
 
     q, k, v, gate and up are cut along their rows, o and down along their columns; the head along the vocabulary.
@@ -167,7 +154,7 @@ def matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, form) for form in (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"))
 
 
-def quantized_linears(model: ModelShape, exclude: Iterable[str]) -> list[Linear]:
+def quantized_linears(model: Model, exclude: Iterable[str]) -> list[Linear]:
     """The kinds of linears that the exclude list leaves (a kind stays while any of its layers does)."""
     patterns = tuple(exclude)
     return [
@@ -177,36 +164,6 @@ def quantized_linears(model: ModelShape, exclude: Iterable[str]) -> list[Linear]
     ]
 
 
-def linear_parameters(model: ModelShape, exclude: Iterable[str]) -> int:
+def linear_parameters(model: Model, exclude: Iterable[str]) -> int:
     """How many weights the quantized linears hold together."""
     return sum(linear.rows * linear.columns * len(linear.names) for linear in quantized_linears(model, exclude))
-
-
-def kv_heads_per_rank(model: ModelShape, tp: int) -> int:
-    """KV heads that a rank holds: its share, or one that is copied to several ranks."""
-    return max(1, -(-model.kv_heads // tp))
-
-
-def kv_bytes_per_rank(model: ModelShape, dtype: str, tp: int, pp: int) -> int:
-    """Bytes of KV cache a token on the fullest rank of tp x pp."""
-    layers = -(-model.layers // pp)
-    return 2 * layers * kv_heads_per_rank(model, tp) * model.head_size * DTYPE_BYTES[dtype]
-
-
-def usable_positions(model: ModelShape) -> int:
-    """Positions that the model's rope reaches: config.json's figure, or what its scaling stretches it to.
-
-    YaRN and linear scaling multiply the original context, and publishers often leave
-    ``max_position_embeddings`` at the original (https://huggingface.co/Qwen/Qwen2.5-7B-Instruct#processing-long-texts).
-    """
-    rope = model.rope
-    kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
-    original = rope.get("original_max_position_embeddings")
-    if kind in ("yarn", "linear") and isinstance(factor, (int, float)) and isinstance(original, int):
-        return max(model.max_positions, int(factor * original))
-    return model.max_positions
-
-
-def kv_bytes_per_token(model: ModelShape, dtype: str) -> int:
-    """Bytes of KV cache a token: 2 x layers x kv heads x head size x bytes of ``dtype``."""
-    return 2 * model.layers * model.kv_heads * model.head_size * DTYPE_BYTES[dtype]

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trtforge.models.shape import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
+from trtforge.models.record import Model
+from trtforge.models.shape import FormatFacts, KvModeFacts, ParameterFacts
 from trtforge.preflight.engine import Finding, Report, Rule, all_rules, make_facts, refusal
 from trtforge.preflight.run import run_rules
 from trtforge.preflight.sources import Locate
@@ -23,7 +24,7 @@ __all__ = ["Finding", "Report", "Rule", "Surroundings", "all_rules", "check", "c
 def check_report(
     loaded: LoadedRecipe,
     *,
-    model: ModelShape | None = None,
+    model: Model | None = None,
     formats: Mapping[str, FormatFacts] | None = None,
     kv_modes: Mapping[str, KvModeFacts] | None = None,
     machine: Surroundings | bool = True,
@@ -65,7 +66,7 @@ def check(
     loaded: LoadedRecipe,
     machine: Surroundings | bool = True,
     *,
-    model: ModelShape | None = None,
+    model: Model | None = None,
     formats: Mapping[str, FormatFacts] | None = None,
     kv_modes: Mapping[str, KvModeFacts] | None = None,
     store: Path | None = None,

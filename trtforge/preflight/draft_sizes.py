@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trtforge.drafting.record import DRAFTED_METHODS
+from trtforge.models.kv import KvSizes, kv_bytes_per_token
 from trtforge.models.shape import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def draft_token_bytes(facts: Facts) -> int:
     hidden = _whole(config, "hidden_size")
     kv_heads = _whole(config, "num_key_value_heads") or heads
     size = _whole(config, "head_dim") or hidden // max(heads, 1)
-    return 2 * layers * kv_heads * size * DTYPE_BYTES[facts.recipe.model.dtype]
+    return kv_bytes_per_token(KvSizes(layers, kv_heads, size), facts.recipe.model.dtype)
 
 
 def draft_weight_bytes(facts: Facts) -> int:

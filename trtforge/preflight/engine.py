@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
-from trtforge.models.shape import FormatFacts, KvModeFacts, ModelShape, ParameterFacts
+from trtforge.models.record import Model
+from trtforge.models.shape import FormatFacts, KvModeFacts, ParameterFacts
 from trtforge.preflight.remedies import Remedy, applied, as_remedy, texts
 from trtforge.preflight.sources import Locate, Located, SourceFiles
 from trtforge.preflight.surroundings import Surroundings
@@ -47,7 +48,7 @@ class Facts:
     architectures: ArchitectureTable
     features: FeatureTable
     kernels: KernelTable
-    model: ModelShape | None = None
+    model: Model | None = None
     formats: Mapping[str, FormatFacts] = field(default_factory=dict)
     kv_modes: Mapping[str, KvModeFacts] = field(default_factory=dict)
     machine: Surroundings | None = None
@@ -132,7 +133,7 @@ class Facts:
         """The format table's row for ``quantize.format``, or None."""
         return self.formats.get(self.recipe.quantize.format)
 
-    def require_model(self) -> ModelShape:
+    def require_model(self) -> Model:
         """The model's shape, for rules that declared the need."""
         assert self.model is not None
         return self.model
@@ -385,7 +386,7 @@ def refusal(report: Report, recipe_name: str) -> ForgeError:
 def make_facts(
     loaded: LoadedRecipe,
     *,
-    model: ModelShape | None,
+    model: Model | None,
     formats: Mapping[str, FormatFacts],
     kv_modes: Mapping[str, KvModeFacts],
     machine: Surroundings | None,

@@ -234,7 +234,7 @@ FEATURES: dict[str, Feature] = {
         "quantize.format: int4_awq",
     ),
     "sliding-window": (
-        lambda facts: facts.model is not None and facts.model.sliding_window is not None,
+        lambda facts: facts.model is not None and facts.model.sliding_window > 0,
         lambda facts: f"model.source: {facts.recipe.model.source}",
         lambda facts: by_hand("a model without a sliding window"),
         lambda facts: by_hand("a model with a sliding window"),

@@ -15,11 +15,11 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import write_text_atomic
 from trtforge.ground.paths import resolved_path, user_path
 from trtforge.machine.record import Machine
+from trtforge.models.kv import blocks_of, kv_bytes_per_token
+from trtforge.models.record import Model
 from trtforge.models.shape import (
     DTYPE_BYTES,
     FormatFacts,
-    ModelShape,
-    kv_bytes_per_token,
     outlier_keys,
     quantized_linears,
 )
@@ -51,7 +51,7 @@ def source_in_recipe(source: str, folder: Path) -> str:
     return os.fspath(target.relative_to(base)) if target.is_relative_to(base) else str(target)
 
 
-def group_size_for(model: ModelShape, row: FormatFacts, exclude: tuple[str, ...]) -> int | None:
+def group_size_for(model: Model, row: FormatFacts, exclude: tuple[str, ...]) -> int | None:
     """The largest group size of the format that divides every quantized linear; raises TF-K4-001 when none does."""
     if not row.group_sizes:
         return None
@@ -70,7 +70,7 @@ def group_size_for(model: ModelShape, row: FormatFacts, exclude: tuple[str, ...]
     return preferred if preferred in fitting else max(fitting)
 
 
-def fitting_sections(model: ModelShape) -> dict[str, Any]:
+def fitting_sections(model: Model) -> dict[str, Any]:
     """The recipe keys whose defaults a model with a short context would not bear, as a mapping."""
     context = model.max_positions
     window = min(512, context)
@@ -84,7 +84,7 @@ def fitting_sections(model: ModelShape) -> dict[str, Any]:
 def starter_text(
     name: str,
     source: str,
-    model: ModelShape,
+    model: Model,
     row: FormatFacts,
     machine: Machine,
     target: StarterTarget,
@@ -156,7 +156,7 @@ def starter_text(
     return "\n".join(lines) + "\n"
 
 
-def _kv_cache(model: ModelShape, row: FormatFacts, target: StarterTarget) -> tuple[str, str]:
+def _kv_cache(model: Model, row: FormatFacts, target: StarterTarget) -> tuple[str, str]:
     """``quantize.kv_cache`` and the reason that stands beside it."""
     kv_cache = target.kv_cache(row.name)
     if kv_cache == "none":
@@ -177,9 +177,9 @@ def _target_lines(target: StarterTarget) -> list[str]:
     ]
 
 
-def _pool_lines(model: ModelShape, target: StarterTarget, machine: Machine, sequence: int, dtype: str) -> list[str]:
+def _pool_lines(model: Model, target: StarterTarget, machine: Machine, sequence: int, dtype: str) -> list[str]:
     """The KV pool: a share of the GPU's free memory, or a size of this machine's."""
-    token = kv_bytes_per_token(model, dtype)
+    token = kv_bytes_per_token(model.kv, dtype)
     if not target.has_pool:
         return [f"  # no KV pool: the caller owns the caches, {token} bytes a token of each request"]
     if target.architecture is not None:
@@ -192,7 +192,7 @@ def _pool_lines(model: ModelShape, target: StarterTarget, machine: Machine, sequ
 
 def pool_bytes(token: int, sequence: int, machine: Machine, weights: int) -> int:
     """A KV pool in whole MiB: eight full requests, a quarter of the free memory at most, one request at least."""
-    one = token * (-(-sequence // _BLOCK) * _BLOCK)
+    one = token * blocks_of(sequence, _BLOCK) * _BLOCK
     room = max(0, machine.memory_total - weights - 2 * 2**30) // 4
     wanted = max(one, min(8 * one, room))
     return -(-wanted // 2**20) * 2**20

@@ -17,8 +17,9 @@ from builder.planner.search.space import Space
 from builder.planner.speculation import Speculating
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.serving import Load, Served, steady_state
-from builder.planner.types import Facts, ModelFacts, ParallelPlan, Precision, Serving, Workload
+from builder.planner.types import Facts, ParallelPlan, Precision, Serving, Workload
 from builder.planner.weights import TensorGroup, in_precision
+from trtforge.models.record import Model
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Found:
 
 
 def evaluate(
-    model: ModelFacts,
+    model: Model,
     weights: Sequence[TensorGroup],
     space: Space,
     gpu: Gpu,
@@ -106,7 +107,7 @@ def evaluate(
     *,
     network: str = "ib-ndr",
     calibration: Calibration | None = None,
-    draft: ModelFacts | None = None,
+    draft: Model | None = None,
     draft_weights: Sequence[TensorGroup] = (),
     reserved: int = 0,
 ) -> Found:
@@ -215,7 +216,7 @@ def pool_of(facts: Facts, weights: Sequence[TensorGroup], point: Point) -> int:
     return min(plan.pool.bytes for plan in plans)
 
 
-def _valid(model: ModelFacts, precisions: Sequence[Precision], parallel: ParallelPlan, count: int) -> Precision | None:
+def _valid(model: Model, precisions: Sequence[Precision], parallel: ParallelPlan, count: int) -> Precision | None:
     """The first block length that the split allows; a replica need not divide the GPUs, the rest stay idle."""
     whole = count // parallel.gpus * parallel.gpus
     for precision in precisions:
@@ -234,7 +235,7 @@ def _serving(serving: Serving, space: Space, speculating: Speculating, tokens: i
 
 
 def _room(
-    model: ModelFacts,
+    model: Model,
     weights: Sequence[TensorGroup],
     precision: Precision,
     parallel: ParallelPlan,
@@ -242,7 +243,7 @@ def _room(
     workload: Workload,
     space: Space,
     serving: Serving,
-    draft: ModelFacts | None,
+    draft: Model | None,
     draft_weights: Sequence[TensorGroup],
     reserved: int,
 ) -> tuple[Any, int]:
@@ -279,7 +280,7 @@ def _room(
 
 
 def _draft_engine(
-    draft: ModelFacts | None, precision: Precision, gpu: Gpu, network: str, calibration: Calibration | None
+    draft: Model | None, precision: Precision, gpu: Gpu, network: str, calibration: Calibration | None
 ) -> Engine | None:
     """The draft runs in the base format on one rank."""
     if draft is None:

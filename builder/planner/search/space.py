@@ -9,7 +9,8 @@ from builder.planner.hardware import Gpu
 from builder.planner.parallelism import candidates
 from builder.planner.precision import KV_BITS, WEIGHT_FORMATS
 from builder.planner.speculation import NONE, Speculating, assumed
-from builder.planner.types import ModelFacts, ParallelPlan, Precision, Serving
+from builder.planner.types import ParallelPlan, Precision, Serving
+from trtforge.models.record import Model
 from trtforge.tables import architecture_table
 
 #: requests in flight of a replica
@@ -51,7 +52,7 @@ class Space:
 
 
 def default_space(
-    model: ModelFacts,
+    model: Model,
     precision: Precision,
     gpu: Gpu,
     count: int,

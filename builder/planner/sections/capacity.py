@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from builder.planner.capacity import admission, capacity, context_ceiling, kv_trade, prefix_saving
-from builder.planner.memory import kv_bytes_per_token
 from builder.planner.report import plain
 from builder.planner.sizes import size
 from builder.planner.speed.levels import fleet_for
 from builder.planner.types import Facts, Section, Table
 from builder.planner.workload import percentile
+from trtforge.models.kv import kv_bytes_per_token
 
 
 def section(facts: Facts) -> Section:
@@ -32,7 +32,7 @@ def section(facts: Facts) -> Section:
         reserved=facts.reserved,
     )
     load = facts.workload
-    per_token = kv_bytes_per_token(facts.model, facts.precision.kv)
+    per_token = kv_bytes_per_token(facts.model.kv, facts.precision.kv)
     lengths = f"{load.mean_isl:,.0f} + {load.mean_osl:,.0f} tokens on average"
     headline = (
         f"{found.running * facts.replicas:,} requests run at once ({facts.replicas} x {found.running:,}; {lengths}); "

@@ -9,13 +9,13 @@ from builder.planner.host import plan_host
 from builder.planner.report import plain
 from builder.planner.sizes import size
 from builder.planner.types import Facts, MemoryPlan, Section, Table
-from builder.planner.weights import TensorGroup, parameter_count, rank_bytes
+from builder.planner.weights import TensorGroup, active_parameters, rank_bytes
 
 
 def section(facts: Facts) -> Section:
     """The memory section."""
     tightest = min(facts.memory, key=lambda plan: plan.free)
-    parameters = parameter_count(facts.model)
+    parameters = facts.model.parameters
     served = sum(group.bytes for group in facts.weights)
     host = plan_host(parameters, facts.precision.base, served, prequantized=facts.model.prequantized is not None)
     low, high = tightest.bounds
@@ -35,7 +35,7 @@ def section(facts: Facts) -> Section:
     notes.append(f"host memory: {reference}about {size(totals['build'])} to build; disk: {size(totals['disk'])}")
     data = {
         "parameters": parameters,
-        "active_parameters": parameter_count(facts.model, active=True),
+        "active_parameters": active_parameters(facts.model),
         "stages": [_stage(plan) for plan in facts.memory],
         "tensors": [_tensor(group, facts) for group in facts.weights],
         "host": {"quantize": plain(host.quantize), "build": plain(host.build), "disk": plain(host.disk), **totals},

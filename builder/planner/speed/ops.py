@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from builder.planner.precision import weight_format
-from builder.planner.types import ModelFacts, ParallelPlan, Precision
+from builder.planner.types import ParallelPlan, Precision
+from trtforge.models.record import Model
 from trtforge.models.shape import matches
 
 Rows = Literal["tokens", "logits"]
@@ -158,7 +159,7 @@ def activation_format(weights: str) -> str | None:
     return {"fp8": "fp8", "fp4": "nvfp4", "int8": "int8"}.get(weight_format(weights).compute)
 
 
-def ops_of_model(model: ModelFacts, precision: Precision) -> list[Op]:
+def ops_of_model(model: Model, precision: Precision) -> list[Op]:
     """The raw ops of one whole step from the model's sizes, with the shapes that the graph writer gives them."""
     writer = _Writer(precision)
     width = model.hidden
@@ -176,7 +177,7 @@ def ops_of_model(model: ModelFacts, precision: Precision) -> list[Op]:
     return writer.ops
 
 
-def _attention(writer: _Writer, model: ModelFacts) -> None:
+def _attention(writer: _Writer, model: Model) -> None:
     module, layers, source = "model.layers.*.self_attn", model.layers, "model.layers.*.input_layernorm"
     every = range(layers)
     queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
@@ -194,7 +195,7 @@ def _attention(writer: _Writer, model: ModelFacts) -> None:
         writer.pointwise(f"{module}.k_norm", "RMSNormalization", keys, keys, layers, split="rows")
     writer.pointwise(module, "RotaryEmbedding", queries, queries, layers, split="rows")
     writer.pointwise(module, "RotaryEmbedding", keys, keys, layers, split="rows")
-    for window, count in ((0, layers - model.window_layers), (model.window, model.window_layers)):
+    for window, count in ((0, layers - model.window_layers), (model.sliding_window, model.window_layers)):
         if count:
             writer.ops.append(
                 Attention(
@@ -204,7 +205,7 @@ def _attention(writer: _Writer, model: ModelFacts) -> None:
     writer.linear(f"{module}.o_proj", model.hidden, queries, module, every, split="columns")
 
 
-def _latent_attention(writer: _Writer, model: ModelFacts, module: str, source: str) -> None:
+def _latent_attention(writer: _Writer, model: Model, module: str, source: str) -> None:
     """DeepSeek-V2's latent attention (https://arxiv.org/abs/2405.04434, section 2.1)."""
     mla = model.mla
     assert mla is not None
@@ -236,7 +237,7 @@ def _latent_attention(writer: _Writer, model: ModelFacts, module: str, source: s
     writer.linear(f"{module}.o_proj", model.hidden, heads * mla.value_size, module, every, split="columns")
 
 
-def _norms(writer: _Writer, model: ModelFacts) -> None:
+def _norms(writer: _Writer, model: Model) -> None:
     width, layers = model.hidden, model.layers
     writer.pointwise("model.layers.*.input_layernorm", "RMSNormalization", width, width, layers)
     writer.pointwise("model.layers.*.post_attention_layernorm", "RMSNormalization", width, width, layers)
@@ -246,7 +247,7 @@ def _norms(writer: _Writer, model: ModelFacts) -> None:
     writer.pointwise("model.layers.*", "Add", 2 * width, width, 2 * layers)
 
 
-def _mlps(writer: _Writer, model: ModelFacts) -> None:
+def _mlps(writer: _Writer, model: Model) -> None:
     module, source = "model.layers.*.mlp", "model.layers.*.post_attention_layernorm"
     moe = model.moe
     dense = model.layers - model.moe_layers
@@ -303,7 +304,7 @@ def fused(ops: Iterable[Op]) -> list[Op]:
     return [*merged.values(), *rest]
 
 
-def sharded(ops: Sequence[Op], model: ModelFacts, parallel: ParallelPlan) -> list[Op]:
+def sharded(ops: Sequence[Op], model: Model, parallel: ParallelPlan) -> list[Op]:
     """The ops of one tensor-parallel rank for the whole model, with the collectives that the split needs.
 
     Pipeline stages share out layers, so their ops together are this list; the hand-over is a collective of its
@@ -327,7 +328,7 @@ def sharded(ops: Sequence[Op], model: ModelFacts, parallel: ParallelPlan) -> lis
     return [*result, *_collectives(model, parallel)]
 
 
-def _cut_linear(op: Linear, cut: int, kv: ModelFacts | None, ep: int) -> Linear:
+def _cut_linear(op: Linear, cut: int, kv: Model | None, ep: int) -> Linear:
     experts, groups = (-(-op.experts // ep), ep) if op.experts else (0, 1)
     if op.split == "rows":
         n = -(-kv.kv_heads // cut) * kv.head_size if kv else -(-op.n // cut)
@@ -337,7 +338,7 @@ def _cut_linear(op: Linear, cut: int, kv: ModelFacts | None, ep: int) -> Linear:
     return op
 
 
-def _collectives(model: ModelFacts, parallel: ParallelPlan) -> list[Op]:
+def _collectives(model: Model, parallel: ParallelPlan) -> list[Op]:
     """What :func:`builder.planner.communication.step_communication` sums, and the gathering of the logits."""
     tp, ep, layers = parallel.tp, parallel.ep, "model.layers.*"
     result: list[Op] = []

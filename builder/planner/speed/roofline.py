@@ -22,7 +22,8 @@ from builder.planner.speed.cost import Cost, OpClass, costs, message_bytes
 from builder.planner.speed.efficiency import Efficiency, efficiency, link_efficiency
 from builder.planner.speed.ops import Collective, Op, fused, ops_of_model, sharded
 from builder.planner.speed.step import Step
-from builder.planner.types import ModelFacts, ParallelPlan, Precision
+from builder.planner.types import ParallelPlan, Precision
+from trtforge.models.record import Model
 
 Times = npt.NDArray[Any]
 
@@ -86,7 +87,7 @@ class Engine:
 
     def __init__(
         self,
-        model: ModelFacts,
+        model: Model,
         precision: Precision,
         gpu: Gpu,
         parallel: ParallelPlan,

@@ -30,6 +30,7 @@ from trtforge.drafting.record import SpeculationRecord
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_file
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.models.kv import kv_bytes_per_token
 from trtforge.recipe.schema import Build, Limits
 from trtforge.targets import names
 from trtforge.targets.rtx import RTX
@@ -44,7 +45,6 @@ REPRODUCIBLE = (
     "on one installation the same graph, limits, architecture and release give the same bytes: each engine is the "
     "first build of its process, on a heap whose addresses do not depend on time"
 )
-_CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def build_engine(
@@ -162,7 +162,7 @@ def _describe(
     graph: GraphInfo, limits: Limits, profiles: tuple[Profile, ...], inputs: dict[str, tuple[int | str, ...]]
 ) -> dict[str, Any]:
     kind = graph.kv_cache["format"]
-    per_token = 2 * graph.num_layers * graph.num_kv_heads * graph.head_size * _CACHE_BYTES[kind]
+    per_token = kv_bytes_per_token(graph.kv, kind)
     return {
         **model_facts(graph),
         "sliding_window": graph.sliding_window,

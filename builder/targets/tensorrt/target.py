@@ -38,7 +38,6 @@ from builder.targets.parts import (
     draft_memory,
     graph_facts,
     hash_files,
-    model_shape,
 )
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.lowering import Network, lower
@@ -105,10 +104,9 @@ def build_engine(
     graph, limits = model.graph, model.limits
     most = 0 if speculation is None else speculation.most_tokens
     plan = plan_memory(
-        model_shape(graph),
+        graph,
         limits,
         build.kv_cache,
-        graph.kv_cache["format"],
         weights_bytes=model.weight_bytes,
         free_bytes=free_gpu_memory() if build.kv_cache.free_fraction is not None else None,
         draft_tokens=most,

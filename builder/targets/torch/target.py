@@ -25,7 +25,6 @@ from builder.targets.parts import (
     draft_memory,
     graph_facts,
     hash_files,
-    model_shape,
 )
 from builder.targets.torch.kernels import choose, table, weight_bytes
 from trtforge.drafting.record import DRAFT_DIR, SpeculationRecord
@@ -89,10 +88,9 @@ def build_engine(
         draft = _Model.read(graph_dir / speculation.draft, build, capability)
         check_draft(model.graph, draft.graph)
     plan = plan_memory(
-        model_shape(model.graph),
+        model.graph,
         limits,
         build.kv_cache,
-        model.graph.kv_cache["format"],
         weights_bytes=model.weight_bytes,
         free_bytes=memory().available if build.kv_cache.free_fraction is not None else None,
         draft_tokens=0 if speculation is None else speculation.most_tokens,

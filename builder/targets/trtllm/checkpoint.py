@@ -159,15 +159,15 @@ def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
         "architecture": config.architecture,
         "dtype": config.dtype,
         "logits_dtype": LOGITS_DTYPE,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.ffn,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
         "head_size": config.head_size,
         "hidden_act": "silu",
-        "norm_epsilon": config.rms_norm_eps,
-        "vocab_size": config.vocab_size,
+        "norm_epsilon": config.norm_eps,
+        "vocab_size": config.vocab,
         "max_position_embeddings": config.max_positions,
         "position_embedding_type": "rope_gpt_neox",
         "rotary_base": base,
@@ -206,7 +206,7 @@ def _excluded(source: Checkpoint, pp: int) -> list[str]:
         return head
     stages = []
     for stage in range(pp):
-        layers = layers_of(source.config.num_layers, pp, stage)
+        layers = layers_of(source.config.layers, pp, stage)
         stages.append(
             [
                 f"transformer.layers.{local}.{own}"
@@ -234,8 +234,8 @@ def check_split(source: Checkpoint, tp: int, pp: int) -> None:
         ForgeError: ``TF-BLD-034``, with the sizes that work.
     """
     faults = _split_faults(source, tp)
-    if pp > source.config.num_layers:
-        faults.append(f"{source.config.num_layers} layers over {pp} stages")
+    if pp > source.config.layers:
+        faults.append(f"{source.config.layers} layers over {pp} stages")
     if not faults:
         return
     works = [size for size in _SIZES if not _split_faults(source, size)]
@@ -244,7 +244,7 @@ def check_split(source: Checkpoint, tp: int, pp: int) -> None:
         "TF-BLD-034",
         f"The model does not divide over tp {tp} x pp {pp}: {'; '.join(faults)}",
         asked=f"build.parallel: {{tp: {tp}, pp: {pp}}}",
-        numbers={"tp_that_work": works, "largest_pp": source.config.num_layers},
+        numbers={"tp_that_work": works, "largest_pp": source.config.layers},
         why="Each rank holds whole heads, whole blocks of scales and the same number of rows.",
         remedies=[
             *(f"build.parallel.tp: {size}" for size in works),
@@ -255,20 +255,20 @@ def check_split(source: Checkpoint, tp: int, pp: int) -> None:
 
 def _split_faults(source: Checkpoint, tp: int) -> list[str]:
     config, faults = source.config, []
-    if config.num_heads % tp:
-        faults.append(f"{config.num_heads} heads over {tp}")
-    if config.num_kv_heads % tp and tp % config.num_kv_heads:
-        faults.append(f"{config.num_kv_heads} KV heads over {tp}")
-    if config.intermediate_size % tp:
-        faults.append(f"{config.intermediate_size} MLP rows over {tp}")
+    if config.heads % tp:
+        faults.append(f"{config.heads} heads over {tp}")
+    if config.kv_heads % tp and tp % config.kv_heads:
+        faults.append(f"{config.kv_heads} KV heads over {tp}")
+    if config.ffn % tp:
+        faults.append(f"{config.ffn} MLP rows over {tp}")
     if faults or not source.row.group_sizes:
         return faults
     group = source.group or 16
     inputs = {
-        "attention.dense": config.num_heads * config.head_size // tp,
-        "mlp.proj": config.intermediate_size // tp,
+        "attention.dense": config.heads * config.head_size // tp,
+        "mlp.proj": config.ffn // tp,
     }
     faults += [f"{name}: {width} inputs a rank in blocks of {group}" for name, width in inputs.items() if width % group]
-    if source.row.rows_a_byte > 1 and (config.intermediate_size // tp) % source.row.rows_a_byte:
-        faults.append(f"mlp: {config.intermediate_size // tp} rows a rank, two to a byte")
+    if source.row.rows_a_byte > 1 and (config.ffn // tp) % source.row.rows_a_byte:
+        faults.append(f"mlp: {config.ffn // tp} rows a rank, two to a byte")
     return faults

@@ -9,8 +9,8 @@ from typing import Any
 from builder.files import copy_file
 from builder.special_tokens import special_tokens
 from builder.targets.trtllm.source import Checkpoint
-from trtforge.formats.table import kv_element_bits
 from trtforge.ground.errors import ForgeError
+from trtforge.models.kv import fullest_stage, kv_bytes_per_token
 from trtforge.tables import StackRow, stack_table
 
 ENGINE_FILE = "engine.json"
@@ -65,17 +65,15 @@ def describe_model(source: Checkpoint, checkpoint: Path, tp: int, pp: int, *, la
         "dtype": config.dtype,
         "quant_format": source.format,
         "group_size": source.group if source.format != "none" else None,
-        "vocab_size": config.vocab_size,
+        "vocab_size": config.vocab,
         "max_position_embeddings": config.max_positions,
         "sliding_window": config.sliding_window,
         "full_attention_layers": list(config.full_attention_layers),
-        "num_layers": config.num_layers,
+        "num_layers": config.layers,
         "kv_cache": {"format": source.pool},
-        "kv_bytes_per_token": 2
-        * (-(-config.num_layers // pp) + layers_beside)
-        * -(-config.num_kv_heads // tp)
-        * config.head_size
-        * int(kv_element_bits()[source.pool] // 8),
+        "kv_bytes_per_token": kv_bytes_per_token(
+            config.kv, source.pool, tp=tp, layers=fullest_stage(config.layers + layers_beside, pp)
+        ),
         **special_tokens(checkpoint),
     }
 

@@ -41,9 +41,9 @@ def check_pair(target: Checkpoint, draft: Path | None, build: Build) -> Checkpoi
             "speculation.draft: PATH of the draft model, relative to the recipe",
         )
     found = Checkpoint.open(draft)
-    if found.config.vocab_size != target.config.vocab_size:
+    if found.config.vocab != target.config.vocab:
         raise _refuse(
-            f"The draft has {found.config.vocab_size} tokens, the target {target.config.vocab_size}",
+            f"The draft has {found.config.vocab} tokens, the target {target.config.vocab}",
             draft,
             "A draft token is an id of the target's vocabulary, and both engines get the same ids.",
             "speculation.draft: a model of the same family and tokenizer",

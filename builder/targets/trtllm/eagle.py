@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.graphs.config import ModelConfig, read_config
+from builder.graphs.config import read_config
 from builder.targets.trtllm.medusa import DTYPES, LLAMAS, converted, narrow
 from builder.targets.trtllm.ranks import Rank, kv_heads_of
 from builder.targets.trtllm.source import BITS, Array, Checkpoint
@@ -33,6 +33,7 @@ from builder.targets.trtllm.tensors import Tensor
 from trtforge.drafting.kinds import is_eagle_3
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
+from trtforge.models.record import Model
 from trtforge.recipe.schema import Build, Speculation
 
 ARCHITECTURE = "EagleForCausalLM"
@@ -53,7 +54,7 @@ class EagleDrafter:
     """
 
     directory: Path
-    net: ModelConfig
+    net: Model
     layers: int
     max_draft_len: int
     max_inner: int
@@ -111,10 +112,10 @@ class EagleDrafter:
     def _check_sizes(self, target: Checkpoint, tp: int) -> None:
         own, theirs, pool = self.net, target.config, "Both keep their keys and values in one pool."
         for name, found, wanted, why in (
-            ("hidden_size", own.hidden_size, theirs.hidden_size, "The drafter reads the target's hidden states."),
-            ("vocab_size", own.vocab_size, theirs.vocab_size, "It drafts through the target's output head."),
+            ("hidden_size", own.hidden, theirs.hidden, "The drafter reads the target's hidden states."),
+            ("vocab_size", own.vocab, theirs.vocab, "It drafts through the target's output head."),
             ("head_size", own.head_size, theirs.head_size, pool),
-            ("num_key_value_heads", own.num_kv_heads, theirs.num_kv_heads, pool),
+            ("num_key_value_heads", own.kv_heads, theirs.kv_heads, pool),
             ("rope", _rotation(own), _rotation(theirs), "The engine has one rotary table, the target's."),
         ):
             if found != wanted:
@@ -127,9 +128,9 @@ class EagleDrafter:
         faults = [
             f"{number} {what}"
             for what, number in (
-                ("heads", own.num_heads),
-                ("MLP rows", own.intermediate_size),
-                ("rows of fc", own.hidden_size),
+                ("heads", own.heads),
+                ("MLP rows", own.ffn),
+                ("rows of fc", own.hidden),
             )
             if number % tp
         ]
@@ -185,13 +186,13 @@ class EagleDrafter:
             "eagle_net_config": {
                 **{name: base[name] for name in same},
                 "architecture": "LlamaForCausalLM",
-                "hidden_size": net.hidden_size,
-                "intermediate_size": net.intermediate_size,
-                "num_hidden_layers": net.num_layers,
-                "num_attention_heads": net.num_heads,
-                "num_key_value_heads": net.num_kv_heads,
+                "hidden_size": net.hidden,
+                "intermediate_size": net.ffn,
+                "num_hidden_layers": net.layers,
+                "num_attention_heads": net.heads,
+                "num_key_value_heads": net.kv_heads,
                 "head_size": net.head_size,
-                "norm_epsilon": net.rms_norm_eps,
+                "norm_epsilon": net.norm_eps,
                 "max_position_embeddings": net.max_positions,
                 "attn_bias": self.attention_bias,
                 "mlp_bias": self.mlp_bias,
@@ -208,7 +209,7 @@ class EagleDrafter:
 
     def _drafter(self, out: str, rank: Rank, target: Checkpoint) -> Iterator[Tensor]:
         net = self.net
-        share = -(-net.vocab_size // rank.tp)
+        share = -(-net.vocab // rank.tp)
         dtype = DTYPES[target.config.dtype]
 
         def rows(count: int) -> Span:
@@ -224,16 +225,16 @@ class EagleDrafter:
 
         vocabulary = (rank.tp_rank * share, (rank.tp_rank + 1) * share)
         yield put("vocab_embedding.weight", [("embed_tokens.weight", vocabulary)])
-        yield put("fc.weight", [("fc.weight", rows(net.hidden_size))])
+        yield put("fc.weight", [("fc.weight", rows(net.hidden))])
         # TensorRT-LLM's fc always has a bias; a drafter that was trained without one has zeros
-        begin, end = rows(net.hidden_size)
+        begin, end = rows(net.hidden)
         stored = "fc.bias" in self.headers
         yield put("fc.bias", [("fc.bias", (begin, end))]) if stored else _zeros(f"{out}.fc.bias", dtype, end - begin)
-        queries = rows(net.num_heads)
-        keys = kv_heads_of(net.num_kv_heads, rank.tp, rank.tp_rank)
-        size, ffn, all_rows = net.head_size, rows(net.intermediate_size), (0, net.hidden_size)
+        queries = rows(net.heads)
+        keys = kv_heads_of(net.kv_heads, rank.tp, rank.tp_rank)
+        size, ffn, all_rows = net.head_size, rows(net.ffn), (0, net.hidden)
         q, kv = (queries[0] * size, queries[1] * size), (keys.start * size, keys.stop * size)
-        for layer in range(net.num_layers):
+        for layer in range(net.layers):
             here = there = f"layers.{layer}"
             attn = f"{there}.self_attn"
             if layer:
@@ -260,7 +261,7 @@ class EagleDrafter:
     def _head(self, out: str, rank: Rank, target: Checkpoint) -> Tensor:
         name = "lm_head.weight" if target.has("lm_head.weight") else "model.embed_tokens.weight"
         values, stored, dtype = target.read(name), target.headers[name].dtype, DTYPES[target.config.dtype]
-        share = -(-target.config.vocab_size // rank.tp)
+        share = -(-target.config.vocab // rank.tp)
         span = (rank.tp_rank * share, (rank.tp_rank + 1) * share)
         return Tensor(out, dtype, (share, *values.shape[1:]), converted(values, span, stored, dtype))
 
@@ -337,16 +338,16 @@ def refuse_engine(target: Checkpoint, build: Build) -> None:
         )
 
 
-def _layout(net: ModelConfig, attention_bias: bool, mlp_bias: bool) -> dict[str, tuple[int, ...]]:
+def _layout(net: Model, attention_bias: bool, mlp_bias: bool) -> dict[str, tuple[int, ...]]:
     """The tensors of such a drafter and their shapes."""
-    width, ffn = net.hidden_size, net.intermediate_size
-    queries, keys = net.num_heads * net.head_size, net.num_kv_heads * net.head_size
+    width, ffn = net.hidden, net.ffn
+    queries, keys = net.heads * net.head_size, net.kv_heads * net.head_size
     wanted: dict[str, tuple[int, ...]] = {
-        "embed_tokens.weight": (net.vocab_size, width),
+        "embed_tokens.weight": (net.vocab, width),
         "fc.weight": (width, 2 * width),
         "fc.bias": (width,),
     }
-    for layer in range(net.num_layers):
+    for layer in range(net.layers):
         name = f"layers.{layer}"
         if layer:
             wanted[f"{name}.input_layernorm.weight"] = (width,)
@@ -367,7 +368,7 @@ def _layout(net: ModelConfig, attention_bias: bool, mlp_bias: bool) -> dict[str,
     return wanted
 
 
-def _rotation(config: ModelConfig) -> dict[str, Any]:
+def _rotation(config: Model) -> dict[str, Any]:
     """What turns queries and keys; the number of trained positions does not."""
     leave_out = ("max_position_embeddings",)
     return {key: value for key, value in config.rope.items() if key not in leave_out and value is not None}

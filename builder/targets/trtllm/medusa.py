@@ -92,9 +92,9 @@ class MedusaHeads:
                 "The tree's depth is the number of heads.",
                 f"speculation.heads: {found}",
             )
-        if target.config.hidden_size % tp:
+        if target.config.hidden % tp:
             raise _refuse(
-                f"The {target.config.hidden_size} rows of a Medusa layer do not divide over {tp} ranks",
+                f"The {target.config.hidden} rows of a Medusa layer do not divide over {tp} ranks",
                 directory,
                 "Each rank holds the same number of rows.",
                 "build.parallel.tp: 1",
@@ -104,7 +104,7 @@ class MedusaHeads:
         return result
 
     def _check(self, target: Checkpoint) -> None:
-        width, vocabulary = target.config.hidden_size, target.config.vocab_size
+        width, vocabulary = target.config.hidden, target.config.vocab
         wanted = {f"{head}.{self.layers}.weight": (vocabulary, width) for head in range(self.heads)}
         for head in range(self.heads):
             for layer in range(self.layers):
@@ -136,8 +136,8 @@ class MedusaHeads:
 
     def tensors(self, rank: Rank, target: Checkpoint) -> Iterator[Tensor]:
         """The heads' tensors of a rank."""
-        share = -(-target.config.vocab_size // rank.tp)
-        rows = target.config.hidden_size // rank.tp
+        share = -(-target.config.vocab // rank.tp)
+        rows = target.config.hidden // rank.tp
         own = (rank.tp_rank * rows, (rank.tp_rank + 1) * rows)
         vocabulary = (rank.tp_rank * share, (rank.tp_rank + 1) * share)
         for head in range(self.heads):

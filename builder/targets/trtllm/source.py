@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from builder.graphs.config import ModelConfig, read_config
+from builder.graphs.config import read_config
 from trtforge.formats.table import UNQUANTIZED, FormatRow, carried_kv, format_row, formats_by_algorithm, kv_modes_by
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
+from trtforge.models.record import Model
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +46,7 @@ class Checkpoint:
     """
 
     directory: Path
-    config: ModelConfig
+    config: Model
     algorithm: str | None
     kv_algorithm: str | None
     group: int | None

@@ -84,11 +84,11 @@ class _Plan:
 
     def tensors(self) -> Iterator[Tensor]:
         rank, config = self.rank, self.config
-        share = -(-config.vocab_size // rank.tp)
+        share = -(-config.vocab // rank.tp)
         vocabulary = [(rank.tp_rank * share, (rank.tp_rank + 1) * share)]
         if rank.first:
             yield self._rows("transformer.vocab_embedding.weight", "model.embed_tokens.weight", vocabulary)
-        for local, layer in enumerate(layers_of(config.num_layers, rank.pp, rank.pp_rank)):
+        for local, layer in enumerate(layers_of(config.layers, rank.pp, rank.pp_rank)):
             yield from self._layer(f"transformer.layers.{local}", f"model.layers.{layer}")
         if rank.last:
             yield self._rows("transformer.ln_f.weight", "model.norm.weight")
@@ -104,9 +104,9 @@ class _Plan:
         if config.qk_norm:  # over the values of a head: every rank has the whole
             for part in "qk":
                 yield self._rows(f"{out}.attention.{part}_layernorm.weight", f"{name}.self_attn.{part}_norm.weight")
-        queries = config.num_heads // rank.tp
+        queries = config.heads // rank.tp
         first = rank.tp_rank * queries
-        heads = kv_heads_of(config.num_kv_heads, rank.tp, rank.tp_rank)
+        heads = kv_heads_of(config.kv_heads, rank.tp, rank.tp_rank)
         yield from self._linear(
             f"{out}.attention.qkv",
             [
@@ -116,15 +116,15 @@ class _Plan:
             ],
         )
         width = queries * head
-        dense = [Part(f"{name}.self_attn.o_proj", 0, config.hidden_size)]
+        dense = [Part(f"{name}.self_attn.o_proj", 0, config.hidden)]
         yield from self._linear(f"{out}.attention.dense", dense, (rank.tp_rank * width, (rank.tp_rank + 1) * width))
         if self.source.kv_algorithm is not None:
             yield self.numbers(f"{out}.attention.kv_cache_scaling_factor", [self._kv_scale(name)])
-        ffn = config.intermediate_size // rank.tp
+        ffn = config.ffn // rank.tp
         begin, end = rank.tp_rank * ffn, (rank.tp_rank + 1) * ffn
         yield from self._linear(f"{out}.mlp.fc", [Part(f"{name}.mlp.gate_proj", begin, end)])
         yield from self._linear(f"{out}.mlp.gate", [Part(f"{name}.mlp.up_proj", begin, end)])
-        yield from self._linear(f"{out}.mlp.proj", [Part(f"{name}.mlp.down_proj", 0, config.hidden_size)], (begin, end))
+        yield from self._linear(f"{out}.mlp.proj", [Part(f"{name}.mlp.down_proj", 0, config.hidden)], (begin, end))
 
     def _kv_scale(self, name: str) -> float:
         """One scale for keys and values, the larger: TensorRT-LLM's attention has one. A cast cache stores none."""

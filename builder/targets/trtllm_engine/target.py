@@ -177,7 +177,7 @@ def _drafting(
 
 def _layers_beside(drafting: Drafting | None) -> int:
     """Layers of the drafter, whose keys and values lie in the target's pool."""
-    return drafting.net.num_layers if isinstance(drafting, EagleDrafter) else 0
+    return drafting.net.layers if isinstance(drafting, EagleDrafter) else 0
 
 
 def _compile(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.planner.model import from_config
-from builder.planner.types import ModelFacts
+from trtforge.models.record import Model
 
 REFERENCE = Path(__file__).with_name("aiconfigurator_memory.json")
 
@@ -20,12 +20,12 @@ def reference() -> dict[str, Any]:
     return document
 
 
-def known(name: str) -> ModelFacts:
+def known(name: str) -> Model:
     """A model of the reference figures by its Hub name."""
     return from_config(reference()["models"][name], name)
 
 
-def llama_70b() -> ModelFacts:
+def llama_70b() -> Model:
     """Llama 3.1 70B: 80 layers, 8 KV heads of 128."""
     return known("meta-llama/Meta-Llama-3.1-70B")
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from builder.planner.memory import kv_bytes_per_token
-from builder.planner.types import ModelFacts, ParallelPlan, Precision
+from builder.planner.types import ParallelPlan, Precision
 from builder.planner.weights import groups_from_facts, in_precision, rank_weights
 from tests.builder.planner.models import known, reference
+from trtforge.models.kv import kv_bytes_per_token
+from trtforge.models.record import Model
 
 _MOE_FORMATS = {"w4a16_mxfp4": "mxfp4"}
 #: rows whose weights differ for a reason, with the reason's arithmetic in a test of its own
@@ -23,7 +24,7 @@ def _name(row: dict[str, Any]) -> str:
     return f"{row['model'].split('/')[-1]}-{row['system']}-tp{arguments['tp_size']}-{arguments['gemm_quant_mode']}"
 
 
-def _planned(row: dict[str, Any], model: ModelFacts | None = None, without: tuple[str, ...] = ()) -> float:
+def _planned(row: dict[str, Any], model: Model | None = None, without: tuple[str, ...] = ()) -> float:
     """Bytes of weights on a GPU without some parts, averaged over the stages as aiconfigurator does."""
     arguments, model = row["arguments"], model or known(row["model"])
     parallel = ParallelPlan(arguments["tp_size"], arguments["pp_size"], arguments["moe_ep_size"] or 1)
@@ -52,7 +53,7 @@ def test_weights_within_two_per_cent(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_kv_bytes_exactly(row: dict[str, Any]) -> None:
     arguments, model = row["arguments"], known(row["model"])
-    found = kv_bytes_per_token(model, arguments["kvcache_quant_mode"], tp=arguments["tp_size"])
+    found = kv_bytes_per_token(model.kv, arguments["kvcache_quant_mode"], tp=arguments["tp_size"])
     assert found == row["kv_bytes_per_token"]
 
 

@@ -16,16 +16,17 @@ from builder.planner.fleet import place_balanced, size_fleet
 from builder.planner.hardware import gpu
 from builder.planner.memory import plan_memory
 from builder.planner.model import from_config
-from builder.planner.types import MemoryPlan, ModelFacts, ParallelPlan, Precision, Serving
+from builder.planner.types import MemoryPlan, ParallelPlan, Precision, Serving
 from builder.planner.weights import groups_from_facts
 from tests.builder.planner.models import bare, llama_70b
 from tests.support.refusals import refusal
 from trtforge.models.kv_window import KvWindows
+from trtforge.models.record import Model
 
 SERVING = Serving(1024, 4096, 8192, block_size=32)
 
 
-def _memory(model: ModelFacts, pool_tokens: int, serving: Serving = SERVING) -> tuple[MemoryPlan, ...]:
+def _memory(model: Model, pool_tokens: int, serving: Serving = SERVING) -> tuple[MemoryPlan, ...]:
     """A plan whose pool holds exactly so many tokens."""
     per_token = 2 * model.layers * model.kv_heads * model.head_size * 2
     chosen = Serving(

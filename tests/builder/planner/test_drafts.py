@@ -9,7 +9,7 @@ import pytest
 
 from builder.planner.drafts import eagle3_facts, eagle3_from_folder
 from builder.planner.hardware import gpu
-from builder.planner.memory import kv_bytes_per_token, plan_memory
+from builder.planner.memory import plan_memory
 from builder.planner.speculation import Speculating, expected_tokens, expected_tokens_of_tree, grown_tree
 from builder.planner.speed.ops import Linear, ops_of_model
 from builder.planner.speed.roofline import Engine
@@ -21,6 +21,7 @@ from tests.support.tiny import write_tiny_llama
 from tests.trtforge.drafting import checkpoints
 from tests.trtforge.drafting.checkpoints import Spec
 from trtforge.drafting.description import Eagle3, Rope
+from trtforge.models.kv import kv_bytes_per_token
 
 #: a head of one layer for SmolLM2-135M: width 576, three taps, draft vocabulary 4,096
 HEAD = Eagle3(576, 576, 1, 9, 3, 64, 1536, 49152, 4096, 1e-5, "silu", None, 3, Rope(10000.0))
@@ -39,7 +40,7 @@ def test_a_heads_weights_by_hand() -> None:
 
 def test_a_heads_cache_is_one_layer_of_its_own_format() -> None:
     facts, target = eagle3_facts(HEAD, "head"), known("meta-llama/Meta-Llama-3.1-8B")
-    assert kv_bytes_per_token(facts, "bfloat16") == 2 * 3 * 64 * 2 == 768
+    assert kv_bytes_per_token(facts.kv, "bfloat16") == 2 * 3 * 64 * 2 == 768
     weights, serving = groups_from_facts(target), Serving(4, 2048, 4096)
 
     def per_token(**options: object) -> int:
@@ -48,7 +49,7 @@ def test_a_heads_cache_is_one_layer_of_its_own_format() -> None:
         (plan,) = plan_memory(target, weights, precision, ParallelPlan(), given, gpu("h200"), draft=facts)
         return plan.pool.bytes_per_token
 
-    alone = kv_bytes_per_token(target, "fp8")
+    alone = kv_bytes_per_token(target.kv, "fp8")
     assert per_token() - alone == 384
     assert per_token(draft_kv="bfloat16") - alone == 768
 

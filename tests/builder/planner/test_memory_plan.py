@@ -14,27 +14,20 @@ from builder.planner.chart import bar, write_svg
 from builder.planner.facts import model_from_config, model_from_folder, model_from_record
 from builder.planner.hardware import Gpu, gpu, load_hardware
 from builder.planner.host import plan_host
-from builder.planner.memory import (
-    activation_terms,
-    compare,
-    gate,
-    kv_bytes_per_token,
-    plan_memory,
-)
-from builder.planner.model import from_checkpoint, from_config, read_config
+from builder.planner.memory import activation_terms, compare, gate, plan_memory
+from builder.planner.model import from_config, read_config
 from builder.planner.precision import WEIGHT_FORMATS
 from builder.planner.runtime import runtime_items, runtime_terms
 from builder.planner.sharing import Tenant, share_gpu, tenant
-from builder.planner.types import MemoryPlan, ModelFacts, ParallelPlan, Precision, Serving
+from builder.planner.types import MemoryPlan, ParallelPlan, Precision, Serving
 from builder.planner.weights import (
     TensorGroup,
+    active_parameters,
     groups_from_facts,
     groups_from_headers,
     in_precision,
-    parameter_count,
     rank_bytes,
     rank_weights,
-    stage_layers,
 )
 from builder.planner.workload import fixed
 from quantize.intake import inspect_source
@@ -44,13 +37,15 @@ from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import GateFailed
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
+from trtforge.models.kv import kv_bytes_per_token, stage_layers
+from trtforge.models.record import Model
 
 ONE = ParallelPlan()
 SERVING = Serving(64, 4096, 4096)
 
 
 def _plan(
-    model: ModelFacts,
+    model: Model,
     card: str | Gpu = "h200",
     parallel: ParallelPlan = ONE,
     precision: Precision = Precision(),
@@ -99,7 +94,7 @@ def test_a_draft_takes_weights_and_a_part_of_every_block() -> None:
     )
     assert both[0] == alone[0], "the draft lies on the last stage"
     assert both[1].of("draft") == sum(rank_weights(small, draft, ParallelPlan(4)).values())
-    extra = kv_bytes_per_token(draft, "bfloat16", tp=4)
+    extra = kv_bytes_per_token(draft.kv, "bfloat16", tp=4)
     assert both[1].pool.bytes_per_token == alone[1].pool.bytes_per_token + extra
     assert both[1].pool.tokens < alone[1].pool.tokens
 
@@ -123,14 +118,14 @@ def test_real_headers_and_the_sizes_give_the_same_tensors(tmp_path: Path) -> Non
     )
     record = inspect_source("tiny", tmp_path)
     assert record is not None
-    by_record = model_from_record(record)
+    by_record = model_from_record(record.model)
     for parallel in (ONE, ParallelPlan(2), ParallelPlan(1, 2), ParallelPlan(2, 2)):
         for stage in range(parallel.pp):
             parts = [
                 rank_weights(item.groups, item.facts, parallel, stage) for item in (from_headers, from_sizes, by_record)
             ]
             assert parts[0] == parts[1] == parts[2]
-    assert record.parameters == parameter_count(by_record.facts)
+    assert record.model.parameters == by_record.facts.parameters
 
 
 def test_a_quantized_checkpoint_is_counted_as_it_is_stored() -> None:
@@ -176,7 +171,7 @@ def test_a_planned_format_has_the_tensors_of_its_export(tmp_path: Path, format: 
     planned = in_precision(plain.groups, Precision(format, group_size=32 if format == "int4_awq" else None))
     Quantizer(folder, format, kv_fp8=kv, scale_type="F32")
     stored = model_from_folder(folder)
-    assert stored.facts.prequantized == format and stored.facts.prequantized_kv == ("fp8" if kv else None)
+    assert stored.facts.prequantized == format and stored.facts.prequantized_kv_cache == ("fp8" if kv else None)
     # two scales a layer of the KV cache are the cache's, not the weights'
     cache = 2 * 4 * stored.facts.layers if kv else 0
     assert sum(group.bytes for group in planned) + cache == sum(group.bytes for group in stored.groups)
@@ -203,7 +198,7 @@ def test_kv_heads_are_replicated_when_there_are_fewer_than_ranks() -> None:
     key = next(group for group in groups_from_facts(model) if group.pattern.endswith("k_proj.weight"))
     sizes = [rank_bytes(key, model, ParallelPlan(tp), 0) for tp in (1, 2, 4, 8)]
     assert sizes == [key.bytes, key.bytes // 2, key.bytes // 2, key.bytes // 2]
-    assert [kv_bytes_per_token(model, "fp8", tp=tp) for tp in (1, 2, 4)] == [512, 256, 256]
+    assert [kv_bytes_per_token(model.kv, "fp8", tp=tp) for tp in (1, 2, 4)] == [512, 256, 256]
 
 
 def test_the_vocabulary_is_padded_and_a_tied_head_copied_to_the_last_stage() -> None:
@@ -240,16 +235,16 @@ def test_fused_experts_of_gpt_oss_headers() -> None:
 
 def test_latent_attention_caches_the_latent() -> None:
     model = known("deepseek-ai/DeepSeek-V3")
-    assert kv_bytes_per_token(model, "bfloat16") == 61 * (512 + 64) * 2
-    assert kv_bytes_per_token(model, "bfloat16", tp=8) == 61 * (512 + 64) * 2
-    assert parameter_count(model) == pytest.approx(671e9, rel=1e-3)
-    assert parameter_count(model, active=True) == pytest.approx(37e9, rel=0.02)
+    assert kv_bytes_per_token(model.kv, "bfloat16") == 61 * (512 + 64) * 2
+    assert kv_bytes_per_token(model.kv, "bfloat16", tp=8) == 61 * (512 + 64) * 2
+    assert model.parameters == pytest.approx(671e9, rel=1e-3)
+    assert active_parameters(model) == pytest.approx(37e9, rel=0.02)
 
 
 def test_sliding_windows_follow_the_layer_types() -> None:
     model = from_config(bare(sliding_window=64, layer_types=["sliding_attention", "full_attention"] * 2))
-    assert (model.window, model.window_layers) == (64, 2)
-    assert from_config(bare(sliding_window=64, use_sliding_window=False)).window == 0
+    assert (model.sliding_window, model.window_layers) == (64, 2)
+    assert from_config(bare(sliding_window=64, use_sliding_window=False)).sliding_window == 0
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
@@ -261,10 +256,10 @@ def test_biases_and_norms_of_heads_are_counted(tmp_path: Path, architecture: str
     headers = read_headers(folder)
     record = inspect_source("model", tmp_path)
     assert record is not None
-    by_config, by_record = from_config(read_config(folder)), from_checkpoint(record)
+    by_config, by_record = from_config(read_config(folder)), model_from_record(record.model).facts
     for model in (by_config, by_record):
-        assert parameter_count(model) == sum(info.elements for info in headers.values())
-        assert (model.window, model.window_layers, model.head_size) == (64, 1, 128)
+        assert model.parameters == sum(info.elements for info in headers.values())
+        assert (model.sliding_window, model.window_layers, model.head_size) == (64, 1, 128)
         for parallel in (ONE, ParallelPlan(2), ParallelPlan(1, 3)):
             for stage in range(parallel.pp):
                 stored = rank_weights(groups_from_headers(headers, model), model, parallel, stage)
@@ -282,7 +277,7 @@ def test_stages_hold_every_layer_once() -> None:
 
 # properties --------------------------------------------------------------------------------------------------------
 @st.composite
-def models(draw: st.DrawFn) -> ModelFacts:
+def models(draw: st.DrawFn) -> Model:
     kv_heads = draw(st.sampled_from([1, 2, 4, 8]))
     experts = draw(st.sampled_from([0, 0, 8]))
     changes = {
@@ -305,7 +300,7 @@ CARDS = st.sampled_from([row.name for row in load_hardware().gpus])
 
 @settings(max_examples=60, deadline=None)
 @given(models(), FORMATS, SPLITS, CARDS)
-def test_every_plan_is_the_sum_of_its_terms(model: ModelFacts, format: str, parallel: ParallelPlan, card: str) -> None:
+def test_every_plan_is_the_sum_of_its_terms(model: Model, format: str, parallel: ParallelPlan, card: str) -> None:
     if parallel.pp > model.layers:
         return
     for plan in _plan(model, card, parallel, Precision(format)):
@@ -317,9 +312,7 @@ def test_every_plan_is_the_sum_of_its_terms(model: ModelFacts, format: str, para
 
 @settings(max_examples=60, deadline=None)
 @given(models(), FORMATS, SPLITS, st.integers(1000, 200_000), st.integers(0, 100_000))
-def test_more_memory_never_fits_less(
-    model: ModelFacts, format: str, parallel: ParallelPlan, mib: int, more: int
-) -> None:
+def test_more_memory_never_fits_less(model: Model, format: str, parallel: ParallelPlan, mib: int, more: int) -> None:
     if parallel.pp > model.layers:
         return
     small = gpu("h200").model_copy(update={"visible_mib": mib})
@@ -336,7 +329,7 @@ def test_more_memory_never_fits_less(
 
 @settings(max_examples=60, deadline=None)
 @given(models(), FORMATS, st.sampled_from([1, 2]))
-def test_more_ranks_never_hold_more_each(model: ModelFacts, format: str, pp: int) -> None:
+def test_more_ranks_never_hold_more_each(model: Model, format: str, pp: int) -> None:
     if pp > model.layers:
         return
     groups = in_precision(groups_from_facts(model), Precision(format))
@@ -349,9 +342,9 @@ def test_more_ranks_never_hold_more_each(model: ModelFacts, format: str, pp: int
 
 @settings(max_examples=60, deadline=None)
 @given(models())
-def test_kv_grows_with_bits(model: ModelFacts) -> None:
-    assert 2 * kv_bytes_per_token(model, "fp8") == kv_bytes_per_token(model, "float16")
-    assert kv_bytes_per_token(model, "nvfp4") < kv_bytes_per_token(model, "fp8")
+def test_kv_grows_with_bits(model: Model) -> None:
+    assert 2 * kv_bytes_per_token(model.kv, "fp8") == kv_bytes_per_token(model.kv, "float16")
+    assert kv_bytes_per_token(model.kv, "nvfp4") < kv_bytes_per_token(model.kv, "fp8")
 
 
 # gate, host, sharing, chart ----------------------------------------------------------------------------------------

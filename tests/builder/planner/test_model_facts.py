@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builder.planner.facts import model_from_config, served_precision
+from builder.planner.facts import default_workload, model_from_config, model_from_record, served_precision
 from builder.planner.model import from_config
-from builder.planner.types import MlaFacts, ModelFacts, MoeFacts, ParallelPlan
-from builder.planner.weights import groups_from_facts, in_precision, parameter_count, rank_weights
+from builder.planner.types import ParallelPlan
+from builder.planner.weights import groups_from_facts, in_precision, rank_weights
+from quantize.intake.model_config import check_config
 from tests.builder.planner.models import bare, known, reference
 from tests.support.refusals import refusal
 from trtforge.ground.errors import ForgeError
+from trtforge.models.record import Experts, Latent, Model
 from trtforge.recipe.load import recipe_from_mapping
 
 
@@ -85,13 +87,25 @@ def test_what_is_assumed_is_said() -> None:
 )
 def test_windows_follow_the_class(changes: dict[str, Any], expected: tuple[int, int]) -> None:
     model = from_config(bare(**changes))
-    assert (model.window, model.window_layers) == expected
+    assert (model.sliding_window, model.window_layers) == expected
 
 
 def test_scaling_stretches_the_context() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    assert from_config(bare(max_position_embeddings=32768, rope_scaling=yarn)).max_positions == 131072
-    assert from_config(bare(rope_scaling={"rope_type": "llama3", "factor": 8.0})).max_positions == 4096
+    assert from_config(bare(max_position_embeddings=32768, rope_scaling=yarn)).usable_positions == 131072
+    assert from_config(bare(rope_scaling={"rope_type": "llama3", "factor": 8.0})).usable_positions == 4096
+
+
+def test_intakes_record_is_stretched_as_the_config_is() -> None:
+    """Both ways to a model give the same context to plan with."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    written = bare(head_dim=32, rope_scaling=yarn)
+    record, read = model_from_record(check_config(written)).facts, from_config(written)
+    assert record.usable_positions == read.usable_positions == 16_384
+    recipe = recipe_from_mapping(
+        {"name": "r", "model": {"source": "s"}, "build": {"limits": {"max_seq_len": 16_384}}}, Path()
+    )
+    assert default_workload(recipe.recipe, record).longest == default_workload(recipe.recipe, read).longest == 16_384
 
 
 def test_unreadable_configurations_are_refused(tmp_path: Path) -> None:
@@ -108,7 +122,7 @@ def test_quantized_configurations_say_so(tmp_path: Path) -> None:
     quant = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(quant), encoding="utf-8")
     facts = model_from_config(tmp_path).facts
-    assert (facts.prequantized, facts.prequantized_kv) == ("nvfp4", "fp8")
+    assert (facts.prequantized, facts.prequantized_kv_cache) == ("nvfp4", "fp8")
 
 
 @pytest.mark.parametrize(
@@ -149,16 +163,16 @@ def test_gpt_oss_takes_what_its_card_says() -> None:
     model = from_config(config)
     recipe = recipe_from_mapping({"name": "oss", "model": {"source": "somewhere"}}).recipe
     groups = in_precision(groups_from_facts(model), served_precision(recipe, model))
-    assert parameter_count(model) == pytest.approx(116.8e9, rel=1e-3)
+    assert model.parameters == pytest.approx(116.8e9, rel=1e-3)
     assert sum(rank_weights(groups, model, ParallelPlan()).values()) / 2**30 == pytest.approx(60.8, rel=2e-3)
 
 
 def test_sizes_of_mixtures_and_latents() -> None:
     deepseek = known("deepseek-ai/DeepSeek-V3")
-    assert deepseek.moe == MoeFacts(256, 8, 2048, 2048, 3) and deepseek.moe_layers == 58
-    assert deepseek.mla == MlaFacts(512, 64, 1536, 128, 128) and deepseek.kv_elements == 576
+    assert deepseek.moe == Experts(256, 8, 2048, 2048, 3) and deepseek.moe_layers == 58
+    assert deepseek.mla == Latent(512, 64, 1536, 128, 128) and deepseek.kv.elements(8) == 576
     sparse = from_config(bare(num_experts=8, num_experts_per_tok=2, decoder_sparse_step=2))
-    assert sparse.moe == MoeFacts(8, 2, 512, 0, 2)
+    assert sparse.moe == Experts(8, 2, 512, 0, 2)
     assert from_config({**bare(), "text_config": bare(num_hidden_layers=7)}).layers == 7
 
 
@@ -182,4 +196,4 @@ def test_any_value_is_taken_or_refused(changes: dict[str, Any], mixture: bool) -
     except ForgeError as error:
         assert error.code in ("TF-PLN-004", "TF-PLN-015") and error.remedies
         return
-    assert isinstance(model, ModelFacts) and parameter_count(model) > 0
+    assert isinstance(model, Model) and model.parameters > 0

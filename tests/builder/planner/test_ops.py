@@ -29,17 +29,18 @@ from builder.planner.speed.ops import (
 )
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.step import decode_step
-from builder.planner.types import ModelFacts, ParallelPlan, Precision
+from builder.planner.types import ParallelPlan, Precision
 from builder.planner.weights import groups_from_facts
 from tests.builder.planner.models import bare, known, llama_70b
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
+from trtforge.models.record import Model
 
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear", "DynamicBlockQuantize")
 
 
-def _graph(folder: Path, fmt: str, **sizes: Any) -> tuple[list[Op], ModelFacts, Precision]:
+def _graph(folder: Path, fmt: str, **sizes: Any) -> tuple[list[Op], Model, Precision]:
     write_tiny_llama(folder, **sizes)
     if fmt != "none":
         Quantizer(folder, fmt, kv_fp8=fmt == "fp8")

@@ -14,22 +14,23 @@ from builder.planner.disaggregation import advise, break_even_bandwidth, break_e
 from builder.planner.hardware import gpu
 from builder.planner.model import from_config
 from builder.planner.parallelism import Split, candidates, invalid_reasons, recommend, splits
-from builder.planner.types import ModelFacts, ParallelPlan, Precision, Serving
+from builder.planner.types import ParallelPlan, Precision, Serving
 from builder.planner.weights import groups_from_facts, in_precision
 from tests.builder.planner.models import bare, known, llama_70b
 from tests.support.refusals import refusal
+from trtforge.models.record import Model
 
 SERVING = Serving(256, 8192, 4096)
 LOAD = workload.fixed(2048, 512)
 PLAIN = Precision()
 
 
-def _splits(model: ModelFacts, card: str, count: int, precision: Precision = PLAIN, **more: Any) -> list[Split]:
+def _splits(model: Model, card: str, count: int, precision: Precision = PLAIN, **more: Any) -> list[Split]:
     groups = in_precision(groups_from_facts(model), precision)
     return splits(model, groups, precision, SERVING, gpu(card), count, LOAD, **more)
 
 
-def _reasons(model: ModelFacts, parallel: ParallelPlan, count: int, precision: Precision = PLAIN) -> str:
+def _reasons(model: Model, parallel: ParallelPlan, count: int, precision: Precision = PLAIN) -> str:
     return "; ".join(invalid_reasons(model, precision, parallel, count))
 
 

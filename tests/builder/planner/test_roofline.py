@@ -16,8 +16,9 @@ from builder.planner.speed.efficiency import VARIANTS, efficiency, link_efficien
 from builder.planner.speed.ops import Linear
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.step import Step, decode_part, decode_step, mixed_step, prefill_part, prefill_step
-from builder.planner.types import ModelFacts, ParallelPlan, Precision
+from builder.planner.types import ParallelPlan, Precision
 from tests.builder.planner.models import known, llama_70b
+from trtforge.models.record import Model
 
 _NAMES = ("meta-llama/Meta-Llama-3.1-70B", "Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-1.7B")
 _PLANS = (ParallelPlan(), ParallelPlan(2), ParallelPlan(4, 2), ParallelPlan(8))
@@ -33,14 +34,14 @@ def _steps(draw: st.DrawFn) -> Step:
     return mixed_step(prompts, decode_part(draw(st.integers(1, 300)), draw(st.integers(2, 8000))))
 
 
-def _engine(model: ModelFacts, precision: Precision, parallel: ParallelPlan, card: Gpu | None = None) -> Engine:
+def _engine(model: Model, precision: Precision, parallel: ParallelPlan, card: Gpu | None = None) -> Engine:
     return Engine(model, precision, card or gpu("h200"), parallel)
 
 
 @settings(max_examples=40, deadline=None)
 @given(_models, _precisions, _plans, _steps())
 def test_a_step_is_the_sum_of_its_ops_and_ranges_are_in_order(
-    model: ModelFacts, precision: Precision, parallel: ParallelPlan, step: Step
+    model: Model, precision: Precision, parallel: ParallelPlan, step: Step
 ) -> None:
     time = _engine(model, precision, parallel).time(step)
     np.testing.assert_allclose(time.total, sum(op.total for op in time.ops))
@@ -54,7 +55,7 @@ def test_a_step_is_the_sum_of_its_ops_and_ranges_are_in_order(
 @settings(max_examples=40, deadline=None)
 @given(_models, _precisions, _plans, _steps(), st.floats(1.0, 4.0))
 def test_better_hardware_is_never_slower(
-    model: ModelFacts, precision: Precision, parallel: ParallelPlan, step: Step, factor: float
+    model: Model, precision: Precision, parallel: ParallelPlan, step: Step, factor: float
 ) -> None:
     card = gpu("h200")
     wider = card.model_copy(update={"bandwidth_gbs": card.bandwidth_gbs * factor})
@@ -68,7 +69,7 @@ def test_better_hardware_is_never_slower(
 @settings(max_examples=40, deadline=None)
 @given(_models, _plans, st.integers(1, 200), st.integers(10, 5000), st.integers(1, 100), st.integers(1, 3000))
 def test_more_work_is_never_faster(
-    model: ModelFacts, parallel: ParallelPlan, batch: int, context: int, more: int, longer: int
+    model: Model, parallel: ParallelPlan, batch: int, context: int, more: int, longer: int
 ) -> None:
     engine = _engine(model, Precision(), parallel)
     base = engine.time(decode_step(batch, context)).total

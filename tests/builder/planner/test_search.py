@@ -18,10 +18,11 @@ from builder.planner.search.choose import describe
 from builder.planner.search.recipe import recipe_text, recommended, relocated
 from builder.planner.search.space import BATCHES
 from builder.planner.speculation import NONE, Speculating, assumed
-from builder.planner.types import ModelFacts, ParallelPlan, Precision, Serving
+from builder.planner.types import ParallelPlan, Precision, Serving
 from builder.planner.weights import groups_from_facts, in_precision
 from tests.builder.planner.models import known, llama_70b
 from tests.support.refusals import refusal
+from trtforge.models.record import Model
 from trtforge.recipe.load import recipe_from_mapping
 
 SERVING = Serving(64, 8192, 8192)
@@ -36,7 +37,7 @@ SMALL = Space(
 )
 
 
-def _search(space: Space, model: ModelFacts | None = None, card: Gpu | None = None, count: int = 8) -> Found:
+def _search(space: Space, model: Model | None = None, card: Gpu | None = None, count: int = 8) -> Found:
     model = model or llama_70b()
     return evaluate(model, groups_from_facts(model), space, card or gpu("h200"), count, SERVING, LOAD)
 

@@ -18,23 +18,24 @@ from builder.planner.fleet import (
     static_batching,
 )
 from builder.planner.hardware import gpu, link
-from builder.planner.memory import kv_bytes_per_token, pool_bytes, pool_tokens, requests_that_fit
+from builder.planner.memory import pool_bytes, requests_that_fit
 from builder.planner.precision import kv_bits, weight_bytes, weight_format
-from builder.planner.weights import groups_from_facts, parameter_count
+from builder.planner.weights import groups_from_facts
 from tests.builder.planner.models import llama_70b
+from trtforge.models.kv import kv_bytes_per_token, pool_blocks
 
 GB = 1e9
 
 
 def test_kv_bytes_of_llama_3_70b() -> None:
-    assert kv_bytes_per_token(llama_70b(), "float16") == 327_680
+    assert kv_bytes_per_token(llama_70b().kv, "float16") == 327_680
 
 
 def test_eight_h100_hold_twelve_long_contexts() -> None:
     model = llama_70b()
     memory = 8 * gpu("h100-sxm").memory_bytes
     weights = sum(group.bytes for group in groups_from_facts(model))
-    request = 131_072 * kv_bytes_per_token(model, "float16")
+    request = 131_072 * kv_bytes_per_token(model.kv, "float16")
     assert memory / GB == pytest.approx(687.2, abs=0.05)
     assert weights / GB == pytest.approx(141.2, rel=1e-3)
     assert request / GB == pytest.approx(42.9, abs=0.05)
@@ -44,9 +45,9 @@ def test_eight_h100_hold_twelve_long_contexts() -> None:
 def test_kv_of_4096_tokens_by_heads_and_format() -> None:
     model = llama_70b()
     many = replace(model, kv_heads=64)
-    assert 4096 * kv_bytes_per_token(many, "float16") / GB == pytest.approx(10.7, abs=0.05)
-    assert 4096 * kv_bytes_per_token(model, "float16") / GB == pytest.approx(1.3, abs=0.05)
-    assert 4096 * kv_bytes_per_token(many, "int4") / GB == pytest.approx(2.7, abs=0.05)
+    assert 4096 * kv_bytes_per_token(many.kv, "float16") / GB == pytest.approx(10.7, abs=0.05)
+    assert 4096 * kv_bytes_per_token(model.kv, "float16") / GB == pytest.approx(1.3, abs=0.05)
+    assert 4096 * kv_bytes_per_token(many.kv, "int4") / GB == pytest.approx(2.7, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_kv_of_4096_tokens_by_heads_and_format() -> None:
 )
 def test_four_h100_by_precision(weights: str, cache: str, weight_gb: float, cache_gb: float, requests: int) -> None:
     held = weight_bytes(70e9, weights) / 4
-    request = 4096 * kv_bytes_per_token(replace(llama_70b(), kv_heads=64), cache, tp=4)
+    request = 4096 * kv_bytes_per_token(replace(llama_70b(), kv_heads=64).kv, cache, tp=4)
     assert held / GB == pytest.approx(weight_gb)
     assert request / GB == pytest.approx(cache_gb, abs=0.05)
     assert requests_that_fit(80 * GB, held, request) == requests
@@ -77,7 +78,7 @@ def test_tensorrt_llms_pool_rule() -> None:
     assert pool_bytes(100 * GB, 0.9, max_tokens=1000, bytes_per_token=1_000_000) == 1 * GB
     # the documentation's log: 63.44 GiB of blocks hold 259,840 tokens (256 KiB a token, blocks of 64)
     per_token = 2 * 32 * 32 * 128
-    assert pool_tokens(int(63.44 * 2**30), per_token, 64) == 259_840
+    assert pool_blocks(int(63.44 * 2**30), per_token, 64) * 64 == 259_840
     assert 259_840 * per_token / 2**30 == pytest.approx(63.44, abs=0.005)
 
 
@@ -158,4 +159,4 @@ def test_formats_by_generation() -> None:
 
 
 def test_parameters_of_known_models() -> None:
-    assert parameter_count(llama_70b()) == 70_553_706_496
+    assert llama_70b().parameters == 70_553_706_496

@@ -40,15 +40,15 @@ def key_biases(folder: Path) -> float:
 def test_the_largest_key_bias_is_read_of_the_values(tmp_path: Path, dtype: str) -> None:
     model = write_tiny_llama(tmp_path / "model", architecture=QWEN2, dtype=dtype, layers=3, shards=2)
     info = inspect_source("model", tmp_path)
-    assert info is not None and info.key_bias == key_biases(model) > 0.1
-    assert fetch("model", tmp_path, dtype="float32").key_bias == info.key_bias
+    assert info is not None and info.model.key_bias == key_biases(model) > 0.1
+    assert fetch("model", tmp_path, dtype="float32").model.key_bias == info.model.key_bias
 
 
 def test_a_key_bias_is_found_in_any_class_and_nowhere_else(tmp_path: Path) -> None:
     biased = write_tiny_llama(tmp_path / "biased", bias=True)
     write_tiny_llama(tmp_path / "plain")
     found = [inspect_source(name, tmp_path) for name in ("biased", "plain")]
-    assert [info.key_bias for info in found if info is not None] == [key_biases(biased), None]
+    assert [info.model.key_bias for info in found if info is not None] == [key_biases(biased), None]
 
 
 def test_biases_that_are_no_numbers_are_unknown(tmp_path: Path) -> None:
@@ -58,33 +58,33 @@ def test_biases_that_are_no_numbers_are_unknown(tmp_path: Path) -> None:
     values[name] = np.full_like(values[name], np.nan)
     write_safetensors(model / "model.safetensors", {key: ("F32", value) for key, value in values.items()})
     info = inspect_source("model", tmp_path)
-    assert info is not None and info.key_bias is None
+    assert info is not None and info.model.key_bias is None
 
 
 def test_a_gguf_file_s_key_bias_is_read_where_it_lies(tmp_path: Path) -> None:
     source = write_tiny_llama(tmp_path / "source", architecture=QWEN2)
     path = write_tiny_gguf(tmp_path / "m.gguf", source, matrix_type="BF16", pre="qwen2")
     info = inspect_source(str(path), tmp_path)
-    assert info is not None and info.key_bias == key_biases(source)
-    assert fetch(path, tmp_path, dtype="float32").key_bias == info.key_bias
+    assert info is not None and info.model.key_bias == key_biases(source)
+    assert fetch(path, tmp_path, dtype="float32").model.key_bias == info.model.key_bias
     llama = write_tiny_gguf(tmp_path / "llama.gguf", write_tiny_llama(tmp_path / "llama"))
     plain = inspect_source(str(llama), tmp_path)
-    assert plain is not None and plain.key_bias is None
+    assert plain is not None and plain.model.key_bias is None
 
 
 def test_the_class_is_found_by_its_model_type(tmp_path: Path) -> None:
     edit(write_tiny_llama(tmp_path / "model", architecture=QWEN3), architectures=...)
-    assert fetch("model", tmp_path).architecture == QWEN3
+    assert fetch("model", tmp_path).model.architecture == QWEN3
     assert config_of(tmp_path / "out")["model_type"] == "qwen3"
 
 
 def test_heads_of_the_class_where_the_file_does_not_say(tmp_path: Path) -> None:
     """Qwen3's head_dim is 128 by its class, whatever width and heads are; Qwen2's follows from them."""
     edit(write_tiny_llama(tmp_path / "three", architecture=QWEN3, head_size=128), head_dim=...)
-    assert fetch("three", tmp_path).head_size == 128
+    assert fetch("three", tmp_path).model.head_size == 128
     assert config_of(tmp_path / "out")["head_dim"] == 128
     edit(write_tiny_llama(tmp_path / "two", architecture=QWEN2, width=256, heads=4), head_dim=...)
-    assert fetch("two", tmp_path).head_size == 64
+    assert fetch("two", tmp_path).model.head_size == 64
 
 
 @pytest.mark.parametrize("lacks", ["q_proj.bias", "q_norm.weight"])
@@ -105,19 +105,19 @@ def test_windows_by_layer(tmp_path: Path, architecture: str) -> None:
     model = write_tiny_llama(tmp_path / "model", architecture=architecture, layers=3)
     edit(model, sliding_window=64, use_sliding_window=False, max_window_layers=1)
     off = fetch("model", tmp_path)
-    assert (off.sliding_window, off.window_layers) == (None, 0)
+    assert (off.model.sliding_window, off.model.window_layers) == (0, 0)
     written = config_of(tmp_path / "out")
     assert (written["sliding_window"], written["use_sliding_window"]) == (None, False)
 
     edit(model, use_sliding_window=True)
     some = fetch("model", tmp_path)
-    assert (some.sliding_window, some.window_layers) == (64, 2)
+    assert (some.model.sliding_window, some.model.window_layers) == (64, 2)
     kinds = config_of(tmp_path / "out")["layer_types"]
     assert kinds == ["full_attention", "sliding_attention", "sliding_attention"]
 
     edit(model, layer_types=["sliding_attention", "full_attention", "full_attention"])
     named = fetch("model", tmp_path)
-    assert (named.sliding_window, named.window_layers) == (64, 1)
+    assert (named.model.sliding_window, named.model.window_layers) == (64, 1)
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def test_attention_in_chunks_is_refused(tmp_path: Path) -> None:
 
 def test_mistrals_window_is_the_classs_where_the_file_does_not_say(tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "model", architecture="MistralForCausalLM")
-    assert fetch("model", tmp_path).sliding_window is None
+    assert fetch("model", tmp_path).model.sliding_window == 0
     edit(model, sliding_window=...)
     info = fetch("model", tmp_path)
-    assert (info.sliding_window, info.window_layers) == (4096, 2)
+    assert (info.model.sliding_window, info.model.window_layers) == (4096, 2)
     assert config_of(tmp_path / "out")["sliding_window"] == 4096
 
 

@@ -62,16 +62,11 @@ def test_everything_travels(model: Path, tmp_path: Path) -> None:
     assert json.loads((out / "tokenizer_config.json").read_text())["chat_template"] == template
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == EOS_ID
     assert load_info(out) == info
-    assert (info.family, info.layers, info.hidden, info.heads, info.kv_heads, info.head_size) == (
-        "llama",
-        2,
-        64,
-        4,
-        2,
-        64,
-    )
-    assert (info.dtype, info.tied, info.bos_token_id, info.eos_token_ids) == ("bfloat16", True, BOS_ID, [EOS_ID])
-    assert info.parameters == sum(tensor.elements for tensor in read_headers(out).values())
+    read = info.model
+    assert read.family == "llama"
+    assert (read.layers, read.hidden, read.heads, read.kv_heads, read.head_size) == (2, 64, 4, 2, 64)
+    assert (read.dtype, read.tied, read.bos_token_id, read.eos_token_ids) == ("bfloat16", True, BOS_ID, (EOS_ID,))
+    assert info.model.parameters == sum(tensor.elements for tensor in read_headers(out).values())
     assert {record.name for record in info.files} == {path.name for path in out.iterdir()} - {"checkpoint.json"}
     for record in info.files:
         assert record.sha256 == sha256_file(out / record.name)
@@ -104,7 +99,7 @@ def test_shards_stay_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_dtype_is_converted(model: Path, tmp_path: Path, dtype: str) -> None:
     info = fetch("model", tmp_path, dtype=dtype)
-    assert info.dtype == dtype and info.source_dtype == "bfloat16"
+    assert info.model.dtype == dtype and info.source_dtype == "bfloat16"
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
     before, after = read_float32(model), read_float32(tmp_path / "out")
     assert before.keys() == after.keys()
@@ -142,7 +137,9 @@ def test_normal_configuration(tmp_path: Path) -> None:
     )
     info = fetch("model", tmp_path)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["rope_parameters"] == {"rope_type": "linear", "rope_theta": 500000.0, "factor": 4.0} == info.rope
+    assert (
+        config["rope_parameters"] == {"rope_type": "linear", "rope_theta": 500000.0, "factor": 4.0} == info.model.rope
+    )
     assert config["rope_theta"] == 500000.0 and config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
     assert (config["head_dim"], config["num_key_value_heads"], config["dtype"]) == (64, 2, "bfloat16")
     assert not {"torch_dtype", "_name_or_path", "transformers_version"} & config.keys()
@@ -150,8 +147,12 @@ def test_normal_configuration(tmp_path: Path) -> None:
 
 def test_mistral_keeps_its_window(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "model", architecture="MistralForCausalLM", sliding_window=128)
-    info = fetch("model", tmp_path)
-    assert (info.architecture, info.family, info.sliding_window) == ("MistralForCausalLM", "llama", 128)
+    model = fetch("model", tmp_path).model
+    assert (model.architecture, model.family, model.sliding_window) == (
+        "MistralForCausalLM",
+        "llama",
+        128,
+    )
 
 
 def test_biases_are_expected_when_switched_on(tmp_path: Path) -> None:
@@ -492,7 +493,7 @@ def test_no_end_token_at_all(model: Path, tmp_path: Path) -> None:
 
 def test_generation_config_decides_the_end(model: Path, tmp_path: Path) -> None:
     edit(model / "generation_config.json", eos_token_id=[2, 0])
-    assert fetch("model", tmp_path).eos_token_ids == [2, 0]
+    assert fetch("model", tmp_path).model.eos_token_ids == (2, 0)
 
 
 def quantized(model: Path, *, algorithm: str = "FP8", cache: str | None = "FP8") -> None:
@@ -514,7 +515,7 @@ def quantized(model: Path, *, algorithm: str = "FP8", cache: str | None = "FP8")
 def test_quantized_checkpoint_is_recognised(model: Path, tmp_path: Path) -> None:
     quantized(model)
     info = fetch("model", tmp_path, dtype="float32")
-    assert (info.prequantized, info.prequantized_kv_cache, info.dtype) == ("fp8", "fp8", "bfloat16")
+    assert (info.model.prequantized, info.model.prequantized_kv_cache, info.model.dtype) == ("fp8", "fp8", "bfloat16")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     assert (tmp_path / "out" / "hf_quant_config.json").exists()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
@@ -605,3 +606,23 @@ def test_a_giant_in_the_place_of_a_small_file_is_not_read(model: Path, tmp_path:
     with (model / name).open("wb") as file:
         file.truncate(2**40)
     assert refusal(fetch, "model", tmp_path).code in {"TF-SRC-021", "TF-SRC-023", "TF-SRC-007"}
+
+
+def test_a_record_of_before_is_read(tmp_path: Path) -> None:
+    """What checkpoint.json did not hold once follows from the rest of it and from the class."""
+    write_tiny_llama(tmp_path / "model", architecture="Qwen2ForCausalLM", sliding_window=64, max_window_layers=1)
+    info, file = fetch("model", tmp_path), tmp_path / "out" / "checkpoint.json"
+    written = json.loads(file.read_text())
+    assert "model" not in written and written["window_layers"] == 1 and load_info(tmp_path / "out") == info
+    for key in ("windows", "o_bias", "norm_eps"):
+        del written[key]
+    file.write_text(json.dumps(written))
+    old = load_info(tmp_path / "out")
+    assert old.model.windows == info.model.windows == (0, 64) and old.model.parameters == info.model.parameters
+    written |= {"architecture": "LlamaForCausalLM", "attention_bias": True, "window_layers": None}
+    file.write_text(json.dumps(written))
+    llama = load_info(tmp_path / "out").model
+    assert llama.o_bias and llama.windows == (64, 64)
+    file.write_text(json.dumps({**written, "unheard": 1}))
+    with pytest.raises(ValueError, match="unheard"):
+        load_info(tmp_path / "out")

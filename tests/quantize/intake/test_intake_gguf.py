@@ -55,7 +55,7 @@ def test_plain_types_come_back_exactly(checkpoint: Path, tmp_path: Path, kind: s
         if kind == "F16" and wanted.ndim == 2:
             wanted = wanted.astype(np.float16).astype(np.float32)
         assert np.array_equal(after[name], wanted), name
-    assert info.tied and info.parameters == sum(values.size for values in before.values())
+    assert info.model.tied and info.model.parameters == sum(values.size for values in before.values())
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0"])
@@ -94,14 +94,14 @@ def test_configuration_and_files(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_end_of_turn_ends_the_answer(checkpoint: Path, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", checkpoint, extra={"tokenizer.ggml.eot_token_id": 0})
-    assert fetch(path, tmp_path).eos_token_ids == [0, 2]
+    assert fetch(path, tmp_path).model.eos_token_ids == (0, 2)
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
 
 
 def test_inspection_reads_the_header_only(checkpoint: Path, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", checkpoint, matrix_type="Q8_0")
     info = inspect_source(str(path), tmp_path)
-    assert info is not None and info.dtype == "gguf:Q8_0" and info.layers == 2 and not info.files
+    assert info is not None and info.model.dtype == "gguf:Q8_0" and info.model.layers == 2 and not info.files
 
 
 def test_tokenizer_is_the_same(checkpoint: Path, tmp_path: Path) -> None:
@@ -230,14 +230,14 @@ def test_tensors_must_be_complete(checkpoint: Path, tmp_path: Path) -> None:
 def test_rope_scaling_survives(checkpoint: Path, tmp_path: Path) -> None:
     extra = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     info = inspect_source(str(write_tiny_gguf(tmp_path / "a.gguf", checkpoint, extra=extra)), tmp_path)
-    assert info is not None and info.rope == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    assert info is not None and info.model.rope == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     extra = {
         "llama.rope.scaling.type": "yarn",
         "llama.rope.scaling.factor": 2.0,
         "llama.rope.scaling.original_context_length": 512,
     }
     info = inspect_source(str(write_tiny_gguf(tmp_path / "b.gguf", checkpoint, extra=extra)), tmp_path)
-    assert info is not None and info.rope["original_max_position_embeddings"] == 512
+    assert info is not None and info.model.rope["original_max_position_embeddings"] == 512
 
 
 def llama3_factors(factor: float) -> np.ndarray:
@@ -259,7 +259,12 @@ def llama3_factors(factor: float) -> np.ndarray:
 def test_llama3_rope_is_read_back(checkpoint: Path, tmp_path: Path, factor: float) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", checkpoint, rope_factors=llama3_factors(factor))
     info = fetch(path, tmp_path)
-    assert (info.rope["rope_type"], info.rope["factor"], info.rope["low_freq_factor"]) == ("llama3", factor, 1.0)
+    rope = info.model.rope
+    assert (rope["rope_type"], rope["factor"], rope["low_freq_factor"]) == (
+        "llama3",
+        factor,
+        1.0,
+    )
 
 
 def test_other_rope_factors_are_refused() -> None:

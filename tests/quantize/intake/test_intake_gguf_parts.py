@@ -72,7 +72,7 @@ def test_pieces_are_the_file(names: list[str], whole: Path, fetched: Path, tmp_p
     (tmp_path / "m.gguf.txt").write_text("about the pieces")
     assert parts_of(pieces[-1]) == tuple(pieces)
     info = inspect_source(names[0], tmp_path, cache_dir=tmp_path / "cache")
-    assert info is not None and info.parameters > 0
+    assert info is not None and info.model.parameters > 0
     fetch_checkpoint(names[0], tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache")
     same(tmp_path / "out", fetched)
 

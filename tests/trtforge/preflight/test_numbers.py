@@ -23,13 +23,11 @@ from tests.trtforge.preflight.settings import (
     quant,
     speculation,
 )
+from trtforge.models.kv import fullest_stage, kv_bytes_per_token
 from trtforge.models.shape import (
-    kv_bytes_per_rank,
-    kv_bytes_per_token,
     linears,
     matches,
     quantized_linears,
-    usable_positions,
 )
 from trtforge.preflight.rules.groups import padded, width
 from trtforge.preflight.rules.heads import tp_works
@@ -164,10 +162,10 @@ class TestMemory:
         assert abs(only("TF-K10-001", asked).numbers["pool_tokens"] - 2 * plain) <= 32
 
     def test_llama_3_70b_kv_bytes(self) -> None:
-        assert kv_bytes_per_token(LLAMA_70B, "float16") == 327_680
-        assert kv_bytes_per_rank(LLAMA_70B, "float16", 8, 1) == 40_960
-        assert kv_bytes_per_rank(LLAMA_70B, "float16", 16, 1) == 40_960, "one head is the least"
-        assert kv_bytes_per_rank(LLAMA_70B, "float16", 4, 2) == 40_960
+        assert kv_bytes_per_token(LLAMA_70B.kv, "float16") == 327_680
+        assert kv_bytes_per_token(LLAMA_70B.kv, "float16", tp=8) == 40_960
+        assert kv_bytes_per_token(LLAMA_70B.kv, "float16", tp=16) == 40_960, "one head is the least"
+        assert kv_bytes_per_token(LLAMA_70B.kv, "float16", tp=4, layers=fullest_stage(80, 2)) == 40_960
 
     def test_a_pool_is_counted_a_rank(self) -> None:
         """A full-length request of Llama-3.1-70B takes 80 MiB on each of 8 ranks, not 640."""
@@ -202,12 +200,12 @@ class TestMemory:
 
 class TestPositions:
     def test_yarn_stretches_the_original_context(self) -> None:
-        assert usable_positions(public("Qwen/Qwen2.5-7B-Instruct with YaRN")) == 131_072
-        assert usable_positions(public("Qwen/Qwen2.5-7B-Instruct")) == 32_768
+        assert public("Qwen/Qwen2.5-7B-Instruct with YaRN").usable_positions == 131_072
+        assert public("Qwen/Qwen2.5-7B-Instruct").usable_positions == 32_768
 
     def test_llama_3_says_its_own_reach(self) -> None:
         """The llama3 scaling is applied in max_position_embeddings already."""
-        assert usable_positions(public("meta-llama/Llama-3.2-1B-Instruct")) == 131_072
+        assert public("meta-llama/Llama-3.2-1B-Instruct").usable_positions == 131_072
 
 
 class TestSpeculation:

@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 
 from tests.support.preflight import SMALL, report
-from tests.support.public_models import Shape, public
+from tests.support.public_models import public
 from tests.trtforge.preflight.settings import merged, quant
+from trtforge.models.record import Model
 from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys
 from trtforge.preflight.engine import Finding
 
 FP8 = quant(format="fp8", kv_cache="fp8")
 
 
-def qwen(**changes: Any) -> Shape:
+def qwen(**changes: Any) -> Model:
     return public("Qwen/Qwen2.5-0.5B-Instruct", architecture="Qwen2ForCausalLM", **changes)
 
 
-def found(settings: dict[str, Any], model: Shape) -> list[Finding]:
+def found(settings: dict[str, Any], model: Model) -> list[Finding]:
     return [item for item in report(settings, model=model, machine=SMALL).findings if item.code == "TF-K8-005"]
 
 

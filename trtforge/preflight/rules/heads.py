@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtforge.models.shape import ModelShape
+from trtforge.models.record import Model
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import (
     context_asked,
@@ -31,7 +31,7 @@ def kv_fits(kv_heads: int, tp: int) -> bool:
     return kv_heads % tp == 0 or tp % kv_heads == 0
 
 
-def tp_works(model: ModelShape) -> list[int]:
+def tp_works(model: Model) -> list[int]:
     """Every number of tensor-parallel ranks over which heads, KV heads and MLP split."""
     return [
         ranks
@@ -40,7 +40,7 @@ def tp_works(model: ModelShape) -> list[int]:
     ]
 
 
-def tp_remedies(model: ModelShape, tp: int) -> list[str]:
+def tp_remedies(model: Model, tp: int) -> list[str]:
     """The numbers of ranks nearest to ``tp`` that work, as recipe lines."""
     near = sorted(tp_works(model), key=lambda ranks: (abs(ranks - tp), -ranks))[:3]
     return [f"build.parallel.tp: {ranks}" for ranks in near]

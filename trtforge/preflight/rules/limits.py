@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtforge.models.shape import usable_positions
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import methods, to_layout, to_target
@@ -25,7 +24,7 @@ BUILTIN_PROMPT_TOKENS = {
     needs=("model",),
 )
 def sequence_in_context(facts: Facts) -> Iterator[Violation]:
-    limit, context = facts.recipe.build.limits.max_seq_len, usable_positions(facts.require_model())
+    limit, context = facts.recipe.build.limits.max_seq_len, facts.require_model().usable_positions
     if limit > context:
         yield Violation(
             f"max_seq_len {limit} is over the model's context of {context}",
@@ -91,7 +90,7 @@ def tokens_cover_batch(facts: Facts) -> Iterator[Violation]:
     needs=("model",),
 )
 def calibration_in_context(facts: Facts) -> Iterator[Violation]:
-    quantize, context = facts.recipe.quantize, usable_positions(facts.require_model())
+    quantize, context = facts.recipe.quantize, facts.require_model().usable_positions
     length = quantize.calibration.sequence_length
     if (quantize.format != "none" or quantize.kv_cache != "none") and length > context:
         yield Violation(
@@ -109,7 +108,7 @@ def calibration_in_context(facts: Facts) -> Iterator[Violation]:
     needs=("model",),
 )
 def windows_in_context(facts: Facts) -> Iterator[Violation]:
-    perplexity, context = facts.recipe.evals.perplexity, usable_positions(facts.require_model())
+    perplexity, context = facts.recipe.evals.perplexity, facts.require_model().usable_positions
     window, stride = perplexity.window, max(1, context // 2)
     if window > context:
         tokens = f", tokens: {4 * stride}" if perplexity.tokens < 4 * stride else ""

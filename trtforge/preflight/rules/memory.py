@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trtforge.models.kv import fullest_stage, kv_bytes_per_token, pool_blocks
 from trtforge.models.kv_window import KvWindows
-from trtforge.models.shape import DTYPE_BYTES, kv_bytes_per_rank, linear_parameters
+from trtforge.models.shape import DTYPE_BYTES, linear_parameters
 from trtforge.preflight.draft_sizes import draft_token_bytes, draft_weight_bytes
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format, weight_format
@@ -32,15 +33,15 @@ def kv_dtype(facts: Facts) -> str:
 
 def token_bytes(facts: Facts) -> int:
     """Bytes of KV cache a token on the fullest rank, with those of what drafts under the same block numbers."""
-    parallel = facts.recipe.build.parallel
-    own = kv_bytes_per_rank(facts.require_model(), kv_dtype(facts), parallel.tp, parallel.pp)
+    parallel, model = facts.recipe.build.parallel, facts.require_model()
+    layers = fullest_stage(model.layers, parallel.pp)
+    own = kv_bytes_per_token(model.kv, kv_dtype(facts), tp=parallel.tp, layers=layers)
     return own + draft_token_bytes(facts)
 
 
 def windows_of(facts: Facts) -> KvWindows:
     """What the layers' caches keep of a request, as the recipe serves the model."""
-    model = facts.require_model()
-    return kv_windows(facts.recipe, model.layers, model.sliding_window or 0, model.window_layers)
+    return kv_windows(facts.recipe, facts.require_model())
 
 
 def request_bytes(facts: Facts) -> int:
@@ -54,7 +55,7 @@ def request_bytes(facts: Facts) -> int:
 def longest_request(facts: Facts, pool: int) -> int:
     """Tokens of the longest request, up to max_seq_len, that a pool of so many bytes holds; 0 when it holds none."""
     limits, block = facts.recipe.build.limits, facts.recipe.build.kv_cache.block_size
-    tokens = max(pool, 0) // (token_bytes(facts) * block) * block
+    tokens = pool_blocks(pool, token_bytes(facts), block) * block
     return windows_of(facts).longest(tokens, block, limits.max_num_tokens, limits.max_seq_len)
 
 
@@ -92,7 +93,7 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
     if memory < least:
         size = facts.recipe.build.kv_cache.block_size
         halved = kv_format(facts) == "none" and memory >= -(-least // DTYPE_BYTES[kv_dtype(facts)])
-        held, longest = memory // (token * size) * size, longest_request(facts, memory)
+        held, longest = pool_blocks(memory, token, size) * size, longest_request(facts, memory)
         kept = -(-least // token)
         yield Violation(
             f"a KV pool of {format_size(memory)} holds {held} tokens, one request may need {limits.max_seq_len}"
@@ -177,7 +178,7 @@ def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
     if build.kv_cache.memory is None or not facts.target.has_pool:
         return
     token = token_bytes(facts)
-    tokens = build.kv_cache.memory // (token * build.kv_cache.block_size) * build.kv_cache.block_size
+    tokens = pool_blocks(build.kv_cache.memory, token, build.kv_cache.block_size) * build.kv_cache.block_size
     share = tokens / build.limits.max_batch_size
     if build.kv_cache.memory >= request_bytes(facts) and share < 2 * build.kv_cache.block_size:
         wanted = 4 * build.kv_cache.block_size * build.limits.max_batch_size * token

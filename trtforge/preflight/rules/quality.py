@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys, usable_positions
+from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_asked, kv_format, other_kv
 from trtforge.preflight.retarget import to_format
@@ -99,7 +99,7 @@ def long_context_is_measured(facts: Facts) -> Iterator[Violation]:
     if kind not in ("yarn", "linear") or not isinstance(original, int) or not _quantized(facts):
         return
     if served > original >= window:
-        reach = usable_positions(model)
+        reach = model.usable_positions
         wanted = min(served, reach)
         yield Violation(
             f"requests reach {served} positions over {kind} scaling, the windows that are scored end at {window}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trtforge.models.shape import usable_positions
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 
@@ -54,7 +53,7 @@ def windows_leave_context(facts: Facts) -> Iterator[Violation]:
     window, stride = perplexity.window, perplexity.stride
     if window >= 2 and stride < window:
         return
-    longest = usable_positions(facts.model) if facts.model is not None else 2 * stride
+    longest = facts.model.usable_positions if facts.model is not None else 2 * stride
     wide = min(max(2, 2 * stride), max(2, longest))
     yield Violation(
         f"perplexity windows of {window} tokens score {stride} each",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.ground.paths import real_path
-from trtforge.models.shape import linears, matches, usable_positions
+from trtforge.models.shape import linears, matches
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import weight_format
 from trtforge.preflight.remedies import by_hand
@@ -110,7 +110,7 @@ def graph_has_positions(facts: Facts) -> Iterator[Violation]:
     model, asked = facts.require_model(), facts.recipe.build.limits.max_seq_len
     positions = model.max_positions
     # TF-K9-001 names what is over the model's context, unless the recipe set it aside
-    unnamed = asked <= usable_positions(model) or "TF-K9-001" in facts.recipe.waive
+    unnamed = asked <= model.usable_positions or "TF-K9-001" in facts.recipe.waive
     if facts.target.from_graph and asked > positions and unnamed:
         yield Violation(
             f"max_seq_len {asked} is over the {positions} positions of config.json",
