@@ -228,18 +228,13 @@ class Binder:
         quant: InputQuant = op.params["quant"]
         x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
         slot = self._output(op, op.outs[0], logits)
-        if quant.kind == "scale":
+        if quant.method is None:
             factors = self.low.view.evaluate(quant.factors).to(self.dtype).flatten().to(self.low.device)
             run = program.scale_columns(factors, x, slot)
         else:
-            out_scale = op.params["out_scale"]
-            run = program.fake_quant(self.kernels, quant.kind, quant.scale, self._factor(quant, out_scale), x, slot)
+            kernel, kept = str(quant.method.input_kernel), quant.method.kept_scale(quant.scale)
+            run = program.fake_quant(self.kernels, kernel, quant.scale, kept * op.params["out_scale"], x, slot)
         self._step(run, "activation quantization", logits)
-
-    @staticmethod
-    def _factor(quant: InputQuant, out_scale: float) -> float:
-        """What quantized codes are multiplied by: FP8 codes need their scale back, NVFP4 ones have it."""
-        return quant.scale * out_scale if quant.kind == "fp8" else out_scale
 
     def _bind_linear(self, op: Op, logits: bool) -> None:
         x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)

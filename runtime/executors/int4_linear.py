@@ -21,7 +21,7 @@ _DTYPES = {torch.float32: abi.FLOAT32, torch.bfloat16: abi.BFLOAT16, torch.float
 def takes(sources: Sequence[LinearSource]) -> bool:
     """Whether the kernel takes these linears: signed integers in groups of whole words."""
     return all(
-        s.format == "int4"
+        s.group > 0
         and s.group % int4.WORD == 0
         and s.shape[1] % s.group == 0
         and isinstance(s.weight, Constant)

@@ -32,17 +32,17 @@ from __future__ import annotations
 import ctypes
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from runtime.executors.fake_quant import E4M3_MAX
 from runtime.executors.int4_linear import HostInt4, takes
 from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
 from runtime.executors.weights import LinearSource, Scratch
+from trtforge.formats.elements import E4M3_MAX
 from trtforge.machine.gpus import architecture_name
 from trtforge.machine.processor import processor
 
@@ -290,7 +290,7 @@ class PackedLinear:
     bias: torch.Tensor | None = None
     power: float = 1.0
     notes: list[str] = field(default_factory=list)
-    #: quantization of the input in front of the kernel: "", "fp8", "nvfp4" (set by the lowering)
+    #: quantization of the input in front of the kernel: a format's kind, or "" (set by the lowering)
     input: str = ""
 
     @property
@@ -311,7 +311,7 @@ def _power_for_fp16(sources: Sequence[LinearSource], codes: torch.Tensor) -> flo
     A bfloat16 weight loses bits in float16 only below 2^-14, at most 2^-25 of absolute error; so the largest
     weight bounds the error relative to it, and 1.0 is the answer for all but odd tensors.
     """
-    if sources[0].format == "int4":
+    if sources[0].method is not None:
         largest = float(torch.linalg.vector_norm(codes, float("inf")))
     else:
         largest = max(s.largest() for s in sources)
@@ -340,28 +340,27 @@ def pack(
         sources: same K, format and group; concatenated along N in this order.
         capability: see :func:`detect`.
         dtype: dtype of the activations.
-        input_scale: the FP8 scale of the input when the graph quantizes it per tensor.
+        input_scale: the scale of the input where the graph rounds it as the weights' format does.
         exact: rows must not depend on their number, also where that costs speed.
         scratch: memory to widen weights in, shared by the calls of a load.
         library: the host op library; None does without its kernels.
     """
-    kind = sources[0].format
-    bias = _bias(sources)
+    method, bias = sources[0].method, _bias(sources)
     scales = [s.scale for s in sources]
     same = all(scale == scales[0] for scale in scales)
-    if capability.device == "cpu" and library is not None and takes(sources):
-        return PackedLinear(HostInt4(library, sources, bias), list(sources), None)
-    codes = (scratch or Scratch()).codes(sources)
+    wanted = Wanted(sources, bias, capability, input_scale, scratch or Scratch(), library)
+    for name in () if method is None else method.kernels:
+        own = KERNELS[name](wanted)
+        if own is not None:
+            return PackedLinear(own, list(sources), None)
+    codes = wanted.scratch.codes(sources)
     if capability.device == "cuda":
-        if kind == "fp8" and capability.fp8 and same and input_scale is not None and _tiles(codes):
-            kernel: LinearKernel = ScaledMm(codes, bias, scales[0], input_scale, "cuda")
-            return PackedLinear(kernel, list(sources), None)
         weight = codes * _column_scales(sources)[:, None] if not same else codes * scales[0]
         return PackedLinear(
             TorchLinear(weight, bias, dtype, "cuda"),
             list(sources),
             None,
-            notes=["weights de-quantized at load"] if kind in ("fp8", "nvfp4", "int4") else [],
+            notes=[] if method is None else ["weights de-quantized at load"],
         )
     out_scale: float | torch.Tensor | None = (
         (None if scales[0] == 1.0 else scales[0]) if same else _column_scales(sources)
@@ -383,17 +382,18 @@ def _dense(
     exact: bool,
 ) -> tuple[LinearKernel, float, list[str]]:
     """A CPU kernel for dense codes, the power of two that its weights are multiplied by, and notes."""
-    kind = sources[0].format
-    # float16 and INT4 weights have bits that bfloat16 has no room for
-    if dtype == torch.bfloat16 and kind not in ("float32", "float16", "int4"):
+    kind, exact_codes = sources[0].format, sources[0].exact_codes
+    # float16 weights, and quantized ones with other codes, have bits that bfloat16 has no room for
+    narrow = kind not in ("float32", "float16") if sources[0].method is None else exact_codes
+    if dtype == torch.bfloat16 and narrow:
         kernel = OnednnBf16(codes, bias, exact)
         # a rounding difference is amplified where activations are quantized: there the order has to be common
-        if kernel.row_invariant or not exact or kind not in ("fp8", "nvfp4") or not capability.fbgemm:
+        if kernel.row_invariant or not exact or not exact_codes or not capability.fbgemm:
             return kernel, 1.0, []
         return FbgemmFp16(codes, bias), 1.0, ["oneDNN's sums depend on the number of rows on this processor"]
     if kind == "float32" or not capability.fbgemm:
         return _float32(codes, bias), 1.0, []
-    power = 1.0 if kind in ("fp8", "nvfp4") else _power_for_fp16(sources, codes)
+    power = 1.0 if exact_codes else _power_for_fp16(sources, codes)
     if power == 1.0:
         return FbgemmFp16(codes, bias, exact), 1.0, []
     if power is None:
@@ -409,8 +409,38 @@ def _float32(codes: torch.Tensor, bias: torch.Tensor | None) -> LinearKernel:
     return TorchLinear(codes.clone(), bias, torch.float32, "cpu")
 
 
-def _tiles(codes: torch.Tensor) -> bool:
-    return codes.shape[0] % 16 == 0 and codes.shape[1] % 16 == 0
+@dataclass(frozen=True)
+class Wanted:
+    """Linears with one input that want a kernel; the fields are the arguments of :func:`pack`."""
+
+    sources: Sequence[LinearSource]
+    bias: torch.Tensor | None
+    capability: Capability
+    input_scale: float | None
+    scratch: Scratch
+    library: ctypes.CDLL | None
+
+
+def _host_int4(wanted: Wanted) -> LinearKernel | None:
+    if wanted.capability.device != "cpu" or wanted.library is None or not takes(wanted.sources):
+        return None
+    return HostInt4(wanted.library, wanted.sources, wanted.bias)
+
+
+def _scaled_mm(wanted: Wanted) -> LinearKernel | None:
+    """One scale for all, calibrated inputs, and whole tiles of 16."""
+    sources = wanted.sources
+    scales, sizes = {s.scale for s in sources}, (sum(s.shape[0] for s in sources), sources[0].shape[1])
+    fits = len(scales) == 1 and wanted.input_scale is not None and not any(size % 16 for size in sizes)
+    if wanted.capability.device != "cuda" or not wanted.capability.fp8 or not fits:
+        return None
+    assert wanted.input_scale is not None
+    codes = wanted.scratch.codes(sources)
+    return ScaledMm(codes, wanted.bias, sources[0].scale, wanted.input_scale, "cuda")
+
+
+#: kernels that formats have of their own, by the name that a format gives them: None where one does not take the linear
+KERNELS: Mapping[str, Callable[[Wanted], LinearKernel | None]] = {"host_int4": _host_int4, "scaled_mm": _scaled_mm}
 
 
 def _column_scales(sources: Sequence[LinearSource]) -> torch.Tensor:

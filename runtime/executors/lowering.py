@@ -181,7 +181,7 @@ class Lowering:
             sources,
             self.capability,
             self.dtype,
-            input_scale=quant.scale if quant is not None and quant.kind == "fp8" else None,
+            input_scale=quant.scale if quant is not None and quant.kind == sources[0].format else None,
             exact=self.exact,
             scratch=self.scratch,
             library=self.library,

@@ -16,6 +16,8 @@ from runtime.executors.interpreter import constant_value, run_node
 from runtime.executors.onnx_graph import Constant, Graph, Node
 from runtime.executors.onnx_ops import OpContext
 from runtime.executors.weights import LinearSource
+from trtforge.formats import format_of_kind, formats
+from trtforge.formats.base import Format
 
 _SHAPE_ONLY = ("Unsqueeze", "Squeeze", "Reshape", "Identity")
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
@@ -24,7 +26,7 @@ _FORMAT_OF = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
 
 @dataclass(frozen=True)
 class InputQuant:
-    """What happens to a linear's input first: ``fp8`` or ``nvfp4`` fake quantization, or a factor a column.
+    """What happens to a linear's input first: a format's rounding (its ``kind``), or a factor a column (``scale``).
 
     ``key`` tells equal treatments apart without comparing tensors.
     """
@@ -32,6 +34,11 @@ class InputQuant:
     kind: str
     scale: float = 1.0
     factors: str = ""
+
+    @property
+    def method(self) -> Format | None:
+        """The format whose rounding it is; None for factors."""
+        return format_of_kind(self.kind)
 
 
 @dataclass
@@ -221,22 +228,10 @@ def _quantized_weight(view: GraphView, node: Node, module: str) -> LinearSource 
     if stored is None or len(stored.shape) != 2:
         return None
     shape = (stored.shape[0], stored.shape[1])
-    if stored.dtype == "FLOAT8E4M3FN":
-        scale = view.scalar(node.inputs[1])
-        return None if scale is None else LinearSource(module, shape, "fp8", stored, scale)
-    has_zero = len(node.inputs) > 2 and node.inputs[2]
-    if node.attribute("axis", 1) % 2 != 1 or has_zero or not node.attribute("block_size", 0):
-        return None
-    block = int(node.attribute("block_size"))
-    if stored.dtype == "INT4":
-        scales = view.evaluate(node.inputs[1])
-        return LinearSource(module, shape, "int4", stored, 1.0, scales, block)
-    scale_node = view.producer.get(node.inputs[1])
-    if stored.dtype == "FLOAT4E2M1" and scale_node is not None and scale_node.kind == "DequantizeLinear":
-        blocks = view.raw(scale_node.inputs[0])
-        scale = view.scalar(scale_node.inputs[1])
-        if blocks is not None and blocks.dtype == "FLOAT8E4M3FN" and scale is not None:
-            return LinearSource(module, shape, "nvfp4", stored, scale, blocks.data.float(), block)
+    for format in formats():
+        found = format.match_weight(view, node, stored)
+        if found is not None:
+            return LinearSource(module, shape, format.kind, stored, found.scale, found.block_scales, found.group)
     return None
 
 
@@ -246,20 +241,10 @@ def _input(view: GraphView, name: str, width: int) -> tuple[str, InputQuant | No
     if node is None:
         return name, None, set()
     here = view.index[id(node)]
-    if node.kind == "DequantizeLinear":
-        inner = view.producer.get(node.inputs[0])
-        if (
-            inner is not None
-            and inner.kind == "QuantizeLinear"
-            and view.dtype.get(inner.outputs[0]) == torch.float8_e4m3fn
-        ):
-            scale, again = view.scalar(inner.inputs[1]), view.scalar(node.inputs[1])
-            if scale is not None and scale == again:
-                return inner.inputs[0], InputQuant("fp8", scale), {here, view.index[id(inner)]}
-    if node.kind == "trtforge::DynamicBlockQuantize" and int(node.attribute("block_size", 16)) == 16:
-        scale = view.scalar(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else 1.0
-        if scale is not None:
-            return node.inputs[0], InputQuant("nvfp4", scale), {here}
+    for format in formats():
+        found = format.match_input(view, node)
+        if found is not None:
+            return found.source, InputQuant(format.kind, found.scale), set(found.nodes)
     if node.kind == "Mul":
         for source, factors in (node.inputs, node.inputs[::-1]):
             if factors in view.constant and source not in view.constant and _vector(view, factors, width) is not None:

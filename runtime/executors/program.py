@@ -173,9 +173,9 @@ def concat(parts: list[Ref], widths: list[int], out: Slot) -> Run:
     return run
 
 
-def fake_quant(kernels: Kernels, kind: str, scale: float, out_scale: float, x: Slot, out: Slot) -> Run:
-    """FP8 or NVFP4 quantization of a linear's input."""
-    function = kernels.fp8_fake_quant if kind == "fp8" else kernels.nvfp4_fake_quant
+def fake_quant(kernels: Kernels, kernel: str, scale: float, out_scale: float, x: Slot, out: Slot) -> Run:
+    """A format's rounding of a linear's input, by one of ``kernels``."""
+    function = getattr(kernels, kernel)
 
     def run(rows: int) -> None:
         function(x.t, scale, out_scale, out.t, rows)

@@ -1,7 +1,7 @@
 """Weights of linears as they are stored, and widened for packing.
 
-A weight [N, K] is codes times a scale: for FP8 and NVFP4 the codes are exact in float16 and bfloat16 and the
-per-tensor scale stays outside the product; dense weights and INT4 have no outer scale.
+A weight [N, K] is codes times a scale, which stays outside the product; what the codes are, and whether float16 and
+bfloat16 hold them exactly, is the format's (:class:`trtforge.formats.base.Format`). Dense weights have no outer scale.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.executors.fake_quant import unpack_e2m1, unpack_int4
 from runtime.executors.onnx_graph import Constant
+from trtforge.formats import format_of_kind
+from trtforge.formats.base import Format, StoredWeight
 
 
 @dataclass
@@ -21,10 +22,10 @@ class LinearSource:
 
     Attributes:
         name: the module path.
-        format: ``bfloat16``, ``float16``, ``float32``, ``fp8``, ``nvfp4`` or ``int4``.
+        format: ``bfloat16``, ``float16``, ``float32``, or a format's :attr:`~trtforge.formats.base.Format.kind`.
         weight: the stored initializer (or the evaluated dense weight).
-        scale: the per-tensor factor outside the product (1 for dense weights and INT4).
-        block_scales: [N, K/group] for int4, float32 [N, K/16] E4M3 values for nvfp4.
+        scale: the per-tensor factor outside the product (1 for dense weights).
+        block_scales: [N, K/group], of the formats with blocks.
     """
 
     name: str
@@ -52,29 +53,29 @@ class LinearSource:
     @property
     def stored_bytes(self) -> int:
         """Bytes of the weight in the engine's files, scales included."""
-        bits = {"fp8": 8, "nvfp4": 4, "int4": 4, "float32": 32}.get(self.format, 16)
-        scales = 0 if self.block_scales is None else self.block_scales.numel() * (1 if self.format == "nvfp4" else 2)
-        return self.shape[0] * self.shape[1] * bits // 8 + scales
+        method, (rows, columns) = self.method, self.shape
+        if method is None or method.row.weight is None:
+            return rows * columns * (4 if self.format == "float32" else 2)
+        scales = 0 if self.block_scales is None else self.block_scales.numel() * method.scale_bytes
+        return rows * columns * method.row.weight.bits // 8 + scales
 
-    def integers(self) -> torch.Tensor:
-        """INT4 weights as int8 [N, K]."""
-        assert isinstance(self.weight, Constant)
-        return unpack_int4(self.weight.data, self.shape, signed=self.weight.dtype == "INT4")
+    @property
+    def method(self) -> Format | None:
+        """The format of a quantized weight; None for a dense one."""
+        return format_of_kind(self.format)
+
+    @property
+    def exact_codes(self) -> bool:
+        """Whether float16 and bfloat16 hold the codes of a quantized weight exactly."""
+        return self.method is not None and self.method.exact_codes
 
     def write_codes(self, out: torch.Tensor) -> None:
-        """Fill float32 [N, K] with what the weights are before :attr:`scale`; exact in float16 for fp8 and nvfp4."""
-        if self.format == "int4":
-            assert self.block_scales is not None
-            blocks = out.view(self.shape[0], -1, self.group)
-            blocks.copy_(self.integers().view(blocks.shape)).mul_(self.block_scales.float()[..., None])
-        elif self.format == "nvfp4":
-            assert isinstance(self.weight, Constant) and self.block_scales is not None
-            blocks = out.view(self.shape[0], -1, self.group)
-            blocks.copy_(unpack_e2m1(self.weight.data, self.shape).view(blocks.shape))
-            blocks.mul_(self.block_scales.float()[..., None])
-        else:
-            data = self.weight.data if isinstance(self.weight, Constant) else self.weight
-            out.copy_(data.T if self.transposed else data)
+        """Fill float32 [N, K] with what the weights are before :attr:`scale`."""
+        if self.method is not None:
+            self.method.write_codes(self.weight, StoredWeight(self.scale, self.block_scales, self.group), out)
+            return
+        data = self.weight.data if isinstance(self.weight, Constant) else self.weight
+        out.copy_(data.T if self.transposed else data)
 
     def largest(self) -> float:
         """The largest magnitude among dense weights, without widening them."""

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.executors.fake_quant import unpack_int4
 from runtime.executors.host_kernels import open_library
 from runtime.executors.linears import Capability, PackedLinear, detect, pack
 from runtime.executors.onnx_graph import Constant
@@ -49,7 +50,8 @@ def source(kind: str, n: int, k: int, group: int, seed: int, bias: bool) -> tupl
     codes = torch.empty(n, k)
     made.write_codes(codes)
     if kind == "int4":  # the product of integer and scale is rounded in no kernel of ours
-        return made, (made.integers().double().view(n, -1, group) * made.block_scales.double()[..., None]).view(n, k)
+        integers = unpack_int4(made.weight.data, (n, k), signed=True).double().view(n, -1, group)
+        return made, (integers * made.block_scales.double()[..., None]).view(n, k)
     return made, codes.double() * made.scale
 
 

@@ -24,3 +24,9 @@ def format_of_algorithm(algorithm: str | None) -> Format | None:
     """The format that ModelOpt's ``quant_algo`` writes, the unquantized one for None; None: there is none."""
     name = UNQUANTIZED if algorithm is None else formats_by_algorithm().get(algorithm)
     return None if name is None else format_named(name)
+
+
+@functools.cache
+def format_of_kind(kind: str) -> Format | None:
+    """The format that an executor describes as ``kind``; None for weights that are not quantized."""
+    return next((format for format in formats() if format.kind == kind), None)

@@ -145,9 +145,17 @@ class InputOperation:
 class GraphView(Protocol):
     """What an executor knows of a graph of plain ONNX operators while it looks for linears."""
 
-    producer: Mapping[str, Any]
-    index: Mapping[int, int]
-    dtype: Mapping[str, torch.dtype]
+    @property
+    def producer(self) -> Mapping[str, Any]:
+        """The node that makes a value."""
+
+    @property
+    def index(self) -> Mapping[int, int]:
+        """A node's ``id`` → its place in the graph."""
+
+    @property
+    def dtype(self) -> Mapping[str, torch.dtype]:
+        """The element type of a value."""
 
     def raw(self, name: str) -> Any | None:
         """The initializer ``name``, when it is one: ``dtype`` (ONNX's name), ``shape``, ``data``."""
