@@ -68,7 +68,7 @@ def test_every_place_where_a_rule_speaks_is_reached(tmp_path, monkeypatch):
     """
     elsewhere = {"model_files.py", "completion.py", "launch.py"}
     spoken: dict[str, set[int]] = {}
-    modules = list(RULES.modules.values())
+    modules = list(RULES.load().values())
     modules.append(import_module("triton_repo.lint.engine_models"))
 
     def heard(speak):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triton_repo.lint.hits import RULES, Rule
-from trtforge.rules.tables import link, rule_table
+from trtforge.rules.tables import Section, link, rule_table
 
 BEGIN = "<!-- rules: written by `python -m triton_repo.lint.docs docs/lint.md` -->"
 END = "<!-- end of rules -->"
@@ -20,11 +20,12 @@ _COLUMNS: dict[str, Callable[[Rule], str]] = {
 
 
 def render() -> str:
-    """The rules as one Markdown table a module, in the order of their sections."""
-    sections = sorted((module.SECTION.place, name, module.SECTION.title) for name, module in RULES.modules.items())
+    """The rules as one Markdown table a section, in the order of the sections."""
+    sections: dict[Section, list[Rule]] = {}
+    for rule in RULES.rules.values():
+        sections.setdefault(RULES.load()[rule.module].SECTION, []).append(rule)
     return "\n".join(
-        f"### {title}\n\n" + rule_table(_COLUMNS, [rule for rule in RULES.rules.values() if rule.module == name])
-        for _, name, title in sections
+        f"### {section.title}\n\n{rule_table(_COLUMNS, sections[section])}" for section in sorted(sections)
     )
 
 

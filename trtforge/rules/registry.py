@@ -27,6 +27,7 @@ class Registry(Generic[RuleT]):
     def __init__(self, package: str, codes: str, order: Callable[[str], Any] = str) -> None:
         self._package, self._codes, self._order = package, re.compile(codes), order
         self._declared: dict[str, RuleT] = {}
+        self._modules: dict[str, ModuleType] | None = None
 
     def declare(self, rule: RuleT) -> None:
         """Register a rule.
@@ -40,15 +41,16 @@ class Registry(Generic[RuleT]):
             raise ValueError(f"{rule.code} is taken by {self._declared[rule.code].title!r}")
         self._declared[rule.code] = rule
 
-    @cached_property
-    def modules(self) -> Mapping[str, ModuleType]:
-        """Every module of the folder by its name."""
-        folder = importlib.import_module(self._package).__path__
-        names = sorted(found.name for found in pkgutil.iter_modules(folder))
-        return {name: importlib.import_module(f"{self._package}.{name}") for name in names}
+    def load(self) -> Mapping[str, ModuleType]:
+        """Every module of the folder by its name, imported when this is first called."""
+        if self._modules is None:
+            folder = importlib.import_module(self._package).__path__
+            names = sorted(found.name for found in pkgutil.iter_modules(folder))
+            self._modules = {name: importlib.import_module(f"{self._package}.{name}") for name in names}
+        return self._modules
 
     @cached_property
     def rules(self) -> Mapping[str, RuleT]:
         """Every rule by code, in order."""
-        assert self.modules is not None
+        self.load()
         return MappingProxyType({code: self._declared[code] for code in sorted(self._declared, key=self._order)})

@@ -13,9 +13,12 @@ RuleT = TypeVar("RuleT", bound=Rule[Any, Any])
 _THREAD = re.compile(r"https://github\.com/([^/]+)/([^/]+)/(?:issues|pull)/(\d+)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Section:
-    """Where a rule module's table stands in its document: ``place`` orders the sections, ``title`` is the heading."""
+    """Where a rule stands in its document: ``place`` orders the sections, ``title`` is the heading.
+
+    Modules may share one.
+    """
 
     place: int
     title: str

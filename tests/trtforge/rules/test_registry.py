@@ -55,7 +55,7 @@ def test_a_module_in_the_folder_is_registered_and_nothing_names_it(folder: Path)
         (folder / f"about_{number}.py").write_text(_MODULE.format(package=folder.name, number=number))
     registry = registry_of(folder)
     assert list(registry.rules) == ["X-9", "X-10"], "in the order of the codes, not of the files"
-    assert list(registry.modules) == ["about_10", "about_9"]
+    assert list(registry.load()) == ["about_10", "about_9"]
     assert [rule.module for rule in registry.rules.values()] == ["about_9", "about_10"]
     found = [Finding(rule, breach) for rule in registry.rules.values() for breach in rule.check([10])]
     assert [(item.code, item.message, item.blocks) for item in found] == [("X-10", "it holds 10", True)]
@@ -79,8 +79,8 @@ def test_every_module_of_the_two_folders_declares_rules(
     registry: Registry[Rule[object, Breach]], folder_name: str
 ) -> None:
     declared = {rule.module for rule in registry.rules.values()}
-    assert declared == set(registry.modules), f"a file of {folder_name} without a rule"
-    for name, module in registry.modules.items():
+    assert declared == set(registry.load()), f"a file of {folder_name} without a rule"
+    for name, module in registry.load().items():
         assert Path(str(module.__file__)).as_posix().endswith(f"{folder_name}/{name}.py")
 
 
