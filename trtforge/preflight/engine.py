@@ -101,6 +101,10 @@ class Facts:
         """The target that the recipe names."""
         return self.recipe.target
 
+    def asked(self, *keys: str) -> str:
+        """``KEY: VALUE`` of recipe keys as the recipe has them: what a violation is about."""
+        return ", ".join(f"{key}: {_shown(self.recipe, key)}" for key in keys)
+
     @cached_property
     def files(self) -> SourceFiles | None:
         """The model's folder; None when it is not here or the source is no folder."""
@@ -142,6 +146,13 @@ class Facts:
         """The machine, for rules that declared the need."""
         assert self.machine is not None
         return self.machine
+
+
+def _shown(place: Any, key: str) -> Any:
+    """The value at a dotted key, as a message shows it."""
+    for part in key.split("."):
+        place = place[part] if isinstance(place, Mapping) else getattr(place, part)
+    return list(place) if isinstance(place, tuple) else place
 
 
 @dataclass(frozen=True)

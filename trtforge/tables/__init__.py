@@ -92,6 +92,10 @@ class StackTable(_Row):
         """The row called ``name``, or None."""
         return next((row for row in self.rows if row.name == name), None)
 
+    def of(self, target: str) -> list[StackRow]:
+        """The rows that have a target."""
+        return [row for row in self.rows if target in row.targets]
+
     def newest(self, target: str) -> StackRow | None:
         """The newest row that has ``target``, or None."""
         return next((row for row in self.rows if target in row.targets), None)

@@ -87,6 +87,14 @@ class FeatureTable(_Row):
         """The row of a target's method, or None when the target has no row for it."""
         return next((row for row in self.methods if (row.target, row.method) == (target, method)), None)
 
+    def methods_of(self, target: str) -> list[Method]:
+        """The rows of the methods that a target has."""
+        return [row for row in self.methods if row.target == target and row.support == "yes"]
+
+    def targets_of(self, method: str) -> list[str]:
+        """The targets that have a method."""
+        return [row.target for row in self.methods if row.method == method and row.support == "yes"]
+
 
 class Kernel(_Row):
     """The shapes that a format's kernel takes on these targets and architectures."""

@@ -149,7 +149,7 @@ def modules_fit(facts: Facts) -> Iterator[Violation]:
             mended = [near if item == module else item for item in lora.target_modules]
             yield Violation(
                 f"build.trtllm.lora.target_modules: {module} is no module of TensorRT-LLM",
-                f"build.trtllm.lora.target_modules: {list(lora.target_modules)}",
+                facts.asked("build.trtllm.lora.target_modules"),
                 {"known": list(KNOWN_MODULES)},
                 [line("build.trtllm.lora.target_modules", mended)]
                 if near

@@ -140,7 +140,7 @@ def guided_needs_tokenizer(facts: Facts) -> Iterator[Violation]:
     if not facts.files.has("tokenizer.json"):
         yield Violation(
             f"guided decoding by {facts.recipe.build.trtllm.guided_decoding}, and no tokenizer.json in the checkpoint",
-            f"build.trtllm.guided_decoding: {facts.recipe.build.trtllm.guided_decoding}",
+            facts.asked("build.trtllm.guided_decoding"),
             {"folder": str(facts.files.folder)},
             [
                 *by_hand(*tokenizer_remedies(other_tokenizers(facts.files.has))),

@@ -61,7 +61,7 @@ def known_corpus(facts: Facts) -> Iterator[Violation]:
         near = nearest(spec, list(BUILTIN_PROMPTS))
         yield Violation(
             f"bench.prompts: {spec} names no prompts",
-            f"bench.prompts: {spec}",
+            facts.asked("bench.prompts"),
             {"builtin": list(BUILTIN_PROMPTS)},
             [
                 f"bench.prompts: {near or BUILTIN_PROMPTS[0]}",

@@ -83,7 +83,7 @@ def widths_agree(facts: Facts) -> Iterator[Violation]:
     if isinstance(given, int) and given != model.hidden:
         yield Violation(
             f"the heads read a width of {given}, the target has {model.hidden}",
-            f"speculation.draft: {facts.recipe.speculation.draft}",
+            facts.asked("speculation.draft"),
             {"draft_hidden": given, "target_hidden": model.hidden},
             [*by_hand("heads that were trained on this target"), without_speculation(facts)],
         )
@@ -123,7 +123,7 @@ def _compared(facts: Facts, names: tuple[str, ...], *, at_least: float, below: f
         return
     yield Violation(
         f"the draft has {parameters:,} parameters, the target {model.parameters:,}",
-        f"speculation.draft: {facts.recipe.speculation.draft}",
+        facts.asked("speculation.draft"),
         {"draft": parameters, "target": model.parameters, "ratio": round(parameters / model.parameters, 2)},
         [*by_hand(f"a draft of {model.parameters // 10:,} parameters or fewer"), without_speculation(facts)],
     )

@@ -81,10 +81,10 @@ def drafter_is_of_method(facts: Facts) -> Iterator[Violation]:
     if (method, found) == ("eagle", "eagle3") and facts.target.trtllm_build:
         return  # TF-K12-024 names it
     fc = files.tensors.get("fc.weight")
-    hosts = [row.target for row in facts.features.methods if row.method == found and row.support == "yes"]
+    hosts = facts.features.targets_of(found)
     yield Violation(
         f"the draft is {_DRAFTERS[found]}, speculation.method {method} wants {_DRAFTERS[method]}",
-        f"speculation.method: {method}, speculation.draft: {recipe.speculation.draft}",
+        facts.asked("speculation.method", "speculation.draft"),
         {"found": found, "fc": list(fc.shape) if fc is not None else None, "maps": "d2t" in files.tensors},
         [
             *(to_target(facts, host, method=found) for host in hosts),
@@ -144,7 +144,7 @@ def _inspected(facts: Facts, severity: str) -> Iterator[Violation]:
         if finding.severity == severity and finding.code not in said:
             yield Violation(
                 f"{finding.message} ({finding.code})",
-                f"speculation.draft: {facts.recipe.speculation.draft}",
+                facts.asked("speculation.draft"),
                 {"refusal": finding.code, **finding.numbers},
                 [*by_hand(*finding.remedies), without_speculation(facts)],
                 why=finding.why,
@@ -218,7 +218,7 @@ def drafter_has_a_method(facts: Facts) -> Iterator[Violation]:
         return  # a model with a prediction layer of its own drafts as any other
     yield Violation(
         f"the draft is {kind.title}, which speculation.method {method} does not take",
-        f"speculation.method: {method}, speculation.draft: {facts.recipe.speculation.draft}",
+        facts.asked("speculation.method", "speculation.draft"),
         {"kind": kind.name},
         [*by_hand("an EAGLE-3 drafter of this model as speculation.draft"), without_speculation(facts)],
     )
@@ -240,7 +240,7 @@ def draft_is_long_enough(facts: Facts) -> Iterator[Violation]:
     if isinstance(positions, int) and positions < longest:
         yield Violation(
             f"the draft has {positions} positions, build.limits.max_seq_len is {longest}",
-            f"speculation.draft: {recipe.speculation.draft}",
+            facts.asked("speculation.draft"),
             {"positions": positions, "max_seq_len": longest},
             [f"build.limits.max_seq_len: {positions}", without_speculation(facts)],
         )

@@ -120,7 +120,7 @@ def draft_has_a_graph(facts: Facts) -> Iterator[Violation]:
     if isinstance(named, str) and named not in known:
         yield Violation(
             f"the draft is a {named}",
-            f"speculation.draft: {recipe.speculation.draft}",
+            facts.asked("speculation.draft"),
             {"architecture": named, "known": known},
             [*by_hand("a draft model of one of these classes"), without_speculation(facts)],
         )

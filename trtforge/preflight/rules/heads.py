@@ -59,7 +59,7 @@ def heads_split(facts: Facts) -> Iterator[Violation]:
     if model.heads % tp:
         yield Violation(
             f"{model.heads} heads do not split over tp {tp}",
-            f"build.parallel.tp: {tp}",
+            facts.asked("build.parallel.tp"),
             {"heads": model.heads, "kv_heads": model.kv_heads, "tp": tp, "works": tp_works(model)},
             tp_remedies(model, tp),
         )
@@ -78,7 +78,7 @@ def kv_heads_split(facts: Facts) -> Iterator[Violation]:
     if not kv_fits(model.kv_heads, tp):
         yield Violation(
             f"{model.kv_heads} KV heads and tp {tp}: neither divides the other",
-            f"build.parallel.tp: {tp}",
+            facts.asked("build.parallel.tp"),
             {"kv_heads": model.kv_heads, "tp": tp, "works": tp_works(model)},
             tp_remedies(model, tp),
         )
@@ -98,7 +98,7 @@ def kv_heads_copied(facts: Facts) -> Iterator[Violation]:
         copies = tp // model.kv_heads
         yield Violation(
             f"tp {tp} keeps each of {model.kv_heads} KV heads {copies} times",
-            f"build.parallel.tp: {tp}",
+            facts.asked("build.parallel.tp"),
             {"kv_heads": model.kv_heads, "tp": tp, "copies": copies},
             [
                 *(
@@ -125,7 +125,7 @@ def mlp_splits(facts: Facts) -> Iterator[Violation]:
         padded = padded_mlp(facts, weight_format(facts))  # so that groups and tiles fit too (TF-K4-001, TF-K4-004)
         yield Violation(
             f"an MLP of width {model.ffn} does not split over tp {tp}",
-            f"build.parallel.tp: {tp}",
+            facts.asked("build.parallel.tp"),
             {"ffn": model.ffn, "tp": tp, "padded": padded, "works": tp_works(model)},
             [*tp_remedies(model, tp), *by_hand(f"pad the checkpoint's MLP with zeros to {padded}")],
         )
@@ -155,7 +155,7 @@ def experts_split(facts: Facts) -> Iterator[Violation]:
     else:
         return
     numbers = {"ep": parallel.ep, "tp": parallel.tp, "experts": experts, "works": works if experts > 1 else [1]}
-    yield Violation(message, f"build.parallel.ep: {parallel.ep}", numbers, remedies)
+    yield Violation(message, facts.asked("build.parallel.ep"), numbers, remedies)
 
 
 def is_compiled(facts: Facts, target: str, head_size: int) -> bool:

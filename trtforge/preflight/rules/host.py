@@ -35,7 +35,7 @@ def host_memory(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             f"quantizing {parameters / 1e9:.2f} billion parameters needs about {format_size(needed)}, "
             f"this machine has {format_size(total)}",
-            f"model.source: {facts.recipe.model.source}",
+            facts.asked("model.source"),
             {"parameters": parameters, "needed": needed, "memory_total": total},
             by_hand(f"a machine with {format_size(needed)} or more", "a smaller model"),
         )
@@ -61,7 +61,7 @@ def host_disk(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             f"the artifacts {'that are still to be made ' if made else ''}take about {format_size(needed)}, "
             f"{format_size(free)} are free",
-            f"model.source: {facts.recipe.model.source}",
+            facts.asked("model.source"),
             {"checkpoint": plain, "quantized": stored, "copies": copies, "needed": needed, "disk_free": free},
             by_hand("trtforge artifacts gc", "--store DIR on a larger disk"),
         )
@@ -88,7 +88,7 @@ def build_memory(facts: Facts) -> Iterator[Violation]:
         fits = max(0, (total - QUANTIZER_BYTES) // each)
         yield Violation(
             f"{at_once} workers need about {format_size(needed)}, this machine has {format_size(total)}",
-            f"build.trtllm.workers: {workers}",
+            facts.asked("build.trtllm.workers"),
             {"workers": at_once, "bytes_per_worker": each, "needed": needed, "memory_total": total, "fits": fits},
             [
                 *([f"build.trtllm.workers: {fits}"] if fits else []),

@@ -28,7 +28,7 @@ def sequence_in_context(facts: Facts) -> Iterator[Violation]:
     if limit > context:
         yield Violation(
             f"max_seq_len {limit} is over the model's context of {context}",
-            f"build.limits.max_seq_len: {limit}",
+            facts.asked("build.limits.max_seq_len"),
             {"max_seq_len": limit, "max_positions": context},
             [f"build.limits.max_seq_len: {context}", *by_hand("a checkpoint whose rope scaling reaches further")],
         )
@@ -46,14 +46,14 @@ def input_below_sequence(facts: Facts) -> Iterator[Violation]:
     if limits.max_input_len is None and limits.max_seq_len < 2:
         yield Violation(
             "max_seq_len 1 holds no prompt and its answer",
-            f"build.limits.max_seq_len: {limits.max_seq_len}",
+            facts.asked("build.limits.max_seq_len"),
             {"max_seq_len": limits.max_seq_len, "least": 2},
             ["build.limits.max_seq_len: 2  # or more"],
         )
     elif limits.max_input_len is not None and limits.max_input_len >= limits.max_seq_len:
         yield Violation(
             f"max_input_len {limits.max_input_len} is not below max_seq_len {limits.max_seq_len}",
-            f"build.limits.max_input_len: {limits.max_input_len}",
+            facts.asked("build.limits.max_input_len"),
             {"max_input_len": limits.max_input_len, "max_seq_len": limits.max_seq_len},
             [
                 f"build.limits.max_input_len: {limits.max_seq_len - 1}  # or less",
@@ -95,7 +95,7 @@ def calibration_in_context(facts: Facts) -> Iterator[Violation]:
     if (quantize.format != "none" or quantize.kv_cache != "none") and length > context:
         yield Violation(
             f"calibration sequences of {length} tokens are over the model's context of {context}",
-            f"quantize.calibration.sequence_length: {length}",
+            facts.asked("quantize.calibration.sequence_length"),
             {"sequence_length": length, "max_positions": context},
             [f"quantize.calibration.sequence_length: {min(512, context)}"],
         )
@@ -114,7 +114,7 @@ def windows_in_context(facts: Facts) -> Iterator[Violation]:
         tokens = f", tokens: {4 * stride}" if perplexity.tokens < 4 * stride else ""
         yield Violation(
             f"perplexity windows of {window} tokens are over the model's context of {context}",
-            f"evals.perplexity.window: {window}",
+            facts.asked("evals.perplexity.window"),
             {"window": window, "max_positions": context},
             [f"evals.perplexity: {{window: {context}, stride: {stride}{tokens}}}"],
         )
@@ -133,7 +133,7 @@ def bench_fits(facts: Facts) -> Iterator[Violation]:
     if room < 1:
         yield Violation(
             f"answers of {bench.max_tokens} tokens leave no room for a prompt in max_seq_len {limits.max_seq_len}",
-            f"bench.max_tokens: {bench.max_tokens}",
+            facts.asked("bench.max_tokens"),
             {"max_tokens": bench.max_tokens, "max_seq_len": limits.max_seq_len},
             [f"bench.max_tokens: {max(1, limits.max_seq_len // 2)}", *by_hand("raise build.limits.max_seq_len")],
         )
@@ -143,7 +143,7 @@ def bench_fits(facts: Facts) -> Iterator[Violation]:
     if longest is not None and longest > room:
         yield Violation(
             f"prompts of {bench.prompts} reach {longest} tokens, the limits leave {room}",
-            f"bench.prompts: {bench.prompts}, bench.max_tokens: {bench.max_tokens}",
+            facts.asked("bench.prompts", "bench.max_tokens"),
             {"longest_prompt": longest, "room": room, "max_seq_len": limits.max_seq_len},
             [
                 f"build.limits.max_seq_len: {longest + bench.max_tokens}  # or more",
@@ -169,7 +169,7 @@ def concurrency_in_batch(facts: Facts) -> Iterator[Violation]:
     if over:
         yield Violation(
             f"bench.concurrency {over} is over max_batch_size {limit}",
-            f"bench.concurrency: {list(facts.recipe.bench.concurrency)}",
+            facts.asked("bench.concurrency"),
             {"over": over, "max_batch_size": limit},
             [
                 f"build.limits.max_batch_size: {max(over)}",
@@ -192,7 +192,7 @@ def generation_fits(facts: Facts) -> Iterator[Violation]:
     if generation.max_tokens >= limits.max_seq_len:
         yield Violation(
             f"answers of {generation.max_tokens} tokens do not fit max_seq_len {limits.max_seq_len}",
-            f"evals.generation.max_tokens: {generation.max_tokens}",
+            facts.asked("evals.generation.max_tokens"),
             {"max_tokens": generation.max_tokens, "max_seq_len": limits.max_seq_len},
             [
                 f"evals.generation.max_tokens: {max(1, limits.max_seq_len // 2)}",
@@ -213,7 +213,7 @@ def enough_tokens(facts: Facts) -> Iterator[Violation]:
         blocks = perplexity.tokens / perplexity.stride
         yield Violation(
             f"{perplexity.tokens} tokens make {blocks:.1f} blocks of {perplexity.stride}",
-            f"evals.perplexity.tokens: {perplexity.tokens}",
+            facts.asked("evals.perplexity.tokens"),
             {"tokens": perplexity.tokens, "stride": perplexity.stride},
             [
                 f"evals.perplexity.tokens: {4 * perplexity.stride}  # or more",
@@ -303,7 +303,7 @@ def step_holds_block(facts: Facts) -> Iterator[Violation]:
     if facts.target.tensorrt_llm and build.trtllm.chunked_context and tokens < block:
         yield Violation(
             f"max_num_tokens {tokens} is less than a KV block of {block}",
-            f"build.limits.max_num_tokens: {tokens}, build.kv_cache.block_size: {block}",
+            facts.asked("build.limits.max_num_tokens", "build.kv_cache.block_size"),
             {"max_num_tokens": tokens, "block_size": block},
             [
                 f"build.limits.max_num_tokens: {block}",

@@ -160,7 +160,7 @@ def engine_fits_now(facts: Facts) -> Iterator[Violation]:
     if machine.memory_available < needed <= machine.memory_total:
         yield Violation(
             f"the engine needs {format_size(needed)}, {format_size(machine.memory_available)} are free",
-            f"build.kv_cache.memory: {facts.recipe.build.kv_cache.memory}",
+            facts.asked("build.kv_cache.memory"),
             {"needed": needed, "available": machine.memory_available},
             by_hand("stop other programs", "a smaller build.kv_cache.memory"),
         )

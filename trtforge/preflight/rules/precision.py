@@ -57,7 +57,7 @@ def unknown_format(facts: Facts) -> Iterator[Violation]:
     near = nearest(name, list(facts.formats))
     yield Violation(
         f"quantize.format: {name} is no row of the format table",
-        f"quantize.format: {name}",
+        facts.asked("quantize.format"),
         {"known": list(facts.formats)},
         [to_format(facts, name) for name in ([near] if near else facts.formats)],
     )
@@ -155,7 +155,7 @@ def kv_mode_supported(facts: Facts) -> Iterator[Violation]:
         usable = [name for name, other in facts.kv_modes.items() if other.supported]
         yield Violation(
             f"KV cache {mode} cannot be served",
-            f"quantize.kv_cache: {mode}",
+            facts.asked("quantize.kv_cache"),
             {"usable": usable},
             [f"quantize.kv_cache: {other}" for other in usable if other != "none"] + ["quantize.kv_cache: none"],
             why=row.why,
@@ -195,7 +195,7 @@ def architectures_without_effect(facts: Facts) -> Iterator[Violation]:
     if not facts.target.needs_gpu and build.architectures:
         yield Violation(
             f"build.architectures has no effect on target {build.target}",
-            f"build.architectures: {list(build.architectures)}",
+            facts.asked("build.architectures"),
             {},
             ["remove build.architectures"],
         )
@@ -239,7 +239,7 @@ def built_where_it_runs(facts: Facts) -> Iterator[Violation]:
     if other:
         yield Violation(
             f"the engine is for {', '.join(other)}, the GPUs here are {', '.join(here)}",
-            f"build.architectures: {list(build.architectures)}",
+            facts.asked("build.architectures"),
             {"asked": list(build.architectures), "here": list(here)},
             [
                 *(line("build.architectures", [name]) for name in here),
@@ -262,7 +262,7 @@ def one_architecture(facts: Facts) -> Iterator[Violation]:
     if facts.target.built_for == "this-gpu" and len(set(build.architectures)) > 1:
         yield Violation(
             f"target {build.target} builds for one architecture, the recipe names {len(set(build.architectures))}",
-            f"build.architectures: {list(build.architectures)}",
+            facts.asked("build.architectures"),
             {"architectures": list(build.architectures)},
             [
                 *(f"build.architectures: [{name}]" for name in build.architectures),

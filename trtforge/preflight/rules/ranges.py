@@ -57,7 +57,7 @@ def windows_leave_context(facts: Facts) -> Iterator[Violation]:
     wide = min(max(2, 2 * stride), max(2, longest))
     yield Violation(
         f"perplexity windows of {window} tokens score {stride} each",
-        f"evals.perplexity.window: {window}, evals.perplexity.stride: {stride}",
+        facts.asked("evals.perplexity.window", "evals.perplexity.stride"),
         {"window": window, "stride": stride},
         [
             *([f"evals.perplexity.stride: {window // 2}"] if window >= 2 else []),

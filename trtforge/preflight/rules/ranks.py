@@ -43,7 +43,7 @@ def pipeline_splits(facts: Facts) -> Iterator[Violation]:
     if pp > model.layers:
         yield Violation(
             f"{model.layers} layers do not fill pp {pp}",
-            f"build.parallel.pp: {pp}",
+            facts.asked("build.parallel.pp"),
             {"layers": model.layers, "pp": pp},
             [f"build.parallel.pp: {model.layers}  # or less"],
         )
@@ -123,7 +123,7 @@ def participants_fit_ranks(facts: Facts) -> Iterator[Violation]:
     for message in problems:
         yield Violation(
             message,
-            f"triton.parameters.participant_ids: {text}",
+            facts.asked("triton.parameters.participant_ids"),
             {"ranks": ranks, "given": ids, "launch": facts.recipe.triton.launch},
             [f'triton.parameters.participant_ids: "{right}"', "remove triton.parameters.participant_ids"],
         )
@@ -141,7 +141,7 @@ def workers_have_ranks(facts: Facts) -> Iterator[Violation]:
     if facts.target.trtllm_build and workers > ranks:
         yield Violation(
             f"{workers} workers build {ranks} ranks",
-            f"build.trtllm.workers: {workers}",
+            facts.asked("build.trtllm.workers"),
             {"workers": workers, "ranks": ranks},
             [f"build.trtllm.workers: {ranks}"],
         )
@@ -182,7 +182,7 @@ def devices_are_here(facts: Facts) -> Iterator[Violation]:
     fitting = ",".join(str(index) for index in range(ranks)) if ranks <= len(gpus) else None
     yield Violation(
         f"gpu_device_ids names GPU {max(ids)}, {len(gpus)} are visible (0 to {len(gpus) - 1})",
-        f"triton.parameters.gpu_device_ids: {text}",
+        facts.asked("triton.parameters.gpu_device_ids"),
         {"ids": ids, "gpus": len(gpus)},
         [
             *([f'triton.parameters.gpu_device_ids: "{fitting}"'] if fitting else []),

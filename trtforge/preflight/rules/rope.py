@@ -87,7 +87,7 @@ def rope_agrees(facts: Facts) -> Iterator[Violation]:
             shown = ", ".join(f"{key}: {value}" for key, value in found.items())
             yield Violation(
                 f"config.json says the rope's {what} in two ways: {shown}",
-                f"model.source: {facts.recipe.model.source}",
+                facts.asked("model.source"),
                 {"found": dict(found)},
                 by_hand(
                     f"keep one value of {', '.join(found)} in config.json", "download config.json of one revision again"
@@ -136,7 +136,7 @@ def extension_is_there(facts: Facts) -> Iterator[Violation]:
     if lost and base in (None, 500_000):
         yield Violation(
             "config.json says 131,072 positions of a Llama-3 vocabulary and no rope scaling",
-            f"model.source: {facts.recipe.model.source}",
+            facts.asked("model.source"),
             {"max_positions": model.max_positions, "rope_type": "default", "rope_theta": base},
             by_hand(
                 "rope_scaling: {rope_type: llama3, factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, "

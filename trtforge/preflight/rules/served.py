@@ -37,7 +37,7 @@ def pool_tokens_hold_request(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             f"the pool holds {tokens} tokens, one request of max_seq_len {limits.max_seq_len} with {beams} "
             f"beam{'' if beams == 1 else 's'} takes {needed}",
-            f"triton.parameters.max_tokens_in_paged_kv_cache: {text}, build.limits.max_seq_len: {limits.max_seq_len}",
+            facts.asked("triton.parameters.max_tokens_in_paged_kv_cache", "build.limits.max_seq_len"),
             {"pool_tokens": tokens, "needed_tokens": needed, "block_size": block, "beams": beams},
             [
                 f'triton.parameters.max_tokens_in_paged_kv_cache: "{needed}"',
@@ -65,7 +65,7 @@ def mode_fits_engine(facts: Facts) -> Iterator[Violation]:
     if (drafts and wanted != method) or (not drafts and built):
         yield Violation(
             f"decoding_mode {mode} with an engine of speculation.method {method}",
-            f"triton.parameters.decoding_mode: {mode}, speculation.method: {method}",
+            facts.asked("triton.parameters.decoding_mode", "speculation.method"),
             {"decoding_mode": mode, "method": method},
             [
                 "remove triton.parameters.decoding_mode",

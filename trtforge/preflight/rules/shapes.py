@@ -160,7 +160,7 @@ def stages_exclude_alike(facts: Facts) -> Iterator[Violation]:
     if any(stage != plain[0] for stage in plain):
         yield Violation(
             f"the {pp} stages exclude {', '.join(str(len(stage)) for stage in plain)} linears, not the same ones",
-            f"quantize.exclude: {list(exclude)}, build.parallel.pp: {pp}",
+            facts.asked("quantize.exclude", "build.parallel.pp"),
             {"excluded_by_stage": [len(stage) for stage in plain]},
             ["build.parallel.pp: 1", "quantize.exclude: [lm_head]"],
         )

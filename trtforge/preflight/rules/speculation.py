@@ -51,12 +51,12 @@ def method_exists(facts: Facts) -> Iterator[Violation]:
     row = facts.features.method(target, method)
     if method == "none" or (row is not None and row.support == "yes"):
         return
-    works = [item.method for item in facts.features.methods if item.target == target and item.support == "yes"]
-    hosts = [item.target for item in facts.features.methods if item.method == method and item.support == "yes"]
+    works = [item.method for item in facts.features.methods_of(target)]
+    hosts = facts.features.targets_of(method)
     instead = row.instead if row is not None else None
     yield Violation(
         f"target {target} has no speculation by {method}",
-        f"speculation.method: {method}, build.target: {target}",
+        facts.asked("speculation.method", "build.target"),
         {"methods_of_target": works, "targets_of_method": hosts},
         [
             *methods(facts, [instead] if instead else []),
@@ -79,14 +79,10 @@ def draft_is_given(facts: Facts) -> Iterator[Violation]:
     speculation = facts.recipe.speculation
     row = facts.features.method(facts.recipe.build.target, speculation.method)
     if row is not None and row.draft == "required" and not speculation.draft:
-        free = [
-            item.method
-            for item in facts.features.methods
-            if item.target == row.target and item.support == "yes" and item.draft == "none"
-        ]
+        free = [item.method for item in facts.features.methods_of(row.target) if item.draft == "none"]
         yield Violation(
             f"speculation.method: {speculation.method} has no speculation.draft",
-            f"speculation.method: {speculation.method}",
+            facts.asked("speculation.method"),
             {"methods_without_draft": free},
             [*by_hand("name the draft's directory in speculation.draft"), *methods(facts, free)],
         )
@@ -149,7 +145,7 @@ def draft_length_given(facts: Facts) -> Iterator[Violation]:
         wanted = DRAFT_LENGTHS.get(speculation.method, 4)
         yield Violation(
             f"speculation.method: {speculation.method} has no max_draft_len",
-            f"speculation.method: {speculation.method}",
+            facts.asked("speculation.method"),
             {},
             [f"speculation.max_draft_len: {wanted}"],
         )
@@ -228,7 +224,7 @@ def batch_is_small(facts: Facts) -> Iterator[Violation]:
     if recipe.speculation.method != "none" and batch >= _BUSY_BATCH and max(levels) < batch:
         yield Violation(
             f"speculation for up to {batch} requests, measured at {max(levels)}",
-            f"speculation.method: {recipe.speculation.method}, build.limits.max_batch_size: {batch}",
+            facts.asked("speculation.method", "build.limits.max_batch_size"),
             {"max_batch_size": batch, "measured_up_to": max(levels)},
             [line("bench.concurrency", [*levels, batch]), f"build.limits.max_batch_size: {_BUSY_BATCH // 4}"],
         )
@@ -276,18 +272,14 @@ def layout_drafts(facts: Facts) -> Iterator[Violation]:
     usable = [name for name, other in rows.items() if other and other.support == "yes"]
     hosts = [name for name, methods in facts.features.drafting_layouts.items() if method in methods]
     others = sorted(
-        {
-            (row.target, host)
-            for host in hosts
-            for stack in facts.stacks.rows
-            for row in facts.features.methods
-            if host in stack.layouts and row.target in stack.targets and row.target != target
-            if row.method == method and row.support == "yes"
-        }
+        (other, host)
+        for host in hosts
+        for other in facts.features.targets_of(method)
+        if other != target and _served_by(facts, other, host)
     )
     yield Violation(
         f"triton.layout: {layout} has no models that draft by {method}",
-        f"speculation.method: {method}, triton.layout: {layout}",
+        facts.asked("speculation.method", "triton.layout"),
         {"methods_of_layout": usable, "layouts_of_method": hosts},
         [
             *(f"triton.layout: {host}" for host in hosts if _served_by(facts, target, host)),
@@ -298,7 +290,7 @@ def layout_drafts(facts: Facts) -> Iterator[Violation]:
 
 
 def _served_by(facts: Facts, target: str, layout: str) -> bool:
-    return any(target in stack.targets and layout in stack.layouts for stack in facts.stacks.rows)
+    return any(layout in stack.layouts for stack in facts.stacks.of(target))
 
 
 @rule(
@@ -317,9 +309,7 @@ def drafter_is_written(facts: Facts) -> Iterator[Violation]:
     if row is None or not row.architectures or not isinstance(found, str) or found in row.architectures:
         return
     any_model = [
-        item.method
-        for item in facts.features.methods
-        if item.target == target and item.support == "yes" and not item.architectures and item.draft == "none"
+        item.method for item in facts.features.methods_of(target) if not item.architectures and item.draft == "none"
     ]
     yield Violation(
         f"speculation by {method} is not written beside {found} for {target}",
@@ -343,7 +333,7 @@ def draft_is_directory(facts: Facts) -> Iterator[Violation]:
         name = draft.removeprefix("hf:").split("@")[0]
         yield Violation(
             f"speculation.draft: {draft} is not fetched",
-            f"speculation.draft: {draft}",
+            facts.asked("speculation.draft"),
             {"draft": draft},
             by_hand(f"huggingface-cli download {name} --local-dir draft, then speculation.draft: draft"),
         )
@@ -392,7 +382,7 @@ def draft_is_heads(facts: Facts) -> Iterator[Violation]:
     if isinstance(layers, int) and layers >= max(3, model.layers // 2) and files.tensors and not reads_hidden_states:
         yield Violation(
             f"the draft has {layers} layers and none that reads the target's hidden states",
-            f"speculation.method: {method}, speculation.draft: {facts.recipe.speculation.draft}",
+            facts.asked("speculation.method", "speculation.draft"),
             {"draft_layers": layers, "target_layers": model.layers, "expected_tensor": "fc.weight"},
             [
                 *by_hand("heads that were trained for this target"),

@@ -41,7 +41,7 @@ def known_stack(facts: Facts) -> Iterator[Violation]:
     name = facts.recipe.stack
     if name and facts.stacks.row(name) is None:
         target = facts.recipe.build.target
-        fitting = [row.name for row in facts.stacks.rows if target in row.targets]
+        fitting = [row.name for row in facts.stacks.of(target)]
         near = nearest(name, fitting)
         yield Violation(
             f"stack: {name} is no row of the stack table",
@@ -64,7 +64,7 @@ def stack_has_target(facts: Facts) -> Iterator[Violation]:
     row, target = stack_of(facts), facts.recipe.build.target
     if row is None or target in row.targets or any(item.target == target for item in row.removed):
         return
-    works = [other.name for other in facts.stacks.rows if target in other.targets]
+    works = [other.name for other in facts.stacks.of(target)]
     yield Violation(
         f"stack {row.name} has no target {target}",
         f"stack: {row.name}, build.target: {target}",
@@ -84,7 +84,7 @@ def triton_of_stack(facts: Facts) -> Iterator[Violation]:
     if row is not None and version and row.triton and version != row.triton:
         yield Violation(
             f"triton.version {version} is not the release of stack {row.name} ({row.triton})",
-            f"triton.version: {version}",
+            facts.asked("triton.version"),
             {"stack": row.name, "triton": row.triton},
             ["remove triton.version", f'triton.version: "{row.triton}"'],
         )
@@ -105,7 +105,7 @@ def layout_serves_target(facts: Facts) -> Iterator[Violation]:
         works, served = list(facts.target.layouts), served_by(layout)
         yield Violation(
             f"triton.layout: {layout} does not serve target {target}",
-            f"triton.layout: {layout}, build.target: {target}",
+            facts.asked("triton.layout", "build.target"),
             {"layout_serves": list(served), "layouts_of_target": works},
             [to_layout(facts, name) for name in works] + [to_target(facts, name) for name in served],
         )
@@ -122,7 +122,7 @@ def tasks_implemented(facts: Facts) -> Iterator[Violation]:
     if tasks:
         yield Violation(
             f"evals.tasks: {', '.join(tasks)}: tasks are not implemented in this version",
-            f"evals.tasks: {list(tasks)}",
+            facts.asked("evals.tasks"),
             {},
             ["evals.tasks: []"],
         )
@@ -140,7 +140,7 @@ def backend_exists(facts: Facts) -> Iterator[Violation]:
     for item in row.removed if row is not None else ():
         if item.target == target:
             assert row is not None
-            older = [other.name for other in facts.stacks.rows if target in other.targets]
+            older = [other.name for other in facts.stacks.of(target)]
             yield Violation(
                 f"{target} was removed in {item.since}; stack {row.name} does not have it",
                 f"stack: {row.name}, build.target: {target}",
@@ -160,7 +160,7 @@ def target_implemented(facts: Facts) -> Iterator[Violation]:
     if target not in facts.stacks.implemented_targets:
         yield Violation(
             f"build.target: {target} is not implemented in this version",
-            f"build.target: {target}",
+            facts.asked("build.target"),
             {"implemented": list(facts.stacks.implemented_targets)},
             [to_target(facts, name) for name in facts.stacks.implemented_targets],
         )
@@ -177,7 +177,7 @@ def layout_implemented(facts: Facts) -> Iterator[Violation]:
     if layout not in facts.stacks.implemented_layouts:
         yield Violation(
             f"triton.layout: {layout} is not implemented in this version",
-            f"triton.layout: {layout}",
+            facts.asked("triton.layout"),
             {"implemented": list(facts.stacks.implemented_layouts)},
             [to_layout(facts, name) for name in facts.stacks.implemented_layouts],
         )
@@ -239,9 +239,8 @@ def installed_version_fits(facts: Facts) -> Iterator[Violation]:
     if _release(wanted) and _release(found) != _release(wanted):
         fitting = [
             other.name
-            for other in facts.stacks.rows
+            for other in facts.stacks.of(facts.recipe.build.target)
             if _release(other.version_of("TensorRT-LLM") or "0") == _release(found)
-            and facts.recipe.build.target in other.targets
         ]
         yield Violation(
             f"TensorRT-LLM {found} is installed, stack {row.name} is {wanted}",
@@ -292,7 +291,7 @@ def machine_builds(facts: Facts) -> Iterator[Violation]:
         return
     yield Violation(
         f"target {target} cannot be built here: " + "; ".join(f"{item.name}: {item.detail}" for item in lacks),
-        f"build.target: {target}",
+        facts.asked("build.target"),
         {item.name: item.detail for item in lacks},
         by_hand(
             *dict.fromkeys(item.remedy for item in lacks if item.remedy),
@@ -363,7 +362,7 @@ def transformers_fits(facts: Facts) -> Iterator[Violation]:
     if found is not None and wanted is not None and not fits(wanted, found):
         yield Violation(
             f"transformers {found} is installed, the quantizer was run with {wanted}",
-            f"model.source: {facts.recipe.model.source}",
+            facts.asked("model.source"),
             {"installed": found, "run_with": wanted},
             by_hand(f"pip install 'transformers{wanted}'"),
         )

@@ -136,7 +136,7 @@ def mode_fits_beams(facts: Facts) -> Iterator[Violation]:
         wanted = "beam_search" if beams > 1 else "top_k_top_p"
         yield Violation(
             f"decoding_mode {mode} with max_beam_width {beams}",
-            f"triton.parameters.decoding_mode: {mode}, build.trtllm.max_beam_width: {beams}",
+            facts.asked("triton.parameters.decoding_mode", "build.trtllm.max_beam_width"),
             {"decoding_mode": mode, "max_beam_width": beams},
             [
                 f"triton.parameters.decoding_mode: {wanted}",

@@ -47,7 +47,7 @@ def no_queue_delay(facts: Facts) -> Iterator[Violation]:
     if triton.layout == _IFB and triton.queue_delay_us > 1000:
         yield Violation(
             f"requests may wait {triton.queue_delay_us / 1000:g} ms for others",
-            f"triton.queue_delay_us: {triton.queue_delay_us}",
+            facts.asked("triton.queue_delay_us"),
             {"queue_delay_us": triton.queue_delay_us},
             ["triton.queue_delay_us: 0"],
             source=_TIPS,
@@ -94,7 +94,7 @@ def steps_are_long_enough(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             f"a prompt of {longest} tokens takes {-(-longest // limits.max_num_tokens)} steps of "
             f"{limits.max_num_tokens}",
-            f"build.limits.max_num_tokens: {limits.max_num_tokens}",
+            facts.asked("build.limits.max_num_tokens"),
             {"longest_prompt": longest, "max_num_tokens": limits.max_num_tokens},
             [f"build.limits.max_num_tokens: {min(8192, -(-longest // 1024) * 1024)}"],
         )

@@ -24,7 +24,7 @@ def tied_head_excluded(facts: Facts) -> Iterator[Violation]:
     if not any(matches("lm_head", pattern) for pattern in quantize.exclude):
         yield Violation(
             "lm_head shares the embedding's weights and is not excluded from quantization",
-            f"quantize.exclude: {list(quantize.exclude)}",
+            facts.asked("quantize.exclude"),
             {"tied": True, "vocab": model.vocab, "hidden": model.hidden},
             [line("quantize.exclude", ["lm_head", *quantize.exclude])],
         )
@@ -74,7 +74,7 @@ def vocabulary_splits(facts: Facts) -> Iterator[Violation]:
         padded = -(-model.vocab // tp) * tp
         yield Violation(
             f"vocabulary {model.vocab} does not split over tp {tp}",
-            f"build.parallel.tp: {tp}",
+            facts.asked("build.parallel.tp"),
             {"vocab": model.vocab, "tp": tp, "padded": padded},
             [*by_hand(f"pad the embedding to {padded} rows"), "build.parallel.tp: 1"],
         )
@@ -96,7 +96,7 @@ def head_excluded(facts: Facts) -> Iterator[Violation]:
     share = model.vocab * model.hidden / max(model.parameters, 1)
     yield Violation(
         f"lm_head ({share:.1%} of the weights) is not excluded from quantization",
-        f"quantize.exclude: {list(quantize.exclude)}",
+        facts.asked("quantize.exclude"),
         {"vocab": model.vocab, "hidden": model.hidden, "share": round(share, 4)},
         [line("quantize.exclude", ["lm_head", *quantize.exclude])],
     )
