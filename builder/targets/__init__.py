@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from builder.targets.record import changed, read_engine, require_parts
+from builder.targets.record import changed, read_engine, require_whole
 from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
@@ -78,7 +78,7 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
     """
     engine_dir = Path(engine_dir)
     engine = read_engine(engine_dir)
-    require_parts(engine, engine_dir)
+    require_whole(engine, engine_dir)
     record = _speculation(engine, engine_dir)
     info: dict[str, Any] = target_module(engine["target"], "info").engine_info(engine_dir, engine, capability)
     if record is not None and record.draft is not None:

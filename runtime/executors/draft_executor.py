@@ -23,7 +23,6 @@ from runtime.executors.head_facts import head_facts, head_targets, states_given
 from runtime.executors.kernels import StepIndex
 from runtime.executors.linears import Capability, PackedLinear, detect
 from runtime.executors.onnx_graph import load_graph
-from runtime.executors.tensorrt_engine import TARGET as TENSORRT
 from runtime.executors.tensorrt_engine import read_tensorrt_engine
 from runtime.executors.torch_executor import TorchExecutor
 from runtime.executors.torch_loading import (
@@ -40,6 +39,7 @@ from runtime.executors.torch_loading import (
 from runtime.executors.weight_check import WeightCheck, check_weights
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.targets import TARGETS
 
 _FLOAT_NAMES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}
 
@@ -236,7 +236,7 @@ def open_draft(
     if record is None or record.draft is None:
         raise _no_draft(engine_dir, "its record of speculation names none")
     folder, blocks = Path(engine_dir) / record.draft, info.num_blocks if num_blocks is None else num_blocks
-    compiled, head = info.raw.get("target") == TENSORRT, record.method == "eagle3"
+    compiled, head = TARGETS[info.raw["target"]].has_plan, record.method == "eagle3"
     own = read_tensorrt_engine(folder).info if compiled else read_engine(folder)
     same = {
         "limits": (own.limits, info.limits),

@@ -1,8 +1,8 @@
 """Reads ``engine.json`` and refuses an engine that this runtime cannot run.
 
-Policy: versions are compared before anything else is believed; sizes come from the file and are
-checked for sense. Hashes are not recomputed here (``trtforge verify`` does), but every byte range that
-will be read is checked against the files when the graph is loaded.
+Policy: versions are compared before anything else is believed; what an engine must state, and of which kind, is the
+record of its target (:mod:`trtforge.targets`). Hashes are not recomputed here (``trtforge verify`` does), but every
+byte range that will be read is checked against the files when the graph is loaded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from runtime.executors.base import ExecutorLimits
 from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.targets.engine_json import record_of
+from trtforge.targets.record import ENGINE_VERSION, ServedRecord
+from trtforge.targets.torch import TORCH
 
 ENGINE_FILE = "engine.json"
 GRAPH_FILE = "model.onnx"
-ENGINE_VERSION = 1
 #: op contracts that are run: version 2 gave a tree mask of one column a meaning, and took none away
 OPS_VERSIONS = (1, 2)
 DTYPES = ("float32", "float16", "bfloat16")
@@ -79,13 +81,13 @@ def read_engine(directory: Path) -> EngineInfo:
 
 
 def _check_versions(raw: dict[str, Any], directory: Path) -> None:
-    if raw.get("version") != ENGINE_VERSION or raw.get("target") != "torch":
+    if raw.get("version") != ENGINE_VERSION or raw.get("target") != TORCH.name:
         raise ForgeError(
             "TF-RUN-002",
             f"engine version {raw.get('version')} for target {raw.get('target')} cannot be run here",
             asked=str(directory),
             numbers={"version": raw.get("version"), "supported": ENGINE_VERSION, "target": raw.get("target")},
-            why="this executor runs engines of target torch, version 1",
+            why=f"this executor runs engines of target {TORCH.name}, version {ENGINE_VERSION}",
             remedies=_REBUILD,
         )
     wrong = {
@@ -104,51 +106,43 @@ def _check_versions(raw: dict[str, Any], directory: Path) -> None:
         )
 
 
-def _positive(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-        raise ValueError(f"{name} is {value!r}, not an integer from 1 to {2**31 - 1}")
-    return value
-
-
 def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
     """The fields of an engine.json whose versions were checked; of any target that the engine core runs.
 
     Raises:
-        KeyError, TypeError, ValueError: a field is missing or makes no sense.
+        ValueError: a field is missing or makes no sense.
     """
-    limits, cache = raw["limits"], raw["kv_cache"]
-    max_seq_len = _positive(limits["max_seq_len"], "limits.max_seq_len")
-    kv_format = str(cache["format"])
-    if kv_format not in KV_FORMATS:
-        raise ValueError(f"kv_cache.format {kv_format!r} is none of {', '.join(KV_FORMATS)}")
-    if raw["dtype"] not in DTYPES:
-        raise ValueError(f"dtype {raw['dtype']!r} is none of {', '.join(DTYPES)}")
-    eos = raw.get("eos_token_ids") or []
-    if not isinstance(eos, list) or not all(isinstance(token, int) for token in eos):
-        raise ValueError(f"eos_token_ids is {eos!r}, not a list of token ids")
+    record = record_of(raw)
+    if not isinstance(record, ServedRecord):
+        raise ValueError(f"target {record.target} is not run here")
+    limits, cache = record.limits, record.kv_cache
+    if cache.format not in KV_FORMATS:
+        raise ValueError(f"kv_cache.format {cache.format!r} is none of {', '.join(KV_FORMATS)}")
+    if record.dtype not in DTYPES:
+        raise ValueError(f"dtype {record.dtype!r} is none of {', '.join(DTYPES)}")
     speculation = read_speculation(raw)
-    longest = min(_positive(limits["max_num_tokens"], "limits.max_num_tokens"), max_seq_len) - 1
+    longest = min(limits.max_num_tokens, limits.max_seq_len) - 1
     if speculation is not None and speculation.max_draft_len > longest:
         raise ValueError(
             f"speculation.max_draft_len is {speculation.max_draft_len}, a step holds {longest} draft tokens"
         )
     return EngineInfo(
         directory=directory,
-        name=str(raw.get("name", directory.name)),
-        dtype=str(raw["dtype"]),
-        quant_format=str(raw.get("quant_format", "none")),
-        vocab_size=_positive(raw["vocab_size"], "vocab_size"),
+        name=record.name,
+        dtype=record.dtype,
+        quant_format=record.quant_format,
+        vocab_size=record.vocab_size,
         limits=ExecutorLimits(
-            max_batch_size=_positive(limits["max_batch_size"], "limits.max_batch_size"),
-            max_num_tokens=_positive(limits["max_num_tokens"], "limits.max_num_tokens"),
-            max_seq_len=max_seq_len,
-            max_input_len=_positive(limits.get("max_input_len") or max(max_seq_len - 1, 1), "limits.max_input_len"),
+            max_batch_size=limits.max_batch_size,
+            max_num_tokens=limits.max_num_tokens,
+            max_seq_len=limits.max_seq_len,
+            max_input_len=limits.max_input_len or max(limits.max_seq_len - 1, 1),
         ),
-        block_size=_positive(cache["block_size"], "kv_cache.block_size"),
-        num_blocks=_positive(cache["num_blocks"], "kv_cache.num_blocks"),
-        kv_format=kv_format,
-        eos_token_ids=tuple(eos),
-        bos_token_id=raw.get("bos_token_id"),
+        block_size=cache.block_size,
+        num_blocks=cache.num_blocks,
+        kv_format=cache.format,
+        eos_token_ids=tuple(record.eos_token_ids or ()),
+        bos_token_id=record.bos_token_id,
         raw=raw,
         speculation=speculation,
     )

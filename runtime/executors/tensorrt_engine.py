@@ -14,17 +14,16 @@ from typing import Any
 from packaging.version import Version
 
 from runtime.executors.base import ExecutorLimits
-from runtime.executors.engine_dir import ENGINE_FILE, ENGINE_VERSION, OPS_VERSIONS, EngineInfo, parse_engine
+from runtime.executors.engine_dir import ENGINE_FILE, OPS_VERSIONS, EngineInfo, parse_engine
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.native.plugin_library import PluginLibrary
+from trtforge.targets import DEFAULT
+from trtforge.targets.engine_json import record_of
+from trtforge.targets.record import ENGINE_VERSION
+from trtforge.targets.tensorrt import TENSORRT, Stamp, TensorrtRecord
 
-TARGET = "tensorrt"
 NETWORK_FILE = "network.onnx"
-#: types of a network's inputs, as ONNX names them
-INPUT_TYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "INT32", "INT64", "BOOL")
-#: letters of their dimensions, as the graph names them
-INPUT_SIZES = ("T", "B", "B_plus_1", "M", "L", "Q", "W", "N")
 _REBUILD = "build the engine again on this machine: trtforge run RECIPE --force build"
 
 
@@ -56,7 +55,7 @@ class TensorrtEngine:
     decode_buckets: tuple[int, ...]
     stripped: bool
     streamed: bool
-    stamp: dict[str, Any]
+    stamp: Stamp
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -85,13 +84,13 @@ def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
     try:
         raw = read_json_file(path)
         version, target, ops = raw["version"], raw["target"], raw["ops_version"]
-        if (version, target) != (ENGINE_VERSION, TARGET):
+        if (version, target) != (ENGINE_VERSION, TENSORRT.name):
             raise ForgeError(
                 "TF-RUN-002",
                 f"engine version {version} for target {target} cannot be run here",
                 asked=str(directory),
                 numbers={"version": version, "supported": ENGINE_VERSION, "target": target},
-                why="this executor runs engines of target tensorrt, version 1",
+                why=f"this executor runs engines of target {TENSORRT.name}, version {ENGINE_VERSION}",
                 remedies=[_REBUILD, "install the version of trtforge that built it"],
             )
         if ops not in OPS_VERSIONS:
@@ -103,21 +102,22 @@ def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
                 why="an op's contract changes its meaning or its arguments with its version",
                 remedies=[_REBUILD, "install the version of trtforge that built it"],
             )
-        stamp, sizes = raw["tensorrt"], raw["tensorrt"]["sizes"]
-        _check_stamp(stamp)
-        plan = directory / Path(str(stamp["plan"])).name
-        buckets = tuple(_count(size, "a decode bucket") for size in stamp["decode_buckets"])
+        info, record = parse_engine(raw, directory), record_of(raw)
+        assert isinstance(record, TensorrtRecord)
+        stamp = record.tensorrt
+        Version(stamp.version)
+        plan = directory / Path(stamp.plan).name
         engine = TensorrtEngine(
-            info=parse_engine(raw, directory),
+            info=info,
             plan=plan,
-            inputs=tuple(stamp["inputs"]),
-            outputs=tuple(str(name) for name in stamp["outputs"]),
-            table=_count(sizes["table"], "sizes.table"),
-            padding_blocks=_count(sizes["padding_blocks"], "sizes.padding_blocks"),
-            rows=_count(sizes["rows"], "sizes.rows"),
-            decode_buckets=buckets,
-            stripped=bool(stamp["options"]["strip_weights"]),
-            streamed=bool(stamp["options"]["weight_streaming"]),
+            inputs=tuple(raw["tensorrt"]["inputs"]),
+            outputs=tuple(stamp.outputs),
+            table=stamp.sizes.table,
+            padding_blocks=stamp.sizes.padding_blocks,
+            rows=stamp.sizes.rows,
+            decode_buckets=tuple(stamp.decode_buckets),
+            stripped=stamp.options.strip_weights,
+            streamed=stamp.options.weight_streaming,
             stamp=stamp,
         )
         _check_sizes(engine)
@@ -132,27 +132,6 @@ def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
             remedies=["build the engine again", "run `trtforge verify` on the bundle"],
         ) from error
     return engine
-
-
-def _check_stamp(stamp: dict[str, Any]) -> None:
-    """Raise for what :func:`check_loadable` or the executor would stumble over."""
-    Version(stamp["version"])
-    texts = {"gpu_architecture": stamp["gpu_architecture"], "plugins.abi": stamp["plugins"]["abi"]}
-    names = []
-    for value in stamp["inputs"]:
-        name, shape = value["name"], value["shape"]
-        names.append(name)
-        texts[f"the name of input {name}"] = name
-        if value["type"] not in INPUT_TYPES:
-            raise ValueError(f"input {name} has type {value['type']!r}")
-        known = [size in INPUT_SIZES if isinstance(size, str) else _is_count(size) for size in shape]
-        if not isinstance(shape, list) or not shape or not all(known):
-            raise ValueError(f"input {name} has shape {shape!r}")
-    wrong = [what for what, text in texts.items() if not isinstance(text, str)]
-    if wrong:
-        raise ValueError(f"{', '.join(wrong)} must be text")
-    if len(set(names)) < len(names):
-        raise ValueError("an input is named twice")
 
 
 def _check_sizes(engine: TensorrtEngine) -> None:
@@ -175,17 +154,6 @@ def _check_sizes(engine: TensorrtEngine) -> None:
         raise ValueError("; ".join(short))
 
 
-def _count(value: Any, what: str) -> int:
-    if not _is_count(value):
-        raise ValueError(f"{what} is {value!r}")
-    return int(value)
-
-
-def _is_count(value: Any) -> bool:
-    """Whether a value is a dimension that a tensor may have."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
-
-
 def check_loadable(engine: TensorrtEngine, *, tensorrt: str, architecture: str, plugins: PluginLibrary) -> None:
     """Hold the stamps against what is loaded here.
 
@@ -195,37 +163,37 @@ def check_loadable(engine: TensorrtEngine, *, tensorrt: str, architecture: str, 
     """
     stamp, asked = engine.stamp, str(engine.info.directory)
     # pip's .postN is another packaging of the same libraries
-    if Version(tensorrt).base_version != Version(stamp["version"]).base_version:
+    if Version(tensorrt).base_version != Version(stamp.version).base_version:
         raise ForgeError(
             "TF-RUN-111",
-            f"the engine needs TensorRT {stamp['version']}; {tensorrt} is loaded here",
+            f"the engine needs TensorRT {stamp.version}; {tensorrt} is loaded here",
             asked=asked,
-            numbers={"engine": stamp["version"], "loaded": tensorrt},
+            numbers={"engine": stamp.version, "loaded": tensorrt},
             why="a plan loads only under the TensorRT that compiled it",
-            remedies=[f"pip install tensorrt=={stamp['version']}", _REBUILD],
+            remedies=[f"pip install tensorrt=={stamp.version}", _REBUILD],
         )
-    if architecture != stamp["gpu_architecture"]:
+    if architecture != stamp.gpu_architecture:
         raise ForgeError(
             "TF-RUN-112",
-            f"the engine holds code for {stamp['gpu_architecture']}; this GPU is {architecture}",
+            f"the engine holds code for {stamp.gpu_architecture}; this GPU is {architecture}",
             asked=asked,
-            numbers={"engine": stamp["gpu_architecture"], "here": architecture},
+            numbers={"engine": stamp.gpu_architecture, "here": architecture},
             why="a plan is compiled for the GPU that it was built on",
-            remedies=[_REBUILD, f"serve on a machine with {stamp['gpu_architecture']}"],
+            remedies=[_REBUILD, f"serve on a machine with {stamp.gpu_architecture}"],
         )
-    if plugins.abi != stamp["plugins"]["abi"]:
+    if plugins.abi != stamp.plugins.abi:
         raise ForgeError(
             "TF-RUN-113",
-            f"the engine needs plugins of ABI {stamp['plugins']['abi']}; {plugins.path.name} has {plugins.abi}",
+            f"the engine needs plugins of ABI {stamp.plugins.abi}; {plugins.path.name} has {plugins.abi}",
             asked=asked,
             numbers={
-                "engine": stamp["plugins"]["abi"],
+                "engine": stamp.plugins.abi,
                 "library": plugins.abi,
-                "engine_version": stamp["plugins"].get("version"),
+                "engine_version": stamp.plugins.version,
                 "library_version": plugins.version,
             },
             why="the plan keeps the plugins' fields; a library with other ones would read them wrong",
-            remedies=[f"install trtforge {stamp['plugins'].get('version')}", _REBUILD],
+            remedies=[f"install trtforge {stamp.plugins.version}", _REBUILD],
         )
     plugins.require_kernels(architecture)
 
@@ -250,7 +218,7 @@ def lacks_gpu(reason: str) -> EnvironmentLacks:
         why="its plan runs on the GPU that it was built on; torch owns the memory",
         remedies=[
             "run on a machine with an NVIDIA GPU and a CUDA build of torch",
-            "build.target: torch makes an engine that runs on a CPU",
+            f"build.target: {DEFAULT.name} makes an engine that runs on a CPU",
         ],
     )
 

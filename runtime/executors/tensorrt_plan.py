@@ -131,8 +131,8 @@ class TensorrtPlan:
         self._rows = {value["name"]: int(value["shape"][1]) for value in fed if value["type"] in _NUMBERS}
         self._outputs = self._allocate_outputs()
         self._scratch = self._allocate_scratch()
-        if engine.stamp.get("pool_copy_bytes"):
-            log.warning("the plan copies %s bytes of KV pools in each step", engine.stamp["pool_copy_bytes"])
+        if engine.stamp.pool_copy_bytes:
+            log.warning("the plan copies %s bytes of KV pools in each step", engine.stamp.pool_copy_bytes)
         self._mixed = self._context(MIXED_PROFILE)
         self._decode: dict[int, tuple[Any, Callable[[], None]]] = {}
         # A checked plugin library waits for the device in every call, and an engine that streams its weights does so
@@ -424,11 +424,11 @@ class TensorrtPlan:
         return {
             "engine": info.name,
             "device": self._hardware.name,
-            "capability": stamp["gpu_architecture"],
+            "capability": stamp.gpu_architecture,
             "tested": False,
             "activations": info.dtype,
-            "kernels": f"TensorRT {stamp['version']}",
-            "plugins": stamp["plugins"],
+            "kernels": f"TensorRT {stamp.version}",
+            "plugins": stamp.plugins.model_dump(),
             "row_invariant": False,
             "kv_cache": {
                 "format": info.kv_format,
@@ -437,15 +437,15 @@ class TensorrtPlan:
                 "bytes": pool_bytes,
             },
             "program": {
-                "layers": stamp["layers"],
+                "layers": stamp.layers,
                 "decode_buckets": list(self.engine.decode_buckets),
                 "cuda_graphs": self.cuda_graphs,
-                "aliased_io": stamp["aliased_io"],
-                "pool_copy_bytes": stamp.get("pool_copy_bytes"),
+                "aliased_io": stamp.aliased_io,
+                "pool_copy_bytes": stamp.pool_copy_bytes,
             },
             "linears": info.raw.get("linears", []),
             "bytes": {
-                "plan": stamp["plan_bytes"],
+                "plan": stamp.plan_bytes,
                 "kv_pools": pool_bytes,
                 "scratch": self._scratch.numel(),
             },

@@ -99,9 +99,9 @@ NGRAM_RECORD = {
         ({"speculation": {**NGRAM_RECORD, "policy": {"draft_len_schedule": 5}}}, "TF-RUN-001"),
         ({"dtype": "int8"}, "TF-RUN-001"),
         ({"vocab_size": 511}, "TF-RUN-013"),
-        ({"kv_cache": {"format": "fp8", "block_size": 16, "num_blocks": 4}}, "TF-RUN-013"),
-        ({"kv_cache": {"format": "bfloat16", "block_size": 32, "num_blocks": 4}}, "TF-RUN-013"),
-        ({"kv_cache": {"format": "int3", "block_size": 16, "num_blocks": 4}}, "TF-RUN-001"),
+        ({"kv_cache": {"format": "fp8", "block_size": 16, "num_blocks": 4, "bytes_per_block": 64}}, "TF-RUN-013"),
+        ({"kv_cache": {"format": "bfloat16", "block_size": 32, "num_blocks": 4, "bytes_per_block": 64}}, "TF-RUN-013"),
+        ({"kv_cache": {"format": "int3", "block_size": 16, "num_blocks": 4, "bytes_per_block": 64}}, "TF-RUN-001"),
     ],
 )
 def test_engine_json_that_cannot_be_served(broken: Path, changes: dict[str, Any], code: str) -> None:

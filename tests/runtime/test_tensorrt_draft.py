@@ -49,7 +49,7 @@ class Pair:
     def simulated(self, folder: str) -> tuple[Any, Simulation, HostDevice]:
         """(engine, the TensorRT that built it, its device) of the engine or of its draft."""
         engine, hardware = read_tensorrt_engine(self.tensorrt / folder), HostDevice()
-        inputs, sizes = list(engine.inputs), Sizes(**engine.stamp["sizes"])
+        inputs, sizes = list(engine.inputs), Sizes(**engine.stamp.sizes.model_dump())
         profiles = [profile_shapes(inputs, sizes, profile) for profile in (DECODE, MIXED)]
         graph = self.graph / folder
         return engine, Simulation(VERSION, graph, inputs, list(engine.outputs), hardware, profiles), hardware

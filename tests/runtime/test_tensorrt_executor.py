@@ -50,7 +50,7 @@ Make = Callable[..., "Case"]
 
 def simulate(engine: TensorrtEngine, graph: Path, hardware: HostDevice, version: str = VERSION) -> Simulation:
     """The TensorRT that built an engine."""
-    inputs, sizes = list(engine.inputs), Sizes(**engine.stamp["sizes"])
+    inputs, sizes = list(engine.inputs), Sizes(**engine.stamp.sizes.model_dump())
     profiles = [profile_shapes(inputs, sizes, profile) for profile in (DECODE, MIXED)]
     return Simulation(version, graph, inputs, list(engine.outputs), hardware, profiles)
 
@@ -462,5 +462,5 @@ def test_padding_rows_have_slots_of_their_own(bucket: int) -> None:
 
 def test_profiles_are_the_executors(make: Make) -> None:
     engine: TensorrtEngine = read_tensorrt_engine(make().tensorrt)
-    assert engine.stamp["profiles"] == [DECODE, MIXED] and engine.decode_buckets == (1, 2, 4, 6)
+    assert engine.info.raw["tensorrt"]["profiles"] == [DECODE, MIXED] and engine.decode_buckets == (1, 2, 4, 6)
     assert engine.padding_blocks == 1 and engine.table == 8

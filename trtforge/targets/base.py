@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trtforge.targets.record import EngineRecord
+
 #: who runs the engine: trtforge's own runtime, TensorRT for RTX inside an application, TensorRT-LLM's C++ runtime under
 #: Triton's backend, or TensorRT-LLM's LLM API on PyTorch
 Runtime = Literal["trtforge", "rtx", "trtllm-cpp", "trtllm-pytorch"]
@@ -40,6 +42,7 @@ class Target:
         compiled: whether its engines hold machine code for GPU architectures.
         cuda_plugins: whether its engines call trtforge's TensorRT plugins.
         one_rank: whether it runs in one process on one device.
+        record: what its engine.json holds.
         layouts: layouts of Triton's repository that serve it, the one of a recipe that names none first; empty: no
             backend loads its engines.
         head_multiple: of which number its attention takes head sizes to be a multiple; None where that is not known.
@@ -55,6 +58,7 @@ class Target:
     needs_gpu: bool
     built_for: BuiltFor
     compiled: bool
+    record: type[EngineRecord]
     layouts: tuple[str, ...]
     graph_mode: Literal["paged", "native"] | None = None
     cuda_plugins: bool = False

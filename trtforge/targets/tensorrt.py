@@ -2,7 +2,92 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from pydantic import field_validator
+
 from trtforge.targets.base import Target
+from trtforge.targets.record import Count, Part, ServedRecord
+
+#: types of a network's inputs, as ONNX names them
+InputType = Literal["FLOAT", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "INT32", "INT64", "BOOL"]
+#: letters of their dimensions, as the graph names them
+InputSize = Literal["T", "B", "B_plus_1", "M", "L", "Q", "W", "N"]
+
+
+class Plugins(Part):
+    """The library of plugins that the plan calls, and the release of trtforge that it is of."""
+
+    abi: str
+    version: str
+
+
+class Input(Part):
+    """An input of the network."""
+
+    name: str
+    type: InputType
+    shape: list[InputSize | Count]
+
+    @field_validator("shape")
+    @classmethod
+    def _has_dimensions(cls, value: list[InputSize | Count]) -> list[InputSize | Count]:
+        if not value:
+            raise ValueError("an input has one dimension or more")
+        return value
+
+
+class Sizes(Part):
+    """Columns of a full block table, blocks for the rows that pad a step, and rows of logits of a step."""
+
+    table: Count
+    padding_blocks: Count
+    rows: Count
+
+
+class Options(Part):
+    """What the plan was asked to leave out or to stream."""
+
+    strip_weights: bool
+    weight_streaming: bool
+
+
+class Stamp(Part):
+    """``tensorrt``: what the plan was built with, what it is and what it takes.
+
+    ``aliased_io``: TensorRT was told that pools are updated in place; ``pool_copy_bytes`` are copied in a step all the
+    same, None where the plan does not say; ``decode_buckets`` are batches of decode steps.
+    """
+
+    version: str
+    gpu_architecture: str
+    plugins: Plugins
+    plan: str
+    plan_bytes: int
+    layers: int
+    aliased_io: bool
+    pool_copy_bytes: int | None = None
+    inputs: list[Input]
+    outputs: list[str]
+    sizes: Sizes
+    decode_buckets: list[Count]
+    options: Options
+
+    @field_validator("inputs")
+    @classmethod
+    def _named_once(cls, value: list[Input]) -> list[Input]:
+        if len({item.name for item in value}) < len(value):
+            raise ValueError("an input is named twice")
+        return value
+
+
+class TensorrtRecord(ServedRecord):
+    """engine.json: the stamp beside what every engine of trtforge's own runtime states."""
+
+    target: Literal["tensorrt"]
+    ops_version: int
+    tensorrt: Stamp
+
 
 TENSORRT = Target(
     name="tensorrt",
@@ -13,6 +98,7 @@ TENSORRT = Target(
     needs_gpu=True,
     built_for="this-gpu",
     compiled=True,
+    record=TensorrtRecord,
     cuda_plugins=True,
     layouts=("native",),
     head_multiple=8,

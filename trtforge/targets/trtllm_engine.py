@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from trtforge.targets.base import Target
-from trtforge.targets.gates import left_to_tensorrt_llm
+from trtforge.targets.trtllm import TrtllmRecord, left_to_tensorrt_llm
+
+
+class TrtllmEngineRecord(TrtllmRecord):
+    """engine.json: the settings that the compiled engine is held against."""
+
+    target: Literal["trtllm-engine"]
+    settings: dict[str, Any]
+
 
 TRTLLM_ENGINE = Target(
     name="trtllm-engine",
@@ -13,6 +23,7 @@ TRTLLM_ENGINE = Target(
     needs_gpu=True,
     built_for="this-gpu",
     compiled=True,
+    record=TrtllmEngineRecord,
     one_rank=False,
     layouts=("inflight_batcher_llm",),
     head_multiple=2,

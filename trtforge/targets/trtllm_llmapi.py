@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from trtforge.targets.base import Target
-from trtforge.targets.gates import left_to_tensorrt_llm
+from trtforge.targets.trtllm import TrtllmRecord, left_to_tensorrt_llm
+
+
+class TrtllmLlmapiRecord(TrtllmRecord):
+    """engine.json: the command that serves the checkpoint."""
+
+    target: Literal["trtllm-llmapi"]
+    serve: list[str]
+
 
 TRTLLM_LLMAPI = Target(
     name="trtllm-llmapi",
@@ -13,6 +23,7 @@ TRTLLM_LLMAPI = Target(
     needs_gpu=True,
     built_for="any",
     compiled=False,
+    record=TrtllmLlmapiRecord,
     one_rank=False,
     layouts=("llmapi",),
     one_scale=True,

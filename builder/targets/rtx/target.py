@@ -33,10 +33,10 @@ from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.models.kv import kv_bytes_per_token
 from trtforge.recipe.schema import Build, Limits
 from trtforge.targets import names
+from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.rtx import RTX
 
 NAME = RTX.name
-ENGINE_VERSION = 1
 LOG_FILE = "build.log"
 SUFFIX = ".rtx"
 KIND = "RTX engine"

@@ -54,6 +54,7 @@ from trtforge.ground.safetensors_header import WEIGHTS_NAME, read_headers
 from trtforge.machine.gpus import free_gpu_memory
 from trtforge.native.plugin_library import PluginLibrary
 from trtforge.recipe.schema import Build, Limits
+from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.tensorrt import TENSORRT
 
 NAME = TENSORRT.name
@@ -61,7 +62,6 @@ ENGINE_FILE = "engine.json"
 PLAN_FILE = "engine.plan"
 LOG_FILE = "build.log"
 NETWORK_FILE = "network.onnx"
-ENGINE_VERSION = 1
 #: version of the op contracts (domain trtforge) that the engine's graph uses
 OPS_VERSION = 2
 #: files of an engine that two builds of the same inputs need not agree on: kernels are chosen by measured times

@@ -35,11 +35,11 @@ from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.machine.memory import memory
 from trtforge.machine.processor import processor
 from trtforge.recipe.schema import Build, Limits
+from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.torch import TORCH
 
 NAME = TORCH.name
 ENGINE_FILE = "engine.json"
-ENGINE_VERSION = 1
 #: version of the op contracts (domain trtforge) that the engine's graph uses
 OPS_VERSION = 2
 #: C ABI of the host library that the executor needs (TRTFORGE_HOST_ABI)

@@ -14,7 +14,6 @@ from trtforge.models.kv import fullest_stage, kv_bytes_per_token
 from trtforge.tables import StackRow, stack_table
 
 ENGINE_FILE = "engine.json"
-ENGINE_VERSION = 1
 COMPONENT = "TensorRT-LLM"
 #: what tokenization needs, beside the engine
 TOKENIZER_FILES = (

@@ -22,7 +22,6 @@ from builder.targets.trtllm import script
 from builder.targets.trtllm.changes import settled
 from builder.targets.trtllm.checkpoint import LOGITS_DTYPE, Drafting, convert_checkpoint
 from builder.targets.trtllm.common import (
-    ENGINE_VERSION,
     copy_tokenizer,
     describe_model,
     engine_stack,
@@ -38,6 +37,7 @@ from builder.targets.trtllm_engine.info import check_engine
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Speculation
+from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.trtllm_engine import TRTLLM_ENGINE
 
 NAME = TRTLLM_ENGINE.name

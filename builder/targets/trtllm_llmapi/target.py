@@ -19,7 +19,6 @@ from typing import Any
 
 from builder.files import copy_directory
 from builder.targets.trtllm.common import (
-    ENGINE_VERSION,
     copy_tokenizer,
     describe_model,
     engine_stack,
@@ -34,6 +33,7 @@ from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.recipe.schema import Build, Speculation
 from trtforge.tables.decoders import decoders
 from trtforge.targets import DEFAULT, names
+from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.trtllm_llmapi import TRTLLM_LLMAPI
 
 NAME = TRTLLM_LLMAPI.name

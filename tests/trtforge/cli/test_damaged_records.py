@@ -13,7 +13,7 @@ from trtforge.cli.main import invoke
 
 COMMON = {
     "version": 1, "name": "tiny", "quant_format": "none", "dtype": "float16",
-    "limits": {"max_batch_size": 4, "max_seq_len": 64},
+    "limits": {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 64}, "vocab_size": 64, "ops_version": 2,
 }  # fmt: skip
 RECORDS: dict[str, dict[str, Any]] = {
     "tensorrt": {
@@ -21,7 +21,10 @@ RECORDS: dict[str, dict[str, Any]] = {
         "kv_cache": {"num_blocks": 8, "block_size": 16, "bytes_per_block": 4096, "format": "float16"},
         "tensorrt": {
             "version": "11.4.0.106", "gpu_architecture": "sm_90", "plugins": {"abi": "0123", "version": "1"},
-            "decode_buckets": [1, 2, 4], "options": {"refit": True, "workspace": None}, "plan_bytes": 100,
+            "decode_buckets": [1, 2, 4], "plan_bytes": 100, "plan": "engine.plan", "layers": 7, "aliased_io": False,
+            "options": {"strip_weights": False, "weight_streaming": False, "refit": True, "workspace": None},
+            "inputs": [{"name": "input_ids", "type": "INT64", "shape": ["T"]}], "outputs": ["logits"],
+            "sizes": {"table": 4, "padding_blocks": 1, "rows": 4},
         },
     },
     "tensorrt-rtx": {
