@@ -122,13 +122,13 @@ def plan(
     """
     check_name(host)
     mode: Mode = "single"
-    if recipe.triton.layout == "inflight_batcher_llm":
+    if recipe.layout.chain:
         mode = recipe.triton.launch
     parallel = recipe.build.parallel
-    world = 1 if recipe.triton.layout == "native" else parallel.tp * parallel.pp
+    world = 1 if recipe.layout.own_runtime else parallel.tp * parallel.pp
     sets = _device_sets(recipe.triton.parameters.get("gpu_device_ids", ""))
     _check_sets(sets, world)
-    drafts = recipe.triton.layout == "inflight_batcher_llm" and recipe.speculation.method == "draft_target"
+    drafts = recipe.layout.chain and recipe.speculation.method == "draft_target"
     _check_nodes(mode, world, nodes)
     if drafts and mode == "leader" and world > 1:
         raise ForgeError(
@@ -168,11 +168,11 @@ def plan(
         mode=mode,
         world_size=world,
         nodes=nodes,
-        devices_a_node=0 if recipe.triton.layout == "native" else a_node,
+        devices_a_node=0 if recipe.layout.own_runtime else a_node,
         device_sets=sets,
         environment=environment if mode == "orchestrator" else {},
         ranks=tuple(ranks),
-        engine=ENGINE if recipe.triton.layout == "inflight_batcher_llm" else None,
+        engine=ENGINE if recipe.layout.chain else None,
         draft_engine=DRAFT_ENGINE if drafts else None,
     )
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtforge.ground.errors import ForgeError
+from trtforge.targets.layouts import LAYOUTS
 
 _FOLDER = Path(__file__).parent / "tables"
-LAYOUTS = ("native", "inflight_batcher_llm", "llmapi")
 BEGIN = "<!-- parameters: written by `python -m triton_repo.parameters docs/triton.md` -->"
 END = "<!-- end of parameters -->"
 Kind = Literal["integer", "integers", "fraction", "share", "boolean", "choice", "path", "devices", "choices", "text"]
@@ -241,14 +241,14 @@ def checked(layout: str, model: str, values: dict[str, str]) -> dict[str, str]:
 def render() -> str:
     """The parameters of all layouts as Markdown tables."""
     parts = []
-    for layout in LAYOUTS:
+    for layout, facts in LAYOUTS.items():
         table = load_parameters(layout)
         versions = f"{table.since} to {table.until}" if table.until else f"since {table.since}"
-        owner = "trtforge" if layout == "native" else "TensorRT-LLM"
+        owner = "trtforge" if facts.own_runtime else "TensorRT-LLM"
         parts.append(f"### `{layout}` ({owner} {versions})\n")
         parts.append("| Parameter | Where | Values | Default | Meaning | Needs |\n|---|---|---|---|---|---|")
         for row in table.rows:
-            where = f"{', '.join(row.models)}, {row.place}" if layout == "inflight_batcher_llm" else row.place
+            where = f"{', '.join(row.models)}, {row.place}" if facts.chain else row.place
             default = "required" if row.required else f"`{row.default}`" if row.default else "–"
             cells = [f"`{row.name}`", where, row.allowed, default, row.meaning, "; ".join(row.needs)]
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

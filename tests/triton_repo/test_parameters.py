@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from triton_repo import parameters
-from triton_repo.parameters import LAYOUTS, Parameter, checked, explain, load_parameters
+from triton_repo.parameters import Parameter, checked, explain, load_parameters
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.keys import find_key
+from trtforge.targets.layouts import LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [(layout, row) for layout in LAYOUTS for row in load_parameters(layout).rows]

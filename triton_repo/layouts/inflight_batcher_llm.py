@@ -26,15 +26,19 @@ from triton_repo.configs import (
 )
 from triton_repo.layouts import ifb_settings
 from triton_repo.layouts import ifb_tensors as tensors
+from triton_repo.layouts.ifb_engine import engine_facts, window_parameter, with_window
 from triton_repo.layouts.shipping import TOKENIZER_MODULES, ship, source_of
-from triton_repo.layouts.writing import writing
+from triton_repo.layouts.writing import from_model, writing
 from triton_repo.parameters import checked
 from triton_repo.tensors import TensorRow
-from triton_repo.trtllm_engine import require_facts
+from triton_repo.trtllm_engine import describe_engine, require_facts
 from trtforge.ground.errors import ForgeError
+from trtforge.models.kv_window import PARAMETER
+from trtforge.recipe.load import LoadedRecipe
 from trtforge.recipe.schema import Recipe
+from trtforge.targets.layouts import INFLIGHT_BATCHER
 
-LAYOUT = "inflight_batcher_llm"
+LAYOUT = INFLIGHT_BATCHER.name
 DRAFT_MODEL = "tensorrt_llm_draft"
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 #: most instances of BLS: each is a process with a tokenizer, and serves one request at a time
@@ -239,3 +243,41 @@ def _step(config: Any, model: str, inputs: Mapping[str, str], outputs: Mapping[s
 
 def _add(config: Any, inputs: tuple[TensorRow, ...], outputs: tuple[TensorRow, ...], types: Mapping[str, str]) -> None:
     add_tensors(config, tensors.typed(inputs, **types), tensors.typed(outputs, **types))
+
+
+def in_bundle(recipe: Recipe, engine: Mapping[str, Any], engine_dir: Path, out: Path) -> dict[str, Any]:
+    """The repository beside the engine; see :class:`~triton_repo.layouts.modules.LayoutModule`."""
+    draft = engine.get("draft")
+    return emit(
+        with_window(recipe, engine),
+        engine_facts(engine),
+        out,
+        engine_reference=f"engine/{engine['engine_dir']}",
+        draft=None if draft is None else {**engine_facts(draft), PARAMETER: window_parameter(draft)},
+        draft_reference=f"engine/draft/{engine['engine_dir']}",
+    )
+
+
+def by_hand(loaded: LoadedRecipe, source: Path, out: Path, *, name: str, tokenizer: Path | None) -> dict[str, Any]:
+    """A repository for an engine that lies somewhere; see :class:`~triton_repo.layouts.modules.LayoutModule`."""
+    recipe, tokenizer, engine_dir = loaded.recipe, tokenizer or source, source.resolve()
+    engine = describe_engine(source)
+    if not (tokenizer / "tokenizer.json").is_file():
+        raise ForgeError(
+            "TF-TRI-068",
+            "there is no tokenizer",
+            asked=str(tokenizer / "tokenizer.json"),
+            why="preprocessing, postprocessing and BLS load it from that folder",
+            remedies=["copy tokenizer.json and tokenizer_config.json beside the engine", "--tokenizer DIR"],
+        )
+    draft = engine_dir.parent / "draft" / engine_dir.name
+    drafts = recipe.speculation.method == "draft_target" and (draft / "config.json").is_file()
+    return emit(
+        recipe,
+        engine,
+        out,
+        engine_reference=str(engine_dir),
+        tokenizer_reference=from_model(tokenizer, out, "preprocessing"),
+        draft=describe_engine(draft) if drafts else None,
+        draft_reference=str(draft),
+    )

@@ -13,15 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.configs import add_cpu_instance, add_tensors, new_config, print_config, set_parameters
-from triton_repo.layouts.llmapi_settings import llm_arguments
+from triton_repo.layouts.llmapi_settings import llm_arguments, llm_version
 from triton_repo.layouts.shipping import ship, source_of
-from triton_repo.layouts.writing import writing
+from triton_repo.layouts.writing import from_model, writing
 from triton_repo.parameters import checked
 from triton_repo.tensors import TensorRow
+from trtforge.drafting.inspection import inspect_folder
+from trtforge.drafting.kinds import EAGLE3
+from trtforge.drafting.trtllm_head import head_for
 from trtforge.ground.errors import ForgeError
+from trtforge.recipe.load import LoadedRecipe
 from trtforge.recipe.schema import Recipe
+from trtforge.targets.layouts import LLM_API
 
-LAYOUT = "llmapi"
+LAYOUT = LLM_API.name
 _SHIPPED: Mapping[str, str] = {
     "triton_repo.layouts.llmapi_code.model": "model.py",
     "triton_repo.layouts.llmapi_code.request": "request.py",
@@ -181,3 +186,75 @@ def _instances(devices: str, recipe: Recipe) -> int:
             remedies=[f"gpu_device_ids: {fitting}"],
         )
     return len(sets)
+
+
+def in_bundle(recipe: Recipe, engine: Mapping[str, Any], engine_dir: Path, out: Path) -> dict[str, Any]:
+    """The repository beside the checkpoint; see :class:`~triton_repo.layouts.modules.LayoutModule`."""
+    return emit(
+        recipe,
+        out,
+        model_reference="../../engine/checkpoint",
+        draft_reference="../../engine/draft" if recipe.speculation.draft else None,
+        taps=(engine.get("drafter") or {}).get("taps"),
+    )
+
+
+def by_hand(loaded: LoadedRecipe, source: Path, out: Path, *, name: str, tokenizer: Path | None) -> dict[str, Any]:
+    """A repository for a checkpoint that lies somewhere; see :class:`~triton_repo.layouts.modules.LayoutModule`."""
+    if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
+        raise ForgeError(
+            "TF-TRI-068",
+            "there is no checkpoint",
+            asked=str(source),
+            why="LLM() loads config.json and safetensors of a Hugging Face checkpoint from that folder",
+            remedies=["name the quantized checkpoint's folder"],
+        )
+    recipe = loaded.recipe
+    lora = recipe.build.trtllm.lora
+    adapters = [] if lora is None else [_folder(loaded, source) for source in lora.adapters.values()]
+    parents = {folder.parent for folder in adapters}
+    draft = None if recipe.speculation.draft is None else _folder(loaded, recipe.speculation.draft)
+    return emit(
+        recipe,
+        out,
+        model_reference=from_model(source, out, "tensorrt_llm"),
+        draft_reference=None if draft is None else from_model(draft, out, "tensorrt_llm"),
+        taps=None if draft is None else _taps(recipe, draft, source),
+        adapters_reference=from_model(parents.pop(), out, "tensorrt_llm") if len(parents) == 1 else None,
+        adapters=[from_model(folder, out, "tensorrt_llm") for folder in adapters],
+    )
+
+
+def _taps(recipe: Recipe, draft: Path, checkpoint: Path) -> tuple[int, ...] | None:
+    """The layers that an EAGLE-3 drafter taps; the repository names it where it lies, so it must load as it stands."""
+    if recipe.speculation.method != EAGLE3.name:
+        return None
+    version = str(llm_version(recipe))
+    head = head_for(inspect_folder(draft, checkpoint), version, asked=f"speculation.draft: {recipe.speculation.draft}")
+    if head.conversion is None:
+        return head.taps
+    assert head.source.dialect is not None
+    raise ForgeError(
+        "TF-TRI-264",
+        f"the drafter is written in the dialect {head.source.dialect.name}, which TensorRT-LLM {version} does not load",
+        asked=f"speculation.draft: {recipe.speculation.draft}",
+        numbers={"dialect": head.source.dialect.name, "loads": head.consumer.dialect.name},
+        why="the repository refers to the drafter where it lies",
+        remedies=[
+            f"trtforge draft convert {draft} --to {head.consumer.dialect.name} --target {checkpoint} -o NEW",
+            "trtforge run, whose artifact holds the converted drafter",
+        ],
+    )
+
+
+def _folder(loaded: LoadedRecipe, source: str) -> Path:
+    folder = loaded.directory / source
+    if not folder.is_dir():
+        raise ForgeError(
+            "TF-TRI-069",
+            "a draft model or adapter is no folder on this machine",
+            asked=source,
+            why="the repository refers to it where it lies",
+            remedies=["fetch it first and name its folder in the recipe"],
+        )
+    return folder

@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import shutil
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from triton_repo.configs import add_cpu_instance, add_tensors, new_config, print_config, set_parameters
 from triton_repo.layouts import native_names
 from triton_repo.layouts.native_tensors import INPUTS, OUTPUTS
+from triton_repo.layouts.writing import from_model
 from trtforge.drafting.record import read_speculation
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.recipe.load import LoadedRecipe
+from trtforge.recipe.schema import Recipe
 from trtforge.targets import DEFAULT, served_by
+from trtforge.targets.layouts import NATIVE
 
 ENGINE_FILE = "engine.json"
 LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")
@@ -95,7 +100,7 @@ def emit(
         # a folder of nothing does not survive an archive or a version control system
         (out / other / "1" / ".keep").touch()
     return {
-        "layout": "native",
+        "layout": NATIVE.name,
         "model": name,
         "models": [name, *others],
         "decoupled": decoupled,
@@ -157,7 +162,33 @@ def _served(path: Path) -> dict[str, Any]:
     missing = set(LIMITS) - set(engine["limits"])
     if missing:
         raise KeyError(", ".join(sorted(missing)))
-    served = served_by("native")
+    served = served_by(NATIVE.name)
     if engine.get("target", DEFAULT.name) not in served:
         raise ValueError(f"it is of target {engine['target']}; native serves {' and '.join(served)}")
     return engine
+
+
+def in_bundle(recipe: Recipe, engine: Mapping[str, Any], engine_dir: Path, out: Path) -> dict[str, Any]:
+    """The repository beside the engine; see :class:`~triton_repo.layouts.modules.LayoutModule`."""
+    return _for(recipe, engine_dir, out, recipe.name, "../../engine")
+
+
+def by_hand(loaded: LoadedRecipe, source: Path, out: Path, *, name: str, tokenizer: Path | None) -> dict[str, Any]:
+    """A repository for an engine that lies somewhere; see :class:`~triton_repo.layouts.modules.LayoutModule`."""
+    return _for(loaded.recipe, source, out, name, from_model(source, out, name))
+
+
+def _for(recipe: Recipe, engine_dir: Path, out: Path, name: str, reference: str) -> dict[str, Any]:
+    return emit(
+        engine_dir,
+        out,
+        name=name,
+        engine_reference=reference,
+        decoupled=recipe.triton.decoupled,
+        client_names=recipe.triton.client_names,
+    )
+
+
+def code_files() -> list[Path]:
+    """The files of code that a repository carries."""
+    return [MODEL_CODE]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.targets import DEFAULT, TARGETS, names
+from trtforge.targets.layouts import INFLIGHT_BATCHER, LAYOUTS, LLM_API, NATIVE, Layout
 
 Kind = Literal["artifact", "compiled", "converted", "checkpoint", "unknown"]
 _WORDS = {
@@ -15,7 +16,6 @@ _WORDS = {
     "converted": "a checkpoint in TensorRT-LLM's own format, which has still to be compiled",
     "checkpoint": "a Hugging Face checkpoint",
 }
-_SERVES: dict[str, Kind] = {"inflight_batcher_llm": "compiled", "llmapi": "checkpoint"}
 
 
 def require_served(source: Path, layout: str) -> None:
@@ -27,7 +27,7 @@ def require_served(source: Path, layout: str) -> None:
     kind, target = _kind_of(source)
     if kind == "artifact":
         fault = _artifact_fault(source, str(target), layout)
-    elif kind == "unknown" or kind == _SERVES.get(layout):
+    elif kind == "unknown" or kind == LAYOUTS[layout].serves:
         return
     else:
         fault = (_WORDS[kind], _remedies(source, kind, layout))
@@ -69,29 +69,29 @@ def _artifact_fault(source: Path, target: str, layout: str) -> tuple[str, list[s
     words = f"an engine folder of the target {target}"
     known = TARGETS.get(target)
     if known is not None and known.runs_here:
-        return None if layout == "native" else (words, [_emit(source, "native")])
+        return None if LAYOUTS[layout].own_runtime else (words, [_emit(source, NATIVE)])
     if known is not None and known.trtllm_build:
-        remedies = [_emit(source / "trtllm", "inflight_batcher_llm", tokenizer=source)]
+        remedies = [_emit(source / "trtllm", INFLIGHT_BATCHER, tokenizer=source)]
         if not (source / "trtllm" / "config.json").is_file():
             remedies = [f"compile it first: sh {source / 'container.sh'}, then {remedies[0]}"]
         return words, remedies
     if known is not None and known.llm_api:
-        return words, [_emit(source / "checkpoint", "llmapi")]
+        return words, [_emit(source / "checkpoint", LLM_API)]
     return words, ["no layout serves it: trtforge engine info says where it loads"]
 
 
 def _remedies(source: Path, kind: Kind, layout: str) -> list[str]:
     if kind == "compiled":
         beside = source.parent if (source.parent / "tokenizer.json").is_file() else None
-        return [_emit(source, "inflight_batcher_llm", tokenizer=beside)]
+        return [_emit(source, INFLIGHT_BATCHER, tokenizer=beside)]
     if kind == "converted":
         return [f"compile it first: trtllm-build --checkpoint_dir {source}, then name what that writes"]
-    if layout == "native":
-        return [_emit(source, "llmapi"), f"trtforge run RECIPE with build.target: {DEFAULT.name} makes an engine of it"]
+    if LAYOUTS[layout].own_runtime:
+        return [_emit(source, LLM_API), f"trtforge run RECIPE with build.target: {DEFAULT.name} makes an engine of it"]
     built = " or ".join(names(lambda target: target.trtllm_build))
-    return [_emit(source, "llmapi"), f"trtllm-build compiles an engine of it: trtforge run with target {built}"]
+    return [_emit(source, LLM_API), f"trtllm-build compiles an engine of it: trtforge run with target {built}"]
 
 
-def _emit(source: Path, layout: str, *, tokenizer: Path | None = None) -> str:
+def _emit(source: Path, layout: Layout, *, tokenizer: Path | None = None) -> str:
     more = f" --tokenizer {tokenizer}" if tokenizer is not None else ""
-    return f"trtforge triton emit {source} OUT --layout {layout}{more}"
+    return f"trtforge triton emit {source} OUT --layout {layout.name}{more}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,3 +50,8 @@ def _refused(out: Path, why: str) -> ForgeError:
         why=why,
         remedies=["name an empty folder, or a new one below a folder that you may write to"],
     )
+
+
+def from_model(folder: Path, out: Path, model: str) -> str:
+    """``folder`` as a model of the repository ``out`` sees it: Triton starts a model in its own folder."""
+    return os.path.relpath(folder.resolve(), (out / model).resolve())

@@ -6,12 +6,11 @@ import, because ``trtforge --help`` imports it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,13 +56,10 @@ class Failed(Exception):
 def forge_command(function: Callable[..., None]) -> Callable[..., None]:
     """Give a function its console, ``--json``, ``--quiet`` and ``--debug``, and turn errors into exit codes.
 
-    The function's first parameter is the console; the rest are typer parameters, or groups of them: a parameter whose
-    type is a dataclass is made of one option a field.
+    The function's first parameter is the console; the rest are typer parameters.
     """
     signature = inspect.signature(function, eval_str=True, globals=_resolving(function))
-    given = [item for name, item in signature.parameters.items() if name != "console"]
-    groups: dict[str, Any] = {item.name: item.annotation for item in given if dataclasses.is_dataclass(item.annotation)}
-    parameters = [one for item in given for one in (_options(groups[item.name]) if item.name in groups else [item])]
+    parameters = [item for name, item in signature.parameters.items() if name != "console"]
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
         for name, kind in _OUTPUT.items()
@@ -82,11 +78,7 @@ def forge_command(function: Callable[..., None]) -> Callable[..., None]:
         def body() -> None:
             # a store has refusals of its own: some commands do without one
             refuse_unusable({name: value for name, value in arguments.items() if name != "store"})
-            grouped = {
-                name: group(**{field.name: arguments.pop(field.name) for field in dataclasses.fields(group)})
-                for name, group in groups.items()
-            }
-            function(console, **arguments, **grouped)
+            function(console, **arguments)
 
         with stdout_guard(console):
             code = _run(body, console)
@@ -96,20 +88,6 @@ def forge_command(function: Callable[..., None]) -> Callable[..., None]:
     wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
     del wrapper.__wrapped__
     return wrapper
-
-
-def _options(group: Any) -> list[inspect.Parameter]:
-    """The fields of a group of options as typer parameters."""
-    types = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
-            annotation=types[field.name],
-        )
-        for field in dataclasses.fields(group)
-    ]
 
 
 def _resolving(function: Callable[..., None]) -> dict[str, Any]:

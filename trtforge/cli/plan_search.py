@@ -18,6 +18,38 @@ if TYPE_CHECKING:
     from trtforge.recipe.load import LoadedRecipe
 
 
+def speed_options(
+    gpu: str,
+    *,
+    price: float | None,
+    utilization: float,
+    acceptance: float | None,
+    calibration: Path | None,
+    graph: Path | None,
+) -> dict[str, Any]:
+    """The options of :attr:`builder.planner.types.Facts.options` that speed, speculation and cost read.
+
+    Raises:
+        ForgeError: ``TF-PLN-050`` an acceptance, ``TF-PLN-055`` a price or utilization outside its range;
+            ``TF-PLN-052``, ``TF-PLN-053`` the calibration; ``TF-PLN-054`` the graph.
+    """
+    from builder.planner.cost import cost_per_million
+    from builder.planner.speculation import expected_tokens
+
+    expected_tokens(0.0 if acceptance is None else acceptance, 1)
+    cost_per_million(1, price or 0.0, 1.0, utilization)
+    found: dict[str, Any] = {"price": price, "utilization": utilization, "acceptance": acceptance}
+    if calibration is not None:
+        from builder.planner.calibration import read_calibration
+
+        found["calibration"] = read_calibration(calibration, gpu)
+    if graph is not None:
+        from builder.planner.speed.graph_ops import ops_of_graph
+
+        found["raw_ops"] = ops_of_graph(graph)
+    return found
+
+
 def searched(
     made: Plan, loaded: LoadedRecipe, known: KnownModel, output: Path | None, *, overwrite: bool
 ) -> tuple[Plan, str]:

@@ -49,22 +49,22 @@ def emit(
 ) -> None:
     """Write a model repository for an engine; its limits come from the engine, the rest from the recipe."""
     from triton_repo.layouts.emit import emit_for
-    from triton_repo.parameters import LAYOUTS
     from trtforge.ground.errors import ForgeError
     from trtforge.recipe.load import load_recipe, recipe_from_mapping
+    from trtforge.targets.layouts import LAYOUTS
 
     changes = list(overrides or [])
     if layout is not None:
-        changes.append(f"triton.layout={common.one_of(layout, LAYOUTS, option='--layout', code='TF-CLI-004')}")
+        changes.append(f"triton.layout={common.one_of(layout, list(LAYOUTS), option='--layout', code='TF-CLI-004')}")
     if recipe is not None:
         loaded = load_recipe(recipe, changes)
     else:
         loaded = recipe_from_mapping({"name": "model", "model": {"source": str(engine)}}, overrides=changes)
-    written = loaded.recipe.triton.layout
-    if name is not None and written != "native":
+    written = loaded.recipe.layout
+    if name is not None and not written.own_runtime:
         raise ForgeError(
             "TF-CLI-021",
-            f"--name has no effect on the layout {written}",
+            f"--name has no effect on the layout {written.name}",
             asked=f"--name {name}",
             why="Its models have the names that clients and the other models of the layout know.",
             remedies=["leave --name out", "--layout native"],

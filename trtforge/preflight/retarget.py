@@ -140,7 +140,7 @@ def to_beams(facts: Facts, beams: int) -> str:
 def streaming(facts: Facts) -> str:
     """The lines that turn streaming on, of accumulated tokens where the layout can."""
     parts = ["triton.decoupled: true"]
-    if facts.recipe.triton.layout == "inflight_batcher_llm" and not facts.recipe.triton.accumulate_tokens:
+    if facts.recipe.layout.chain and not facts.recipe.triton.accumulate_tokens:
         parts.append("triton.accumulate_tokens: true")
     return " with ".join(parts)
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from trtforge.recipe.units import Fraction, Seconds, Size
 from trtforge.targets import DEFAULT, TARGETS, Target, TargetName
+from trtforge.targets.layouts import LAYOUTS, NATIVE, Layout, LayoutName
 
 StageName = Literal[
     "intake",
@@ -389,8 +390,8 @@ class Build(Section):
 class Triton(Section):
     """The Triton model repository."""
 
-    layout: Literal["native", "inflight_batcher_llm", "llmapi"] = Field(
-        "native",
+    layout: LayoutName = Field(
+        NATIVE.name,
         description="native serves torch and tensorrt engines, inflight_batcher_llm and llmapi those of TensorRT-LLM; "
         "left out, it is the one that serves build.target",
     )
@@ -477,3 +478,8 @@ class Recipe(Section):
     def target(self) -> Target:
         """The target that ``build.target`` names."""
         return TARGETS[self.build.target]
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that ``triton.layout`` names."""
+        return LAYOUTS[self.triton.layout]

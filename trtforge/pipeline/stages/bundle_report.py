@@ -352,16 +352,13 @@ def _curl(context: StageContext) -> str:
     """One question to the model that clients ask, by the names of the layout's inputs."""
     from launcher.serve import JSON_HEADER
 
-    triton = context.recipe.triton
-    model, tokens, stream = {
-        "inflight_batcher_llm": ("tensorrt_llm_bls", "max_tokens", "stream"),
-        "llmapi": ("tensorrt_llm", "sampling_param_max_tokens", "streaming"),
-    }[triton.layout]
-    body = f'"text_input": "What is the capital of France?", "{tokens}": 32'
+    question = context.recipe.layout.question
+    assert question is not None, "bundles of trtforge's own runtime say it with the model's name"
+    body = f'"text_input": "What is the capital of France?", "{question.tokens}": 32'
     verb = "generate"
-    if triton.decoupled:
-        verb, body = "generate_stream", f'{body}, "{stream}": true'
-    return f"curl -sN {JSON_HEADER} http://127.0.0.1:8000/v2/models/{model}/{verb} -d '{{{body}}}'"
+    if context.recipe.triton.decoupled:
+        verb, body = "generate_stream", f'{body}, "{question.stream}": true'
+    return f"curl -sN {JSON_HEADER} http://127.0.0.1:8000/v2/models/{question.model}/{verb} -d '{{{body}}}'"
 
 
 def _serving(context: StageContext) -> Any:

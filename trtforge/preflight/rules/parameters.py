@@ -68,7 +68,7 @@ def nothing_unfilled(facts: Facts) -> Iterator[Violation]:
     waivable=False,
 )
 def parameters_exist(facts: Facts) -> Iterator[Violation]:
-    if facts.recipe.triton.layout == "native":
+    if facts.recipe.layout.own_runtime:
         return  # it reads none of them: TF-K9-010
     # fields of config.pbtxt and keys of model.yaml follow from the recipe's own keys
     known = {name: row for name, row in (facts.parameters or {}).items() if row.place == "parameter"}

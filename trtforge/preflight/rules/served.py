@@ -8,7 +8,6 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import methods
 from trtforge.preflight.rules.memory import windows_of
 
-_LAYOUT = "inflight_batcher_llm"
 #: modes of ``decoding_mode`` that draft, and the method that builds their engine; ReDrafter is no method here
 _DRAFTING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead": "lookahead", "redrafter": None}
 
@@ -24,7 +23,7 @@ _DRAFTING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead": "lookahead
 def pool_tokens_hold_request(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
     text = recipe.triton.parameters.get("max_tokens_in_paged_kv_cache")
-    if recipe.triton.layout != _LAYOUT or text is None or not (text.isascii() and text.isdecimal()):
+    if not recipe.layout.chain or text is None or not (text.isascii() and text.isdecimal()):
         return
     build = recipe.build
     block, beams = build.kv_cache.block_size, build.trtllm.max_beam_width
@@ -57,7 +56,7 @@ def pool_tokens_hold_request(facts: Facts) -> Iterator[Violation]:
 def mode_fits_engine(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
     mode, method = recipe.triton.parameters.get("decoding_mode"), recipe.speculation.method
-    if recipe.triton.layout != _LAYOUT or not mode:
+    if not recipe.layout.chain or not mode:
         return
     drafts = mode in _DRAFTING_MODES
     wanted = _DRAFTING_MODES.get(mode)
@@ -85,7 +84,7 @@ def mode_fits_engine(facts: Facts) -> Iterator[Violation]:
 )
 def no_cross_attention(facts: Facts) -> Iterator[Violation]:
     value = facts.recipe.triton.parameters.get("cross_kv_cache_fraction")
-    if value and facts.recipe.triton.layout == _LAYOUT:
+    if value and facts.recipe.layout.chain:
         yield Violation(
             f"cross_kv_cache_fraction {value}: every model that trtforge builds is a decoder",
             f"triton.parameters.cross_kv_cache_fraction: {value}",

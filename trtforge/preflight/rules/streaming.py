@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import streaming, to_beams
 
-_IFB = "inflight_batcher_llm"
 #: names that templates and older repositories give the choice of streaming
 STREAMING_PARAMETERS = ("decoupled", "decoupled_mode")
 
@@ -22,7 +21,7 @@ STREAMING_PARAMETERS = ("decoupled", "decoupled_mode")
 )
 def streams_accumulate(facts: Facts) -> Iterator[Violation]:
     triton = facts.recipe.triton
-    if triton.layout == _IFB and triton.decoupled and not triton.accumulate_tokens:
+    if facts.recipe.layout.chain and triton.decoupled and not triton.accumulate_tokens:
         yield Violation(
             "streamed answers without accumulate_tokens may lose spaces",
             "triton.accumulate_tokens: false, triton.decoupled: true",
@@ -60,7 +59,7 @@ def slo_needs_streaming(facts: Facts) -> Iterator[Violation]:
 )
 def streaming_is_set_once(facts: Facts) -> Iterator[Violation]:
     triton = facts.recipe.triton
-    if triton.layout == "native":
+    if facts.recipe.layout.own_runtime:
         return
     for name in STREAMING_PARAMETERS:
         value = triton.parameters.get(name)
@@ -108,7 +107,7 @@ def beams_do_not_stream(facts: Facts) -> Iterator[Violation]:
 def beams_do_not_accumulate(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
     beams, triton = recipe.build.trtllm.max_beam_width, recipe.triton
-    if not facts.target.trtllm_build or beams == 1 or triton.layout != _IFB:
+    if not facts.target.trtllm_build or beams == 1 or not facts.recipe.layout.chain:
         return
     if triton.decoupled and triton.accumulate_tokens:
         yield Violation(
@@ -128,7 +127,7 @@ def beams_do_not_accumulate(facts: Facts) -> Iterator[Violation]:
 def mode_fits_beams(facts: Facts) -> Iterator[Violation]:
     recipe = facts.recipe
     mode, beams = recipe.triton.parameters.get("decoding_mode"), recipe.build.trtllm.max_beam_width
-    if mode is None or recipe.triton.layout != _IFB:
+    if mode is None or not recipe.layout.chain:
         return
     if mode in ("medusa", "eagle", "lookahead", "redrafter") and beams == 1:
         return  # those draft along one path, as this engine answers

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import to_format
 
-_IFB = "inflight_batcher_llm"
 #: NVIDIA's advice for pre- and postprocessing
 _INSTANCES = 5
 _TIPS = "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md"
@@ -22,7 +21,7 @@ _TIPS = "https://github.com/triton-inference-server/tensorrtllm_backend/blob/mai
 )
 def instances_suffice(facts: Facts) -> Iterator[Violation]:
     triton, batch = facts.recipe.triton, facts.recipe.build.limits.max_batch_size
-    if triton.layout != _IFB or batch < 8:
+    if not facts.recipe.layout.chain or batch < 8:
         return
     for key in ("preprocessing_instances", "postprocessing_instances"):
         count = int(getattr(triton, key))
@@ -44,7 +43,7 @@ def instances_suffice(facts: Facts) -> Iterator[Violation]:
 )
 def no_queue_delay(facts: Facts) -> Iterator[Violation]:
     triton = facts.recipe.triton
-    if triton.layout == _IFB and triton.queue_delay_us > 1000:
+    if facts.recipe.layout.chain and triton.queue_delay_us > 1000:
         yield Violation(
             f"requests may wait {triton.queue_delay_us / 1000:g} ms for others",
             facts.asked("triton.queue_delay_us"),
@@ -65,7 +64,7 @@ def no_queue_delay(facts: Facts) -> Iterator[Violation]:
 def instances_have_cores(facts: Facts) -> Iterator[Violation]:
     triton, machine = facts.recipe.triton, facts.require_machine()
     together = triton.preprocessing_instances + triton.postprocessing_instances
-    if triton.layout == _IFB and machine.gpus and together > 2 * machine.cores:
+    if facts.recipe.layout.chain and machine.gpus and together > 2 * machine.cores:
         each = max(1, machine.cores)
         yield Violation(
             f"{together} pre- and postprocessing processes on {machine.cores} cores",
