@@ -22,14 +22,15 @@ from pathlib import Path
 
 import torch
 
-from plugins.host import abi, load
+from plugins.host import load
 from plugins.host.library import HostLibrary
+from trtforge.native import ops
 
 CONTEXT = 4096
 BAR = 0.5
 COPY_BYTES = 256 << 20
 POOLS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "fp8": torch.float8_e4m3fn}
-CODES = {"float32": abi.FLOAT32, "bfloat16": abi.BFLOAT16, "float16": abi.FLOAT16, "fp8": abi.FLOAT8_E4M3}
+CODES = ops.DTYPES | {"fp8": ops.DTYPES["float8_e4m3fn"]}
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def decode_step(library: HostLibrary, case: Case) -> tuple[Callable[[], None], i
     lengths = torch.full((case.batch,), CONTEXT, dtype=torch.int32)
     scaled = case.pool == "fp8"
     # The executor's way: one argument struct, of which a step changes a few fields.
-    args = library.attention_call(
+    args, call = library.prepared(
+        ops.PAGED_ATTENTION,
         query=qkv.data_ptr(),
         key=qkv.data_ptr() + heads * size * 4,
         value=qkv.data_ptr() + (heads + kv) * size * 4,
@@ -128,7 +130,7 @@ def decode_step(library: HostLibrary, case: Case) -> tuple[Callable[[], None], i
         num_heads=heads,
         num_kv_heads=kv,
         head_size=size,
-        activation_dtype=abi.FLOAT32,
+        activation_dtype=CODES["float32"],
         pool_dtype=CODES[case.pool],
         scale=size**-0.5,
         k_scale=0.01 if scaled else 1.0,
@@ -142,7 +144,7 @@ def decode_step(library: HostLibrary, case: Case) -> tuple[Callable[[], None], i
         assert alive
         state["copy"] = (state["copy"] + 1) % copies
         args.block_table = pointers[state["copy"]]
-        library.run_attention(args)
+        library.check(call(), "PagedAttention")
 
     return run, bytes_each
 

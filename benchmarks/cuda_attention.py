@@ -14,7 +14,6 @@ GPU or no library (``trtforge plugins build cuda``).
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
 import importlib.util
 import json
@@ -27,9 +26,9 @@ from typing import Any
 
 import torch
 
-from plugins.cuda import abi
 from plugins.cuda.library import CudaLibrary, find_cuda_library
-from plugins.host import calls
+from plugins.shared_ops import attention_args
+from plugins.structs import cuda_call
 from trtforge.ground.errors import EnvironmentLacks, ExitCode
 
 COPY_BYTES = 1 << 30
@@ -111,13 +110,12 @@ def prepared_step(library: CudaLibrary, case: Case, device: str) -> tuple[Callab
     table = torch.randperm(count, generator=generator, device=device).int().view(case.batch, blocks_each)
     starts = torch.arange(case.batch + 1, device=device, dtype=torch.int32) * case.fresh
     lengths = torch.full((case.batch,), case.tokens, device=device, dtype=torch.int32)
-    args, out, _ = calls.attention_args(
+    args, out = attention_args(
         qkv[:, : cut[0]], qkv[:, cut[0] : cut[1]], qkv[:, cut[1] :], pool, starts, lengths, table, None,
         num_heads=case.heads, num_kv_heads=case.kv_heads, head_size=case.head_size, device=library.device,
     )  # fmt: skip
     memory = torch.empty(library.attention_workspace(args) + 256, dtype=torch.uint8, device=device)
-    call = abi.CudaCall(
-        struct_size=ctypes.sizeof(abi.CudaCall),
+    call = cuda_call(
         stream=torch.cuda.current_stream().cuda_stream if library.on_gpu else None,
         workspace=(memory.data_ptr() + 255) // 256 * 256,
         workspace_bytes=memory.numel() - 256,

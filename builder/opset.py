@@ -29,6 +29,9 @@ from typing import Any
 import onnx
 from onnx import TensorProto, defs
 
+from trtforge.native.ops import PAGED_ATTENTION as PAGED_ATTENTION_OP
+from trtforge.native.ops import Attribute as OpAttribute
+
 DOMAIN = "trtforge"
 VERSION = 2
 PAGED_ATTENTION = "PagedAttention"
@@ -58,6 +61,13 @@ def _attribute(name: str, kind: str, doc: str, default: Any = None) -> Any:
     if default is None:
         return defs.OpSchema.Attribute(name, getattr(defs.OpSchema.AttrType, kind), doc, required=True)
     return defs.OpSchema.Attribute(name, onnx.helper.make_attribute(name, default), doc)
+
+
+def _op_attribute(attribute: OpAttribute) -> Any:
+    """An attribute of an op as the operator's."""
+    real = attribute.kind == "float32"
+    standard = attribute.standard if attribute.standard is None else (float if real else int)(attribute.standard)
+    return _attribute(attribute.name, "FLOAT" if real else "INT", attribute.doc, standard)
 
 
 def _parameter(name: str, type_str: str, doc: str, *, optional: bool = False) -> Any:
@@ -94,14 +104,7 @@ def _paged_attention_schema(since: int) -> Any:
             ("P", [*_FLOATS, "tensor(float8e4m3fn)"], "Pool: as the activations or wider than none, or FP8 E4M3."),
             ("M", ["tensor(bool)", "tensor(uint8)"], "Visibility among new tokens."),
         ],
-        attributes=[
-            _attribute("num_heads", "INT", "H"),
-            _attribute("num_kv_heads", "INT", "K, divides H"),
-            _attribute("head_size", "INT", "E, 64 to 256"),
-            _attribute("scale", "FLOAT", "factor on the scores; 0: 1/sqrt(E)", 0.0),
-            _attribute("sliding_window", "INT", "positions a query sees, its own included; 0: all", 0),
-            _attribute("soft_cap", "FLOAT", "cap of the scores; 0: none", 0.0),
-        ],
+        attributes=[_op_attribute(attribute) for attribute in PAGED_ATTENTION_OP.plugin_attributes],
     )
     schema.set_type_and_shape_inference_function(_infer_paged_attention)
     return schema

@@ -1,45 +1,26 @@
-"""The C ABI of the CUDA op library as ctypes sees it; mirrors ``plugins/include/trtforge/cuda_abi.h``."""
+"""The CUDA library's C functions as ctypes sees them; mirrors ``plugins/include/trtforge/cuda_abi.h``."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
 from typing import Any, Final
 
-from plugins.host.abi import EagleAcceptArgs, EagleTreeArgs, KvMoveArgs, PagedAttentionArgs
+from plugins.structs import CudaCall, structure
+from trtforge.native import ops
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = ops.CUDA_ABI_VERSION
 STATUS_WORDS: Final = 8
 
-
-class CudaCall(ctypes.Structure):
-    """``struct trtforge_cuda_call``: what only a GPU needs."""
-
-    _fields_ = (
-        ("struct_size", c_uint64),
-        ("stream", c_void_p),
-        ("workspace", c_void_p),
-        ("workspace_bytes", c_uint64),
-        ("k_scale", c_void_p),
-        ("v_scale", c_void_p),
-        ("status", c_void_p),
-        ("max_new_tokens", c_int32),
-        ("device", c_int32),
-        ("multiprocessors", c_int32),
-    )
-
-
+_ATTENTION: Final = (POINTER(structure(ops.PAGED_ATTENTION)), POINTER(CudaCall))
 #: name -> argument types; every function returns int unless it is in RESULTS.
 PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "trtforge_cuda_abi": (),
     "trtforge_cuda_info": (),
     "trtforge_cuda_last_error": (),
-    "trtforge_cuda_attention_workspace": (POINTER(PagedAttentionArgs), POINTER(CudaCall), POINTER(c_uint64)),
-    "trtforge_cuda_attention_workspace_bound": (POINTER(PagedAttentionArgs), POINTER(CudaCall), POINTER(c_uint64)),
-    "trtforge_cuda_paged_attention": (POINTER(PagedAttentionArgs), POINTER(CudaCall)),
-    "trtforge_cuda_eagle_tree_build": (POINTER(EagleTreeArgs), POINTER(CudaCall)),
-    "trtforge_cuda_eagle_accept": (POINTER(EagleAcceptArgs), POINTER(CudaCall)),
-    "trtforge_cuda_kv_move": (POINTER(KvMoveArgs), POINTER(CudaCall)),
+    "trtforge_cuda_attention_workspace": (*_ATTENTION, POINTER(c_uint64)),
+    "trtforge_cuda_attention_workspace_bound": (*_ATTENTION, POINTER(c_uint64)),
+    **{f"trtforge_cuda_{op.name}": (POINTER(structure(op)), POINTER(CudaCall)) for op in ops.DEVICE_OPS},
     "trtforge_cuda_describe": (c_char_p, c_void_p),
     "trtforge_cuda_shim_order": (c_int,),
     "trtforge_cuda_shim_launches": (),

@@ -29,7 +29,7 @@ void launchBf16Fp8(AttentionParams const& p, TaskKind kind, Stream stream);
 void launchFp16(AttentionParams const& p, TaskKind kind, Stream stream);
 void launchFp16Fp8(AttentionParams const& p, TaskKind kind, Stream stream);
 //! Short tasks only; any queries.
-void launchSimt(AttentionParams const& p, int32_t poolDtype, Stream stream);
+void launchSimt(AttentionParams const& p, Stream stream);
 
 } // namespace cuda
 } // namespace trtforge

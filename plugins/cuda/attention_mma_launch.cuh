@@ -16,7 +16,7 @@ template <typename T, typename Pool, int HEAD, int WARPS_M, int WARPS_N>
 void launchMmaTile(AttentionParams const& p, TaskList const& list, Stream stream)
 {
     using Tile = MmaTile<HEAD, WARPS_M, WARPS_N>;
-    LaunchShape const shape{list.capacity, p.numKvHeads, list.splits, Tile::kTHREADS, Tile::kSHARED_BYTES};
+    LaunchShape const shape{list.capacity, p.args.num_kv_heads, list.splits, Tile::kTHREADS, Tile::kSHARED_BYTES};
     launch<AttentionParams, TaskList>(
         &attentionMma<T, Pool, HEAD, WARPS_M, WARPS_N>, shape, stream, p, list);
 }
@@ -25,12 +25,12 @@ template <typename T, typename Pool>
 void launchMma(AttentionParams const& p, TaskKind kind, Stream stream)
 {
     bool const isLong = kind == TaskKind::kLONG;
-    if (p.headSize <= 64)
+    if (p.args.head_size <= 64)
     {
         isLong ? launchMmaTile<T, Pool, 64, 8, 1>(p, p.longTasks, stream)
                : launchMmaTile<T, Pool, 64, 1, 4>(p, p.shortTasks, stream);
     }
-    else if (p.headSize <= 128)
+    else if (p.args.head_size <= 128)
     {
         isLong ? launchMmaTile<T, Pool, 128, 8, 1>(p, p.longTasks, stream)
                : launchMmaTile<T, Pool, 128, 1, 4>(p, p.shortTasks, stream);

@@ -9,14 +9,14 @@ namespace trtforge
 namespace cuda
 {
 
-void launchSimt(AttentionParams const& p, int32_t poolDtype, Stream stream)
+void launchSimt(AttentionParams const& p, Stream stream)
 {
     TaskList const& list = p.shortTasks;
     LaunchShape const shape{
-        list.capacity, p.numKvHeads, list.splits, kSIMT_THREADS, simtSharedBytes(p.headSize)};
+        list.capacity, p.args.num_kv_heads, list.splits, kSIMT_THREADS, simtSharedBytes(p.args.head_size)};
     auto const start = [&](void (*kernel)(AttentionParams const, TaskList const))
     { launch<AttentionParams, TaskList>(kernel, shape, stream, p, list); };
-    switch (poolDtype)
+    switch (p.args.pool_dtype)
     {
     case TRTFORGE_FLOAT32: start(&attentionSimt<float>); break;
     case TRTFORGE_BFLOAT16: start(&attentionSimt<Bf16>); break;

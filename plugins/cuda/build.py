@@ -35,7 +35,9 @@ FILES = (SHARED, STATIC, "build.log")
 OLDEST_NVCC = (12, 8)
 DEFAULT_ROOT = "/usr/local/cuda"
 #: Headers that the kernels share with the host library.
-_SHARED_HEADERS = ("cuda_abi.h", "eagle_rules.hpp", "host_abi.h", "random.hpp", "types.hpp", "validate.hpp")
+_SHARED_HEADERS = (
+    "cuda_abi.h", "eagle_rules.hpp", "host_abi.h", "op_args.h", "random.hpp", "types.hpp", "validate.hpp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,112 +13,54 @@ namespace
 
 constexpr int kREDUCTION_BYTES = kEAGLE_THREADS / kWARP_SIZE * static_cast<int>(sizeof(Ranked));
 
-TreeLimits limitsOf(TreeFields const& f)
+Stream streamOf(Call const& call)
 {
-    return TreeLimits{f.topK, f.expand, f.levels, f.total, f.logitsDtype};
-}
-
-void checkTree(TreeFields const& f, int32_t level, int32_t requests, int32_t vocabulary, TreeTensors const& t)
-{
-    checkTreeLimits(limitsOf(f));
-    checkTreeStep(limitsOf(f), level, requests, vocabulary, t.rowStride);
-    bool const outputs = t.tokens != nullptr && t.parents != nullptr && t.depths != nullptr && t.scores != nullptr
-        && t.mask != nullptr && t.counts != nullptr;
-    bool const state = t.candidateTokens != nullptr && t.candidateParents != nullptr && t.candidateScores != nullptr
-        && t.frontier != nullptr;
-    require(requests == 0 || (outputs && state && t.draftLogits != nullptr && t.rootTokens != nullptr),
-        TRTFORGE_NULL_POINTER, "a tensor of EagleTreeBuild is null");
-    require((t.staticParents == nullptr) == (t.staticRanks == nullptr), TRTFORGE_NULL_POINTER,
-        "a static tree needs both its parents and its ranks");
-}
-
-void checkAccept(AcceptFields const& f, int32_t requests, int32_t vocabulary, AcceptTensors const& t)
-{
-    checkAcceptLimits(f.total, f.logitsDtype);
-    checkAcceptStep(requests, vocabulary, t.rowStride);
-    require(requests == 0
-            || (t.targetLogits != nullptr && t.tokens != nullptr && t.parents != nullptr && t.counts != nullptr
-                && t.path != nullptr && t.lengths != nullptr && t.emitted != nullptr && t.bonus != nullptr),
-        TRTFORGE_NULL_POINTER, "a tensor of EagleAccept is null");
-    require(t.temperatures == nullptr || (t.seeds != nullptr && t.rootPositions != nullptr), TRTFORGE_NULL_POINTER,
-        "sampling needs seeds and root positions");
+    return static_cast<Stream>(call.stream);
 }
 
 } // namespace
 
-int32_t treeCandidates(TreeFields const& f) noexcept
+int32_t treeCandidates(TreeArgs const& args) noexcept
 {
-    return candidatesOf(limitsOf(f));
+    return candidatesOf(args);
 }
 
-Status checkTreeFields(TreeFields const& fields) noexcept
+Status checkTreeFields(TreeArgs const& args) noexcept
 {
-    return answered([&] { checkTreeLimits(limitsOf(fields)); });
+    return answered([&] { checkTreeLimits(args); });
 }
 
-Status checkStaticTree(TreeFields const& fields, int32_t const* parents, int32_t const* ranks) noexcept
+Status eagleTreeBuild(TreeArgs const& args, Call const& call) noexcept
 {
     return answered(
         [&]
         {
-            checkTreeLimits(limitsOf(fields));
-            require(parents != nullptr && ranks != nullptr, TRTFORGE_NULL_POINTER, "parents or ranks are null");
-            checkStaticShape(limitsOf(fields), parents, ranks);
-        });
-}
-
-Status checkTreeCall(TreeFields const& fields, int32_t level, int32_t requests, int32_t vocabulary,
-    TreeTensors const& tensors) noexcept
-{
-    return answered([&] { checkTree(fields, level, requests, vocabulary, tensors); });
-}
-
-Status eagleTreeBuild(TreeFields const& fields, int32_t level, int32_t requests, int32_t vocabulary,
-    TreeTensors const& tensors, Stream stream) noexcept
-{
-    return answered(
-        [&]
-        {
-            checkTree(fields, level, requests, vocabulary, tensors);
+            checkTree(args);
             TreeParams p;
-            p.fields = fields;
-            p.tensors = tensors;
-            p.level = level;
-            p.rows = level == 0 ? 1 : fields.expand;
-            p.vocabulary = vocabulary;
-            p.candidates = treeCandidates(fields);
-            p.offset = level == 0 ? 0 : fields.topK + (level - 1) * fields.expand * fields.topK;
-            LaunchShape const rows{p.rows, requests, 1, kEAGLE_THREADS, kREDUCTION_BYTES};
-            launch<TreeParams>(&treeChildren, rows, stream, p);
-            LaunchShape const select{requests, 1, 1, kEAGLE_THREADS, treeSharedBytes(p.candidates)};
-            launch<TreeParams>(&treeSelect, select, stream, p);
+            p.args = args;
+            p.rows = args.level == 0 ? 1 : args.expand;
+            p.candidates = candidatesOf(args);
+            p.offset = args.level == 0 ? 0 : args.top_k + (args.level - 1) * args.expand * args.top_k;
+            LaunchShape const rows{p.rows, args.requests, 1, kEAGLE_THREADS, kREDUCTION_BYTES};
+            launch<TreeParams>(&treeChildren, rows, streamOf(call), p);
+            LaunchShape const select{args.requests, 1, 1, kEAGLE_THREADS, treeSharedBytes(p.candidates)};
+            launch<TreeParams>(&treeSelect, select, streamOf(call), p);
         });
 }
 
-Status checkAcceptFields(AcceptFields const& fields) noexcept
+Status checkAcceptFields(AcceptArgs const& args) noexcept
 {
-    return answered([&] { checkAcceptLimits(fields.total, fields.logitsDtype); });
+    return answered([&] { checkAcceptLimits(args); });
 }
 
-Status checkAcceptCall(
-    AcceptFields const& fields, int32_t requests, int32_t vocabulary, AcceptTensors const& tensors) noexcept
-{
-    return answered([&] { checkAccept(fields, requests, vocabulary, tensors); });
-}
-
-Status eagleAccept(AcceptFields const& fields, int32_t requests, int32_t vocabulary, AcceptTensors const& tensors,
-    Stream stream) noexcept
+Status eagleAccept(AcceptArgs const& args, Call const& call) noexcept
 {
     return answered(
         [&]
         {
-            checkAccept(fields, requests, vocabulary, tensors);
-            AcceptParams p;
-            p.fields = fields;
-            p.tensors = tensors;
-            p.vocabulary = vocabulary;
-            LaunchShape const shape{requests, 1, 1, kEAGLE_THREADS, kREDUCTION_BYTES};
-            launch<AcceptParams>(&acceptPath, shape, stream, p);
+            checkAccept(args);
+            LaunchShape const shape{args.requests, 1, 1, kEAGLE_THREADS, kREDUCTION_BYTES};
+            launch<AcceptArgs>(&acceptPath, shape, streamOf(call), args);
         });
 }
 

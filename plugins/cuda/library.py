@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plugins.cuda import abi
-from plugins.host import abi as host_abi
-from plugins.host import calls
+from plugins.host.abi import STATUS
 from plugins.opening import Refusal, open_shared
+from plugins.shared_ops import SharedOps, attention_args
+from plugins.structs import cuda_call
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.native import ops
+from trtforge.native.ops import Op
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +63,7 @@ def find_cuda_library() -> Path:
     )
 
 
-class CudaLibrary(calls.SpeculationOps):
+class CudaLibrary(SharedOps):
     """The opened library.
 
     Args:
@@ -90,17 +93,16 @@ class CudaLibrary(calls.SpeculationOps):
         """Raise the ForgeError that belongs to a non-zero status."""
         if status == 0:
             return
-        code, why, remedy = host_abi.STATUS.get(status, ("TF-OPS-199", "Unknown status.", "rebuild the library"))
+        code, why, remedy = STATUS.get(status, ("TF-OPS-199", "Unknown status.", "rebuild the library"))
         message = (self.raw.trtforge_cuda_last_error() or b"").decode("utf-8", "replace")
         raise ForgeError(code, f"{op}: {message}", asked=op, numbers={"status": status}, why=why, remedies=[remedy])
 
-    def _call(self) -> tuple[abi.CudaCall, torch.Tensor | None]:
+    def _call(self) -> tuple[Any, torch.Tensor | None]:
         """A call on the current stream, and its status words when calls are checked."""
         import torch
 
         status = torch.zeros(abi.STATUS_WORDS, dtype=torch.int32, device=self.device) if self.checked else None
-        call = abi.CudaCall(
-            struct_size=ctypes.sizeof(abi.CudaCall),
+        call = cuda_call(
             stream=torch.cuda.current_stream().cuda_stream if self.on_gpu else None,
             status=None if status is None else status.data_ptr(),
             device=torch.cuda.current_device() if self.on_gpu else 0,
@@ -113,13 +115,15 @@ class CudaLibrary(calls.SpeculationOps):
             words = status.cpu()
             self.check(self.raw.trtforge_cuda_describe(op.encode(), words.data_ptr()), op)
 
-    def run_op(self, name: str, args: ctypes.Structure) -> None:
-        """Call ``trtforge_cuda_<name>`` with its argument struct."""
-        call, status = self._call()
-        self.check(getattr(self.raw, f"trtforge_cuda_{name}")(args, call), name)
-        self._verdict(name, status)
+    def run_op(self, op: Op, args: Any) -> None:
+        """Call ``trtforge_cuda_<op>`` with its argument struct."""
+        self._run(op, args, *self._call())
 
-    def attention_workspace(self, args: host_abi.PagedAttentionArgs, *, bound: bool = False) -> int:
+    def _run(self, op: Op, args: Any, call: Any, status: torch.Tensor | None) -> None:
+        self.check(getattr(self.raw, f"trtforge_cuda_{op.name}")(args, call), op.title)
+        self._verdict(op.title, status)
+
+    def attention_workspace(self, args: Any, *, bound: bool = False) -> int:
         """Bytes that this call needs; ``bound``: enough for every smaller shape too."""
         call, _ = self._call()
         size = ctypes.c_uint64(0)
@@ -128,20 +132,7 @@ class CudaLibrary(calls.SpeculationOps):
         return size.value
 
     def paged_attention(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_pool: torch.Tensor,
-        query_start: torch.Tensor,
-        sequence_lengths: torch.Tensor,
-        block_table: torch.Tensor,
-        out: torch.Tensor | None = None,
-        *,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
-        max_new_tokens: int = 0,
-        **options: Any,
+        self, *tensors: Any, k_scale: float = 1.0, v_scale: float = 1.0, max_new_tokens: int = 0, **options: Any
     ) -> torch.Tensor:
         """``trtforge::PagedAttention`` v2; arguments as for the host library.
 
@@ -153,9 +144,7 @@ class CudaLibrary(calls.SpeculationOps):
         """
         import torch
 
-        args, out, _alive = calls.attention_args(
-            query, key, value, kv_pool, query_start, sequence_lengths, block_table, out, device=self.device, **options
-        )
+        args, out = attention_args(*tensors, device=self.device, **options)
         scales = torch.tensor([k_scale, v_scale], device=self.device)
         call, status = self._call()
         call.max_new_tokens = max_new_tokens
@@ -167,8 +156,7 @@ class CudaLibrary(calls.SpeculationOps):
             memory.fill_(0xFF)  # NaN: reading what no kernel wrote shows
         call.workspace = (memory.data_ptr() + 255) // 256 * 256
         call.workspace_bytes = needed.value
-        self.check(self.raw.trtforge_cuda_paged_attention(args, call), "PagedAttention")
-        self._verdict("PagedAttention", status)
+        self._run(ops.PAGED_ATTENTION, args, call, status)
         return out
 
     def shim_launches(self) -> list[tuple[int, ...]]:

@@ -29,93 +29,57 @@ struct SplitRule
 constexpr SplitRule kSHORT_RULE{16, 256};
 constexpr SplitRule kLONG_RULE{2, 512};
 
-bool onTensorCores(AttentionFields const& f)
+bool onTensorCores(AttentionArgs const& a)
 {
-    return f.activationDtype != TRTFORGE_FLOAT32
-        && (f.poolDtype == f.activationDtype || f.poolDtype == TRTFORGE_FLOAT8_E4M3);
+    return a.activation_dtype != TRTFORGE_FLOAT32
+        && (a.pool_dtype == a.activation_dtype || a.pool_dtype == TRTFORGE_FLOAT8_E4M3);
 }
 
-trtforge_paged_attention_args argsOf(
-    AttentionFields const& f, AttentionShape const& s, AttentionTensors const& t)
+//! What the kernels read: a scale, no mask where it stands for plain causality, and the scales of the call alone.
+AttentionArgs resolved(AttentionArgs a)
 {
-    trtforge_paged_attention_args a{};
-    a.struct_size = sizeof(a);
-    a.query = t.query;
-    a.key = t.key;
-    a.value = t.value;
-    a.kv_pool = t.kvPool;
-    a.output = t.output;
-    a.query_start = t.queryStart;
-    a.sequence_lengths = t.sequenceLengths;
-    a.block_table = t.blockTable;
-    a.tree_mask = t.treeMask;
-    a.sinks = t.sinks;
-    a.query_stride = t.queryStride;
-    a.key_stride = t.keyStride;
-    a.value_stride = t.valueStride;
-    a.output_stride = t.outputStride;
-    a.block_table_stride = t.blockTableStride;
-    a.tree_mask_stride = t.treeMaskStride;
-    a.num_tokens = s.tokens;
-    a.num_requests = s.requests;
-    a.max_blocks = s.maxBlocks;
-    a.num_blocks = s.numBlocks;
-    a.block_size = f.blockSize;
-    a.num_heads = f.numHeads;
-    a.num_kv_heads = f.numKvHeads;
-    a.head_size = f.headSize;
-    a.activation_dtype = f.activationDtype;
-    a.pool_dtype = f.poolDtype;
-    a.sliding_window = f.slidingWindow;
-    a.tree_mask_width = s.treeMaskWidth;
-    a.scale = f.scale != 0.0F || f.headSize <= 0 ? f.scale : 1.0F / std::sqrt(static_cast<float>(f.headSize));
-    a.soft_cap = f.softCap;
+    a.scale = a.scale != 0.0F || a.head_size <= 0 ? a.scale : 1.0F / std::sqrt(static_cast<float>(a.head_size));
     a.k_scale = 1.0F;
     a.v_scale = 1.0F;
     return a;
 }
 
-void checkFields(AttentionFields const& f)
+void checkFields(AttentionArgs const& args)
 {
     static int32_t const zero = 0;
-    AttentionTensors tensors;
-    tensors.queryStart = &zero;
-    checkAttentionShapes(argsOf(f, AttentionShape{}, tensors));
-    require(f.numHeads / f.numKvHeads <= 128, TRTFORGE_BAD_HEADS, "%d heads on %d kv heads: at most 128 may share one",
-        f.numHeads, f.numKvHeads);
-}
-
-//! A mask of one column stands for plain causality.
-bool masked(AttentionShape const& s, AttentionTensors const& t)
-{
-    return t.treeMask != nullptr && s.treeMaskWidth > 1;
-}
-
-void checkCall(AttentionFields const& f, AttentionShape const& s, AttentionTensors const& t)
-{
-    checkFields(f);
-    trtforge_paged_attention_args const a = argsOf(f, s, t);
+    AttentionArgs a = resolved(args);
+    a.num_tokens = a.num_requests = a.max_blocks = a.num_blocks = 0;
+    a.query_start = &zero;
+    a.tree_mask = nullptr;
     checkAttentionShapes(a);
-    require(s.tokens == 0 || s.requests > 0, TRTFORGE_BAD_QUERY_START, "%lld tokens of no request",
-        static_cast<long long>(s.tokens));
-    require(s.maxNewTokens >= 0, TRTFORGE_BAD_SHAPE, "maxNewTokens is %d", s.maxNewTokens);
-    require(s.tokens == 0 || (s.maxBlocks > 0 && s.numBlocks > 0), TRTFORGE_BAD_SHAPE,
-        "%lld tokens, but the block table has %d columns and the pool %d blocks", static_cast<long long>(s.tokens),
-        s.maxBlocks, s.numBlocks);
-    require(!masked(s, t) || s.maxNewTokens <= s.treeMaskWidth, TRTFORGE_BAD_TREE_MASK,
-        "requests have up to %d new tokens but the tree mask is %d wide", s.maxNewTokens, s.treeMaskWidth);
-    int64_t const unit = f.activationDtype == TRTFORGE_FLOAT32 ? 4 : 8; // elements in sixteen bytes
-    bool const even = s.tokens <= 1
-        || (t.queryStride % unit == 0 && t.keyStride % unit == 0 && t.valueStride % unit == 0
-            && t.outputStride % unit == 0);
+    require(a.num_heads / a.num_kv_heads <= 128, TRTFORGE_BAD_HEADS,
+        "%d heads on %d kv heads: at most 128 may share one", a.num_heads, a.num_kv_heads);
+}
+
+void checkCall(AttentionArgs const& args, Call const& call)
+{
+    checkFields(args);
+    AttentionArgs const a = resolved(args);
+    checkAttentionShapes(a);
+    long long const tokens = a.num_tokens;
+    require(tokens == 0 || a.num_requests > 0, TRTFORGE_BAD_QUERY_START, "%lld tokens of no request", tokens);
+    require(call.max_new_tokens >= 0, TRTFORGE_BAD_SHAPE, "max_new_tokens is %d", call.max_new_tokens);
+    require(tokens == 0 || (a.max_blocks > 0 && a.num_blocks > 0), TRTFORGE_BAD_SHAPE,
+        "%lld tokens, but the block table has %d columns and the pool %d blocks", tokens, a.max_blocks, a.num_blocks);
+    require(!hasTreeMask(a) || call.max_new_tokens <= a.tree_mask_width, TRTFORGE_BAD_TREE_MASK,
+        "requests have up to %d new tokens but the tree mask is %d wide", call.max_new_tokens, a.tree_mask_width);
+    int64_t const unit = a.activation_dtype == TRTFORGE_FLOAT32 ? 4 : 8; // elements in sixteen bytes
+    bool const even = tokens <= 1
+        || (a.query_stride % unit == 0 && a.key_stride % unit == 0 && a.value_stride % unit == 0
+            && a.output_stride % unit == 0);
     require(even, TRTFORGE_BAD_STRIDE, "row strides %lld, %lld, %lld, %lld: rows must start at multiples of 16 bytes",
-        static_cast<long long>(t.queryStride), static_cast<long long>(t.keyStride),
-        static_cast<long long>(t.valueStride), static_cast<long long>(t.outputStride));
-    requireAligned(t.query, "query");
-    requireAligned(t.key, "key");
-    requireAligned(t.value, "value");
-    requireAligned(t.output, "output");
-    requireAligned(t.kvPool, "kv_pool");
+        static_cast<long long>(a.query_stride), static_cast<long long>(a.key_stride),
+        static_cast<long long>(a.value_stride), static_cast<long long>(a.output_stride));
+    requireAligned(a.query, "query");
+    requireAligned(a.key, "key");
+    requireAligned(a.value, "value");
+    requireAligned(a.output, "output");
+    requireAligned(a.kv_pool, "kv_pool");
 }
 
 int32_t splitsOf(int64_t tasks, int32_t kvHeads, int64_t context, int32_t multiprocessors, SplitRule const& rule)
@@ -139,49 +103,49 @@ struct Sizes
 };
 
 //! The longest context that a task walks.
-int64_t contextOfShape(AttentionFields const& f, AttentionShape const& s)
+int64_t longestContext(AttentionArgs const& a)
 {
-    int64_t const capacity = static_cast<int64_t>(s.maxBlocks) * f.blockSize;
-    int64_t const window = static_cast<int64_t>(f.slidingWindow) + kSHORT_ROWS;
-    return f.slidingWindow > 0 && window < capacity ? window : capacity;
+    int64_t const capacity = static_cast<int64_t>(a.max_blocks) * a.block_size;
+    int64_t const window = static_cast<int64_t>(a.sliding_window) + kSHORT_ROWS;
+    return a.sliding_window > 0 && window < capacity ? window : capacity;
 }
 
-Sizes sizesOf(AttentionFields const& f, AttentionShape const& s, Device const& device)
+Sizes sizesOf(AttentionArgs const& a, Call const& call, Device const& device)
 {
-    int64_t const group = f.numHeads / f.numKvHeads;
-    int64_t const requests = s.requests < s.tokens ? s.requests : s.tokens;
-    int64_t const context = contextOfShape(f, s);
+    int64_t const group = a.num_heads / a.num_kv_heads;
+    int64_t const requests = a.num_requests < a.num_tokens ? a.num_requests : a.num_tokens;
+    int64_t const context = longestContext(a);
     Sizes z;
     z.shortTasks.rows = kSHORT_ROWS;
     int64_t shortTasks = requests;
     int64_t longTasks = 0;
-    if (!onTensorCores(f))
+    if (!onTensorCores(a))
     {
-        shortTasks += s.tokens * group / kSHORT_ROWS;
+        shortTasks += a.num_tokens * group / kSHORT_ROWS;
     }
-    else if (s.maxNewTokens == 0 || s.maxNewTokens * group > kSHORT_ROWS)
+    else if (call.max_new_tokens == 0 || call.max_new_tokens * group > kSHORT_ROWS)
     {
-        z.longTasks.rows = longRows(f.headSize);
+        z.longTasks.rows = longRows(a.head_size);
         int64_t const fewest = kSHORT_ROWS / group + 1; // new tokens of a request that is long
-        int64_t const longRequests = requests < s.tokens / fewest ? requests : s.tokens / fewest;
-        longTasks = longRequests > 0 ? s.tokens * group / z.longTasks.rows + longRequests : 0;
+        int64_t const longRequests = requests < a.num_tokens / fewest ? requests : a.num_tokens / fewest;
+        longTasks = longRequests > 0 ? a.num_tokens * group / z.longTasks.rows + longRequests : 0;
     }
     require(shortTasks <= 0x7fffffff && longTasks <= 0x7fffffff, TRTFORGE_BAD_SHAPE, "%lld tokens are too many",
-        static_cast<long long>(s.tokens));
+        static_cast<long long>(a.num_tokens));
     z.shortTasks.capacity = static_cast<int32_t>(shortTasks);
     z.longTasks.capacity = static_cast<int32_t>(longTasks);
-    z.shortTasks.splits = splitsOf(shortTasks, f.numKvHeads, context, device.multiprocessors, kSHORT_RULE);
-    z.longTasks.splits = splitsOf(longTasks, f.numKvHeads, context, device.multiprocessors, kLONG_RULE);
+    z.shortTasks.splits = splitsOf(shortTasks, a.num_kv_heads, context, device.multiprocessors, kSHORT_RULE);
+    z.longTasks.splits = splitsOf(longTasks, a.num_kv_heads, context, device.multiprocessors, kLONG_RULE);
     return z;
 }
 
-int64_t partialRows(AttentionFields const& f, TaskList const& list)
+int64_t partialRows(AttentionArgs const& a, TaskList const& list)
 {
-    return list.splits > 1 ? static_cast<int64_t>(list.capacity) * f.numKvHeads * list.splits * list.rows : 0;
+    return list.splits > 1 ? static_cast<int64_t>(list.capacity) * a.num_kv_heads * list.splits * list.rows : 0;
 }
 
 //! Places the lists in the workspace (null: only counts) and returns its bytes.
-size_t placeLists(AttentionFields const& f, char* base, Sizes& z)
+size_t placeLists(AttentionArgs const& a, char* base, Sizes& z)
 {
     size_t at = 0;
     auto const place = [&](size_t bytes)
@@ -196,8 +160,8 @@ size_t placeLists(AttentionFields const& f, char* base, Sizes& z)
     for (TaskList* list : {&z.shortTasks, &z.longTasks})
     {
         list->tasks = reinterpret_cast<Task*>(place(static_cast<size_t>(list->capacity) * sizeof(Task)));
-        size_t const rows = static_cast<size_t>(partialRows(f, *list));
-        list->partialOut = reinterpret_cast<float*>(place(rows * static_cast<size_t>(f.headSize) * sizeof(float)));
+        size_t const rows = static_cast<size_t>(partialRows(a, *list));
+        list->partialOut = reinterpret_cast<float*>(place(rows * static_cast<size_t>(a.head_size) * sizeof(float)));
         list->partialStats = reinterpret_cast<float*>(place(rows * 2 * sizeof(float)));
     }
     return at;
@@ -213,52 +177,38 @@ int32_t log2Of(int32_t x)
     return shift;
 }
 
-AttentionParams paramsOf(
-    AttentionFields const& f, AttentionShape const& s, AttentionTensors const& t, Sizes const& z)
+AttentionParams paramsOf(AttentionArgs const& args, Call const& call, Sizes const& z)
 {
     AttentionParams p;
-    p.tensors = t;
-    if (f.poolDtype != TRTFORGE_FLOAT8_E4M3)
+    p.args = resolved(args);
+    if (!hasTreeMask(args))
     {
-        p.tensors.kScale = nullptr; // 1 by contract
-        p.tensors.vScale = nullptr;
+        p.args.tree_mask = nullptr;
     }
-    if (!masked(s, t))
-    {
-        p.tensors.treeMask = nullptr;
-    }
-    int64_t const capacity = static_cast<int64_t>(s.maxBlocks) * f.blockSize;
+    bool const scaled = args.pool_dtype == TRTFORGE_FLOAT8_E4M3;
+    p.kScale = scaled ? call.k_scale : nullptr; // 1 by contract
+    p.vScale = scaled ? call.v_scale : nullptr;
+    p.status = call.status;
+    int64_t const capacity = static_cast<int64_t>(args.max_blocks) * args.block_size;
     p.capacity = capacity < 0x7fffffff ? static_cast<int32_t>(capacity) : 0x7fffffff;
-    p.tokens = static_cast<int32_t>(s.tokens);
-    p.requests = s.requests;
-    p.maxBlocks = s.maxBlocks;
-    p.numBlocks = s.numBlocks;
-    p.treeMaskWidth = s.treeMaskWidth;
-    p.maxNewTokens = s.maxNewTokens;
-    p.numHeads = f.numHeads;
-    p.numKvHeads = f.numKvHeads;
-    p.group = f.numHeads / f.numKvHeads;
-    p.headSize = f.headSize;
-    p.blockSize = f.blockSize;
-    p.blockShift = log2Of(f.blockSize);
-    p.activationDtype = f.activationDtype;
-    p.slidingWindow = f.slidingWindow;
-    p.scale = f.scale != 0.0F ? f.scale : 1.0F / std::sqrt(static_cast<float>(f.headSize));
-    p.softCap = f.softCap;
+    p.tokens = static_cast<int32_t>(args.num_tokens);
+    p.maxNewTokens = call.max_new_tokens;
+    p.group = args.num_heads / args.num_kv_heads;
+    p.blockShift = log2Of(args.block_size);
     p.shortTasks = z.shortTasks;
     p.longTasks = z.longTasks;
     return p;
 }
 
-void launchWrite(AttentionParams const& p, AttentionFields const& f, Device const& device, Stream stream)
+void launchWrite(AttentionParams const& p, Device const& device, Stream stream)
 {
-    int64_t const items = static_cast<int64_t>(p.tokens) * p.numKvHeads * p.headSize / 4;
+    int64_t const items = static_cast<int64_t>(p.tokens) * p.args.num_kv_heads * p.args.head_size / 4;
     int64_t const blocks = (items + kSTEP_THREADS - 1) / kSTEP_THREADS;
     int64_t const most = static_cast<int64_t>(device.multiprocessors) * 16;
     LaunchShape const shape{blocks < most ? blocks : most, 1, 1, kSTEP_THREADS, kSTEP_THREADS * 8};
     auto const start = [&](void (*kernel)(AttentionParams const))
     { launch<AttentionParams>(kernel, shape, stream, p); };
-    switch (f.poolDtype)
+    switch (p.args.pool_dtype)
     {
     case TRTFORGE_FLOAT32: start(&attentionWrite<float>); break;
     case TRTFORGE_BFLOAT16: start(&attentionWrite<Bf16>); break;
@@ -267,14 +217,14 @@ void launchWrite(AttentionParams const& p, AttentionFields const& f, Device cons
     }
 }
 
-void launchAttend(AttentionParams const& p, AttentionFields const& f, TaskKind kind, Stream stream)
+void launchAttend(AttentionParams const& p, TaskKind kind, Stream stream)
 {
-    bool const fp8 = f.poolDtype == TRTFORGE_FLOAT8_E4M3;
-    if (!onTensorCores(f))
+    bool const fp8 = p.args.pool_dtype == TRTFORGE_FLOAT8_E4M3;
+    if (!onTensorCores(p.args))
     {
-        launchSimt(p, f.poolDtype, stream);
+        launchSimt(p, stream);
     }
-    else if (f.activationDtype == TRTFORGE_BFLOAT16)
+    else if (p.args.activation_dtype == TRTFORGE_BFLOAT16)
     {
         fp8 ? launchBf16Fp8(p, kind, stream) : launchBf16(p, kind, stream);
     }
@@ -285,48 +235,41 @@ void launchAttend(AttentionParams const& p, AttentionFields const& f, TaskKind k
     TaskList const& list = kind == TaskKind::kLONG ? p.longTasks : p.shortTasks;
     if (list.splits > 1)
     {
-        LaunchShape const merge{list.capacity, p.numKvHeads, 1, kSTEP_THREADS, 0};
+        LaunchShape const merge{list.capacity, p.args.num_kv_heads, 1, kSTEP_THREADS, 0};
         launch<AttentionParams, TaskList>(&attentionMerge, merge, stream, p, list);
     }
 }
 
 } // namespace
 
-Status checkAttentionFields(AttentionFields const& fields) noexcept
+Status checkAttentionFields(AttentionArgs const& args) noexcept
 {
-    return answered([&] { checkFields(fields); });
+    return answered([&] { checkFields(args); });
 }
 
-Status checkAttentionCall(
-    AttentionFields const& fields, AttentionShape const& shape, AttentionTensors const& tensors) noexcept
-{
-    return answered([&] { checkCall(fields, shape, tensors); });
-}
-
-size_t attentionWorkspace(AttentionFields const& fields, AttentionShape const& shape, Device const& device) noexcept
+size_t attentionWorkspace(AttentionArgs const& args, Call const& call, Device const& device) noexcept
 {
     size_t bytes = 0;
     answered(
         [&]
         {
-            checkFields(fields);
-            Sizes z = sizesOf(fields, shape, device);
-            bytes = placeLists(fields, nullptr, z);
+            checkFields(args);
+            Sizes z = sizesOf(args, call, device);
+            bytes = placeLists(args, nullptr, z);
         });
     return bytes;
 }
 
-size_t attentionWorkspaceBound(
-    AttentionFields const& fields, AttentionShape const& limits, Device const& device) noexcept
+size_t attentionWorkspaceBound(AttentionArgs const& limits, Call const& call, Device const& device) noexcept
 {
     size_t bytes = 0;
     answered(
         [&]
         {
-            checkFields(fields);
-            Sizes z = sizesOf(fields, limits, device);
-            int64_t const context = contextOfShape(fields, limits);
-            size_t const row = static_cast<size_t>(fields.headSize) * sizeof(float);
+            checkFields(limits);
+            Sizes z = sizesOf(limits, call, device);
+            int64_t const context = longestContext(limits);
+            size_t const row = static_cast<size_t>(limits.head_size) * sizeof(float);
             bytes = aligned256(8);
             struct Kind
             {
@@ -339,7 +282,7 @@ size_t attentionWorkspaceBound(
                 int64_t const wanted
                     = static_cast<int64_t>(kind.rule.blocksPerMultiprocessor) * device.multiprocessors;
                 int64_t const cap = context / kind.rule.keys + 1;
-                int64_t const bySplits = static_cast<int64_t>(kind.list.capacity) * fields.numKvHeads
+                int64_t const bySplits = static_cast<int64_t>(kind.list.capacity) * limits.num_kv_heads
                     * (cap < kMAX_SPLITS ? cap : kMAX_SPLITS);
                 size_t const rows = static_cast<size_t>((bySplits < 2 * wanted ? bySplits : 2 * wanted)
                     * kind.list.rows);
@@ -350,35 +293,34 @@ size_t attentionWorkspaceBound(
     return bytes;
 }
 
-Status pagedAttention(AttentionFields const& fields, AttentionShape const& shape, AttentionTensors const& tensors,
-    void* workspace, size_t workspaceBytes, Device const& device, Stream stream) noexcept
+Status pagedAttention(AttentionArgs const& args, Call const& call, Device const& device) noexcept
 {
     return answered(
         [&]
         {
-            checkCall(fields, shape, tensors);
-            Sizes z = sizesOf(fields, shape, device);
-            size_t const needed = placeLists(fields, static_cast<char*>(workspace), z);
-            require(workspace != nullptr && workspaceBytes >= needed, TRTFORGE_BAD_SHAPE,
-                "the workspace has %zu bytes, this call needs %zu", workspace == nullptr ? size_t{0} : workspaceBytes,
-                needed);
-            require(reinterpret_cast<uintptr_t>(workspace) % 256 == 0, TRTFORGE_BAD_STRIDE,
+            checkCall(args, call);
+            Sizes z = sizesOf(args, call, device);
+            size_t const needed = placeLists(args, static_cast<char*>(call.workspace), z);
+            size_t const given = call.workspace == nullptr ? 0 : static_cast<size_t>(call.workspace_bytes);
+            require(given >= needed, TRTFORGE_BAD_SHAPE, "the workspace has %zu bytes, this call needs %zu", given, needed);
+            require(reinterpret_cast<uintptr_t>(call.workspace) % 256 == 0, TRTFORGE_BAD_STRIDE,
                 "the workspace must be aligned to 256 bytes");
-            AttentionParams const p = paramsOf(fields, shape, tensors, z);
-            if (tensors.status != nullptr)
+            Stream const stream = static_cast<Stream>(call.stream);
+            AttentionParams const p = paramsOf(args, call, z);
+            if (call.status != nullptr)
             {
                 LaunchShape const one{1, 1, 1, kSTEP_THREADS, kSTEP_THREADS * 4};
                 launch<AttentionParams>(&attentionCheck, one, stream, p);
             }
-            if (shape.tokens == 0)
+            if (args.num_tokens == 0)
             {
                 return;
             }
-            launchWrite(p, fields, device, stream);
-            launchAttend(p, fields, TaskKind::kSHORT, stream);
+            launchWrite(p, device, stream);
+            launchAttend(p, TaskKind::kSHORT, stream);
             if (p.longTasks.capacity > 0)
             {
-                launchAttend(p, fields, TaskKind::kLONG, stream);
+                launchAttend(p, TaskKind::kLONG, stream);
             }
         });
 }

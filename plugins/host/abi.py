@@ -1,140 +1,19 @@
-"""The C ABI of ``libtrtforge_host.so`` as ctypes sees it: struct layout, prototypes, status codes.
+"""The host library's C functions as ctypes sees them, and its status codes. No torch here.
 
-Mirrors ``plugins/include/trtforge/host_abi.h``; a test compares the two. No torch here.
+The ops' argument structs are :mod:`plugins.structs`', the rest mirrors ``plugins/include/trtforge/host_abi.h``; a test
+compares the two.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int
 from typing import Any, Final
 
-ABI_VERSION: Final = 3
+from plugins.structs import structure
+from trtforge.native import ops
 
-FLOAT32: Final = 0
-BFLOAT16: Final = 1
-FLOAT16: Final = 2
-FLOAT8_E4M3: Final = 3
-
-
-class PagedAttentionArgs(ctypes.Structure):
-    """``struct trtforge_paged_attention_args``: build once, change the fields that change, call again."""
-
-    _fields_ = (
-        ("struct_size", c_uint64),
-        ("query", c_void_p),
-        ("key", c_void_p),
-        ("value", c_void_p),
-        ("kv_pool", c_void_p),
-        ("output", c_void_p),
-        ("query_start", c_void_p),
-        ("sequence_lengths", c_void_p),
-        ("block_table", c_void_p),
-        ("tree_mask", c_void_p),
-        ("sinks", c_void_p),
-        ("query_stride", c_int64),
-        ("key_stride", c_int64),
-        ("value_stride", c_int64),
-        ("output_stride", c_int64),
-        ("block_table_stride", c_int64),
-        ("tree_mask_stride", c_int64),
-        ("num_tokens", c_int64),
-        ("num_requests", c_int32),
-        ("max_blocks", c_int32),
-        ("num_blocks", c_int32),
-        ("block_size", c_int32),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_size", c_int32),
-        ("activation_dtype", c_int32),
-        ("pool_dtype", c_int32),
-        ("sliding_window", c_int32),
-        ("tree_mask_width", c_int32),
-        ("scale", c_float),
-        ("soft_cap", c_float),
-        ("k_scale", c_float),
-        ("v_scale", c_float),
-    )
-
-
-class EagleTreeArgs(ctypes.Structure):
-    """``struct trtforge_eagle_tree_args``."""
-
-    _fields_ = (
-        ("struct_size", c_uint64),
-        ("draft_logits", c_void_p),
-        ("root_tokens", c_void_p),
-        ("draft_to_target", c_void_p),
-        ("static_parents", c_void_p),
-        ("static_ranks", c_void_p),
-        ("candidate_tokens", c_void_p),
-        ("candidate_parents", c_void_p),
-        ("candidate_scores", c_void_p),
-        ("frontier", c_void_p),
-        ("tokens", c_void_p),
-        ("parents", c_void_p),
-        ("depths", c_void_p),
-        ("scores", c_void_p),
-        ("mask", c_void_p),
-        ("counts", c_void_p),
-        ("row_stride", c_int64),
-        ("level", c_int32),
-        ("requests", c_int32),
-        ("vocabulary", c_int32),
-        ("top_k", c_int32),
-        ("expand", c_int32),
-        ("levels", c_int32),
-        ("total", c_int32),
-        ("logits_dtype", c_int32),
-    )
-
-
-class EagleAcceptArgs(ctypes.Structure):
-    """``struct trtforge_eagle_accept_args``."""
-
-    _fields_ = (
-        ("struct_size", c_uint64),
-        ("target_logits", c_void_p),
-        ("tokens", c_void_p),
-        ("parents", c_void_p),
-        ("counts", c_void_p),
-        ("temperatures", c_void_p),
-        ("seeds", c_void_p),
-        ("root_positions", c_void_p),
-        ("path", c_void_p),
-        ("lengths", c_void_p),
-        ("emitted", c_void_p),
-        ("bonus", c_void_p),
-        ("row_stride", c_int64),
-        ("requests", c_int32),
-        ("vocabulary", c_int32),
-        ("total", c_int32),
-        ("logits_dtype", c_int32),
-    )
-
-
-class KvMoveArgs(ctypes.Structure):
-    """``struct trtforge_kv_move_args``; ``pools`` is a host array of pointers."""
-
-    _fields_ = (
-        ("struct_size", c_uint64),
-        ("pools", c_void_p),
-        ("block_table", c_void_p),
-        ("base_positions", c_void_p),
-        ("path", c_void_p),
-        ("lengths", c_void_p),
-        ("block_table_stride", c_int64),
-        ("num_pools", c_int32),
-        ("num_blocks", c_int32),
-        ("requests", c_int32),
-        ("max_blocks", c_int32),
-        ("path_width", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_size", c_int32),
-        ("block_size", c_int32),
-        ("pool_dtype", c_int32),
-    )
-
+ABI_VERSION: Final = ops.ABI_VERSION
 
 #: name -> argument types; every function returns int unless it is in RESULTS.
 PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
@@ -145,32 +24,8 @@ PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "trtforge_host_select_isa": (c_char_p,),
     "trtforge_host_set_threads": (c_int,),
     "trtforge_host_leave_with_parent": (c_int, c_int),
-    "trtforge_paged_attention": (POINTER(PagedAttentionArgs),),
-    "trtforge_copy_blocks": (c_void_p, c_int64, c_int32, c_void_p, c_int64),
-    "trtforge_eagle_tree_build": (POINTER(EagleTreeArgs),),
-    "trtforge_eagle_accept": (POINTER(EagleAcceptArgs),),
-    "trtforge_kv_move": (POINTER(KvMoveArgs),),
-    "trtforge_rms_norm": (
-        c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_int32, c_int32,
-    ),
-    "trtforge_add_rms_norm": (
-        c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_float,
-        c_int32, c_int32,
-    ),
-    "trtforge_rope": (
-        c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32, c_int32,
-        c_int32,
-    ),
-    "trtforge_silu_mul": (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_int32),
-    "trtforge_fp8_fake_quant": (c_void_p, c_void_p, c_int64, c_float, c_int32, c_int32),
-    "trtforge_nvfp4_fake_quant": (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32),
-    "trtforge_embedding": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int32, c_int32),
-    "trtforge_argmax_logsumexp": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
-    "trtforge_int4_linear": (
-        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64,
-        c_int32, c_int32,
-    ),
-}  # fmt: skip
+    **{f"trtforge_{op.name}": (POINTER(structure(op)),) for op in ops.OPS},
+}
 
 RESULTS: Final[dict[str, Any]] = {
     "trtforge_last_error": c_char_p,

@@ -10,7 +10,7 @@ namespace
 //! Multiply-adds from which a second thread pays.
 constexpr int64_t kPARALLEL_WORK = 1 << 17;
 
-void check(Int4LinearCall const& call)
+void check(trtforge_int4_linear_args const& call)
 {
     require(call.rows >= 0 && call.outputs > 0 && call.inputs > 0, TRTFORGE_BAD_SHAPE,
         "rows %lld, outputs %lld, inputs %lld", static_cast<long long>(call.rows),
@@ -18,12 +18,12 @@ void check(Int4LinearCall const& call)
     require(call.group > 0 && call.group % 8 == 0 && call.inputs % call.group == 0, TRTFORGE_BAD_SHAPE,
         "groups of %lld do not divide %lld inputs in blocks of 8", static_cast<long long>(call.group),
         static_cast<long long>(call.inputs));
-    requireActivation(call.xDtype, "x dtype");
-    requireActivation(call.outDtype, "out dtype");
+    requireActivation(call.x_dtype, "x dtype");
+    requireActivation(call.out_dtype, "out dtype");
     require(call.weights != nullptr && call.scales != nullptr, TRTFORGE_NULL_POINTER, "weights or scales is null");
     require((call.x != nullptr && call.out != nullptr) || call.rows == 0, TRTFORGE_NULL_POINTER, "x or out is null");
-    requireRow(call.xStride, call.inputs, call.rows, "x");
-    requireRow(call.outStride, call.outputs, call.rows, "out");
+    requireRow(call.x_stride, call.inputs, call.rows, "x");
+    requireRow(call.out_stride, call.outputs, call.rows, "out");
 }
 
 } // namespace
@@ -31,34 +31,32 @@ void check(Int4LinearCall const& call)
 
 using namespace trtforge;
 
-extern "C" int trtforge_int4_linear(void const* x, int64_t x_stride, uint32_t const* weights, float const* scales,
-    float const* bias, void* out, int64_t out_stride, int64_t rows, int64_t outputs, int64_t inputs, int64_t group,
-    int32_t x_dtype, int32_t out_dtype)
+extern "C" int trtforge_int4_linear(trtforge_int4_linear_args const* args)
 {
     return guarded(
         [&]
         {
-            Int4LinearCall call{
-                x, weights, scales, bias, out, x_stride, out_stride, rows, outputs, inputs, group, x_dtype, out_dtype};
+            checkStruct(args);
+            trtforge_int4_linear_args call = *args;
             check(call);
-            if (rows == 0)
+            if (call.rows == 0)
             {
                 return;
             }
             KernelTable const& table = kernels();
-            if (x_dtype == TRTFORGE_FLOAT16 || (x_dtype == TRTFORGE_BFLOAT16 && !table.int4Pairs))
+            if (call.x_dtype == TRTFORGE_FLOAT16 || (call.x_dtype == TRTFORGE_BFLOAT16 && !table.int4Pairs))
             {
-                size_t const bytes = static_cast<size_t>(rows * inputs) * sizeof(float);
+                size_t const bytes = static_cast<size_t>(call.rows * call.inputs) * sizeof(float);
                 float* const wide = static_cast<float*>(threadMemory(1, bytes));
-                parallelRanges(rows, threadsFor(rows * inputs, kPARALLEL_WORK),
+                parallelRanges(call.rows, threadsFor(call.rows * call.inputs, kPARALLEL_WORK),
                     [&](int64_t begin, int64_t end) { table.int4Widen(call, wide, begin, end); });
                 call.x = wide;
-                call.xStride = inputs;
-                call.xDtype = TRTFORGE_FLOAT32;
+                call.x_stride = call.inputs;
+                call.x_dtype = TRTFORGE_FLOAT32;
             }
-            int64_t const panels = (outputs + kINT4_PANEL - 1) / kINT4_PANEL;
+            int64_t const panels = (call.outputs + kINT4_PANEL - 1) / kINT4_PANEL;
             size_t const scratch = static_cast<size_t>(table.int4Scratch(call)) * sizeof(float);
-            parallelRanges(panels, threadsFor(rows * outputs * inputs, kPARALLEL_WORK),
+            parallelRanges(panels, threadsFor(call.rows * call.outputs * call.inputs, kPARALLEL_WORK),
                 [&](int64_t begin, int64_t end)
                 { table.int4Linear(call, begin, end, static_cast<float*>(threadMemory(0, scratch))); });
         });

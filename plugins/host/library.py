@@ -2,10 +2,12 @@
 
 Two ways to call an op:
 
-- the checked methods of :class:`HostLibrary` take torch CPU tensors and verify shape, dtype, device and layout;
-- the raw way is for an executor's inner loop: ``library.raw`` holds the bound C functions (integer pointers in,
-  status out, give it to :meth:`HostLibrary.check`), and :meth:`HostLibrary.attention_call` prepares a reusable
-  argument struct of which a step changes only a few fields.
+- the checked methods of :class:`HostLibrary` take torch CPU tensors and hold them against the op's table;
+- the raw way is for an executor's inner loop: :meth:`HostLibrary.raw_op` takes the fields of the op's struct in their
+  order (integer pointers) and returns a status for :meth:`HostLibrary.check`; :meth:`HostLibrary.prepared` is a struct
+  of which a step changes a few fields.
+
+Both fill the struct that :mod:`trtforge.native.ops` describes.
 
 The C side checks every argument again either way; a refused call has no effect. Calls release the GIL.
 
@@ -14,18 +16,23 @@ The C side checks every argument again either way; a refused call has no effect.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plugins.host import abi, calls, checks
+from plugins.checked import checked, refuse
+from plugins.host import abi
 from plugins.opening import Refusal, open_shared
+from plugins.shared_ops import SharedOps, attention_args
+from plugins.structs import packer, prepared
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.native import ops
 from trtforge.native.host_library import HOST_LIBRARY, folders, host_library_path
 from trtforge.native.host_library import VARIABLE as LIBRARY_VARIABLE
+from trtforge.native.ops import Op
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +103,7 @@ def load_library(path: Path | None = None) -> HostLibrary:
         return _loaded
 
 
-class HostLibrary(calls.SpeculationOps):
+class HostLibrary(SharedOps):
     """The opened library.
 
     Attributes:
@@ -117,7 +124,6 @@ class HostLibrary(calls.SpeculationOps):
                 why="It lacks functions that this version calls.",
                 remedies=["reinstall trtforge, which rebuilds it, or trtforge plugins build"],
             )
-        self._attention = self.raw.trtforge_paged_attention
         if self.raw.trtforge_host_isa() is None:
             raise EnvironmentLacks(
                 "TF-OPS-004",
@@ -168,72 +174,30 @@ class HostLibrary(calls.SpeculationOps):
         """
         self.check(self.raw.trtforge_host_leave_with_parent(parent, milliseconds), "leave_with_parent")
 
-    def run_op(self, name: str, args: ctypes.Structure) -> None:
-        """Call ``trtforge_<name>`` with its argument struct."""
-        self.check(getattr(self.raw, f"trtforge_{name}")(args), name)
+    def raw_op(self, op: Op) -> Callable[..., int]:
+        """The op for an inner loop: the values of ``op.fields`` in, the status out; not for two threads at once."""
+        return packer(getattr(self.raw, f"trtforge_{op.name}"), op)
 
-    # --- attention --------------------------------------------------------------------------------------------
+    def prepared(self, op: Op, **fields: Any) -> tuple[Any, Callable[[], int]]:
+        """A struct with these fields, to be changed between calls, and the call with it (pointers are trusted)."""
+        return prepared(getattr(self.raw, f"trtforge_{op.name}"), op, **fields)
 
-    def attention_call(self, **fields: Any) -> abi.PagedAttentionArgs:
-        """A reusable argument struct for the raw path; see :func:`run_attention`.
-
-        Scales and soft cap default to 1 and 0. Pointers are integers (``tensor.data_ptr()``); whoever fills them
-        keeps the tensors alive.
-        """
-        return calls.attention_struct(**fields)
-
-    def run_attention(self, args: abi.PagedAttentionArgs) -> None:
-        """Run PagedAttention on a prepared struct (raw path: pointers are trusted, indices are checked)."""
-        status = self._attention(args)
+    def run_op(self, op: Op, args: Any) -> None:
+        """Call an op with its argument struct."""
+        status = getattr(self.raw, f"trtforge_{op.name}")(args)
         if status:
-            self.check(status, "PagedAttention")
+            self.check(status, op.title if op.plugin else op.name)
 
-    def paged_attention(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_pool: torch.Tensor,
-        query_start: torch.Tensor,
-        sequence_lengths: torch.Tensor,
-        block_table: torch.Tensor,
-        out: torch.Tensor | None = None,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        scale: float | None = None,
-        sliding_window: int = 0,
-        soft_cap: float = 0.0,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
-        tree_mask: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """``trtforge::PagedAttention`` v1; the contract is in docs/ops.md.
+    # --- the ops ----------------------------------------------------------------------------------------------
 
-        Args:
-            query: [T, H*E] float32, bfloat16 or float16; rows may be strided (a slice of a packed qkv).
-            key: [T, K*E], same dtype; value likewise.
-            kv_pool: [N, 2, K, S, E] float32, bfloat16, float16 or float8_e4m3fn (or uint8 holding E4M3 bits);
-                contiguous; written in place.
-            query_start: [B+1] int32. sequence_lengths: [B] int32. block_table: [B, M] int32.
-            out: [T, H*E] in the query's dtype; made when None.
-            scale: default 1/sqrt(E).
-            tree_mask: [T, W] bool or uint8. sinks: [H] float32.
-
-        Returns:
-            ``out``.
+    def paged_attention(self, *tensors: Any, **options: Any) -> torch.Tensor:
+        """``trtforge::PagedAttention`` v2: arguments of :func:`plugins.shared_ops.attention_args`; returns the output.
 
         Raises:
             ForgeError: TF-OPS-005 for tensors of the wrong kind, TF-OPS-101 … 113 for what the op refuses.
         """
-        args, out, _alive = calls.attention_args(
-            query, key, value, kv_pool, query_start, sequence_lengths, block_table, out, num_heads=num_heads,
-            num_kv_heads=num_kv_heads, head_size=head_size, scale=scale, sliding_window=sliding_window,
-            soft_cap=soft_cap, k_scale=k_scale, v_scale=v_scale, tree_mask=tree_mask, sinks=sinks,
-        )  # fmt: skip
-        self.run_attention(args)
+        args, out = attention_args(*tensors, **options)
+        self.run_op(ops.PAGED_ATTENTION, args)
         return out
 
     def copy_blocks(self, kv_pool: torch.Tensor, pairs: torch.Tensor) -> None:
@@ -244,18 +208,18 @@ class HostLibrary(calls.SpeculationOps):
         """
         import torch
 
-        if not kv_pool.is_contiguous() or kv_pool.dim() < 1 or kv_pool.device.type != "cpu":
-            raise checks.refuse("kv_pool", kv_pool, "a contiguous CPU tensor [N, …]")
-        if pairs.dtype != torch.int64 or pairs.dim() != 2 or pairs.shape[1] != 2 or not pairs.is_contiguous():
-            raise checks.refuse("pairs", pairs, "contiguous int64 [P, 2]")
-        blocks = int(kv_pool.shape[0])
-        size = kv_pool.element_size() * (kv_pool.numel() // max(blocks, 1))
-        self.check(
-            self.raw.trtforge_copy_blocks(kv_pool.data_ptr(), size, blocks, pairs.data_ptr(), len(pairs)),
-            "copy_blocks",
-        )
+        if not kv_pool.is_contiguous() or kv_pool.dim() < 1:
+            raise refuse("kv_pool", kv_pool, "a contiguous tensor [N, …]")
+        blocks, held = int(kv_pool.shape[0]), kv_pool.view(-1).view(torch.uint8)
+        size = held.numel() // max(blocks, 1)
+        self._run(ops.COPY_BLOCKS, block_bytes=size, num_blocks=blocks, kv_pool=held, pairs=pairs)
 
     # --- fused helpers ----------------------------------------------------------------------------------------
+
+    def _run(self, op: Op, **given: Any) -> None:
+        """An op with tensors and numbers by name."""
+        tensors = {tensor.name: given.pop(tensor.name) for tensor in op.tensors}
+        self.run_op(op, checked(op, tensors, **given))
 
     def rms_norm(
         self,
@@ -265,45 +229,15 @@ class HostLibrary(calls.SpeculationOps):
         *,
         eps: float,
         weight_offset: float = 0.0,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``x * rsqrt(mean(x²) + eps) * (weight + weight_offset)`` by rows of [T, D]; ``out`` may be x."""
-        out = checks.empty_like(x) if out is None else out
-        shape = checks.matrix("x", x)
-        checks.matrix("out", out, shape, x.dtype)
-        checks.vector("weight", weight, shape[1])
-        self.check(
-            self.raw.trtforge_rms_norm(
-                x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0), shape[0], shape[1], eps,
-                weight_offset, checks.code("x", x), checks.code("weight", weight),
-            ),
-            "rms_norm",
-        )  # fmt: skip
-        return out
+        """``x * rsqrt(mean(x²) + eps) * (weight + weight_offset)`` by rows of [T, D]; ``out`` may be x.
 
-    def add_rms_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        out: torch.Tensor | None = None,
-        *,
-        eps: float,
-        weight_offset: float = 0.0,
-    ) -> torch.Tensor:
-        """``residual += x`` in place, then the RMS norm of the residual; ``out`` may be x. Shapes [T, D]."""
-        out = checks.empty_like(x) if out is None else out
-        shape = checks.matrix("x", x)
-        checks.matrix("residual", residual, shape, x.dtype)
-        checks.matrix("out", out, shape, x.dtype)
-        checks.vector("weight", weight, shape[1])
-        self.check(
-            self.raw.trtforge_add_rms_norm(
-                x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), weight.data_ptr(), out.data_ptr(),
-                out.stride(0), shape[0], shape[1], eps, weight_offset, checks.code("x", x),
-                checks.code("weight", weight),
-            ),
-            "add_rms_norm",
-        )  # fmt: skip
+        Args:
+            residual: [T, D]; ``residual += x`` in place first, and the norm is the residual's.
+        """
+        out = _like(x) if out is None else out
+        self._run(ops.RMS_NORM, x=x, residual=residual, weight=weight, out=out, eps=eps, weight_offset=weight_offset)
         return out
 
     def rope(
@@ -323,39 +257,17 @@ class HostLibrary(calls.SpeculationOps):
             query: [T, H*E], key: [T, K*E]; rows may be strided (slices of a packed qkv).
             cosine: [T, R/2] float32 contiguous, R <= E the rotated part of a head; sine likewise.
         """
-        import torch
-
-        tokens = int(query.shape[0])
-        checks.matrix("query", query, (tokens, num_heads * head_size))
-        checks.matrix("key", key, (tokens, num_kv_heads * head_size), query.dtype)
-        for name, table in (("cosine", cosine), ("sine", sine)):
-            if table.dtype != torch.float32 or table.shape != cosine.shape or not table.is_contiguous():
-                raise checks.refuse(name, table, "contiguous float32 [T, rotary/2]")
-        if cosine.dim() != 2 or cosine.shape[0] != tokens:
-            raise checks.refuse("cosine", cosine, f"float32 [{tokens}, rotary/2]")
-        self.check(
-            self.raw.trtforge_rope(
-                query.data_ptr(), query.stride(0), key.data_ptr(), key.stride(0), cosine.data_ptr(), sine.data_ptr(),
-                tokens, num_heads, num_kv_heads, head_size, 2 * int(cosine.shape[1]), checks.code("query", query),
-            ),
-            "rope",
+        self._run(
+            ops.ROPE, query=query, key=key, cosine=cosine, sine=sine, rotary=2 * int(cosine.shape[-1]),
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size,
         )  # fmt: skip
 
     def silu_mul(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """``silu(x[:, :F]) * x[:, F:]`` for a packed gate|up [T, 2F]; gives [T, F]."""
         import torch
 
-        rows, double = checks.matrix("x", x)
-        if double % 2:
-            raise checks.refuse("x", x, "[T, 2F]")
-        out = torch.empty(rows, double // 2, dtype=x.dtype) if out is None else out
-        checks.matrix("out", out, (rows, double // 2), x.dtype)
-        self.check(
-            self.raw.trtforge_silu_mul(
-                x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, double // 2, checks.code("x", x)
-            ),
-            "silu_mul",
-        )
+        out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype) if out is None else out
+        self._run(ops.SILU_MUL, x=x, out=out)
         return out
 
     def fp8_fake_quant(
@@ -364,47 +276,20 @@ class HostLibrary(calls.SpeculationOps):
         """``e4m3(x / scale)`` (saturating), times ``scale`` when ``dequantize``; in place when ``out`` is None."""
         out = x if out is None else out
         for name, tensor in (("x", x), ("out", out)):
-            if not tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.shape != x.shape:
-                raise checks.refuse(name, tensor, f"a contiguous CPU tensor {list(x.shape)}")
-        if out.dtype != x.dtype:
-            raise checks.refuse("out", out, str(x.dtype))
-        self.check(
-            self.raw.trtforge_fp8_fake_quant(
-                x.data_ptr(), out.data_ptr(), x.numel(), scale, int(dequantize), checks.code("x", x)
-            ),
-            "fp8_fake_quant",
-        )
+            if not tensor.is_contiguous() or tensor.shape != x.shape:
+                raise refuse(name, tensor, f"contiguous {list(x.shape)}")
+        self._run(ops.FP8_FAKE_QUANT, x=x.view(-1), out=out.view(-1), scale=scale, dequantize=int(dequantize))
         return out
 
     def nvfp4_fake_quant(self, x: torch.Tensor, scale: float, out: torch.Tensor | None = None) -> torch.Tensor:
         """Dynamic NVFP4 fake quantization of [T, D] in blocks of 16, in place; ``scale`` = amax / (6·448)."""
         out = x if out is None else out
-        shape = checks.matrix("x", x)
-        checks.matrix("out", out, shape, x.dtype)
-        self.check(
-            self.raw.trtforge_nvfp4_fake_quant(
-                x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), shape[0], shape[1], scale, checks.code("x", x)
-            ),
-            "nvfp4_fake_quant",
-        )
+        self._run(ops.NVFP4_FAKE_QUANT, x=x, out=out, scale=scale)
         return out
 
     def embedding(self, table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """``out[t] = table[ids[t]]`` with conversion. table [V, D] contiguous, ids int64 [T], out [T, D]."""
-        import torch
-
-        shape = checks.matrix("out", out)
-        if table.dim() != 2 or not table.is_contiguous() or table.shape[1] != shape[1]:
-            raise checks.refuse("table", table, f"contiguous [V, {shape[1]}]")
-        if ids.dtype != torch.int64 or tuple(ids.shape) != (shape[0],) or not ids.is_contiguous():
-            raise checks.refuse("ids", ids, f"contiguous int64 [{shape[0]}]")
-        self.check(
-            self.raw.trtforge_embedding(
-                table.data_ptr(), int(table.shape[0]), shape[1], ids.data_ptr(), shape[0], out.data_ptr(),
-                out.stride(0), checks.code("table", table), checks.code("out", out),
-            ),
-            "embedding",
-        )  # fmt: skip
+        self._run(ops.EMBEDDING, table=table, ids=ids, out=out)
         return out
 
     def int4_linear(
@@ -428,22 +313,12 @@ class HostLibrary(calls.SpeculationOps):
         """
         import torch
 
-        from plugins.host.int4 import PANEL, WORD
+        from plugins.host.int4 import PANEL
 
-        rows, inputs = checks.matrix("x", x)
-        panels, groups = -(-outputs // PANEL), inputs // max(group, 1)
-        checks.dense("weights", weights, (panels, inputs // WORD, PANEL), torch.int32)
-        checks.dense("scales", scales, (panels, groups, PANEL), torch.float32)
-        if bias is not None:
-            checks.dense("bias", bias, (outputs,), torch.float32)
-        out = torch.empty(rows, outputs, dtype=out_dtype or x.dtype)
-        self.check(
-            self.raw.trtforge_int4_linear(
-                x.data_ptr(), x.stride(0), weights.data_ptr(), scales.data_ptr(),
-                None if bias is None else bias.data_ptr(), out.data_ptr(), outputs, rows, outputs, inputs, group,
-                checks.code("x", x), checks.code("out", out),
-            ),
-            "int4_linear",
+        out = torch.empty(x.shape[0], outputs, dtype=out_dtype or x.dtype)
+        self._run(
+            ops.INT4_LINEAR, x=x, weights=weights, scales=scales, bias=bias, out=out, outputs=outputs, group=group,
+            panels=-(-outputs // PANEL),
         )  # fmt: skip
         return out
 
@@ -451,15 +326,14 @@ class HostLibrary(calls.SpeculationOps):
         """Per row of float32 [L, V]: index of the first maximum (int64), the maximum, log(sum(exp))."""
         import torch
 
-        rows, width = checks.matrix("logits", logits, None, torch.float32)
-        index = torch.empty(rows, dtype=torch.int64)
-        maximum = torch.empty(rows)
-        logsumexp = torch.empty(rows)
-        self.check(
-            self.raw.trtforge_argmax_logsumexp(
-                logits.data_ptr(), logits.stride(0), rows, width, index.data_ptr(), maximum.data_ptr(),
-                logsumexp.data_ptr(),
-            ),
-            "argmax_logsumexp",
-        )  # fmt: skip
+        rows = logits.shape[0]
+        index, maximum, logsumexp = torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows)
+        self._run(ops.ARGMAX_LOGSUMEXP, logits=logits, index=index, maximum=maximum, logsumexp=logsumexp)
         return index, maximum, logsumexp
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of x's shape and dtype."""
+    import torch
+
+    return torch.empty(tuple(x.shape), dtype=x.dtype)

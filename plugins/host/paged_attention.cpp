@@ -133,10 +133,7 @@ void runPlan(
 
 void pagedAttention(trtforge_paged_attention_args const* args)
 {
-    require(args != nullptr, TRTFORGE_NULL_POINTER, "args is null");
-    require(args->struct_size == sizeof(trtforge_paged_attention_args), TRTFORGE_BAD_STRUCT,
-        "struct_size is %llu, this library has %zu", static_cast<unsigned long long>(args->struct_size),
-        sizeof(trtforge_paged_attention_args));
+    checkStruct(args);
     checkAttentionShapes(*args);
     checkAttentionIndices(*args);
     if (args->num_tokens == 0)
@@ -183,36 +180,37 @@ extern "C" int trtforge_paged_attention(trtforge_paged_attention_args const* arg
     return trtforge::guarded([&] { trtforge::pagedAttention(args); });
 }
 
-extern "C" int trtforge_copy_blocks(
-    void* kv_pool, int64_t block_bytes, int32_t num_blocks, int64_t const* pairs, int64_t count)
+extern "C" int trtforge_copy_blocks(trtforge_copy_blocks_args const* args)
 {
     using namespace trtforge;
     return guarded(
         [&]
         {
-            require(block_bytes > 0 && num_blocks >= 0 && count >= 0, TRTFORGE_BAD_SHAPE,
-                "block_bytes is %lld, num_blocks %d, count %lld", static_cast<long long>(block_bytes), num_blocks,
-                static_cast<long long>(count));
-            require(count == 0 || (kv_pool != nullptr && pairs != nullptr), TRTFORGE_NULL_POINTER,
+            checkStruct(args);
+            trtforge_copy_blocks_args const& a = *args;
+            require(a.block_bytes > 0 && a.num_blocks >= 0 && a.count >= 0, TRTFORGE_BAD_SHAPE,
+                "block_bytes is %lld, num_blocks %lld, count %lld", static_cast<long long>(a.block_bytes),
+                static_cast<long long>(a.num_blocks), static_cast<long long>(a.count));
+            require(a.count == 0 || (a.kv_pool != nullptr && a.pairs != nullptr), TRTFORGE_NULL_POINTER,
                 "kv_pool or pairs is null");
-            for (int64_t i = 0; i < 2 * count; ++i)
+            for (int64_t i = 0; i < 2 * a.count; ++i)
             {
-                require(pairs[i] >= 0 && pairs[i] < num_blocks, TRTFORGE_BAD_INDEX,
-                    "pair %lld names block %lld, outside the pool of %d blocks", static_cast<long long>(i / 2),
-                    static_cast<long long>(pairs[i]), num_blocks);
+                require(a.pairs[i] >= 0 && a.pairs[i] < a.num_blocks, TRTFORGE_BAD_INDEX,
+                    "pair %lld names block %lld, outside the pool of %lld blocks", static_cast<long long>(i / 2),
+                    static_cast<long long>(a.pairs[i]), static_cast<long long>(a.num_blocks));
             }
             // Each thread copies its own slice of every pair, in order: a chain a->b, b->c means what it says.
-            int const threads = threadsFor(count * block_bytes, 1 << 20);
-            parallelRanges((block_bytes + 63) / 64, threads,
+            int const threads = threadsFor(a.count * a.block_bytes, 1 << 20);
+            parallelRanges((a.block_bytes + 63) / 64, threads,
                 [&](int64_t begin, int64_t end)
                 {
                     int64_t const from = begin * 64;
-                    int64_t const to = end * 64 < block_bytes ? end * 64 : block_bytes;
-                    char* pool = static_cast<char*>(kv_pool);
-                    for (int64_t i = 0; i < count; ++i)
+                    int64_t const to = end * 64 < a.block_bytes ? end * 64 : a.block_bytes;
+                    char* pool = static_cast<char*>(a.kv_pool);
+                    for (int64_t i = 0; i < a.count; ++i)
                     {
-                        __builtin_memmove(pool + pairs[2 * i + 1] * block_bytes + from,
-                            pool + pairs[2 * i] * block_bytes + from, static_cast<size_t>(to - from));
+                        __builtin_memmove(pool + a.pairs[2 * i + 1] * a.block_bytes + from,
+                            pool + a.pairs[2 * i] * a.block_bytes + from, static_cast<size_t>(to - from));
                     }
                 });
         });

@@ -23,14 +23,6 @@ namespace
 constexpr int32_t kCHUNK = 256;
 constexpr float kNEVER = -std::numeric_limits<float>::infinity();
 
-template <typename Args>
-void checkStruct(Args const* args)
-{
-    require(args != nullptr, TRTFORGE_NULL_POINTER, "args is null");
-    require(args->struct_size == sizeof(Args), TRTFORGE_BAD_STRUCT, "struct_size is %llu, this library has %zu",
-        static_cast<unsigned long long>(args->struct_size), sizeof(Args));
-}
-
 //! A row of logits as float32 (in `buffer` unless it is float32 already).
 float const* rowOf(void const* base, int64_t first, int32_t count, int32_t dtype, std::vector<float>& buffer)
 {
@@ -52,8 +44,7 @@ float const* rowOf(void const* base, int64_t first, int32_t count, int32_t dtype
 
 struct Tree
 {
-    trtforge_eagle_tree_args const& a;
-    TreeLimits limits;
+    trtforge_eagle_tree_build_args const& a;
     int32_t rows;   //!< R
     int32_t offset; //!< first candidate of this level
     int32_t known;  //!< candidates of this level and of those before it
@@ -62,7 +53,7 @@ struct Tree
 
 void drawChildren(Tree const& t, int32_t request, int32_t row, std::vector<float>& buffer)
 {
-    trtforge_eagle_tree_args const& a = t.a;
+    trtforge_eagle_tree_build_args const& a = t.a;
     int64_t const state = request * t.candidates;
     int64_t const first = state + t.offset + row * a.top_k;
     int32_t const parent = a.level == 0 ? -1 : a.frontier[static_cast<int64_t>(request) * a.expand + row];
@@ -76,7 +67,7 @@ void drawChildren(Tree const& t, int32_t request, int32_t row, std::vector<float
     {
         return;
     }
-    int64_t const at = (static_cast<int64_t>(request) * t.rows + row) * a.row_stride;
+    int64_t const at = (static_cast<int64_t>(request) * t.rows + row) * a.draft_logits_stride;
     float const* logits = rowOf(a.draft_logits, at, a.vocabulary, a.logits_dtype, buffer);
     float best[kMAX_TREE_CHILDREN];
     int32_t token[kMAX_TREE_CHILDREN];
@@ -140,7 +131,7 @@ std::vector<int32_t> chooseDynamic(Tree const& t, float const* scores, int32_t* 
 
 std::vector<int32_t> chooseStatic(Tree const& t, int32_t* frontier)
 {
-    trtforge_eagle_tree_args const& a = t.a;
+    trtforge_eagle_tree_build_args const& a = t.a;
     int32_t depth[kMAX_TREE_NODES] = {0};
     int32_t slot[kMAX_TREE_NODES];
     int32_t slots[kMAX_TREE_LEVELS + 1] = {0};
@@ -169,7 +160,7 @@ std::vector<int32_t> chooseStatic(Tree const& t, int32_t* frontier)
 
 void writeTree(Tree const& t, int32_t request)
 {
-    trtforge_eagle_tree_args const& a = t.a;
+    trtforge_eagle_tree_build_args const& a = t.a;
     int64_t const state = request * t.candidates;
     int64_t const tree = static_cast<int64_t>(request) * a.total;
     int32_t* frontier = a.frontier + static_cast<int64_t>(request) * a.expand;
@@ -208,28 +199,18 @@ void writeTree(Tree const& t, int32_t request)
     }
 }
 
-void eagleTreeBuild(trtforge_eagle_tree_args const* args)
+void eagleTreeBuild(trtforge_eagle_tree_build_args const* args)
 {
     checkStruct(args);
-    trtforge_eagle_tree_args const& a = *args;
-    TreeLimits const limits{a.top_k, a.expand, a.levels, a.total, a.logits_dtype};
-    checkTreeLimits(limits);
-    checkTreeStep(limits, a.level, a.requests, a.vocabulary, a.row_stride);
-    bool const outputs = a.tokens != nullptr && a.parents != nullptr && a.depths != nullptr && a.scores != nullptr
-        && a.mask != nullptr && a.counts != nullptr;
-    bool const state = a.candidate_tokens != nullptr && a.candidate_parents != nullptr
-        && a.candidate_scores != nullptr && a.frontier != nullptr;
-    require(a.requests == 0 || (outputs && state && a.draft_logits != nullptr && a.root_tokens != nullptr),
-        TRTFORGE_NULL_POINTER, "a tensor of EagleTreeBuild is null");
-    require((a.static_parents == nullptr) == (a.static_ranks == nullptr), TRTFORGE_NULL_POINTER,
-        "a static tree needs both its parents and its ranks");
+    trtforge_eagle_tree_build_args const& a = *args;
+    checkTree(a);
     if (a.static_parents != nullptr)
     {
-        checkStaticShape(limits, a.static_parents, a.static_ranks);
+        checkStaticShape(a, a.static_parents, a.static_ranks);
     }
     int32_t const rows = a.level == 0 ? 1 : a.expand;
     int32_t const offset = a.level == 0 ? 0 : a.top_k + (a.level - 1) * a.expand * a.top_k;
-    Tree const tree{a, limits, rows, offset, offset + rows * a.top_k, candidatesOf(limits)};
+    Tree const tree{a, rows, offset, offset + rows * a.top_k, candidatesOf(a)};
     for (int64_t i = 0; a.level > 0 && i < static_cast<int64_t>(a.requests) * a.expand; ++i)
     {
         require(a.frontier[i] >= -1 && a.frontier[i] < offset, TRTFORGE_BAD_INDEX,
@@ -304,7 +285,7 @@ int32_t chooseToken(trtforge_eagle_accept_args const& a, int64_t row, int32_t re
 {
     float const temperature = a.temperatures != nullptr ? a.temperatures[request] : 0.0F;
     float const* logits
-        = rowOf(a.target_logits, row * a.row_stride, a.vocabulary, a.logits_dtype, buffer);
+        = rowOf(a.target_logits, row * a.target_logits_stride, a.vocabulary, a.logits_dtype, buffer);
     if (!(temperature > 0.0F))
     {
         return firstMaximum(logits, a.vocabulary);
@@ -359,14 +340,7 @@ void eagleAccept(trtforge_eagle_accept_args const* args)
 {
     checkStruct(args);
     trtforge_eagle_accept_args const& a = *args;
-    checkAcceptLimits(a.total, a.logits_dtype);
-    checkAcceptStep(a.requests, a.vocabulary, a.row_stride);
-    require(a.requests == 0
-            || (a.target_logits != nullptr && a.tokens != nullptr && a.parents != nullptr && a.counts != nullptr
-                && a.path != nullptr && a.lengths != nullptr && a.emitted != nullptr && a.bonus != nullptr),
-        TRTFORGE_NULL_POINTER, "a tensor of EagleAccept is null");
-    require(a.temperatures == nullptr || (a.seeds != nullptr && a.root_positions != nullptr), TRTFORGE_NULL_POINTER,
-        "sampling needs seeds and root positions");
+    checkAccept(a);
     for (int32_t b = 0; b < a.requests; ++b)
     {
         require(a.counts[b] >= 1 && a.counts[b] <= a.total, TRTFORGE_BAD_INDEX, "counts[%d] is %d of %d nodes", b,
@@ -446,18 +420,10 @@ void kvMove(trtforge_kv_move_args const* args)
 {
     checkStruct(args);
     trtforge_kv_move_args const& a = *args;
-    checkMoveLimits(a.num_kv_heads, a.head_size, a.block_size, a.pool_dtype);
-    checkMoveShapes(a.num_pools, a.num_blocks, a.requests, a.max_blocks, a.path_width, a.block_table_stride);
+    checkMove(a);
     if (a.num_pools == 0 || a.requests == 0)
     {
         return;
-    }
-    require(a.pools != nullptr && a.block_table != nullptr && a.base_positions != nullptr && a.path != nullptr
-            && a.lengths != nullptr,
-        TRTFORGE_NULL_POINTER, "a tensor of PagedKVMove is null");
-    for (int32_t i = 0; i < a.num_pools; ++i)
-    {
-        require(a.pools[i] != nullptr, TRTFORGE_NULL_POINTER, "pool %d is null", i);
     }
     checkPaths(a);
     int64_t const bytes = static_cast<int64_t>(a.num_pools) * a.requests * a.path_width * a.num_kv_heads * a.head_size;
@@ -474,7 +440,7 @@ void kvMove(trtforge_kv_move_args const* args)
 } // namespace
 } // namespace trtforge
 
-extern "C" int trtforge_eagle_tree_build(trtforge_eagle_tree_args const* args)
+extern "C" int trtforge_eagle_tree_build(trtforge_eagle_tree_build_args const* args)
 {
     return trtforge::guarded([&] { trtforge::eagleTreeBuild(args); });
 }

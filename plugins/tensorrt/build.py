@@ -40,7 +40,7 @@ HEADER_FOLDERS = (
     "/usr/include",
 )
 _HEADER = "NvInferRuntime.h"
-_SOURCES = ("*.cpp", "*.hpp", "*.map", "CMakeLists.txt")
+_SOURCES = ("*.cpp", "*.hpp", "*.inc", "*.map", "CMakeLists.txt")
 
 
 @dataclass(frozen=True)

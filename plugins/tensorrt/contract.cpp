@@ -1,7 +1,5 @@
 #include "contract.hpp"
 
-#include "trtforge/cuda/launchers.hpp"
-
 #include <sstream>
 
 namespace trtforge::trt
@@ -11,8 +9,6 @@ namespace
 {
 
 using nvinfer1::PluginFieldType;
-
-constexpr double kMAX_INT = 2147483647.0;
 
 Field whole(char const* name, double minimum, double maximum, int32_t multiple = 1)
 {
@@ -92,124 +88,11 @@ std::string makeHash()
 
 } // namespace
 
-Op const& pagedAttentionOp()
-{
-    static Op const op{"PagedAttention", "2",
-        {
-            whole("num_heads", 1, 1024),
-            whole("num_kv_heads", 1, 1024),
-            whole("head_size", 64, 256, 8),
-            optionalReal("scale", 0, 0, 1e6),
-            optionalWhole("sliding_window", 0, 0, kMAX_INT),
-            optionalReal("soft_cap", 0, 0, 1e6),
-            flag("has_scales"),
-            flag("has_tree_mask"),
-            flag("has_sinks"),
-            flag(kALIASED),
-        },
-        {
-            "query T [T,H*E]",
-            "key T [T,K*E]",
-            "value T [T,K*E]",
-            "kv_pool P [N,2,K,S,E]",
-            "query_start int32 [B+1]",
-            "sequence_lengths int32 [B]",
-            "block_table int32 [B,M]",
-            "longest_query int32 [Q] of which the shape is read",
-            "k_scale float32 [] if has_scales",
-            "v_scale float32 [] if has_scales",
-            "tree_mask byte [T,W] if has_tree_mask",
-            "sinks float32 [H] if has_sinks",
-        },
-        {"attention T [T,H*E]", "kv_pool_out P [N,2,K,S,E]"}, {"kv_pool_out kv_pool"}};
-    return op;
-}
-
-Op const& eagleTreeBuildOp()
-{
-    static Op const op{"EagleTreeBuild", "1",
-        {
-            whole("top_k", 1, 16),
-            whole("expand", 1, 16),
-            whole("levels", 1, 16),
-            whole("total", 2, cuda::kMAX_TREE),
-            whole("level", 0, 15),
-            flag("has_draft_to_target"),
-            flag("has_static_tree"),
-            flag(kALIASED),
-        },
-        {
-            "draft_logits T [B,R,V]",
-            "root_tokens int32 [B]",
-            "candidate_tokens int32 [B,C]",
-            "candidate_parents int32 [B,C]",
-            "candidate_scores float32 [B,C]",
-            "frontier int32 [B,X]",
-            "draft_to_target int32 [V] if has_draft_to_target",
-            "static_parents int32 [G] if has_static_tree",
-            "static_ranks int32 [G] if has_static_tree",
-        },
-        {
-            "candidate_tokens_out int32 [B,C]",
-            "candidate_parents_out int32 [B,C]",
-            "candidate_scores_out float32 [B,C]",
-            "frontier_out int32 [B,X]",
-            "tokens int32 [B,G]",
-            "parents int32 [B,G]",
-            "depths int32 [B,G]",
-            "scores float32 [B,G]",
-            "mask int8 [B,G,G]",
-            "counts int32 [B]",
-        },
-        {
-            "candidate_tokens_out candidate_tokens",
-            "candidate_parents_out candidate_parents",
-            "candidate_scores_out candidate_scores",
-            "frontier_out frontier",
-        }};
-    return op;
-}
-
-Op const& eagleAcceptOp()
-{
-    static Op const op{"EagleAccept", "1",
-        {whole("total", 1, cuda::kMAX_TREE), flag("has_sampling")},
-        {
-            "target_logits T [B*G,V]",
-            "tokens int32 [B,G]",
-            "parents int32 [B,G]",
-            "counts int32 [B]",
-            "temperatures float32 [B] if has_sampling",
-            "seeds int64 [B] if has_sampling",
-            "root_positions int32 [B] if has_sampling",
-        },
-        {"path int32 [B,G]", "lengths int32 [B]", "emitted int32 [B,G]", "bonus int32 [B]"}, {}};
-    return op;
-}
-
-Op const& pagedKvMoveOp()
-{
-    static Op const op{"PagedKVMove", "1",
-        {
-            whole("num_kv_heads", 1, 1024),
-            whole("head_size", 64, 256, 8),
-            whole("num_pools", 1, 512),
-            flag(kALIASED),
-        },
-        {
-            "block_table int32 [B,M]",
-            "base_positions int32 [B]",
-            "path int32 [B,G]",
-            "lengths int32 [B]",
-            "pools P [N,2,K,S,E] times num_pools",
-        },
-        {"pools_out P [N,2,K,S,E] times num_pools"}, {"pools_out pools"}};
-    return op;
-}
+#include "op_tables.inc"
 
 std::vector<Op const*> const& ops()
 {
-    static std::vector<Op const*> const all{&pagedAttentionOp(), &eagleTreeBuildOp(), &eagleAcceptOp(), &pagedKvMoveOp()};
+    static std::vector<Op const*> const all{&pagedAttentionOp(), &eagleTreeBuildOp(), &eagleAcceptOp(), &pagedKVMoveOp()};
     return all;
 }
 

@@ -48,7 +48,7 @@ struct Op
 Op const& pagedAttentionOp();
 Op const& eagleTreeBuildOp();
 Op const& eagleAcceptOp();
-Op const& pagedKvMoveOp();
+Op const& pagedKVMoveOp();
 
 //! \brief All ops, in a fixed order.
 std::vector<Op const*> const& ops();

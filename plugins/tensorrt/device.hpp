@@ -23,6 +23,15 @@ cuda::Device const& currentDevice();
 //! \throws std::runtime_error when there is none.
 cuda::Device largestOfArchitecture();
 
+//! \brief A call on the stream, nothing else set.
+inline cuda::Call callOn(cuda::Stream stream)
+{
+    cuda::Call call{};
+    call.struct_size = sizeof(call);
+    call.stream = stream;
+    return call;
+}
+
 //! \brief Copies \p bytes on the stream unless both pointers are one; throws std::runtime_error when it fails.
 void copyUnlessAliased(void* target, void const* source, size_t bytes, cuda::Stream stream);
 

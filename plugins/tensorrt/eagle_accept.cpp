@@ -1,5 +1,6 @@
 //! \file eagle_accept.cpp
 //! \brief trtforge::EagleAccept: target logits of a draft tree to the accepted path and the bonus token.
+#include "device.hpp"
 #include "plugin.hpp"
 
 #include <stdexcept>
@@ -43,7 +44,7 @@ public:
         , mTotal(fields.integer("total"))
         , mSampling(fields.integer("has_sampling") != 0)
     {
-        cuda::Status const status = cuda::checkAcceptFields(launcherFields(DataType::kFLOAT));
+        cuda::Status const status = cuda::checkAcceptFields(arguments(DataType::kFLOAT));
         if (!status.ok())
         {
             throw std::invalid_argument(status.message);
@@ -135,35 +136,36 @@ protected:
     cuda::Status run(nvinfer1::PluginTensorDesc const* inputDesc, void const* const* inputs, void* const* outputs,
         void* /*workspace*/, cuda::Stream stream) const final
     {
-        cuda::AcceptTensors given;
-        given.targetLogits = inputs[kLOGITS];
-        given.rowStride = inputDesc[kLOGITS].dims.d[1];
-        given.tokens = static_cast<int32_t const*>(inputs[kTOKENS]);
-        given.parents = static_cast<int32_t const*>(inputs[kPARENTS]);
-        given.counts = static_cast<int32_t const*>(inputs[kCOUNTS]);
+        cuda::AcceptArgs args = arguments(inputDesc[kLOGITS].type);
+        args.target_logits = inputs[kLOGITS];
+        args.target_logits_stride = inputDesc[kLOGITS].dims.d[1];
+        args.tokens = static_cast<int32_t const*>(inputs[kTOKENS]);
+        args.parents = static_cast<int32_t const*>(inputs[kPARENTS]);
+        args.counts = static_cast<int32_t const*>(inputs[kCOUNTS]);
         if (mSampling)
         {
-            given.temperatures = static_cast<float const*>(inputs[kTEMPERATURES]);
-            given.seeds = static_cast<int64_t const*>(inputs[kSEEDS]);
-            given.rootPositions = static_cast<int32_t const*>(inputs[kROOT_POSITIONS]);
+            args.temperatures = static_cast<float const*>(inputs[kTEMPERATURES]);
+            args.seeds = static_cast<int64_t const*>(inputs[kSEEDS]);
+            args.root_positions = static_cast<int32_t const*>(inputs[kROOT_POSITIONS]);
         }
-        given.path = static_cast<int32_t*>(outputs[kPATH]);
-        given.lengths = static_cast<int32_t*>(outputs[kLENGTHS]);
-        given.emitted = static_cast<int32_t*>(outputs[kEMITTED]);
-        given.bonus = static_cast<int32_t*>(outputs[kBONUS]);
-        cuda::AcceptFields const fields = launcherFields(inputDesc[kLOGITS].type);
-        int32_t const requests = static_cast<int32_t>(inputDesc[kTOKENS].dims.d[0]);
-        int32_t const vocabulary = static_cast<int32_t>(inputDesc[kLOGITS].dims.d[1]);
-        return cuda::eagleAccept(fields, requests, vocabulary, given, stream);
+        args.path = static_cast<int32_t*>(outputs[kPATH]);
+        args.lengths = static_cast<int32_t*>(outputs[kLENGTHS]);
+        args.emitted = static_cast<int32_t*>(outputs[kEMITTED]);
+        args.bonus = static_cast<int32_t*>(outputs[kBONUS]);
+        args.requests = static_cast<int32_t>(inputDesc[kTOKENS].dims.d[0]);
+        args.vocabulary = static_cast<int32_t>(inputDesc[kLOGITS].dims.d[1]);
+        return cuda::eagleAccept(args, callOn(stream));
     }
 
 private:
-    cuda::AcceptFields launcherFields(DataType logits) const
+    //! Attributes and type; no tensors.
+    cuda::AcceptArgs arguments(DataType logits) const
     {
-        cuda::AcceptFields fields;
-        fields.total = mTotal;
-        fields.logitsDtype = launcherType(logits);
-        return fields;
+        cuda::AcceptArgs args{};
+        args.struct_size = sizeof(args);
+        args.total = mTotal;
+        args.logits_dtype = launcherType(logits);
+        return args;
     }
 
     int32_t mTotal;

@@ -54,7 +54,7 @@ public:
             throw std::invalid_argument("EagleTreeBuild version 1: level " + std::to_string(mLevel)
                 + " is not below levels " + std::to_string(fields.integer("levels")));
         }
-        cuda::Status const status = cuda::checkTreeFields(launcherFields(DataType::kFLOAT));
+        cuda::Status const status = cuda::checkTreeFields(arguments(DataType::kFLOAT));
         if (!status.ok())
         {
             throw std::invalid_argument(status.message);
@@ -112,7 +112,7 @@ protected:
 
     std::vector<Expected> expected() const final
     {
-        int64_t const candidates = cuda::treeCandidates(launcherFields(DataType::kFLOAT));
+        int64_t const candidates = cuda::treeCandidates(arguments(DataType::kFLOAT));
         std::vector<Expected> shapes{{-1, mLevel == 0 ? 1 : mExpand, -1}, {-1}, {-1, candidates}, {-1, candidates},
             {-1, candidates}, {-1, mExpand}};
         if (mMapped)
@@ -175,27 +175,26 @@ protected:
             int32_t const source = aliasOf(kSTATE_OUT + i);
             copyUnlessAliased(outputs[kSTATE_OUT + i], inputs[source], tensorBytes(inputDesc[source]), stream);
         }
-        cuda::TreeTensors given;
-        given.draftLogits = inputs[kLOGITS];
-        given.rowStride = inputDesc[kLOGITS].dims.d[2];
-        given.rootTokens = static_cast<int32_t const*>(inputs[kROOTS]);
-        given.draftToTarget = mMapped ? static_cast<int32_t const*>(inputs[kREQUIRED]) : nullptr;
-        given.staticParents = mStatic ? static_cast<int32_t const*>(inputs[staticParents()]) : nullptr;
-        given.staticRanks = mStatic ? static_cast<int32_t const*>(inputs[staticParents() + 1]) : nullptr;
-        given.candidateTokens = static_cast<int32_t*>(outputs[kSTATE_OUT]);
-        given.candidateParents = static_cast<int32_t*>(outputs[kSTATE_OUT + 1]);
-        given.candidateScores = static_cast<float*>(outputs[kSTATE_OUT + 2]);
-        given.frontier = static_cast<int32_t*>(outputs[kSTATE_OUT + 3]);
-        given.tokens = static_cast<int32_t*>(outputs[kTOKENS]);
-        given.parents = static_cast<int32_t*>(outputs[kPARENTS]);
-        given.depths = static_cast<int32_t*>(outputs[kDEPTHS]);
-        given.scores = static_cast<float*>(outputs[kSCORES]);
-        given.mask = static_cast<uint8_t*>(outputs[kMASK]);
-        given.counts = static_cast<int32_t*>(outputs[kCOUNTS]);
-        cuda::TreeFields const fields = launcherFields(inputDesc[kLOGITS].type);
-        int32_t const requests = static_cast<int32_t>(inputDesc[kROOTS].dims.d[0]);
-        int32_t const vocabulary = static_cast<int32_t>(inputDesc[kLOGITS].dims.d[2]);
-        return cuda::eagleTreeBuild(fields, mLevel, requests, vocabulary, given, stream);
+        cuda::TreeArgs args = arguments(inputDesc[kLOGITS].type);
+        args.draft_logits = inputs[kLOGITS];
+        args.draft_logits_stride = inputDesc[kLOGITS].dims.d[2];
+        args.root_tokens = static_cast<int32_t const*>(inputs[kROOTS]);
+        args.draft_to_target = mMapped ? static_cast<int32_t const*>(inputs[kREQUIRED]) : nullptr;
+        args.static_parents = mStatic ? static_cast<int32_t const*>(inputs[staticParents()]) : nullptr;
+        args.static_ranks = mStatic ? static_cast<int32_t const*>(inputs[staticParents() + 1]) : nullptr;
+        args.candidate_tokens = static_cast<int32_t*>(outputs[kSTATE_OUT]);
+        args.candidate_parents = static_cast<int32_t*>(outputs[kSTATE_OUT + 1]);
+        args.candidate_scores = static_cast<float*>(outputs[kSTATE_OUT + 2]);
+        args.frontier = static_cast<int32_t*>(outputs[kSTATE_OUT + 3]);
+        args.tokens = static_cast<int32_t*>(outputs[kTOKENS]);
+        args.parents = static_cast<int32_t*>(outputs[kPARENTS]);
+        args.depths = static_cast<int32_t*>(outputs[kDEPTHS]);
+        args.scores = static_cast<float*>(outputs[kSCORES]);
+        args.mask = static_cast<uint8_t*>(outputs[kMASK]);
+        args.counts = static_cast<int32_t*>(outputs[kCOUNTS]);
+        args.requests = static_cast<int32_t>(inputDesc[kROOTS].dims.d[0]);
+        args.vocabulary = static_cast<int32_t>(inputDesc[kLOGITS].dims.d[2]);
+        return cuda::eagleTreeBuild(args, callOn(stream));
     }
 
 private:
@@ -204,15 +203,18 @@ private:
         return kREQUIRED + mMapped;
     }
 
-    cuda::TreeFields launcherFields(DataType logits) const
+    //! Attributes and type; no tensors.
+    cuda::TreeArgs arguments(DataType logits) const
     {
-        cuda::TreeFields fields;
-        fields.topK = mFields.integer("top_k");
-        fields.expand = mExpand;
-        fields.levels = mFields.integer("levels");
-        fields.total = mTotal;
-        fields.logitsDtype = launcherType(logits);
-        return fields;
+        cuda::TreeArgs args{};
+        args.struct_size = sizeof(args);
+        args.top_k = mFields.integer("top_k");
+        args.expand = mExpand;
+        args.levels = mFields.integer("levels");
+        args.total = mTotal;
+        args.level = mLevel;
+        args.logits_dtype = launcherType(logits);
+        return args;
     }
 
     int32_t mLevel;

@@ -47,8 +47,7 @@ public:
                 + " is no multiple of num_kv_heads " + std::to_string(mKvHeads));
         }
         // What no block size and no type would make right is refused here, not by the first step of a built engine.
-        cuda::Status const status = cuda::checkAttentionFields(
-            launcherFields(DataType::kHALF, DataType::kHALF, 16));
+        cuda::Status const status = cuda::checkAttentionFields(arguments(DataType::kHALF, DataType::kHALF, 16));
         if (!status.ok())
         {
             throw std::invalid_argument("PagedAttention version 2: " + status.message);
@@ -176,10 +175,11 @@ protected:
         {
             largest.push_back(inputs[i].max);
         }
-        return kSTATUS_BYTES
-            + cuda::attentionWorkspaceBound(launcherFields(inputs[kQUERY].desc.type, inputs[kPOOL].desc.type,
-                                               largest[kPOOL].d[3]),
-                shape(largest), largestOfArchitecture());
+        cuda::Call call{};
+        call.max_new_tokens = longestQuery(largest);
+        cuda::AttentionArgs limits = arguments(inputs[kQUERY].desc.type, inputs[kPOOL].desc.type, largest[kPOOL].d[3]);
+        setSizes(limits, largest);
+        return kSTATUS_BYTES + cuda::attentionWorkspaceBound(limits, call, largestOfArchitecture());
     }
 
     cuda::Status run(nvinfer1::PluginTensorDesc const* inputDesc, void const* const* inputs, void* const* outputs,
@@ -190,25 +190,32 @@ protected:
         {
             dims.push_back(inputDesc[i].dims);
         }
-        cuda::AttentionShape const sizes = shape(dims);
-        DataType const poolType = inputDesc[kPOOL].type;
         // Both are one address when TensorRT aliased them or the caller bound them so.
         copyUnlessAliased(outputs[1], inputs[kPOOL], tensorBytes(inputDesc[kPOOL]), stream);
-        if (sizes.tokens == 0)
+        cuda::AttentionArgs args = arguments(inputDesc[kQUERY].type, inputDesc[kPOOL].type, dims[kPOOL].d[3]);
+        setSizes(args, dims);
+        if (args.num_tokens == 0)
         {
             return {};
         }
-        cuda::AttentionFields const fields = launcherFields(inputDesc[kQUERY].type, poolType, dims[kPOOL].d[3]);
+        setTensors(args, inputs, outputs);
         cuda::Device const& device = currentDevice();
-        cuda::AttentionTensors given = tensors(inputs, outputs, sizes);
+        cuda::Call call = callOn(stream);
+        call.max_new_tokens = longestQuery(dims);
+        call.workspace = static_cast<char*>(workspace) + kSTATUS_BYTES;
+        call.workspace_bytes = static_cast<int64_t>(cuda::attentionWorkspace(args, call, device));
+        if (mScales)
+        {
+            call.k_scale = static_cast<float const*>(inputs[kREQUIRED]);
+            call.v_scale = static_cast<float const*>(inputs[valueScale()]);
+        }
         if (kCHECKED)
         {
-            given.status = static_cast<int32_t*>(workspace);
-            clearBytes(given.status, kSTATUS_BYTES, stream);
+            call.status = static_cast<int32_t*>(workspace);
+            clearBytes(call.status, kSTATUS_BYTES, stream);
         }
-        cuda::Status const status = cuda::pagedAttention(fields, sizes, given,
-            static_cast<char*>(workspace) + kSTATUS_BYTES, cuda::attentionWorkspace(fields, sizes, device), device, stream);
-        return kCHECKED && status.ok() ? deviceVerdict("PagedAttention", given.status, stream) : status;
+        cuda::Status const status = cuda::pagedAttention(args, call, device);
+        return kCHECKED && status.ok() ? deviceVerdict("PagedAttention", call.status, stream) : status;
     }
 
 private:
@@ -227,63 +234,53 @@ private:
         return treeMask() + mTree;
     }
 
-    cuda::AttentionFields launcherFields(DataType activation, DataType pool, int64_t blockSize) const
+    //! Attributes and types; no tensors.
+    cuda::AttentionArgs arguments(DataType activation, DataType pool, int64_t blockSize) const
     {
-        cuda::AttentionFields fields;
-        fields.numHeads = mHeads;
-        fields.numKvHeads = mKvHeads;
-        fields.headSize = mHeadSize;
-        fields.blockSize = static_cast<int32_t>(blockSize);
-        fields.activationDtype = launcherType(activation);
-        fields.poolDtype = launcherType(pool);
-        fields.slidingWindow = mFields.integer("sliding_window");
-        fields.scale = mFields.real("scale");
-        fields.softCap = mFields.real("soft_cap");
-        return fields;
+        cuda::AttentionArgs args{};
+        args.struct_size = sizeof(args);
+        args.num_heads = mHeads;
+        args.num_kv_heads = mKvHeads;
+        args.head_size = mHeadSize;
+        args.block_size = static_cast<int32_t>(blockSize);
+        args.activation_dtype = launcherType(activation);
+        args.pool_dtype = launcherType(pool);
+        args.sliding_window = mFields.integer("sliding_window");
+        args.scale = mFields.real("scale");
+        args.soft_cap = mFields.real("soft_cap");
+        args.query_stride = args.output_stride = static_cast<int64_t>(mHeads) * mHeadSize;
+        args.key_stride = args.value_stride = static_cast<int64_t>(mKvHeads) * mHeadSize;
+        return args;
     }
 
-    cuda::AttentionShape shape(std::vector<Dims> const& dims) const
+    void setSizes(cuda::AttentionArgs& args, std::vector<Dims> const& dims) const
     {
-        cuda::AttentionShape sizes;
-        sizes.tokens = dims[kQUERY].d[0];
-        sizes.requests = static_cast<int32_t>(dims[kLENGTHS].d[0]);
-        sizes.maxBlocks = static_cast<int32_t>(dims[kBLOCK_TABLE].d[1]);
-        sizes.numBlocks = static_cast<int32_t>(dims[kPOOL].d[0]);
-        sizes.treeMaskWidth = mTree ? static_cast<int32_t>(dims[treeMask()].d[1]) : 0;
-        sizes.maxNewTokens = static_cast<int32_t>(dims[kLONGEST].d[0]);
-        return sizes;
+        args.num_tokens = dims[kQUERY].d[0];
+        args.num_requests = static_cast<int32_t>(dims[kLENGTHS].d[0]);
+        args.max_blocks = static_cast<int32_t>(dims[kBLOCK_TABLE].d[1]);
+        args.num_blocks = static_cast<int32_t>(dims[kPOOL].d[0]);
+        args.tree_mask_width = mTree ? static_cast<int32_t>(dims[treeMask()].d[1]) : 0;
+        args.block_table_stride = args.max_blocks;
+        args.tree_mask_stride = args.tree_mask_width;
     }
 
-    cuda::AttentionTensors tensors(
-        void const* const* inputs, void* const* outputs, cuda::AttentionShape const& sizes) const
+    static int32_t longestQuery(std::vector<Dims> const& dims)
     {
-        cuda::AttentionTensors given;
-        given.query = inputs[kQUERY];
-        given.key = inputs[kKEY];
-        given.value = inputs[kVALUE];
-        given.kvPool = outputs[1];
-        given.output = outputs[0];
-        given.queryStart = static_cast<int32_t const*>(inputs[kQUERY_START]);
-        given.sequenceLengths = static_cast<int32_t const*>(inputs[kLENGTHS]);
-        given.blockTable = static_cast<int32_t const*>(inputs[kBLOCK_TABLE]);
-        if (mScales)
-        {
-            given.kScale = static_cast<float const*>(inputs[kREQUIRED]);
-            given.vScale = static_cast<float const*>(inputs[valueScale()]);
-        }
-        if (mTree)
-        {
-            given.treeMask = static_cast<uint8_t const*>(inputs[treeMask()]);
-            given.treeMaskStride = sizes.treeMaskWidth;
-        }
-        if (mSinks)
-        {
-            given.sinks = static_cast<float const*>(inputs[sinks()]);
-        }
-        given.queryStride = given.outputStride = static_cast<int64_t>(mHeads) * mHeadSize;
-        given.keyStride = given.valueStride = static_cast<int64_t>(mKvHeads) * mHeadSize;
-        given.blockTableStride = sizes.maxBlocks;
-        return given;
+        return static_cast<int32_t>(dims[kLONGEST].d[0]);
+    }
+
+    void setTensors(cuda::AttentionArgs& args, void const* const* inputs, void* const* outputs) const
+    {
+        args.query = inputs[kQUERY];
+        args.key = inputs[kKEY];
+        args.value = inputs[kVALUE];
+        args.kv_pool = outputs[1];
+        args.output = outputs[0];
+        args.query_start = static_cast<int32_t const*>(inputs[kQUERY_START]);
+        args.sequence_lengths = static_cast<int32_t const*>(inputs[kLENGTHS]);
+        args.block_table = static_cast<int32_t const*>(inputs[kBLOCK_TABLE]);
+        args.tree_mask = mTree ? static_cast<uint8_t const*>(inputs[treeMask()]) : nullptr;
+        args.sinks = mSinks ? static_cast<float const*>(inputs[sinks()]) : nullptr;
     }
 
     int32_t mHeads;

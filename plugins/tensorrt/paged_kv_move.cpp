@@ -28,7 +28,7 @@ class PagedKvMove final : public Plugin
 {
 public:
     explicit PagedKvMove(Fields const& fields)
-        : Plugin(pagedKvMoveOp(), fields)
+        : Plugin(pagedKVMoveOp(), fields)
         , mPools(fields.integer("num_pools"))
         , mKvHeads(fields.integer("num_kv_heads"))
         , mHeadSize(fields.integer("head_size"))
@@ -122,30 +122,31 @@ protected:
         {
             copyUnlessAliased(outputs[i], inputs[kFIRST_POOL + i], tensorBytes(inputDesc[kFIRST_POOL + i]), stream);
         }
-        cuda::MoveFields fields;
-        fields.numKvHeads = mKvHeads;
-        fields.headSize = mHeadSize;
-        fields.blockSize = static_cast<int32_t>(inputDesc[kFIRST_POOL].dims.d[3]);
-        fields.poolDtype = launcherType(inputDesc[kFIRST_POOL].type);
-        cuda::MoveTensors given;
-        given.pools = outputs;
-        given.numPools = mPools;
-        given.numBlocks = static_cast<int32_t>(inputDesc[kFIRST_POOL].dims.d[0]);
-        given.requests = static_cast<int32_t>(inputDesc[kBLOCK_TABLE].dims.d[0]);
-        given.maxBlocks = static_cast<int32_t>(inputDesc[kBLOCK_TABLE].dims.d[1]);
-        given.pathWidth = static_cast<int32_t>(inputDesc[kPATH].dims.d[1]);
-        given.blockTable = static_cast<int32_t const*>(inputs[kBLOCK_TABLE]);
-        given.blockTableStride = given.maxBlocks;
-        given.basePositions = static_cast<int32_t const*>(inputs[kBASES]);
-        given.path = static_cast<int32_t const*>(inputs[kPATH]);
-        given.lengths = static_cast<int32_t const*>(inputs[kLENGTHS]);
+        cuda::MoveArgs args{};
+        args.struct_size = sizeof(args);
+        args.num_kv_heads = mKvHeads;
+        args.head_size = mHeadSize;
+        args.block_size = static_cast<int32_t>(inputDesc[kFIRST_POOL].dims.d[3]);
+        args.pool_dtype = launcherType(inputDesc[kFIRST_POOL].type);
+        args.pools = outputs;
+        args.num_pools = mPools;
+        args.num_blocks = static_cast<int32_t>(inputDesc[kFIRST_POOL].dims.d[0]);
+        args.requests = static_cast<int32_t>(inputDesc[kBLOCK_TABLE].dims.d[0]);
+        args.max_blocks = static_cast<int32_t>(inputDesc[kBLOCK_TABLE].dims.d[1]);
+        args.path_width = static_cast<int32_t>(inputDesc[kPATH].dims.d[1]);
+        args.block_table = static_cast<int32_t const*>(inputs[kBLOCK_TABLE]);
+        args.block_table_stride = args.max_blocks;
+        args.base_positions = static_cast<int32_t const*>(inputs[kBASES]);
+        args.path = static_cast<int32_t const*>(inputs[kPATH]);
+        args.lengths = static_cast<int32_t const*>(inputs[kLENGTHS]);
+        cuda::Call call = callOn(stream);
         if (kCHECKED)
         {
-            given.status = static_cast<int32_t*>(workspace);
-            clearBytes(given.status, kSTATUS_BYTES, stream);
+            call.status = static_cast<int32_t*>(workspace);
+            clearBytes(call.status, kSTATUS_BYTES, stream);
         }
-        cuda::Status const status = cuda::pagedKvMove(fields, given, stream);
-        return kCHECKED && status.ok() ? deviceVerdict("PagedKVMove", given.status, stream) : status;
+        cuda::Status const status = cuda::pagedKvMove(args, call);
+        return kCHECKED && status.ok() ? deviceVerdict("PagedKVMove", call.status, stream) : status;
     }
 
 private:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plugins.host.abi import ABI_VERSION
 from runtime.executors.base import ExecutorLimits
 from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.native.ops import SAME_OPS
 from trtforge.targets.engine_json import record_of
 from trtforge.targets.record import ENGINE_VERSION, ServedRecord
 from trtforge.targets.torch import TORCH
@@ -92,7 +92,7 @@ def _check_versions(raw: dict[str, Any], directory: Path) -> None:
         )
     wrong = {
         name: {"engine": raw.get(key), "runtime": list(runs)}
-        for name, key, runs in (("ops", "ops_version", OPS_VERSIONS), ("host ABI", "host_abi", (ABI_VERSION,)))
+        for name, key, runs in (("ops", "ops_version", OPS_VERSIONS), ("host ABI", "host_abi", SAME_OPS))
         if raw.get(key, runs[-1]) not in runs
     }
     if wrong:

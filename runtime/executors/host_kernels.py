@@ -1,36 +1,31 @@
-"""The host op library behind the kernel interface: raw pointers, one ctypes call a kernel.
+"""The host op library behind the kernel interface: raw pointers, one call a kernel.
 
-Policy: this module knows the C ABI (``plugins/include/trtforge/host_abi.h``) and nothing of how the
-library computes. What the library cannot take (a dtype, gate and up in separate matrices) goes to the
-torch implementation, so callers see one complete interface. A refused call is a bug in the executor
-and raises ``RuntimeError`` with the library's message.
+Policy: this module knows the fields of the ops (:mod:`trtforge.native.ops`; a call gives them in their order) and
+nothing of how the library computes. What the library cannot take (a dtype, gate and up in separate matrices) goes to
+the torch implementation, so callers see one complete interface. A refused call is a bug in the executor and raises
+``RuntimeError`` with the library's message.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from plugins.host import abi
-from plugins.host.library import LIBRARY_VARIABLE, find_library, load_library
+from plugins.host.library import LIBRARY_VARIABLE, HostLibrary, find_library, load_library
 from runtime.executors.kernels import Columns, StepIndex, TorchKernels
 from runtime.executors.torch_attention import AttentionParams
 from trtforge.ground.errors import EnvironmentLacks
+from trtforge.native import ops
 
-_DTYPES = {
-    torch.float32: abi.FLOAT32,
-    torch.bfloat16: abi.BFLOAT16,
-    torch.float16: abi.FLOAT16,
-    torch.float8_e4m3fn: abi.FLOAT8_E4M3,
-}
+DTYPES = {getattr(torch, name): number for name, number in ops.DTYPES.items()}
 
 
-def open_library() -> ctypes.CDLL | None:
-    """The host library with bound functions; None where none was built and none is named.
+def open_library() -> HostLibrary | None:
+    """The host library; None where none was built and none is named.
 
     Raises:
         EnvironmentLacks: TF-OPS-001 … 004 a library that is named or was built cannot be used.
@@ -41,7 +36,7 @@ def open_library() -> ctypes.CDLL | None:
         if os.environ.get(LIBRARY_VARIABLE):
             raise
         return None
-    return load_library(path).raw
+    return load_library(path)
 
 
 class HostKernels(TorchKernels):
@@ -49,36 +44,34 @@ class HostKernels(TorchKernels):
 
     name = "host"
 
-    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    def __init__(self, library: HostLibrary, dtype: torch.dtype) -> None:
         self._library = library
-        self._dtype = _DTYPES[dtype]
+        self._dtype = DTYPES[dtype]
         self._item = torch.empty(0, dtype=dtype).element_size()
-        self._rms_norm = library.trtforge_rms_norm
-        self._add_rms_norm = library.trtforge_add_rms_norm
-        self._rope = library.trtforge_rope
-        self._silu_mul = library.trtforge_silu_mul
-        self._fp8 = library.trtforge_fp8_fake_quant
-        self._nvfp4 = library.trtforge_nvfp4_fake_quant
-        self._embedding = library.trtforge_embedding
-        self._attention = library.trtforge_paged_attention
+        self._rms_norm = library.raw_op(ops.RMS_NORM)
+        self._rope = library.raw_op(ops.ROPE)
+        self._silu_mul = library.raw_op(ops.SILU_MUL)
+        self._fp8 = library.raw_op(ops.FP8_FAKE_QUANT)
+        self._nvfp4 = library.raw_op(ops.NVFP4_FAKE_QUANT)
+        self._embedding = library.raw_op(ops.EMBEDDING)
+        self._copy_blocks = library.raw_op(ops.COPY_BLOCKS)
         #: one argument block a pool: what is fixed for a layer is written once
-        self._arguments: dict[int, tuple[abi.PagedAttentionArgs, Any]] = {}
+        self._attention: dict[int, tuple[Any, Callable[[], int]]] = {}
 
     @property
     def info(self) -> str:
         """The library's own description (JSON)."""
-        text: bytes = self._library.trtforge_host_info()
+        text: bytes = self._library.raw.trtforge_host_info()
         return text.decode()
 
     def _fail(self, function: str, status: int) -> RuntimeError:
-        text = self._library.trtforge_last_error() or b""
-        return RuntimeError(f"{function}: {text.decode()} (status {status})")
+        return RuntimeError(f"{function}: {self._library.last_error()} (status {status})")
 
     def embedding(self, table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
         vocabulary, width = table.shape
         status = self._embedding(
-            table.data_ptr(), vocabulary, width, ids.data_ptr(), tokens, out.data_ptr(), out.stride(0),
-            _DTYPES[table.dtype], self._dtype,
+            table.data_ptr(), ids.data_ptr(), out.data_ptr(), out.stride(0), vocabulary, tokens, width,
+            DTYPES[table.dtype], self._dtype,
         )  # fmt: skip
         if status:
             raise self._fail("embedding", status)
@@ -86,7 +79,19 @@ class HostKernels(TorchKernels):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor, tokens: int) -> None:
         width = x.shape[1]
         status = self._rms_norm(
-            x.data_ptr(), width, weight.data_ptr(), out.data_ptr(), width, tokens, width, epsilon, 0.0, self._dtype, 0
+            x.data_ptr(),
+            0,
+            weight.data_ptr(),
+            out.data_ptr(),
+            width,
+            0,
+            width,
+            tokens,
+            width,
+            self._dtype,
+            0,
+            epsilon,
+            0.0,
         )
         if status:
             raise self._fail("rms_norm", status)
@@ -101,12 +106,12 @@ class HostKernels(TorchKernels):
         tokens: int,
     ) -> None:
         matrix, first, width = x
-        status = self._add_rms_norm(
-            matrix.data_ptr() + first * self._item, matrix.shape[1], residual.data_ptr(), width, weight.data_ptr(),
-            out.data_ptr(), width, tokens, width, epsilon, 0.0, self._dtype, 0,
+        status = self._rms_norm(
+            matrix.data_ptr() + first * self._item, residual.data_ptr(), weight.data_ptr(), out.data_ptr(),
+            matrix.shape[1], width, width, tokens, width, self._dtype, 0, epsilon, 0.0,
         )  # fmt: skip
         if status:
-            raise self._fail("add_rms_norm", status)
+            raise self._fail("rms_norm", status)
 
     def head_norm(self, x: Columns, weight: torch.Tensor, epsilon: float, tokens: int) -> None:
         # The heads of one token lie side by side, one head of all tokens a matrix row apart: the library takes either
@@ -120,7 +125,7 @@ class HostKernels(TorchKernels):
         for call in range(calls):
             at = begin + call * step * self._item
             status = self._rms_norm(
-                at, row_stride, weight.data_ptr(), at, row_stride, rows, size, epsilon, 0.0, self._dtype, 0
+                at, 0, weight.data_ptr(), at, row_stride, 0, row_stride, rows, size, self._dtype, 0, epsilon, 0.0
             )
             if status:
                 raise self._fail("rms_norm", status)
@@ -128,9 +133,9 @@ class HostKernels(TorchKernels):
     def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
         item = self._item
         status = self._rope(
-            q.matrix.data_ptr() + q.first * item, q.matrix.shape[1], k.matrix.data_ptr() + k.first * item,
-            k.matrix.shape[1], cos.data_ptr(), sin.data_ptr(), tokens, q.width // head_size, k.width // head_size,
-            head_size, 2 * cos.shape[1], self._dtype,
+            q.matrix.data_ptr() + q.first * item, k.matrix.data_ptr() + k.first * item, cos.data_ptr(), sin.data_ptr(),
+            q.matrix.shape[1], k.matrix.shape[1], tokens, 2 * cos.shape[1], self._dtype, q.width // head_size,
+            k.width // head_size, head_size,
         )  # fmt: skip
         if status:
             raise self._fail("rope", status)
@@ -140,8 +145,7 @@ class HostKernels(TorchKernels):
         if up.matrix is not matrix or up.first != first + width:
             return super().silu_mul(gate, up, out, tokens)
         status = self._silu_mul(
-            matrix.data_ptr() + first * self._item, matrix.shape[1], out.data_ptr(), width, tokens, width,
-            self._dtype,
+            matrix.data_ptr() + first * self._item, out.data_ptr(), matrix.shape[1], width, tokens, width, self._dtype
         )  # fmt: skip
         if status:
             raise self._fail("silu_mul", status)
@@ -150,7 +154,7 @@ class HostKernels(TorchKernels):
     def fp8_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
         count = tokens * x.shape[1]
         own = out_scale == scale
-        status = self._fp8(x.data_ptr(), out.data_ptr(), count, scale, 1 if own else 0, self._dtype)
+        status = self._fp8(x.data_ptr(), out.data_ptr(), count, self._dtype, 1 if own else 0, scale)
         if status:
             raise self._fail("fp8_fake_quant", status)
         if not own:
@@ -158,7 +162,7 @@ class HostKernels(TorchKernels):
 
     def nvfp4_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
         width = x.shape[1]
-        status = self._nvfp4(x.data_ptr(), width, out.data_ptr(), width, tokens, width, scale, self._dtype)
+        status = self._nvfp4(x.data_ptr(), out.data_ptr(), width, width, tokens, width, self._dtype, scale)
         if status:
             raise self._fail("nvfp4_fake_quant", status)
         if out_scale != 1.0:
@@ -175,7 +179,7 @@ class HostKernels(TorchKernels):
         out: torch.Tensor,
         tokens: int,
     ) -> None:
-        args, pointer = self._arguments.get(pool.data_ptr()) or self._new_arguments(pool, params)
+        args, call = self._attention.get(pool.data_ptr()) or self._new_arguments(pool, params)
         item, base = self._item, q.matrix.data_ptr()
         args.query = base + q.first * item
         args.key = (base if k.matrix is q.matrix else k.matrix.data_ptr()) + k.first * item
@@ -190,29 +194,22 @@ class HostKernels(TorchKernels):
             args.tree_mask, args.tree_mask_width = None, 0
         else:
             args.tree_mask, args.tree_mask_stride, args.tree_mask_width = mask.data_ptr(), mask.shape[1], mask.shape[1]
-        status = self._attention(pointer)
+        status = call()
         if status:
             raise self._fail("paged_attention", status)
 
-    def _new_arguments(self, pool: torch.Tensor, params: AttentionParams) -> tuple[abi.PagedAttentionArgs, Any]:
-        args = abi.PagedAttentionArgs()
-        args.struct_size = ctypes.sizeof(abi.PagedAttentionArgs)
-        args.kv_pool = pool.data_ptr()
-        args.num_blocks, args.block_size = pool.shape[0], pool.shape[3]
-        args.num_heads, args.num_kv_heads, args.head_size = params.num_heads, params.num_kv_heads, params.head_size
-        args.activation_dtype, args.pool_dtype = self._dtype, _DTYPES[pool.dtype]
-        args.sliding_window, args.soft_cap, args.scale = params.sliding_window, params.soft_cap, params.scale
-        args.k_scale, args.v_scale = params.k_scale, params.v_scale
-        found = args, ctypes.pointer(args)
-        self._arguments[pool.data_ptr()] = found
+    def _new_arguments(self, pool: torch.Tensor, params: AttentionParams) -> tuple[Any, Callable[[], int]]:
+        found = self._library.prepared(
+            ops.PAGED_ATTENTION, kv_pool=pool.data_ptr(), num_blocks=pool.shape[0], block_size=pool.shape[3],
+            activation_dtype=self._dtype, pool_dtype=DTYPES[pool.dtype], **asdict(params),
+        )  # fmt: skip
+        self._attention[pool.data_ptr()] = found
         return found
 
     def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         flat = torch.tensor(list(pairs), dtype=torch.int64)
         block_bytes = pool.stride(0) * pool.element_size()
-        status = self._library.trtforge_copy_blocks(
-            pool.data_ptr(), block_bytes, pool.shape[0], flat.data_ptr(), len(pairs)
-        )
+        status = self._copy_blocks(pool.data_ptr(), flat.data_ptr(), block_bytes, pool.shape[0], len(pairs))
         if status:
             raise self._fail("copy_blocks", status)
 

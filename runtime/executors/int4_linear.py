@@ -6,16 +6,16 @@ otherwise it widens the activations to float32. Sums, scales and bias are float3
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
 
-from plugins.host import abi, int4
+from plugins.host import int4
+from plugins.host.library import HostLibrary
+from runtime.executors.host_kernels import DTYPES
 from runtime.executors.onnx_graph import Constant
 from runtime.executors.weights import LinearSource
-
-_DTYPES = {torch.float32: abi.FLOAT32, torch.bfloat16: abi.BFLOAT16, torch.float16: abi.FLOAT16}
+from trtforge.native import ops
 
 
 def takes(sources: Sequence[LinearSource]) -> bool:
@@ -38,8 +38,8 @@ class HostInt4:
     row_invariant = True
     quantizes_input = False
 
-    def __init__(self, library: ctypes.CDLL, sources: Sequence[LinearSource], bias: torch.Tensor | None) -> None:
-        self._library, self._call = library, library.trtforge_int4_linear
+    def __init__(self, library: HostLibrary, sources: Sequence[LinearSource], bias: torch.Tensor | None) -> None:
+        self._library, self._call = library, library.raw_op(ops.INT4_LINEAR)
         nibbles = torch.cat([_nibbles(source) for source in sources])
         scales = torch.cat([s.block_scales.float() for s in sources if s.block_scales is not None])
         self._weights, self._scales = int4.pack_weights(nibbles), int4.pack_scales(scales)
@@ -48,7 +48,7 @@ class HostInt4:
         self._fixed = (
             self._weights.data_ptr(),
             self._scales.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            0 if self._bias is None else self._bias.data_ptr(),
         )
         self.nbytes = 4 * (self._weights.numel() + self._scales.numel())
 
@@ -57,13 +57,13 @@ class HostInt4:
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
         y = torch.empty(tokens, self._outputs, dtype=x.dtype)
-        dtype = _DTYPES[x.dtype]
+        dtype = DTYPES[x.dtype]
         status = self._call(
-            x.data_ptr(), x.stride(0), *self._fixed, y.data_ptr(), self._outputs, tokens, self._outputs, self._inputs,
+            x.data_ptr(), *self._fixed, y.data_ptr(), x.stride(0), self._outputs, tokens, self._outputs, self._inputs,
             self._group, dtype, dtype,
         )  # fmt: skip
         if status:
-            raise RuntimeError(f"int4_linear: {self._library.trtforge_last_error().decode()} (status {status})")
+            raise RuntimeError(f"int4_linear: {self._library.last_error()} (status {status})")
         return y
 
     def weights(self) -> torch.Tensor:

@@ -29,7 +29,6 @@ for it.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +38,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from plugins.host.library import HostLibrary
 from runtime.executors.int4_linear import HostInt4, takes
 from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
 from runtime.executors.weights import LinearSource, Scratch
@@ -332,7 +332,7 @@ def pack(
     input_scale: float | None = None,
     exact: bool = True,
     scratch: Scratch | None = None,
-    library: ctypes.CDLL | None = None,
+    library: HostLibrary | None = None,
 ) -> PackedLinear:
     """Choose and load a kernel for linears with one input.
 

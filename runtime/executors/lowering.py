@@ -9,13 +9,13 @@ report.
 
 from __future__ import annotations
 
-import ctypes
 import heapq
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from plugins.host.library import HostLibrary
 from runtime.executors import matching
 from runtime.executors.binding import Binder, Lowered, Op
 from runtime.executors.interpreter import check_operators, constant_value, run_node
@@ -55,7 +55,7 @@ class Lowering:
         max_rows: int,
         max_positions: int,
         exact_rows: bool = True,
-        library: ctypes.CDLL | None = None,
+        library: HostLibrary | None = None,
         progress: Callable[[int], None] | None = None,
         choices: Mapping[str, bool] | None = None,
         packs: dict[tuple[str, ...], PackedLinear] | None = None,

@@ -5,13 +5,13 @@ Policy: the graph decides what is computed, the machine how; pools always have t
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from plugins.host.library import HostLibrary
 from runtime.executors import host_kernels
 from runtime.executors.base import StepBatch
 from runtime.executors.batch_check import mask_of
@@ -53,7 +53,7 @@ def index_feeds(batch: StepBatch, device: str, *, tree: bool) -> dict[str, torch
     return feeds
 
 
-def make_kernels(library: ctypes.CDLL | None, dtype: torch.dtype) -> TorchKernels:
+def make_kernels(library: HostLibrary | None, dtype: torch.dtype) -> TorchKernels:
     """The host library's kernels, or torch's."""
     return TorchKernels() if library is None else host_kernels.HostKernels(library, dtype)
 
@@ -106,7 +106,7 @@ def lower(
     dtype: torch.dtype,
     *,
     exact_rows: bool,
-    library: ctypes.CDLL | None,
+    library: HostLibrary | None,
     progress: Progress,
     choices: Mapping[str, bool] | None = None,
     packs: dict[tuple[str, ...], PackedLinear] | None = None,

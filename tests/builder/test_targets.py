@@ -228,5 +228,5 @@ def test_the_kernels_are_the_executors() -> None:
 
 
 def test_the_abi_stamp_is_the_headers() -> None:
-    header = Path(__file__).parents[2] / "plugins" / "include" / "trtforge" / "host_abi.h"
-    assert f"#define TRTFORGE_HOST_ABI {torch_target.HOST_ABI}\n" in header.read_text()
+    header = Path(__file__).parents[2] / "plugins" / "include" / "trtforge" / "op_args.h"
+    assert f"#define TRTFORGE_HOST_ABI {torch_target.key_facts()['host_abi']}\n" in header.read_text()

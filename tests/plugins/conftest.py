@@ -9,8 +9,8 @@ import pytest
 from plugins.cuda.build import build_shim_library
 from plugins.cuda.library import CudaLibrary, find_cuda_library
 from plugins.host import load
-from plugins.host.calls import SpeculationOps
 from plugins.host.library import HostLibrary
+from plugins.shared_ops import SharedOps
 from trtforge.ground.errors import EnvironmentLacks
 
 
@@ -84,7 +84,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[CudaLibrary]:
 
 
 @pytest.fixture(params=["host", "shim", "shim_down", "gpu"])
-def ops(request: pytest.FixtureRequest) -> SpeculationOps:
+def ops(request: pytest.FixtureRequest) -> SharedOps:
     """Every implementation that can run here."""
-    library: SpeculationOps = request.getfixturevalue(request.param)
+    library: SharedOps = request.getfixturevalue(request.param)
     return library

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from plugins import reference
 from plugins.cuda.library import CudaLibrary
-from plugins.host import calls
+from plugins.shared_ops import attention_args
+from plugins.structs import arguments
 from tests.plugins.batches import ACTIVATIONS, POOLS, TOLERANCE, Batch, bits, make_batch, random_tree
 from trtforge.ground.errors import ForgeError
+from trtforge.native import ops
 
 RANDOM = settings(
     max_examples=25,
@@ -251,8 +253,8 @@ def test_bound_holds_for_every_smaller_shape(
     shim.multiprocessors = multiprocessors
     fields = {"block_size": 64, "num_heads": 2 * group, "num_kv_heads": 2, "head_size": 128, "activation_dtype": 1,
               "pool_dtype": data.draw(st.sampled_from([0, 1, 3]))}  # fmt: skip
-    limits = calls.attention_struct(num_tokens=tokens, num_requests=requests, max_blocks=blocks, **fields)
-    smaller = calls.attention_struct(
+    limits = arguments(ops.PAGED_ATTENTION, num_tokens=tokens, num_requests=requests, max_blocks=blocks, **fields)
+    smaller = arguments(ops.PAGED_ATTENTION, 
         num_tokens=data.draw(st.integers(0, tokens)), num_requests=data.draw(st.integers(0, requests)),
         max_blocks=data.draw(st.integers(0, blocks)), **fields,
     )  # fmt: skip
@@ -264,7 +266,7 @@ def test_exactly_the_reported_workspace_is_used(shim: CudaLibrary) -> None:
     """One byte less is refused; the bytes behind it stay as they are, and the last partial results lie inside it."""
     shim.multiprocessors = 64
     batch = make_batch([(700, 1), (600, 24)], activation=torch.bfloat16, pool=torch.bfloat16)
-    args, _out, _alive = calls.attention_args(
+    args, _out = attention_args(
         batch.query, batch.key, batch.value, batch.pool, batch.query_start, batch.sequence_lengths,
         batch.block_table, None, **batch.options,
     )  # fmt: skip
@@ -339,7 +341,7 @@ def test_mask_and_promise_are_checked_by_the_device(kernels: CudaLibrary) -> Non
 def test_fields_outside_the_table(shim: CudaLibrary, fields: dict[str, float], code: str) -> None:
     good = {"block_size": 16, "num_heads": 4, "num_kv_heads": 2, "head_size": 64}
     with pytest.raises(ForgeError, match=code):
-        shim.attention_workspace(calls.attention_struct(**{**good, **fields}))
+        shim.attention_workspace(arguments(ops.PAGED_ATTENTION, **{**good, **fields}))
 
 
 @pytest.mark.parametrize("part", ["query", "key", "value"])
@@ -362,7 +364,7 @@ def test_tokens_without_requests(kernels: CudaLibrary) -> None:
 
 
 def test_a_struct_of_another_layout(shim: CudaLibrary) -> None:
-    args = calls.attention_struct(block_size=16, num_heads=4, num_kv_heads=2, head_size=64)
+    args = arguments(ops.PAGED_ATTENTION, block_size=16, num_heads=4, num_kv_heads=2, head_size=64)
     args.struct_size -= 8
     with pytest.raises(ForgeError, match="TF-OPS-003"):
         shim.attention_workspace(args)

@@ -51,12 +51,12 @@ def test_add_rms_norm(library: HostLibrary, rows: int, width: int, dtype: torch.
     weight = torch.linspace(0.5, 2, width)
     expected_residual = residual.clone()
     expected = reference.add_rms_norm(x, expected_residual, weight, eps=1e-6)
-    actual = library.add_rms_norm(x, residual, weight, eps=1e-6)
+    actual = library.rms_norm(x, weight, eps=1e-6, residual=residual)
     assert torch.equal(residual, expected_residual)
     close(actual, expected)
     in_place = x.clone()
     residual = strided(rows, width, dtype, 1)
-    library.add_rms_norm(in_place, residual, weight, in_place, eps=1e-6)
+    library.rms_norm(in_place, weight, in_place, eps=1e-6, residual=residual)
     assert torch.equal(bits(in_place), bits(actual))
 
 
@@ -222,7 +222,7 @@ def test_helpers_refuse(library: HostLibrary) -> None:
     with pytest.raises(ForgeError, match="TF-OPS-005"):
         library.silu_mul(torch.zeros(2, 31))
     with pytest.raises(ForgeError, match="TF-OPS-005"):
-        library.add_rms_norm(x, torch.zeros(2, 32, dtype=torch.bfloat16), torch.ones(32), eps=1e-5)
+        library.rms_norm(x, torch.ones(32), eps=1e-5, residual=torch.zeros(2, 32, dtype=torch.bfloat16))
     with pytest.raises(ForgeError, match="TF-OPS-104"):
         library.rope(x, x, torch.zeros(2, 17), torch.zeros(2, 17), num_heads=1, num_kv_heads=1, head_size=32)
 

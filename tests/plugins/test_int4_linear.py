@@ -9,10 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plugins.host import abi, int4
+from plugins.host import int4
 from plugins.host.library import HostLibrary
+from plugins.structs import arguments
 from tests.plugins.batches import ACTIVATIONS
 from trtforge.ground.errors import ForgeError
+from trtforge.native import ops
 
 RANDOM = settings(
     max_examples=12,
@@ -20,7 +22,7 @@ RANDOM = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
 )
-CODES = {torch.float32: abi.FLOAT32, torch.bfloat16: abi.BFLOAT16, torch.float16: abi.FLOAT16}
+CODES = {getattr(torch, name): number for name, number in ops.DTYPES.items()}
 
 
 class Linear:
@@ -48,7 +50,7 @@ class Linear:
             "out": out.data_ptr(), "out_stride": outputs, "rows": len(x), "outputs": outputs, "inputs": inputs,
             "group": self.group, "x_dtype": CODES[x.dtype], "out_dtype": CODES[out_dtype],
         }  # fmt: skip
-        library.check(library.raw.trtforge_int4_linear(*(fields | changed).values()), "int4_linear")
+        library.run_op(ops.INT4_LINEAR, arguments(ops.INT4_LINEAR, **(fields | changed)))
         return out
 
     def meaning(self) -> torch.Tensor:
@@ -99,7 +101,7 @@ def test_threads_do_not_change_a_bit(library: HostLibrary) -> None:
         ({"group": 12}, "groups of 12 do not divide 64 inputs"),
         ({"group": 48}, "groups of 48"),
         ({"group": 0}, "groups of 0"),
-        ({"x_dtype": abi.FLOAT8_E4M3}, "x dtype must be"),
+        ({"x_dtype": ops.DTYPES["float8_e4m3fn"]}, "x dtype must be"),
         ({"out_dtype": 9}, "out dtype must be"),
         ({"weights": None}, "weights or scales is null"),
         ({"x": None}, "x or out is null"),

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plugins import reference_trees as reference
-from plugins.host.calls import SpeculationOps
+from plugins.shared_ops import SharedOps
 from tests.plugins.batches import POOLS, bits
 from trtforge.ground.errors import ForgeError
 
@@ -72,7 +72,7 @@ def same_pools(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None
     seed=st.integers(0, 1000),
 )
 def test_moves(
-    ops: SpeculationOps, requests: int, dtype: torch.dtype, block_size: int, head_size: int, layers: int, total: int,
+    ops: SharedOps, requests: int, dtype: torch.dtype, block_size: int, head_size: int, layers: int, total: int,
     seed: int,
 ) -> None:  # fmt: skip
     move = make_move(
@@ -81,7 +81,7 @@ def test_moves(
     same_pools(move.run(ops.paged_kv_move, ops.device), move.run(reference.paged_kv_move))
 
 
-def test_overlapping_moves_keep_every_row(ops: SpeculationOps) -> None:
+def test_overlapping_moves_keep_every_row(ops: SharedOps) -> None:
     """Path 0, 2, 3, 4, …: each target is the next move's source, across blocks."""
     move = make_move(1, total=40, layers=1)
     move.base_positions[0] = 7
@@ -91,12 +91,12 @@ def test_overlapping_moves_keep_every_row(ops: SpeculationOps) -> None:
     same_pools(move.run(ops.paged_kv_move, ops.device), move.run(reference.paged_kv_move))
 
 
-def test_more_pools_than_one_launch_takes(ops: SpeculationOps) -> None:
+def test_more_pools_than_one_launch_takes(ops: SharedOps) -> None:
     move = make_move(2, layers=131, kv_heads=1, total=5, seed=1)
     same_pools(move.run(ops.paged_kv_move, ops.device), move.run(reference.paged_kv_move))
 
 
-def test_moves_then_attention_see_a_contiguous_context(host: SpeculationOps) -> None:
+def test_moves_then_attention_see_a_contiguous_context(host: SharedOps) -> None:
     """Verifying a tree, moving its accepted path and decoding on equals having decoded that path from the start."""
     from plugins import reference as attention
     from tests.plugins.batches import make_batch
@@ -131,7 +131,7 @@ def test_moves_then_attention_see_a_contiguous_context(host: SpeculationOps) -> 
         ({"block_table": (0, 0, 999)}, "TF-OPS-109"),
     ],
 )
-def test_refused_moves_write_nothing(ops: SpeculationOps, change: dict[str, tuple[int, ...]], code: str) -> None:
+def test_refused_moves_write_nothing(ops: SharedOps, change: dict[str, tuple[int, ...]], code: str) -> None:
     move = make_move(2, total=6, layers=1)
     move.base_positions.fill_(3)
     move.lengths.fill_(3)
@@ -145,7 +145,7 @@ def test_refused_moves_write_nothing(ops: SpeculationOps, change: dict[str, tupl
     same_pools([pool.cpu() for pool in pools], move.pools)
 
 
-def test_pools_of_the_wrong_kind(ops: SpeculationOps) -> None:
+def test_pools_of_the_wrong_kind(ops: SharedOps) -> None:
     move = make_move(1)
     for pools, code in (
         ([move.pools[0], move.pools[0][:1]], "TF-OPS-005"),

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from plugins.host import abi
 from plugins.host.library import HostLibrary
+from plugins.structs import arguments
 from tests.plugins.batches import bits, make_batch
 from trtforge.ground.errors import ForgeError
+from trtforge.native import ops
 
-Change = Callable[[abi.PagedAttentionArgs], None]
+Change = Callable[[Any], None]
 
 
-def prepared(host: HostLibrary) -> tuple[abi.PagedAttentionArgs, list[torch.Tensor]]:
+def prepared() -> tuple[Any, list[torch.Tensor]]:
     """A legal raw call, and the tensors that it points to."""
     batch = make_batch([(20, 3), (7, 1)], heads=4, kv_heads=2)
     out = torch.zeros(4, 256)
@@ -24,11 +26,12 @@ def prepared(host: HostLibrary) -> tuple[abi.PagedAttentionArgs, list[torch.Tens
         batch.query_start, batch.sequence_lengths, batch.block_table,
     ]  # fmt: skip
     names = ("query", "key", "value", "kv_pool", "output", "query_start", "sequence_lengths", "block_table")
-    args = host.attention_call(
+    args = arguments(
+        ops.PAGED_ATTENTION,
         **{name: tensor.data_ptr() for name, tensor in zip(names, tensors, strict=True)},
         query_stride=256, key_stride=128, value_stride=128, output_stride=256, block_table_stride=3, num_tokens=4,
         num_requests=2, max_blocks=3, num_blocks=int(batch.pool.shape[0]), block_size=16, num_heads=4,
-        num_kv_heads=2, head_size=64, activation_dtype=abi.FLOAT32, pool_dtype=abi.FLOAT32, scale=0.125,
+        num_kv_heads=2, head_size=64, activation_dtype=0, pool_dtype=0, scale=0.125,
     )  # fmt: skip
     return args, tensors
 
@@ -41,7 +44,7 @@ def entry(name: str, index: int, value: int) -> Change:
     """Overwrite one number of an int32 index tensor."""
     import ctypes
 
-    def change(args: abi.PagedAttentionArgs) -> None:
+    def change(args: Any) -> None:
         ctypes.cast(getattr(args, name), ctypes.POINTER(ctypes.c_int32))[index] = value
 
     return change
@@ -81,14 +84,14 @@ FAULTS: list[tuple[str, str, Change]] = [
 
 @pytest.mark.parametrize(("code", "change"), [pytest.param(c, f, id=n) for n, c, f in FAULTS])
 def test_refusals(host: HostLibrary, code: str, change: Change) -> None:
-    args, tensors = prepared(host)
+    args, tensors = prepared()
     before = bits(tensors[3]).clone()
-    host.run_attention(args)  # legal as it stands
+    host.run_op(ops.PAGED_ATTENTION, args)  # legal as it stands
     tensors[3].copy_(before.view(torch.float32).view_as(tensors[3]))
     tensors[4].zero_()
     change(args)
     with pytest.raises(ForgeError) as refused:
-        host.run_attention(args)
+        host.run_op(ops.PAGED_ATTENTION, args)
     assert refused.value.code == code
     assert refused.value.remedies and refused.value.why
     assert torch.equal(bits(tensors[3]), before)

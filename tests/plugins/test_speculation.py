@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from plugins import reference_trees as reference
 from plugins.cuda.library import CudaLibrary
-from plugins.host.calls import SpeculationOps
+from plugins.shared_ops import SharedOps
 from plugins.trees import DraftTree, StaticTree, TreeShape, TreeState, new_state, static_tree
 from tests.plugins.batches import random_tree
 from trtforge.ground.errors import ForgeError
@@ -106,7 +106,7 @@ def same_trees(actual: list[tuple[DraftTree, TreeState]], expected: list[tuple[D
     seed=st.integers(0, 1000),
 )
 def test_dynamic_trees(
-    ops: SpeculationOps, top_k: int, expand: int, levels: int, total: int, requests: int, vocabulary: int,
+    ops: SharedOps, top_k: int, expand: int, levels: int, total: int, requests: int, vocabulary: int,
     dtype: torch.dtype, d2t: bool, seed: int,
 ) -> None:  # fmt: skip
     drafts = make_drafts(TreeShape(top_k, expand, levels, total), requests, vocabulary, seed=seed, dtype=dtype, d2t=d2t)
@@ -122,7 +122,7 @@ def test_dynamic_trees(
             assert all(scores[node] <= scores[parent] for node, parent in enumerate(parents) if node)
 
 
-def test_a_tree_worked_by_hand(ops: SpeculationOps) -> None:
+def test_a_tree_worked_by_hand(ops: SharedOps) -> None:
     """Two levels, two children each: the second level's likely child beats the first level's unlikely one."""
     shape = TreeShape(top_k=2, expand=2, levels=2, total=4)
     first = torch.tensor([0.7, 0.2, 0.1]).log().view(1, 1, 3)
@@ -138,7 +138,7 @@ def test_a_tree_worked_by_hand(ops: SpeculationOps) -> None:
     assert state.frontier.tolist() == [[2, 4]]
 
 
-def test_ties_go_to_the_lower_token_and_the_earlier_candidate(ops: SpeculationOps) -> None:
+def test_ties_go_to_the_lower_token_and_the_earlier_candidate(ops: SharedOps) -> None:
     shape = TreeShape(top_k=3, expand=2, levels=2, total=6)
     drafts = Drafts(shape, [torch.zeros(1, 1, 40), torch.zeros(1, 2, 40)], torch.tensor([1], dtype=torch.int32))
     tree, state = drafts.run(ops.eagle_tree_build, ops.device)[-1]
@@ -147,7 +147,7 @@ def test_ties_go_to_the_lower_token_and_the_earlier_candidate(ops: SpeculationOp
     assert state.frontier.tolist() == [[3, 4]]
 
 
-def test_tokens_that_can_never_come_are_not_drafted(ops: SpeculationOps) -> None:
+def test_tokens_that_can_never_come_are_not_drafted(ops: SharedOps) -> None:
     """-inf, NaN and +inf count as never; the tree is smaller then, and unused nodes see only themselves."""
     shape = TreeShape(top_k=4, expand=2, levels=2, total=8)
     row = torch.full((40,), float("-inf"))
@@ -172,7 +172,7 @@ CHOICES = [
 
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize("requests", [1, 3])
-def test_static_trees(ops: SpeculationOps, choices: list[tuple[int, ...]], requests: int) -> None:
+def test_static_trees(ops: SharedOps, choices: list[tuple[int, ...]], requests: int) -> None:
     shape, static = static_tree(choices)
     drafts = make_drafts(shape, requests, 50, seed=3, static=static)
     steps = drafts.run(ops.eagle_tree_build, ops.device)
@@ -205,7 +205,7 @@ def test_order_of_threads_does_not_matter(shim: CudaLibrary) -> None:
         (TreeShape(12, 2, 2, 8), 0, "TF-OPS-103"),
     ],
 )
-def test_sizes_outside_the_table(ops: SpeculationOps, shape: TreeShape, level: int, code: str) -> None:
+def test_sizes_outside_the_table(ops: SharedOps, shape: TreeShape, level: int, code: str) -> None:
     rows = 1 if level == 0 else shape.expand
     state = new_state(shape, 1, ops.device)
     roots = torch.zeros(1, dtype=torch.int32, device=ops.device)
@@ -213,7 +213,7 @@ def test_sizes_outside_the_table(ops: SpeculationOps, shape: TreeShape, level: i
         ops.eagle_tree_build(torch.zeros(1, rows, 10, device=ops.device), roots, state, shape, level)
 
 
-def test_broken_static_trees(ops: SpeculationOps) -> None:
+def test_broken_static_trees(ops: SharedOps) -> None:
     for choices in ([(0, 0)], [(0,), (0,)], [()], [], [(-1,)], [(i,) for i in range(17)]):
         with pytest.raises(ForgeError, match="TF-OPS-006"):
             static_tree(choices)
@@ -225,7 +225,7 @@ def test_broken_static_trees(ops: SpeculationOps) -> None:
                 make_drafts(shape, 1, 20, static=static).run(ops.eagle_tree_build)
 
 
-def test_wrong_tensors(ops: SpeculationOps) -> None:
+def test_wrong_tensors(ops: SharedOps) -> None:
     shape = TreeShape(2, 2, 2, 8)
     roots = torch.zeros(1, dtype=torch.int32, device=ops.device)
     for logits in (torch.zeros(1, 2, 10), torch.zeros(1, 1, 10, dtype=torch.float64), torch.zeros(10)):
@@ -253,7 +253,7 @@ def random_trees(requests: int, total: int, vocabulary: int, seed: int) -> tuple
     return tokens, parents, counts
 
 
-def accept(ops: SpeculationOps, *tensors: torch.Tensor, **options: torch.Tensor) -> dict[str, torch.Tensor]:
+def accept(ops: SharedOps, *tensors: torch.Tensor, **options: torch.Tensor) -> dict[str, torch.Tensor]:
     moved = [tensor.to(ops.device) for tensor in tensors]
     result = ops.eagle_accept(*moved, **{name: value.to(ops.device) for name, value in options.items()})
     return {name: value.cpu() for name, value in vars(result).items()}
@@ -269,7 +269,7 @@ def accept(ops: SpeculationOps, *tensors: torch.Tensor, **options: torch.Tensor)
     seed=st.integers(0, 1000),
 )
 def test_accepted_paths(
-    ops: SpeculationOps, requests: int, total: int, vocabulary: int, dtype: torch.dtype, sampled: bool, seed: int
+    ops: SharedOps, requests: int, total: int, vocabulary: int, dtype: torch.dtype, sampled: bool, seed: int
 ) -> None:
     """A small vocabulary makes children match often, so that paths are long."""
     generator = torch.Generator().manual_seed(seed)
@@ -294,7 +294,7 @@ def test_accepted_paths(
         assert int(actual["emitted"][b, length - 1]) == int(actual["bonus"][b])
 
 
-def test_greedy_takes_the_first_maximum_and_never_a_nan(ops: SpeculationOps) -> None:
+def test_greedy_takes_the_first_maximum_and_never_a_nan(ops: SharedOps) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, float("nan")], [float("nan")] * 4, [0.0, 0.0, 0.0, 7.0]])
     tokens = torch.tensor([[0, 1, 1]], dtype=torch.int32)
     parents = torch.tensor([[-1, 0, 1]], dtype=torch.int32)
@@ -310,7 +310,7 @@ def test_greedy_takes_the_first_maximum_and_never_a_nan(ops: SpeculationOps) -> 
     kind=st.sampled_from(["ties", "nan", "infinite", "banned", "rising"]),
     seed=st.integers(0, 1000),
 )
-def test_greedy_over_wide_rows(ops: SpeculationOps, vocabulary: int, dtype: torch.dtype, kind: str, seed: int) -> None:
+def test_greedy_over_wide_rows(ops: SharedOps, vocabulary: int, dtype: torch.dtype, kind: str, seed: int) -> None:
     """Rows that are searched piece by piece: the first maximum, wherever it lies and whatever lies beside it."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(12, vocabulary, generator=generator)
@@ -334,7 +334,7 @@ def test_greedy_over_wide_rows(ops: SpeculationOps, vocabulary: int, dtype: torc
         assert torch.equal(value, expected[name]), name
 
 
-def test_sampling_does_not_depend_on_the_draft(ops: SpeculationOps) -> None:
+def test_sampling_does_not_depend_on_the_draft(ops: SharedOps) -> None:
     """With one seed the tokens are those that plain sampling emits one position at a time, whatever was drafted."""
     vocabulary, steps = 12, 12
     table = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(1)) * 1.5
@@ -357,7 +357,7 @@ def test_sampling_does_not_depend_on_the_draft(ops: SpeculationOps) -> None:
     assert accepted > 0
 
 
-def test_acceptance_is_lossless(ops: SpeculationOps) -> None:
+def test_acceptance_is_lossless(ops: SharedOps) -> None:
     """First and second emitted tokens are distributed as the target says (chi-squared, p > 1e-4), drafts or not."""
     vocabulary, count = 5, 4000
     temperature = 0.7
@@ -407,7 +407,7 @@ def test_philox_against_its_authors_vectors() -> None:
         reference.PHILOX_DOMAIN = domain
 
 
-def test_refused_acceptances(ops: SpeculationOps) -> None:
+def test_refused_acceptances(ops: SharedOps) -> None:
     tokens, parents, counts = random_trees(2, 4, 9, 0)
     logits = torch.zeros(8, 9)
     with pytest.raises(ForgeError, match="TF-OPS-101"):

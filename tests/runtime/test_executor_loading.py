@@ -109,6 +109,11 @@ def test_engine_json_that_cannot_be_served(broken: Path, changes: dict[str, Any]
     assert refusal(TorchExecutor, broken).code == code
 
 
+def test_an_engine_of_an_older_abi_of_the_same_ops_is_served(broken: Path) -> None:
+    edit_json(broken, host_abi=3)
+    TorchExecutor(broken)
+
+
 def test_a_draft_that_just_fills_a_step_is_served(broken: Path) -> None:
     most = read_engine(broken).limits.max_num_tokens - 1
     edit_json(broken, speculation={**NGRAM_RECORD, "max_draft_len": most})

@@ -23,6 +23,7 @@ from trtforge.ground.hashing import hash_file
 from trtforge.machine.record import Machine, this_machine
 from trtforge.machine.software import tool_versions
 from trtforge.native.host_library import host_library_abi, host_library_hash
+from trtforge.native.ops import SAME_OPS
 from trtforge.native.plugin_library import find_plugin_library, plugin_library
 from trtforge.stack.check import check_piece
 from trtforge.stack.probe import Loaded, probe
@@ -177,7 +178,7 @@ def _host_abi_matches(
             "the plugins' host library is not installed here: attention runs in plain torch, several times slower",
             "install trtforge with a C++ compiler present (g++), or run `trtforge plugins build`",
         )
-    elif here.host_abi != wanted:
+    elif here.host_abi != wanted and not {here.host_abi, wanted} <= set(SAME_OPS):
         yield _finding(
             "TF-BND-023",
             "error",

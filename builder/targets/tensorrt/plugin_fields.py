@@ -1,47 +1,27 @@
-"""Fields of the plugins as the graph has to state them; the plugin library's own table must agree.
+"""Fields of the plugins as the graph has to state them, by the ops' table (:mod:`trtforge.native.ops`).
 
 Policy: a node is held against this table before TensorRT is asked, so that a head size without a kernel is a refusal
-with numbers and not "could not create the plugin". The tests compare the table with ``trtforge_plugin_contract()``
-of the built library.
+with numbers and not "could not create the plugin".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from trtforge.ground.errors import ForgeError
+from trtforge.native import ops
+from trtforge.native.ops import Attribute
 
 NAMESPACE = "trtforge"
 BLOCK_SIZES = (16, 32, 64, 128)
 
 
-@dataclass(frozen=True)
-class Field:
-    """One scalar field: ``kind`` is int32 or float32; bounds are inclusive."""
-
-    kind: str
-    required: bool
-    minimum: float
-    maximum: float
-    multiple: int = 1
+def _fields(op: ops.Op) -> dict[str, Attribute]:
+    return {a.name: a for a in op.plugin_attributes} | {f: Attribute(f, standard=0, maximum=1) for f in op.flags}
 
 
-_FLAG = Field("int32", False, 0, 1)
-FIELDS: dict[str, dict[str, Field]] = {
-    "PagedAttention": {
-        "num_heads": Field("int32", True, 1, 1024),
-        "num_kv_heads": Field("int32", True, 1, 1024),
-        "head_size": Field("int32", True, 64, 256, 8),
-        "scale": Field("float32", False, 0, 1e6),
-        "sliding_window": Field("int32", False, 0, 2**31 - 1),
-        "soft_cap": Field("float32", False, 0, 1e6),
-        "has_scales": _FLAG,
-        "has_tree_mask": _FLAG,
-        "has_sinks": _FLAG,
-        "aliased": _FLAG,
-    }
-}
+#: of the ops that graphs hold, the fields of their plugins
+FIELDS: dict[str, dict[str, Attribute]] = {"PagedAttention": _fields(ops.PAGED_ATTENTION)}
 
 
 def check_fields(op: str, node: str, values: Mapping[str, int | float]) -> None:
@@ -54,16 +34,17 @@ def check_fields(op: str, node: str, values: Mapping[str, int | float]) -> None:
     faults = [f"{name} is no field" for name in values if name not in table]
     for name, field in table.items():
         if name not in values:
-            if field.required:
+            if field.standard is None:
                 faults.append(f"{name} is missing")
             continue
         value = values[name]
-        wanted = f"from {field.minimum:g} to {field.maximum:g}"
+        most = field.maximum or 0
+        wanted = f"from {field.minimum:g} to {most:g}"
         if field.multiple > 1:
             wanted += f", a multiple of {field.multiple}"
         if isinstance(value, bool) or isinstance(value, float) != (field.kind == "float32"):
             faults.append(f"{name} is {value!r}, not a {field.kind}")
-        elif not field.minimum <= value <= field.maximum or (field.multiple > 1 and int(value) % field.multiple):
+        elif not field.minimum <= value <= most or (field.multiple > 1 and int(value) % field.multiple):
             faults.append(f"{name} is {value:g}; it must be {wanted}")
     heads, kv_heads = values.get("num_heads"), values.get("num_kv_heads")
     if not faults and heads is not None and kv_heads is not None and int(heads) % int(kv_heads):
@@ -79,4 +60,4 @@ def check_fields(op: str, node: str, values: Mapping[str, int | float]) -> None:
         )
 
 
-__all__ = ["BLOCK_SIZES", "FIELDS", "NAMESPACE", "Field", "check_fields"]
+__all__ = ["BLOCK_SIZES", "FIELDS", "NAMESPACE", "check_fields"]

@@ -34,6 +34,7 @@ from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.machine.memory import memory
 from trtforge.machine.processor import processor
+from trtforge.native.ops import ABI_VERSION
 from trtforge.recipe.schema import Build, Limits
 from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.torch import TORCH
@@ -42,8 +43,6 @@ NAME = TORCH.name
 ENGINE_FILE = "engine.json"
 #: version of the op contracts (domain trtforge) that the engine's graph uses
 OPS_VERSION = 2
-#: C ABI of the host library that the executor needs (TRTFORGE_HOST_ABI)
-HOST_ABI = 3
 _STORED_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
@@ -52,7 +51,7 @@ def key_facts() -> dict[str, Any]:
     return {
         "engine": ENGINE_VERSION,
         "ops": OPS_VERSION,
-        "host_abi": HOST_ABI,
+        "host_abi": ABI_VERSION,
         "kernels": hash_file(Path(__file__).with_name("kernels.yaml")),
     }
 
@@ -149,7 +148,7 @@ class _Model:
             "linears": self.linears,
             "kernel_choices": [row.to_json() for row in table()[1] if row.stored in stored],
             "ops_version": OPS_VERSION,
-            "host_abi": HOST_ABI,
+            "host_abi": ABI_VERSION,
             **special_tokens(out),
             "sha256": {**hash_files(out, frozenset({ENGINE_FILE}), progress), **(hashes or {})},
         }

@@ -1,7 +1,7 @@
 //! \file cuda_abi.h
 //! \brief C ABI of the CUDA op library (`libtrtforge_cuda.so`) and of its twin under the host shim.
 //!
-//! The argument structs are the host library's (host_abi.h) with device pointers; `trtforge_cuda_call` carries what
+//! The argument structs are the host library's (op_args.h) with device pointers; `trtforge_cuda_call` carries what
 //! only a GPU needs. Status codes are trtforge_status; messages are read with trtforge_cuda_last_error().
 #ifndef TRTFORGE_CUDA_ABI_H
 #define TRTFORGE_CUDA_ABI_H
@@ -12,20 +12,6 @@
 extern "C"
 {
 #endif
-
-struct trtforge_cuda_call
-{
-    uint64_t struct_size;
-    void* stream;            //!< cudaStream_t; null is the default stream
-    void* workspace;         //!< device memory, 256-byte aligned (PagedAttention only)
-    uint64_t workspace_bytes;
-    float const* k_scale;    //!< null (1), or one float on the device; the struct's own k_scale is not read
-    float const* v_scale;
-    int32_t* status;         //!< null (indices are trusted), or eight int32 on the device (checked mode)
-    int32_t max_new_tokens;  //!< 0: unknown
-    int32_t device;          //!< ordinal
-    int32_t multiprocessors; //!< 0: ask the device; else plan as if it had so many
-};
 
 TRTFORGE_API int trtforge_cuda_abi(void);
 TRTFORGE_API char const* trtforge_cuda_info(void);
@@ -40,7 +26,7 @@ TRTFORGE_API int trtforge_cuda_attention_workspace_bound(
 TRTFORGE_API int trtforge_cuda_paged_attention(
     struct trtforge_paged_attention_args const* args, struct trtforge_cuda_call const* call);
 TRTFORGE_API int trtforge_cuda_eagle_tree_build(
-    struct trtforge_eagle_tree_args const* args, struct trtforge_cuda_call const* call);
+    struct trtforge_eagle_tree_build_args const* args, struct trtforge_cuda_call const* call);
 TRTFORGE_API int trtforge_cuda_eagle_accept(
     struct trtforge_eagle_accept_args const* args, struct trtforge_cuda_call const* call);
 TRTFORGE_API int trtforge_cuda_kv_move(

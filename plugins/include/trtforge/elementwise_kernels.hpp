@@ -53,16 +53,16 @@ static void normRow(T const* x, W const* weight, T* out, int64_t width, float ep
 }
 
 template <typename T, typename W>
-static void normRows(RmsNormCall const& call, int64_t begin, int64_t end)
+static void normRows(trtforge_rms_norm_args const& call, int64_t begin, int64_t end)
 {
     W const* weight = static_cast<W const*>(call.weight);
     for (int64_t t = begin; t < end; ++t)
     {
-        T const* x = static_cast<T const*>(call.x) + t * call.xStride;
-        T* out = static_cast<T*>(call.out) + t * call.outStride;
+        T const* x = static_cast<T const*>(call.x) + t * call.x_stride;
+        T* out = static_cast<T*>(call.out) + t * call.out_stride;
         if (call.residual != nullptr)
         {
-            T* residual = static_cast<T*>(call.residual) + t * call.residualStride;
+            T* residual = static_cast<T*>(call.residual) + t * call.residual_stride;
             int64_t i = 0;
             for (; i + kLANES <= call.width; i += kLANES)
             {
@@ -74,14 +74,14 @@ static void normRows(RmsNormCall const& call, int64_t begin, int64_t end)
             }
             x = residual;
         }
-        normRow(x, weight, out, call.width, call.eps, call.weightOffset);
+        normRow(x, weight, out, call.width, call.eps, call.weight_offset);
     }
 }
 
 template <typename T>
-static void normWeights(RmsNormCall const& call, int64_t begin, int64_t end)
+static void normWeights(trtforge_rms_norm_args const& call, int64_t begin, int64_t end)
 {
-    switch (call.weightDtype)
+    switch (call.weight_dtype)
     {
     case TRTFORGE_FLOAT32: normRows<T, float>(call, begin, end); break;
     case TRTFORGE_BFLOAT16: normRows<T, Bf16>(call, begin, end); break;
@@ -89,7 +89,7 @@ static void normWeights(RmsNormCall const& call, int64_t begin, int64_t end)
     }
 }
 
-static void rmsNorm(RmsNormCall const& call, int64_t begin, int64_t end)
+static void rmsNorm(trtforge_rms_norm_args const& call, int64_t begin, int64_t end)
 {
     switch (call.dtype)
     {
@@ -123,27 +123,27 @@ static void rotateHead(T* x, float const* cosine, float const* sine, int32_t hal
 }
 
 template <typename T>
-static void rotateRows(RopeCall const& call, int64_t begin, int64_t end)
+static void rotateRows(trtforge_rope_args const& call, int64_t begin, int64_t end)
 {
     int32_t const half = call.rotary / 2;
     for (int64_t t = begin; t < end; ++t)
     {
         float const* cosine = call.cosine + t * half;
         float const* sine = call.sine + t * half;
-        T* query = static_cast<T*>(call.query) + t * call.queryStride;
-        for (int32_t h = 0; h < call.numHeads; ++h)
+        T* query = static_cast<T*>(call.query) + t * call.query_stride;
+        for (int32_t h = 0; h < call.num_heads; ++h)
         {
-            rotateHead(query + static_cast<int64_t>(h) * call.headSize, cosine, sine, half);
+            rotateHead(query + static_cast<int64_t>(h) * call.head_size, cosine, sine, half);
         }
-        T* key = static_cast<T*>(call.key) + t * call.keyStride;
-        for (int32_t h = 0; h < call.numKvHeads; ++h)
+        T* key = static_cast<T*>(call.key) + t * call.key_stride;
+        for (int32_t h = 0; h < call.num_kv_heads; ++h)
         {
-            rotateHead(key + static_cast<int64_t>(h) * call.headSize, cosine, sine, half);
+            rotateHead(key + static_cast<int64_t>(h) * call.head_size, cosine, sine, half);
         }
     }
 }
 
-static void rope(RopeCall const& call, int64_t begin, int64_t end)
+static void rope(trtforge_rope_args const& call, int64_t begin, int64_t end)
 {
     switch (call.dtype)
     {
@@ -160,13 +160,13 @@ TRTFORGE_INLINE Vec silu(Vec a)
 }
 
 template <typename T>
-static void siluRows(RowCall const& call, int64_t begin, int64_t end)
+static void siluRows(trtforge_silu_mul_args const& call, int64_t begin, int64_t end)
 {
     for (int64_t t = begin; t < end; ++t)
     {
-        T const* gate = static_cast<T const*>(call.x) + t * call.xStride;
+        T const* gate = static_cast<T const*>(call.x) + t * call.x_stride;
         T const* up = gate + call.width;
-        T* out = static_cast<T*>(call.out) + t * call.outStride;
+        T* out = static_cast<T*>(call.out) + t * call.out_stride;
         int64_t i = 0;
         for (; i + kLANES <= call.width; i += kLANES)
         {
@@ -180,7 +180,7 @@ static void siluRows(RowCall const& call, int64_t begin, int64_t end)
     }
 }
 
-static void siluMul(RowCall const& call, int64_t begin, int64_t end)
+static void siluMul(trtforge_silu_mul_args const& call, int64_t begin, int64_t end)
 {
     switch (call.dtype)
     {
@@ -191,7 +191,7 @@ static void siluMul(RowCall const& call, int64_t begin, int64_t end)
 }
 
 template <typename T>
-static void fp8Elements(RowCall const& call, int64_t begin, int64_t end)
+static void fp8Elements(trtforge_fp8_fake_quant_args const& call, int64_t begin, int64_t end)
 {
     T const* x = static_cast<T const*>(call.x);
     T* out = static_cast<T*>(call.out);
@@ -221,7 +221,7 @@ static void fp8Elements(RowCall const& call, int64_t begin, int64_t end)
     }
 }
 
-static void fp8FakeQuant(RowCall const& call, int64_t begin, int64_t end)
+static void fp8FakeQuant(trtforge_fp8_fake_quant_args const& call, int64_t begin, int64_t end)
 {
     switch (call.dtype)
     {
@@ -242,14 +242,14 @@ TRTFORGE_INLINE Vec e2m1(Vec x)
 }
 
 template <typename T>
-static void nvfp4Rows(RowCall const& call, int64_t begin, int64_t end)
+static void nvfp4Rows(trtforge_nvfp4_fake_quant_args const& call, int64_t begin, int64_t end)
 {
     constexpr int kBLOCK = 16;
     float const global = call.scale == 0.0F ? 1.0F : call.scale;
     for (int64_t t = begin; t < end; ++t)
     {
-        T const* x = static_cast<T const*>(call.x) + t * call.xStride;
-        T* out = static_cast<T*>(call.out) + t * call.outStride;
+        T const* x = static_cast<T const*>(call.x) + t * call.x_stride;
+        T* out = static_cast<T*>(call.out) + t * call.out_stride;
         for (int64_t i = 0; i < call.width; i += kBLOCK)
         {
             constexpr int kVECTORS = kBLOCK / kLANES;
@@ -271,7 +271,7 @@ static void nvfp4Rows(RowCall const& call, int64_t begin, int64_t end)
     }
 }
 
-static void nvfp4FakeQuant(RowCall const& call, int64_t begin, int64_t end)
+static void nvfp4FakeQuant(trtforge_nvfp4_fake_quant_args const& call, int64_t begin, int64_t end)
 {
     switch (call.dtype)
     {
@@ -282,12 +282,12 @@ static void nvfp4FakeQuant(RowCall const& call, int64_t begin, int64_t end)
 }
 
 template <typename From, typename To>
-static void gatherRows(EmbeddingCall const& call, int64_t begin, int64_t end)
+static void gatherRows(trtforge_embedding_args const& call, int64_t begin, int64_t end)
 {
     for (int64_t t = begin; t < end; ++t)
     {
         From const* from = static_cast<From const*>(call.table) + call.ids[t] * call.width;
-        To* to = static_cast<To*>(call.out) + t * call.outStride;
+        To* to = static_cast<To*>(call.out) + t * call.out_stride;
         int64_t i = 0;
         for (; i + kLANES <= call.width; i += kLANES)
         {
@@ -301,7 +301,7 @@ static void gatherRows(EmbeddingCall const& call, int64_t begin, int64_t end)
 }
 
 template <typename From>
-static void gatherAs(EmbeddingCall const& call, int64_t begin, int64_t end)
+static void gatherAs(trtforge_embedding_args const& call, int64_t begin, int64_t end)
 {
     switch (call.dtype)
     {
@@ -311,9 +311,9 @@ static void gatherAs(EmbeddingCall const& call, int64_t begin, int64_t end)
     }
 }
 
-static void embedding(EmbeddingCall const& call, int64_t begin, int64_t end)
+static void embedding(trtforge_embedding_args const& call, int64_t begin, int64_t end)
 {
-    switch (call.tableDtype)
+    switch (call.table_dtype)
     {
     case TRTFORGE_FLOAT32: gatherAs<float>(call, begin, end); break;
     case TRTFORGE_BFLOAT16: gatherAs<Bf16>(call, begin, end); break;
@@ -321,11 +321,11 @@ static void embedding(EmbeddingCall const& call, int64_t begin, int64_t end)
     }
 }
 
-static void argmaxLogsumexp(LogitsCall const& call, int64_t begin, int64_t end)
+static void argmaxLogsumexp(trtforge_argmax_logsumexp_args const& call, int64_t begin, int64_t end)
 {
     for (int64_t row = begin; row < end; ++row)
     {
-        float const* x = call.logits + row * call.stride;
+        float const* x = call.logits + row * call.logits_stride;
         Vec tops[4] = {set1(-__builtin_inff()), set1(-__builtin_inff()), set1(-__builtin_inff()),
             set1(-__builtin_inff())};
         int64_t i = 0;

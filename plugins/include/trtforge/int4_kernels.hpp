@@ -177,9 +177,9 @@ TRTFORGE_INLINE void addGroup(Vec const (&sums)[ROWS][VECS], float const* scales
 
 //! Bias added and rounded once.
 template <typename T>
-static void finish(Int4LinearCall const& call, float const* totals, int64_t row, int64_t column, int64_t width)
+static void finish(trtforge_int4_linear_args const& call, float const* totals, int64_t row, int64_t column, int64_t width)
 {
-    T* out = static_cast<T*>(call.out) + row * call.outStride + column;
+    T* out = static_cast<T*>(call.out) + row * call.out_stride + column;
     float const* bias = call.bias == nullptr ? nullptr : call.bias + column;
     width = width < call.outputs - column ? width : call.outputs - column;
     int64_t i = 0;
@@ -194,9 +194,9 @@ static void finish(Int4LinearCall const& call, float const* totals, int64_t row,
     }
 }
 
-static void finishRow(Int4LinearCall const& call, float const* totals, int64_t row, int64_t column, int64_t width)
+static void finishRow(trtforge_int4_linear_args const& call, float const* totals, int64_t row, int64_t column, int64_t width)
 {
-    switch (call.outDtype)
+    switch (call.out_dtype)
     {
     case TRTFORGE_FLOAT32: finish<float>(call, totals, row, column, width); break;
     case TRTFORGE_BFLOAT16: finish<Bf16>(call, totals, row, column, width); break;
@@ -222,11 +222,11 @@ TRTFORGE_INLINE void stepsFrom(
 
 //! ROWS rows times PANELS panels; weights are unpacked in registers on the way.
 template <typename M, int ROWS, int PANELS>
-static void fewRows(Int4LinearCall const& call, int64_t row, int64_t panel)
+static void fewRows(trtforge_int4_linear_args const& call, int64_t row, int64_t panel)
 {
     constexpr int kVECS = PANELS * kPANEL_VECS;
     using Input = typename M::Input;
-    Input const* x = static_cast<Input const*>(call.x) + row * call.xStride;
+    Input const* x = static_cast<Input const*>(call.x) + row * call.x_stride;
     int64_t const words = call.inputs / 8 * kINT4_PANEL;
     int64_t const groups = call.inputs / call.group;
     uint32_t const* weights = call.weights + panel * words;
@@ -250,7 +250,7 @@ static void fewRows(Int4LinearCall const& call, int64_t row, int64_t panel)
             for (int v = 0; v < kVECS; ++v)
             {
                 Words const some = loadWords(weights + v / kPANEL_VECS * words + v % kPANEL_VECS * kLANES);
-                stepsFrom<M, ROWS, kVECS, 0>(sums, x, call.xStride, some, v);
+                stepsFrom<M, ROWS, kVECS, 0>(sums, x, call.x_stride, some, v);
             }
             weights += kINT4_PANEL;
             x += 8;
@@ -265,7 +265,7 @@ static void fewRows(Int4LinearCall const& call, int64_t row, int64_t panel)
 
 //! Panels [panel, end) by tiles of PANELS and, at the end, of half of that.
 template <typename M, int ROWS, int PANELS>
-static void fewRowsOver(Int4LinearCall const& call, int64_t row, int64_t panel, int64_t end)
+static void fewRowsOver(trtforge_int4_linear_args const& call, int64_t row, int64_t panel, int64_t end)
 {
     for (; panel + PANELS <= end; panel += PANELS)
     {
@@ -316,12 +316,12 @@ TRTFORGE_INLINE void unpackedFrom(Vec (&sums)[ROWS][VECS], typename M::Input con
 
 //! ROWS rows times an unpacked group.
 template <typename M, int ROWS, int PANELS>
-static void tile(Int4LinearCall const& call, int64_t row, int64_t k, float const* unpacked, float const* scales,
+static void tile(trtforge_int4_linear_args const& call, int64_t row, int64_t k, float const* unpacked, float const* scales,
     int64_t scaleStride, float* totals)
 {
     constexpr int kVECS = PANELS * kPANEL_VECS;
     using Input = typename M::Input;
-    Input const* x = static_cast<Input const*>(call.x) + row * call.xStride + k;
+    Input const* x = static_cast<Input const*>(call.x) + row * call.x_stride + k;
     Vec sums[ROWS][kVECS];
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m)
@@ -334,14 +334,14 @@ static void tile(Int4LinearCall const& call, int64_t row, int64_t k, float const
     }
     for (int64_t i = 0; i < call.group; i += 8)
     {
-        unpackedFrom<M, ROWS, kVECS, 0>(sums, x + i, call.xStride, unpacked);
+        unpackedFrom<M, ROWS, kVECS, 0>(sums, x + i, call.x_stride, unpacked);
         unpacked += M::kSTEPS * kVECS * kLANES;
     }
     addGroup<ROWS, kVECS>(sums, scales, scaleStride, totals, kVECS * kLANES);
 }
 
 template <typename M, int PANELS>
-static void tiles(Int4LinearCall const& call, int64_t row, int64_t rows, int64_t k, float const* unpacked,
+static void tiles(trtforge_int4_linear_args const& call, int64_t row, int64_t rows, int64_t k, float const* unpacked,
     float const* scales, int64_t scaleStride, float* totals)
 {
     constexpr int kWIDTH = PANELS * kINT4_PANEL;
@@ -364,7 +364,7 @@ static void tiles(Int4LinearCall const& call, int64_t row, int64_t rows, int64_t
 
 //! All rows times PANELS panels, a band of rows at a time.
 template <typename M, int PANELS>
-static void manyRows(Int4LinearCall const& call, int64_t panel, float* scratch)
+static void manyRows(trtforge_int4_linear_args const& call, int64_t panel, float* scratch)
 {
     constexpr int kVECS = PANELS * kPANEL_VECS;
     constexpr int kWIDTH = PANELS * kINT4_PANEL;
@@ -404,13 +404,13 @@ static void manyRows(Int4LinearCall const& call, int64_t panel, float* scratch)
 }
 
 //! Floats that :int4Linear needs beside the call's own tensors.
-static int64_t int4Scratch(Int4LinearCall const& call)
+static int64_t int4Scratch(trtforge_int4_linear_args const& call)
 {
     return (kINT4_BAND + call.group) * kINT4_UNPACKED * kINT4_PANEL;
 }
 
 template <typename M>
-static void int4Panels(Int4LinearCall const& call, int64_t begin, int64_t end, float* scratch)
+static void int4Panels(trtforge_int4_linear_args const& call, int64_t begin, int64_t end, float* scratch)
 {
     switch (call.rows)
     {
@@ -433,10 +433,10 @@ static void int4Panels(Int4LinearCall const& call, int64_t begin, int64_t end, f
 }
 
 //! Panels [begin, end). Inputs are float32 or, where the table says int4Pairs, bfloat16.
-static void int4Linear(Int4LinearCall const& call, int64_t begin, int64_t end, float* scratch)
+static void int4Linear(trtforge_int4_linear_args const& call, int64_t begin, int64_t end, float* scratch)
 {
 #if defined(__AVX512BF16__) && !defined(TRTFORGE_GENERIC_LANES)
-    if (call.xDtype == TRTFORGE_BFLOAT16)
+    if (call.x_dtype == TRTFORGE_BFLOAT16)
     {
         int4Panels<Pairs>(call, begin, end, scratch);
         return;
@@ -446,14 +446,14 @@ static void int4Linear(Int4LinearCall const& call, int64_t begin, int64_t end, f
 }
 
 //! Rows of x as float32, for instruction sets that multiply nothing else.
-static void int4Widen(Int4LinearCall const& call, float* out, int64_t begin, int64_t end)
+static void int4Widen(trtforge_int4_linear_args const& call, float* out, int64_t begin, int64_t end)
 {
     for (int64_t row = begin; row < end; ++row)
     {
         for (int64_t k = 0; k < call.inputs; ++k)
         {
-            int64_t const at = row * call.xStride + k;
-            out[row * call.inputs + k] = call.xDtype == TRTFORGE_BFLOAT16
+            int64_t const at = row * call.x_stride + k;
+            out[row * call.inputs + k] = call.x_dtype == TRTFORGE_BFLOAT16
                 ? toFloat(static_cast<Bf16 const*>(call.x)[at])
                 : toFloat(static_cast<Fp16 const*>(call.x)[at]);
         }

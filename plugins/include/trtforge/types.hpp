@@ -72,90 +72,8 @@ struct AttentionCall
     int32_t maxRows;    //!< rows of the largest task
 };
 
-struct RmsNormCall
-{
-    void const* x;
-    void* residual; //!< null: plain norm
-    void const* weight;
-    void* out;
-    int64_t xStride;
-    int64_t residualStride;
-    int64_t outStride;
-    int64_t width;
-    float eps;
-    float weightOffset;
-    int32_t dtype;
-    int32_t weightDtype;
-};
-
-struct RopeCall
-{
-    void* query;
-    void* key;
-    float const* cosine;
-    float const* sine;
-    int64_t queryStride;
-    int64_t keyStride;
-    int32_t numHeads;
-    int32_t numKvHeads;
-    int32_t headSize;
-    int32_t rotary;
-    int32_t dtype;
-};
-
-//! Row-wise operations with one input and one output.
-struct RowCall
-{
-    void const* x;
-    void* out;
-    int64_t xStride;
-    int64_t outStride;
-    int64_t width;
-    float scale;
-    int32_t dequantize;
-    int32_t dtype;
-};
-
-struct EmbeddingCall
-{
-    void const* table;
-    int64_t const* ids;
-    void* out;
-    int64_t outStride;
-    int64_t width;
-    int32_t tableDtype;
-    int32_t dtype;
-};
-
-struct LogitsCall
-{
-    float const* logits;
-    int64_t stride;
-    int64_t width;
-    int64_t* index;
-    float* maximum;
-    float* logsumexp;
-};
-
 //! Outputs of a panel of packed INT4 weights.
 constexpr int kINT4_PANEL = 16;
-
-struct Int4LinearCall
-{
-    void const* x;
-    uint32_t const* weights;
-    float const* scales;
-    float const* bias; //!< may be null
-    void* out;
-    int64_t xStride;
-    int64_t outStride;
-    int64_t rows;
-    int64_t outputs;
-    int64_t inputs;
-    int64_t group;
-    int32_t xDtype;
-    int32_t outDtype;
-};
 
 //! The kernels of one instruction set. All are noexcept in effect: they neither allocate nor throw.
 struct KernelTable
@@ -170,17 +88,17 @@ struct KernelTable
     void (*attentionWrite)(AttentionCall const&, int64_t begin, int64_t end);
     void (*attentionTask)(AttentionCall const&, AttentionTask const&, void* scratch);
     void (*attentionMerge)(AttentionCall const&, AttentionMerge const&, void* scratch);
-    void (*rmsNorm)(RmsNormCall const&, int64_t begin, int64_t end);
-    void (*rope)(RopeCall const&, int64_t begin, int64_t end);
-    void (*siluMul)(RowCall const&, int64_t begin, int64_t end);
-    void (*fp8FakeQuant)(RowCall const&, int64_t begin, int64_t end); //!< elements, not rows
-    void (*nvfp4FakeQuant)(RowCall const&, int64_t begin, int64_t end);
-    void (*embedding)(EmbeddingCall const&, int64_t begin, int64_t end);
-    void (*argmaxLogsumexp)(LogitsCall const&, int64_t begin, int64_t end);
+    void (*rmsNorm)(trtforge_rms_norm_args const&, int64_t begin, int64_t end);
+    void (*rope)(trtforge_rope_args const&, int64_t begin, int64_t end);
+    void (*siluMul)(trtforge_silu_mul_args const&, int64_t begin, int64_t end);
+    void (*fp8FakeQuant)(trtforge_fp8_fake_quant_args const&, int64_t begin, int64_t end); //!< elements, not rows
+    void (*nvfp4FakeQuant)(trtforge_nvfp4_fake_quant_args const&, int64_t begin, int64_t end);
+    void (*embedding)(trtforge_embedding_args const&, int64_t begin, int64_t end);
+    void (*argmaxLogsumexp)(trtforge_argmax_logsumexp_args const&, int64_t begin, int64_t end);
     bool int4Pairs;                                 //!< int4Linear takes bfloat16 inputs; all take float32
-    int64_t (*int4Scratch)(Int4LinearCall const&); //!< floats a thread needs
-    void (*int4Widen)(Int4LinearCall const&, float* out, int64_t begin, int64_t end);
-    void (*int4Linear)(Int4LinearCall const&, int64_t begin, int64_t end, float* scratch); //!< panels
+    int64_t (*int4Scratch)(trtforge_int4_linear_args const&); //!< floats a thread needs
+    void (*int4Widen)(trtforge_int4_linear_args const&, float* out, int64_t begin, int64_t end);
+    void (*int4Linear)(trtforge_int4_linear_args const&, int64_t begin, int64_t end, float* scratch); //!< panels
 };
 
 KernelTable const& plainKernels();

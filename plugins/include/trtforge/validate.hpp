@@ -36,6 +36,15 @@ __attribute__((format(printf, 3, 4))) inline void require(bool holds, int code, 
     throw Refusal{code, text};
 }
 
+//! A caller that was built against another layout of an argument struct.
+template <typename Args>
+void checkStruct(Args const* args)
+{
+    require(args != nullptr, TRTFORGE_NULL_POINTER, "args is null");
+    require(args->struct_size == sizeof(Args), TRTFORGE_BAD_STRUCT, "struct_size is %llu, this library has %zu",
+        static_cast<unsigned long long>(args->struct_size), sizeof(Args));
+}
+
 inline void requireActivation(int32_t dtype, char const* what)
 {
     require(dtype == TRTFORGE_FLOAT32 || dtype == TRTFORGE_BFLOAT16 || dtype == TRTFORGE_FLOAT16, TRTFORGE_BAD_DTYPE,

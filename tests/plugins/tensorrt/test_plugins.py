@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from plugins import reference
 from plugins.cuda.build import build_shim_library
 from plugins.cuda.library import CudaLibrary
-from plugins.host import calls
+from plugins.structs import arguments
 from plugins.trees import TreeShape, new_state, static_tree
 from tests.plugins.batches import TOLERANCE, Batch, bits, make_batch, random_tree
 from tests.plugins.tensorrt import harness as h
 from tests.plugins.tensorrt.harness import Harness, Plugin
+from trtforge.native import ops
 
 RANDOM = settings(
     max_examples=20,
@@ -297,7 +298,8 @@ def test_workspace_of_a_smaller_gpu_is_enough_on_the_largest_one(
     """A plan keeps the workspace of the GPU that built it (here of 4 multiprocessors); an A100 of 108 runs it too."""
     shapes = attention_shapes(tokens, requests, 4096, table)
     planned = harness.plugin("PagedAttention", **ATTENTION).workspace([h.BF16] * 4 + [h.INT32] * 4, shapes, shapes)
-    args = calls.attention_struct(
+    args = arguments(
+        ops.PAGED_ATTENTION,
         num_tokens=tokens, num_requests=requests, max_blocks=table, block_size=32, activation_dtype=1, pool_dtype=1,
         **ATTENTION,
     )  # fmt: skip

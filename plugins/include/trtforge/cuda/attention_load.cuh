@@ -87,12 +87,12 @@ TF_DEVICE void loadQueries(
         int const row = i / kEIGHTS;
         int const column = i % kEIGHTS * 8;
         Vec16 v{{0, 0, 0, 0}};
-        if (row < rows && column < p.headSize)
+        if (row < rows && column < p.args.head_size)
         {
             int32_t const r = firstRow + row;
-            int64_t const at = (c.firstToken + r / p.group) * p.tensors.queryStride
-                + static_cast<int64_t>(kvHead * p.group + r % p.group) * p.headSize + column;
-            v = *reinterpret_cast<Vec16 const*>(static_cast<uint16_t const*>(p.tensors.query) + at);
+            int64_t const at = (c.firstToken + r / p.group) * p.args.query_stride
+                + static_cast<int64_t>(kvHead * p.group + r % p.group) * p.args.head_size + column;
+            v = *reinterpret_cast<Vec16 const*>(static_cast<uint16_t const*>(p.args.query) + at);
         }
         *reinterpret_cast<Vec16*>(shared + row * PITCH + column) = v;
     }

@@ -210,21 +210,21 @@ TF_DEVICE void multiplyValues(
 TF_DEVICE void storePair(AttentionParams const& p, Context const& c, TaskList const& list, int32_t kvHead,
     int32_t firstRow, int64_t slotRow, int32_t row, int32_t column, float x, float y, float factor)
 {
-    if (column >= p.headSize)
+    if (column >= p.args.head_size)
     {
         return;
     }
     if (list.splits > 1)
     {
-        float* out = list.partialOut + (slotRow + row) * p.headSize + column;
+        float* out = list.partialOut + (slotRow + row) * p.args.head_size + column;
         out[0] = x;
         out[1] = y;
         return;
     }
     int64_t const at = outputRow(p, c, kvHead, firstRow + row) + column;
-    uint32_t const pair = p.activationDtype == TRTFORGE_BFLOAT16 ? packPair<Bf16>(x * factor, y * factor)
+    uint32_t const pair = p.args.activation_dtype == TRTFORGE_BFLOAT16 ? packPair<Bf16>(x * factor, y * factor)
                                                                   : packPair<Fp16>(x * factor, y * factor);
-    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.tensors.output) + at) = pair;
+    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.args.output) + at) = pair;
 }
 
 //! Stores the rows of one warp that holds them whole.
@@ -285,7 +285,7 @@ TF_DEVICE void mergeWarps(AttentionParams const& p, Context const& c, TaskList c
     }
     syncBlock();
     int64_t const slotRow = partialSlot(p, list, blockX(), kvHead, split) * list.rows;
-    int32_t const pairs = p.headSize / 2;
+    int32_t const pairs = p.args.head_size / 2;
     for (int32_t i = threadIndex(); i < rows * pairs; i += WARPS_N * kWARP_SIZE)
     {
         int32_t const row = i / pairs;
@@ -337,7 +337,7 @@ attentionMma(AttentionParams const p, TaskList const list)
     constexpr int kPITCH = Tile::kPITCH;
     constexpr int kWARP_KEYS = Tile::kWARP_KEYS;
     static_assert(WARPS_M == 1 || WARPS_N == 1, "warps share either rows or keys");
-    if (refused(p.tensors.status) || blockX() >= *list.count)
+    if (refused(p.status) || blockX() >= *list.count)
     {
         return;
     }
@@ -392,7 +392,7 @@ attentionMma(AttentionParams const p, TaskList const list)
     LogitScale const scale = logitScale(p);
     bool const idle = warpRow >= rows; // this warp only helps to load
     // Without a window, tiles that end before every row's own position (or before the tree) are seen whole.
-    int32_t const seenBelow = p.slidingWindow > 0 ? 0 : p.tensors.treeMask != nullptr ? c.base : lowest + 1;
+    int32_t const seenBelow = p.args.sliding_window > 0 ? 0 : p.args.tree_mask != nullptr ? c.base : lowest + 1;
     RowState<HEAD> state;
     state.clear();
 

@@ -35,24 +35,15 @@ struct TaskList
 
 struct AttentionParams
 {
-    AttentionTensors tensors;
+    AttentionArgs args; //!< scale is set, a mask of one column is null
+    float const* kScale{nullptr}; //!< null (1), or one float on the device; FP8 pools only
+    float const* vScale{nullptr};
+    int32_t* status{nullptr}; //!< null, or kSTATUS_WORDS on the device: the checked mode
     int32_t tokens{0};
-    int32_t requests{0};
-    int32_t maxBlocks{0};
-    int32_t numBlocks{0};
-    int32_t capacity{0}; //!< positions that a row of the block table holds
-    int32_t treeMaskWidth{0};
+    int32_t capacity{0};     //!< positions that a row of the block table holds
     int32_t maxNewTokens{0}; //!< 0: not promised
-    int32_t numHeads{0};
-    int32_t numKvHeads{0};
     int32_t group{0};
-    int32_t headSize{0};
-    int32_t blockSize{0};
-    int32_t blockShift{0}; //!< log2(blockSize)
-    int32_t activationDtype{0};
-    int32_t slidingWindow{0};
-    float scale{0.0F};
-    float softCap{0.0F};
+    int32_t blockShift{0}; //!< log2 of the block size
     TaskList shortTasks;
     TaskList longTasks;
 };
@@ -70,12 +61,12 @@ struct Context
 //! numbers, never another tensor's memory. Every kernel of a step sees the same context.
 TF_DEVICE Context contextOf(AttentionParams const& p, int32_t request)
 {
-    int32_t const widest = p.tensors.treeMask != nullptr && p.treeMaskWidth < p.capacity ? p.treeMaskWidth : p.capacity;
+    int32_t const widest = p.args.tree_mask != nullptr && p.args.tree_mask_width < p.capacity ? p.args.tree_mask_width : p.capacity;
     Context c;
-    c.firstToken = heldIn(p.tensors.queryStart[request], 0, p.tokens);
-    c.fresh = heldIn(p.tensors.queryStart[request + 1], c.firstToken, p.tokens) - c.firstToken;
+    c.firstToken = heldIn(p.args.query_start[request], 0, p.tokens);
+    c.fresh = heldIn(p.args.query_start[request + 1], c.firstToken, p.tokens) - c.firstToken;
     c.fresh = c.fresh < widest ? c.fresh : widest;
-    c.length = heldIn(p.tensors.sequenceLengths[request], c.fresh, p.capacity);
+    c.length = heldIn(p.args.sequence_lengths[request], c.fresh, p.capacity);
     c.base = c.length - c.fresh;
     return c;
 }
@@ -99,12 +90,12 @@ struct PoolRows
     int32_t last;  //!< block of the pool
 
     TF_DEVICE PoolRows(AttentionParams const& p, int32_t request, int32_t kvHead)
-        : base(static_cast<Pool*>(p.tensors.kvPool) + static_cast<int64_t>(kvHead) * p.blockSize * p.headSize)
-        , table(p.tensors.blockTable + request * p.tensors.blockTableStride)
-        , plane(p.numKvHeads * p.blockSize * p.headSize)
-        , headSize(p.headSize)
+        : base(static_cast<Pool*>(p.args.kv_pool) + static_cast<int64_t>(kvHead) * p.args.block_size * p.args.head_size)
+        , table(p.args.block_table + request * p.args.block_table_stride)
+        , plane(p.args.num_kv_heads * p.args.block_size * p.args.head_size)
+        , headSize(p.args.head_size)
         , shift(p.blockShift)
-        , last(p.numBlocks - 1)
+        , last(p.args.num_blocks - 1)
     {
         block = static_cast<int64_t>(plane) * 2;
     }
@@ -119,11 +110,11 @@ struct PoolRows
 //! A node's own position when a tree mask and a window meet: its depth below the context.
 TF_DEVICE int32_t windowPosition(AttentionParams const& p, Context const& c, int32_t token)
 {
-    if (p.tensors.treeMask == nullptr || p.slidingWindow == 0)
+    if (p.args.tree_mask == nullptr || p.args.sliding_window == 0)
     {
         return c.base + token;
     }
-    uint8_t const* row = p.tensors.treeMask + (c.firstToken + token) * p.tensors.treeMaskStride;
+    uint8_t const* row = p.args.tree_mask + (c.firstToken + token) * p.args.tree_mask_stride;
     int32_t seen = 0;
     for (int32_t i = 0; i < c.fresh; ++i)
     {
@@ -135,8 +126,8 @@ TF_DEVICE int32_t windowPosition(AttentionParams const& p, Context const& c, int
 //! Whether new token `token` (window position `position`) sees the key at `key`.
 TF_DEVICE bool sees(AttentionParams const& p, Context const& c, int32_t token, int32_t position, int32_t key)
 {
-    bool const inside = p.slidingWindow == 0 || key > position - p.slidingWindow;
-    if (p.tensors.treeMask == nullptr)
+    bool const inside = p.args.sliding_window == 0 || key > position - p.args.sliding_window;
+    if (p.args.tree_mask == nullptr)
     {
         return key <= position && inside;
     }
@@ -145,7 +136,7 @@ TF_DEVICE bool sees(AttentionParams const& p, Context const& c, int32_t token, i
         return inside;
     }
     return key < c.length
-        && p.tensors.treeMask[(c.firstToken + token) * p.tensors.treeMaskStride + (key - c.base)] != 0;
+        && p.args.tree_mask[(c.firstToken + token) * p.args.tree_mask_stride + (key - c.base)] != 0;
 }
 
 //! Keys [begin, end) that one split of a task walks, in whole tiles of `tile` keys; empty when begin >= end.
@@ -158,10 +149,10 @@ struct KeyRange
 TF_DEVICE KeyRange keysOfSplit(AttentionParams const& p, Context const& c, TaskList const& list, int32_t row,
     int32_t rows, int32_t split, int32_t tile)
 {
-    bool const tree = p.tensors.treeMask != nullptr;
+    bool const tree = p.args.tree_mask != nullptr;
     int32_t const firstPosition = tree ? c.base : c.base + row / p.group;
     int32_t const last = tree ? c.length : c.base + (row + rows - 1) / p.group + 1;
-    int32_t first = p.slidingWindow > 0 ? firstPosition - p.slidingWindow + 1 : 0;
+    int32_t first = p.args.sliding_window > 0 ? firstPosition - p.args.sliding_window + 1 : 0;
     first = first > 0 ? first / tile : 0;
     int32_t const tiles = (last + tile - 1) / tile - first;
     int32_t const each = (tiles + list.splits - 1) / list.splits;
@@ -181,9 +172,9 @@ struct LogitScale
 
 TF_DEVICE LogitScale logitScale(AttentionParams const& p)
 {
-    float const scale = p.scale * (p.tensors.kScale != nullptr ? *p.tensors.kScale : 1.0F);
-    bool const capped = p.softCap > 0.0F;
-    return LogitScale{scale * kLOG2E, capped ? scale / p.softCap : 0.0F, capped ? p.softCap * kLOG2E : 0.0F};
+    float const scale = p.args.scale * (p.kScale != nullptr ? *p.kScale : 1.0F);
+    bool const capped = p.args.soft_cap > 0.0F;
+    return LogitScale{scale * kLOG2E, capped ? scale / p.args.soft_cap : 0.0F, capped ? p.args.soft_cap * kLOG2E : 0.0F};
 }
 
 TF_DEVICE float logit(float dot, LogitScale const& scale)

@@ -66,17 +66,17 @@ TF_DEVICE void storeEight(Pool* to, float const (&x)[8], float scale)
 
 TF_DEVICE void storeOutput(AttentionParams const& p, int64_t index, float x)
 {
-    if (p.activationDtype == TRTFORGE_FLOAT32)
+    if (p.args.activation_dtype == TRTFORGE_FLOAT32)
     {
-        static_cast<float*>(p.tensors.output)[index] = x;
+        static_cast<float*>(p.args.output)[index] = x;
     }
-    else if (p.activationDtype == TRTFORGE_BFLOAT16)
+    else if (p.args.activation_dtype == TRTFORGE_BFLOAT16)
     {
-        static_cast<Bf16*>(p.tensors.output)[index] = narrow<Bf16>(x);
+        static_cast<Bf16*>(p.args.output)[index] = narrow<Bf16>(x);
     }
     else
     {
-        static_cast<Fp16*>(p.tensors.output)[index] = narrow<Fp16>(x);
+        static_cast<Fp16*>(p.args.output)[index] = narrow<Fp16>(x);
     }
 }
 
@@ -87,8 +87,8 @@ TF_DEVICE float normalizer(AttentionParams const& p, float maximum, float sum, i
     {
         return 0.0F;
     }
-    float const sink = p.tensors.sinks != nullptr ? weightOf(p.tensors.sinks[head] * kLOG2E, maximum) : 0.0F;
-    float const scale = p.tensors.vScale != nullptr ? *p.tensors.vScale : 1.0F;
+    float const sink = p.args.sinks != nullptr ? weightOf(p.args.sinks[head] * kLOG2E, maximum) : 0.0F;
+    float const scale = p.vScale != nullptr ? *p.vScale : 1.0F;
     return scale / (sum + sink);
 }
 
@@ -96,12 +96,12 @@ TF_DEVICE float normalizer(AttentionParams const& p, float maximum, float sum, i
 TF_DEVICE int64_t outputRow(AttentionParams const& p, Context const& c, int32_t kvHead, int32_t row)
 {
     int32_t const head = kvHead * p.group + row % p.group;
-    return (c.firstToken + row / p.group) * p.tensors.outputStride + static_cast<int64_t>(head) * p.headSize;
+    return (c.firstToken + row / p.group) * p.args.output_stride + static_cast<int64_t>(head) * p.args.head_size;
 }
 
 TF_DEVICE int64_t partialSlot(AttentionParams const& p, TaskList const& list, int32_t task, int32_t kvHead, int32_t split)
 {
-    return (static_cast<int64_t>(task) * p.numKvHeads + kvHead) * list.splits + split;
+    return (static_cast<int64_t>(task) * p.args.num_kv_heads + kvHead) * list.splits + split;
 }
 
 } // namespace cuda

@@ -46,14 +46,14 @@ TF_DEVICE void loadPool(Pool const* from, float (&x)[8])
 template <typename Pool>
 TF_KERNEL(kSIMT_THREADS, 2) attentionSimt(AttentionParams const p, TaskList const list)
 {
-    if (refused(p.tensors.status) || blockX() >= *list.count)
+    if (refused(p.status) || blockX() >= *list.count)
     {
         return;
     }
     int32_t const kvHead = blockY();
     int32_t const split = blockZ();
     int const thread = threadIndex();
-    int32_t const size = p.headSize;
+    int32_t const size = p.args.head_size;
     int32_t const pitch = size + 4;
     Task const task = list.tasks[blockX()];
     Context const c = contextOf(p, task.request);
@@ -76,10 +76,10 @@ TF_KERNEL(kSIMT_THREADS, 2) attentionSimt(AttentionParams const p, TaskList cons
         float x[8] = {};
         if (row < rows)
         {
-            loadEight(p.tensors.query,
-                (c.firstToken + r / p.group) * p.tensors.queryStride
+            loadEight(p.args.query,
+                (c.firstToken + r / p.group) * p.args.query_stride
                     + static_cast<int64_t>(kvHead * p.group + r % p.group) * size + column,
-                p.activationDtype, x);
+                p.args.activation_dtype, x);
         }
         for (int j = 0; j < 8; ++j)
         {

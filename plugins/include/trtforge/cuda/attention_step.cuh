@@ -15,14 +15,14 @@ constexpr int kSTEP_THREADS = 256;
 //! The first broken rule of request b as (code, numbers); code 0 when it holds. The rules of validate.hpp.
 TF_DEVICE int32_t faultOf(AttentionParams const& p, int32_t b, int32_t (&numbers)[4])
 {
-    AttentionTensors const& t = p.tensors;
-    int32_t const begin = t.queryStart[b];
-    int32_t const end = t.queryStart[b + 1];
+    AttentionArgs const& t = p.args;
+    int32_t const begin = t.query_start[b];
+    int32_t const end = t.query_start[b + 1];
     numbers[0] = b;
     numbers[1] = end;
     numbers[2] = begin;
     numbers[3] = p.tokens;
-    bool const lastWrong = b + 1 == p.requests && end != p.tokens;
+    bool const lastWrong = b + 1 == t.num_requests && end != p.tokens;
     bool const promised = p.maxNewTokens == 0 || end - begin <= p.maxNewTokens;
     if (!promised || (b == 0 && begin != 0) || end < begin || end > p.tokens || begin < 0 || lastWrong)
     {
@@ -32,30 +32,31 @@ TF_DEVICE int32_t faultOf(AttentionParams const& p, int32_t b, int32_t (&numbers
     {
         return 0;
     }
-    int32_t const length = t.sequenceLengths[b];
+    int32_t const length = t.sequence_lengths[b];
     int32_t const fresh = end - begin;
     numbers[1] = length;
     numbers[2] = fresh;
-    numbers[3] = p.maxBlocks;
-    if (length < fresh || length > static_cast<int64_t>(p.maxBlocks) * p.blockSize)
+    numbers[3] = t.max_blocks;
+    if (length < fresh || length > static_cast<int64_t>(t.max_blocks) * t.block_size)
     {
         return TRTFORGE_BAD_SEQUENCE_LENGTH;
     }
-    numbers[3] = p.treeMaskWidth;
-    if (t.treeMask != nullptr && fresh > p.treeMaskWidth)
+    numbers[3] = t.tree_mask_width;
+    if (t.tree_mask != nullptr && fresh > t.tree_mask_width)
     {
         return TRTFORGE_BAD_TREE_MASK;
     }
-    int32_t const* row = t.blockTable + b * t.blockTableStride;
+    int32_t const* row = t.block_table + b * t.block_table_stride;
     int32_t const base = length - fresh;
-    int32_t const visible = p.slidingWindow > 0 && base - p.slidingWindow + 1 > 0 ? base - p.slidingWindow + 1 : 0;
+    int32_t const first = base - t.sliding_window + 1;
+    int32_t const visible = t.sliding_window > 0 && first > 0 ? first : 0;
     for (int32_t i = visible >> p.blockShift; i <= (length - 1) >> p.blockShift; ++i)
     {
-        if (row[i] < 0 || row[i] >= p.numBlocks)
+        if (row[i] < 0 || row[i] >= t.num_blocks)
         {
             numbers[1] = i;
             numbers[2] = row[i];
-            numbers[3] = p.numBlocks;
+            numbers[3] = t.num_blocks;
             return TRTFORGE_BAD_BLOCK_TABLE;
         }
     }
@@ -68,34 +69,34 @@ TF_KERNEL(kSTEP_THREADS, 1) attentionCheck(AttentionParams const p)
     int32_t* lowest = reinterpret_cast<int32_t*>(sharedMemory()); // one a thread
     int32_t numbers[4];
     int32_t code = 0;
-    int32_t mine = p.requests;
-    for (int32_t b = threadIndex(); b < p.requests && code == 0; b += blockThreads())
+    int32_t mine = p.args.num_requests;
+    for (int32_t b = threadIndex(); b < p.args.num_requests && code == 0; b += blockThreads())
     {
         code = faultOf(p, b, numbers);
         mine = code != 0 ? b : mine;
     }
     lowest[threadIndex()] = mine;
     syncBlock();
-    int32_t first = p.requests;
+    int32_t first = p.args.num_requests;
     for (int i = 0; i < blockThreads(); ++i)
     {
         first = lowest[i] < first ? lowest[i] : first;
     }
-    bool const noRequests = p.requests == 0 && p.tokens != 0;
-    if (threadIndex() == 0 && first == p.requests)
+    bool const noRequests = p.args.num_requests == 0 && p.tokens != 0;
+    if (threadIndex() == 0 && first == p.args.num_requests)
     {
-        p.tensors.status[0] = noRequests ? TRTFORGE_BAD_QUERY_START : 0;
-        p.tensors.status[1] = 0;
-        p.tensors.status[2] = 0;
-        p.tensors.status[3] = 0;
-        p.tensors.status[4] = p.tokens;
+        p.status[0] = noRequests ? TRTFORGE_BAD_QUERY_START : 0;
+        p.status[1] = 0;
+        p.status[2] = 0;
+        p.status[3] = 0;
+        p.status[4] = p.tokens;
     }
     if (code != 0 && mine == first)
     {
-        p.tensors.status[0] = code;
+        p.status[0] = code;
         for (int i = 0; i < 4; ++i)
         {
-            p.tensors.status[1 + i] = numbers[i];
+            p.status[1 + i] = numbers[i];
         }
     }
 }
@@ -150,11 +151,11 @@ TF_DEVICE void planTasks(AttentionParams const& p)
 {
     int32_t* shared = reinterpret_cast<int32_t*>(sharedMemory());
     int32_t offset[2] = {0, 0};
-    for (int32_t from = 0; from < p.requests; from += blockThreads())
+    for (int32_t from = 0; from < p.args.num_requests; from += blockThreads())
     {
         int32_t const b = from + threadIndex();
         int32_t rows = 0;
-        if (b < p.requests)
+        if (b < p.args.num_requests)
         {
             rows = contextOf(p, b).fresh * p.group;
         }
@@ -187,7 +188,7 @@ TF_DEVICE void planTasks(AttentionParams const& p)
 template <typename Pool>
 TF_KERNEL(kSTEP_THREADS, 1) attentionWrite(AttentionParams const p)
 {
-    if (refused(p.tensors.status))
+    if (refused(p.status))
     {
         return;
     }
@@ -195,9 +196,9 @@ TF_KERNEL(kSTEP_THREADS, 1) attentionWrite(AttentionParams const p)
     {
         planTasks(p);
     }
-    AttentionTensors const& t = p.tensors;
-    int32_t const planeElements = p.numKvHeads * p.blockSize * p.headSize;
-    int32_t const eights = p.numKvHeads * p.headSize / 8;
+    AttentionArgs const& t = p.args;
+    int32_t const planeElements = p.args.num_kv_heads * p.args.block_size * p.args.head_size;
+    int32_t const eights = p.args.num_kv_heads * p.args.head_size / 8;
     int64_t const count = static_cast<int64_t>(p.tokens) * eights * 2;
     int64_t const step = static_cast<int64_t>(gridX()) * blockThreads();
     for (int64_t i = static_cast<int64_t>(blockX()) * blockThreads() + threadIndex(); i < count; i += step)
@@ -205,7 +206,7 @@ TF_KERNEL(kSTEP_THREADS, 1) attentionWrite(AttentionParams const p)
         int32_t const column = static_cast<int32_t>(i % eights) * 8;
         int32_t const plane = static_cast<int32_t>(i / eights % 2);
         int32_t const token = static_cast<int32_t>(i / eights / 2);
-        int32_t const request = requestOf(t.queryStart, p.requests, token);
+        int32_t const request = requestOf(t.query_start, p.args.num_requests, token);
         Context const c = contextOf(p, request);
         int32_t const fresh = token - c.firstToken;
         if (fresh < 0 || fresh >= c.fresh)
@@ -213,19 +214,19 @@ TF_KERNEL(kSTEP_THREADS, 1) attentionWrite(AttentionParams const p)
             continue; // of no request: its offsets break the rules
         }
         int32_t const position = c.base + fresh;
-        Pool* row = PoolRows<Pool>(p, request, column / p.headSize).key(position) + plane * planeElements;
+        Pool* row = PoolRows<Pool>(p, request, column / p.args.head_size).key(position) + plane * planeElements;
         float x[8];
-        loadEight(plane == 0 ? t.key : t.value, token * (plane == 0 ? t.keyStride : t.valueStride) + column,
-            p.activationDtype, x);
-        float const* scale = plane == 0 ? t.kScale : t.vScale;
-        storeEight(row + column % p.headSize, x, scale == nullptr ? 1.0F : *scale);
+        loadEight(plane == 0 ? t.key : t.value, token * (plane == 0 ? t.key_stride : t.value_stride) + column,
+            p.args.activation_dtype, x);
+        float const* scale = plane == 0 ? p.kScale : p.vScale;
+        storeEight(row + column % p.args.head_size, x, scale == nullptr ? 1.0F : *scale);
     }
 }
 
 //! Grid (tasks, K): merges the splits of each row, in their order.
 TF_KERNEL(kSTEP_THREADS, 1) attentionMerge(AttentionParams const p, TaskList const list)
 {
-    if (refused(p.tensors.status) || blockX() >= *list.count)
+    if (refused(p.status) || blockX() >= *list.count)
     {
         return;
     }
@@ -234,10 +235,10 @@ TF_KERNEL(kSTEP_THREADS, 1) attentionMerge(AttentionParams const p, TaskList con
     int32_t const left = c.fresh * p.group - task.row;
     int32_t const rows = left < list.rows ? left : list.rows;
     int64_t const first = partialSlot(p, list, blockX(), blockY(), 0) * list.rows;
-    for (int32_t i = threadIndex(); i < rows * p.headSize; i += blockThreads())
+    for (int32_t i = threadIndex(); i < rows * p.args.head_size; i += blockThreads())
     {
-        int32_t const row = i / p.headSize;
-        int32_t const column = i % p.headSize;
+        int32_t const row = i / p.args.head_size;
+        int32_t const column = i % p.args.head_size;
         float maximum = -INFINITY;
         for (int32_t s = 0; s < list.splits; ++s)
         {
@@ -256,7 +257,7 @@ TF_KERNEL(kSTEP_THREADS, 1) attentionMerge(AttentionParams const p, TaskList con
             }
             float const weight = weightOf(own, maximum);
             sum += weight * part;
-            out += weight * list.partialOut[at * p.headSize + column];
+            out += weight * list.partialOut[at * p.args.head_size + column];
         }
         int32_t const head = blockY() * p.group + (task.row + row) % p.group;
         storeOutput(p, outputRow(p, c, blockY(), task.row + row) + column, out * normalizer(p, maximum, sum, head));

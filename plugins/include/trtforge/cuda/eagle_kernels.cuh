@@ -70,11 +70,8 @@ TF_DEVICE float blockSum(float mine, float* shared)
 
 struct TreeParams
 {
-    TreeFields fields;
-    TreeTensors tensors;
-    int32_t level{0};
-    int32_t rows{0}; //!< R of this level
-    int32_t vocabulary{0};
+    TreeArgs args;
+    int32_t rows{0};       //!< R of this level
     int32_t candidates{0}; //!< C
     int32_t offset{0};     //!< first candidate of this level
 };
@@ -88,25 +85,25 @@ TF_DEVICE float finiteOr(float x)
 //! Grid (R, B): children of one expanded node. Writes this level's candidates.
 TF_KERNEL(kEAGLE_THREADS, 1) treeChildren(TreeParams const p)
 {
-    TreeTensors const& t = p.tensors;
+    TreeArgs const& t = p.args;
     Ranked* shared = reinterpret_cast<Ranked*>(sharedMemory());
     int32_t const row = blockX();
     int32_t const request = blockY();
-    int32_t const topK = p.fields.topK;
+    int32_t const topK = t.top_k;
     int64_t const state = static_cast<int64_t>(request) * p.candidates;
     int32_t const first = p.offset + row * topK;
-    int32_t const parent = p.level == 0 ? -1 : t.frontier[static_cast<int64_t>(request) * p.fields.expand + row];
-    if (p.level > 0 && (parent < 0 || parent >= p.offset)) // what an earlier level did not make is no node
+    int32_t const parent = t.level == 0 ? -1 : t.frontier[static_cast<int64_t>(request) * t.expand + row];
+    if (t.level > 0 && (parent < 0 || parent >= p.offset)) // what an earlier level did not make is no node
     {
         for (int32_t i = threadIndex(); i < topK; i += blockThreads())
         {
-            t.candidateTokens[state + first + i] = 0;
-            t.candidateParents[state + first + i] = -1;
-            t.candidateScores[state + first + i] = -INFINITY;
+            t.candidate_tokens[state + first + i] = 0;
+            t.candidate_parents[state + first + i] = -1;
+            t.candidate_scores[state + first + i] = -INFINITY;
         }
         return;
     }
-    int64_t const base = (static_cast<int64_t>(request) * p.rows + row) * t.rowStride;
+    int64_t const base = (static_cast<int64_t>(request) * p.rows + row) * t.draft_logits_stride;
     // Each thread keeps the best of its own share, sorted; indices rise, so equal values keep their order.
     Ranked own[kMAX_TOP_K];
 #pragma unroll
@@ -114,9 +111,9 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeChildren(TreeParams const p)
     {
         own[i] = Ranked{-INFINITY, 0x7fffffff};
     }
-    for (int32_t v = threadIndex(); v < p.vocabulary; v += blockThreads())
+    for (int32_t v = threadIndex(); v < t.vocabulary; v += blockThreads())
     {
-        Ranked next{finiteOr(loadElement(t.draftLogits, base + v, p.fields.logitsDtype)), v};
+        Ranked next{finiteOr(loadElement(t.draft_logits, base + v, t.logits_dtype)), v};
         if (beats(next, own[kMAX_TOP_K - 1]))
         {
 #pragma unroll
@@ -133,13 +130,13 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeChildren(TreeParams const p)
     }
     Ranked const best = blockBest(own[0], shared);
     float sum = 0.0F;
-    for (int32_t v = threadIndex(); v < p.vocabulary; v += blockThreads())
+    for (int32_t v = threadIndex(); v < t.vocabulary; v += blockThreads())
     {
-        float const x = finiteOr(loadElement(t.draftLogits, base + v, p.fields.logitsDtype));
+        float const x = finiteOr(loadElement(t.draft_logits, base + v, t.logits_dtype));
         sum += x == -INFINITY ? 0.0F : expf(x - best.value);
     }
     float const logSum = logf(blockSum(sum, reinterpret_cast<float*>(shared)));
-    float const parentScore = parent < 0 ? 0.0F : t.candidateScores[state + parent];
+    float const parentScore = parent < 0 ? 0.0F : t.candidate_scores[state + parent];
     int taken = 0;
     for (int32_t i = 0; i < topK; ++i)
     {
@@ -155,10 +152,10 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeChildren(TreeParams const p)
         {
             bool const none = winner.value == -INFINITY;
             int32_t const token = winner.index;
-            t.candidateTokens[state + first + i]
-                = token + (t.draftToTarget != nullptr && token < p.vocabulary ? t.draftToTarget[token] : 0);
-            t.candidateParents[state + first + i] = parent;
-            t.candidateScores[state + first + i]
+            t.candidate_tokens[state + first + i]
+                = token + (t.draft_to_target != nullptr && token < t.vocabulary ? t.draft_to_target[token] : 0);
+            t.candidate_parents[state + first + i] = parent;
+            t.candidate_scores[state + first + i]
                 = none ? -INFINITY : parentScore + (winner.value - best.value - logSum);
         }
     }
@@ -225,13 +222,13 @@ TF_DEVICE int32_t slotOf(int32_t const* parents, int32_t total, int32_t node)
 
 TF_DEVICE StaticPlace staticPlace(TreeParams const& p, int32_t node)
 {
-    int32_t const* parents = p.tensors.staticParents;
-    TreeFields const& f = p.fields;
+    TreeArgs const& t = p.args;
+    int32_t const* parents = t.static_parents;
     int32_t const depth = depthOf(parents, node);
-    int32_t const slot = slotOf(parents, f.total, parentOf(parents, node));
-    int32_t const offset = depth == 1 ? 0 : f.topK + (depth - 2) * f.expand * f.topK;
-    int32_t const rank = heldIn(p.tensors.staticRanks[node], 0, f.topK - 1);
-    return StaticPlace{heldIn(offset + slot * f.topK + rank, 0, p.candidates - 1), depth};
+    int32_t const slot = slotOf(parents, t.total, parentOf(parents, node));
+    int32_t const offset = depth == 1 ? 0 : t.top_k + (depth - 2) * t.expand * t.top_k;
+    int32_t const rank = heldIn(t.static_ranks[node], 0, t.top_k - 1);
+    return StaticPlace{heldIn(offset + slot * t.top_k + rank, 0, p.candidates - 1), depth};
 }
 
 //! Bytes of shared memory: scores, node of each candidate, candidate of each node.
@@ -243,11 +240,10 @@ TF_BOTH int treeSharedBytes(int32_t candidates)
 //! Grid (B): next frontier, and the tree of the best nodes so far.
 TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
 {
-    TreeTensors const& t = p.tensors;
-    TreeFields const& f = p.fields;
+    TreeArgs const& t = p.args;
     int32_t const request = blockX();
     int64_t const state = static_cast<int64_t>(request) * p.candidates;
-    int32_t const known = p.offset + p.rows * f.topK; // candidates of this level and of those before it
+    int32_t const known = p.offset + p.rows * t.top_k; // candidates of this level and of those before it
     float* scores = reinterpret_cast<float*>(sharedMemory());
     int32_t* nodeOf = reinterpret_cast<int32_t*>(scores + p.candidates); // 0: not in the tree
     int32_t* candidateOf = nodeOf + p.candidates;
@@ -256,15 +252,15 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
     int32_t const thread = threadIndex();
     for (int32_t i = thread; i < known; i += blockThreads())
     {
-        scores[i] = t.candidateScores[state + i];
+        scores[i] = t.candidate_scores[state + i];
         nodeOf[i] = 0;
     }
-    for (int32_t i = thread; i < f.expand; i += blockThreads())
+    for (int32_t i = thread; i < t.expand; i += blockThreads())
     {
-        t.frontier[static_cast<int64_t>(request) * f.expand + i] = -1;
+        t.frontier[static_cast<int64_t>(request) * t.expand + i] = -1;
     }
     syncBlock();
-    if (t.staticParents == nullptr)
+    if (t.static_parents == nullptr)
     {
         for (int32_t i = thread; i < known; i += blockThreads())
         {
@@ -272,12 +268,12 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
             {
                 continue;
             }
-            int32_t const inLevel = i < p.offset ? f.expand : rankOf(scores, p.offset, known, i);
-            if (inLevel < f.expand)
+            int32_t const inLevel = i < p.offset ? t.expand : rankOf(scores, p.offset, known, i);
+            if (inLevel < t.expand)
             {
-                t.frontier[static_cast<int64_t>(request) * f.expand + inLevel] = i;
+                t.frontier[static_cast<int64_t>(request) * t.expand + inLevel] = i;
             }
-            nodeOf[i] = rankOf(scores, 0, known, i) < f.total - 1 ? 1 : 0;
+            nodeOf[i] = rankOf(scores, 0, known, i) < t.total - 1 ? 1 : 0;
         }
         syncBlock();
         if (thread == 0)
@@ -286,7 +282,7 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
             for (int32_t i = 0; i < known; ++i)
             {
                 // scores that are no numbers rank alike: no more nodes than the tree has
-                nodeOf[i] = nodeOf[i] != 0 && next < f.total ? next : 0;
+                nodeOf[i] = nodeOf[i] != 0 && next < t.total ? next : 0;
                 if (nodeOf[i] != 0)
                 {
                     candidateOf[next++] = i;
@@ -302,42 +298,42 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
             used[0] = 1;
         }
         syncBlock();
-        for (int32_t n = thread + 1; n < f.total; n += blockThreads())
+        for (int32_t n = thread + 1; n < t.total; n += blockThreads())
         {
             StaticPlace const place = staticPlace(p, n);
             candidateOf[n] = place.candidate;
-            if (place.depth <= p.level + 1)
+            if (place.depth <= t.level + 1)
             {
                 nodeOf[place.candidate] = n;
             }
-            if (place.depth == p.level + 1 && hasChild(t.staticParents, f.total, n))
+            if (place.depth == t.level + 1 && hasChild(t.static_parents, t.total, n))
             {
-                int32_t const slot = slotOf(t.staticParents, f.total, n);
-                t.frontier[static_cast<int64_t>(request) * f.expand + heldIn(slot, 0, f.expand - 1)] = place.candidate;
+                int32_t const slot = slotOf(t.static_parents, t.total, n);
+                t.frontier[static_cast<int64_t>(request) * t.expand + heldIn(slot, 0, t.expand - 1)] = place.candidate;
             }
-            bool const next = n + 1 == f.total || depthOf(t.staticParents, n + 1) > p.level + 1;
-            if (place.depth <= p.level + 1 && next)
+            bool const next = n + 1 == t.total || depthOf(t.static_parents, n + 1) > t.level + 1;
+            if (place.depth <= t.level + 1 && next)
             {
                 used[0] = n + 1; // levels come one after another, so known nodes are a prefix
             }
         }
     }
     syncBlock();
-    int64_t const tree = static_cast<int64_t>(request) * f.total;
-    for (int32_t n = thread; n < f.total; n += blockThreads())
+    int64_t const tree = static_cast<int64_t>(request) * t.total;
+    for (int32_t n = thread; n < t.total; n += blockThreads())
     {
         bool const node = n > 0 && n < used[0];
         int32_t const candidate = node ? candidateOf[n] : 0;
-        int32_t const above = node ? t.candidateParents[state + candidate] : -1;
-        t.tokens[tree + n] = n == 0 ? t.rootTokens[request] : node ? t.candidateTokens[state + candidate] : 0;
-        t.scores[tree + n] = node ? t.candidateScores[state + candidate] : 0.0F;
+        int32_t const above = node ? t.candidate_parents[state + candidate] : -1;
+        t.tokens[tree + n] = n == 0 ? t.root_tokens[request] : node ? t.candidate_tokens[state + candidate] : 0;
+        t.scores[tree + n] = node ? t.candidate_scores[state + candidate] : 0.0F;
         t.parents[tree + n] = !node ? -1 : above < 0 || above >= known ? 0 : nodeOf[above];
     }
     syncBlock();
     if (thread == 0)
     {
         t.counts[request] = used[0];
-        for (int32_t n = 0; n < f.total; ++n)
+        for (int32_t n = 0; n < t.total; ++n)
         {
             int32_t const above = t.parents[tree + n];
             ancestors[n] = (uint64_t{1} << n) | (above >= 0 ? ancestors[above] : 0);
@@ -345,18 +341,11 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
         }
     }
     syncBlock();
-    for (int32_t i = thread; i < f.total * f.total; i += blockThreads())
+    for (int32_t i = thread; i < t.total * t.total; i += blockThreads())
     {
-        t.mask[tree * f.total + i] = static_cast<uint8_t>(ancestors[i / f.total] >> (i % f.total) & 1U);
+        t.mask[tree * t.total + i] = static_cast<uint8_t>(ancestors[i / t.total] >> (i % t.total) & 1U);
     }
 }
-
-struct AcceptParams
-{
-    AcceptFields fields;
-    AcceptTensors tensors;
-    int32_t vocabulary{0};
-};
 
 //! A logit as it is compared: scaled and perturbed when sampling; NaN never wins.
 TF_DEVICE float perturbed(float x, float temperature, uint32_t word)
@@ -366,12 +355,11 @@ TF_DEVICE float perturbed(float x, float temperature, uint32_t word)
 }
 
 //! The target's token after a node: the first maximum, of the logits or of the logits plus Gumbel noise.
-TF_DEVICE int32_t chooseToken(AcceptParams const& p, int64_t row, float temperature, int64_t seed, int32_t position,
+TF_DEVICE int32_t chooseToken(AcceptArgs const& t, int64_t row, float temperature, int64_t seed, int32_t position,
     Ranked* shared)
 {
-    AcceptTensors const& t = p.tensors;
     Ranked best{-INFINITY, 0x7fffffff};
-    for (int32_t block = threadIndex(); block * 4 < p.vocabulary; block += blockThreads())
+    for (int32_t block = threadIndex(); block * 4 < t.vocabulary; block += blockThreads())
     {
         Philox noise{};
         if (temperature > 0.0F)
@@ -382,9 +370,9 @@ TF_DEVICE int32_t chooseToken(AcceptParams const& p, int64_t row, float temperat
         for (int i = 0; i < 4; ++i)
         {
             int32_t const v = block * 4 + i;
-            if (v < p.vocabulary)
+            if (v < t.vocabulary)
             {
-                float const x = loadElement(t.targetLogits, row * t.rowStride + v, p.fields.logitsDtype);
+                float const x = loadElement(t.target_logits, row * t.target_logits_stride + v, t.logits_dtype);
                 float const y = temperature > 0.0F ? perturbed(x, temperature, noise.word[i]) : x;
                 Ranked const next{y == y ? y : -INFINITY, v};
                 best = beats(next, best) ? next : best;
@@ -395,23 +383,22 @@ TF_DEVICE int32_t chooseToken(AcceptParams const& p, int64_t row, float temperat
 }
 
 //! Grid (B): walks from the root to the first node whose next token no child carries.
-TF_KERNEL(kEAGLE_THREADS, 1) acceptPath(AcceptParams const p)
+TF_KERNEL(kEAGLE_THREADS, 1) acceptPath(AcceptArgs const t)
 {
-    AcceptTensors const& t = p.tensors;
     Ranked* shared = reinterpret_cast<Ranked*>(sharedMemory());
     int32_t const request = blockX();
-    int32_t const total = p.fields.total;
+    int32_t const total = t.total;
     int64_t const tree = static_cast<int64_t>(request) * total;
     int32_t const count = heldIn(t.counts[request], 0, total);
     float const temperature = t.temperatures != nullptr ? t.temperatures[request] : 0.0F;
     int64_t const seed = temperature > 0.0F ? t.seeds[request] : 0;
-    int32_t const root = temperature > 0.0F ? t.rootPositions[request] : 0;
+    int32_t const root = temperature > 0.0F ? t.root_positions[request] : 0;
     int32_t node = 0;
     int32_t length = 0;
     int32_t token = 0;
     while (node >= 0)
     {
-        token = chooseToken(p, tree + node, temperature, seed, root + length + 1, shared);
+        token = chooseToken(t, tree + node, temperature, seed, root + length + 1, shared);
         int32_t child = -1;
         for (int32_t i = count - 1; i > node; --i)
         {
