@@ -31,6 +31,7 @@ bench: setup
 
 docs: setup
 	$(BIN)/python -m trtforge.recipe.docs docs/recipe.md
+	$(BIN)/python scripts/op_tables.py
 	$(BIN)/python -m trtforge.preflight.docs docs/preflight.md
 	$(BIN)/python -m triton_repo.lint.docs docs/lint.md
 	$(BIN)/python -m triton_repo.parameters docs/triton.md

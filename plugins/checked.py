@@ -53,7 +53,9 @@ def checked(
         ForgeError: TF-OPS-005 with what was wanted and what came.
     """
     plan = _plan(op)
-    fields, known, numbers = plan.standard.copy(), {}, {}
+    fields = plan.standard.copy()
+    known: dict[str, Any] = {}
+    numbers: dict[str, int] = {}
     for name, value in values.items():
         if name in plan.at:
             fields[plan.at[name]] = value
@@ -150,7 +152,8 @@ class _Plan:
         self.size = ctypes.sizeof(self.kind)
         self.at = {name: at for at, (name, _) in enumerate(op.fields)}
         self.entries = [_Entry(tensor, self.at) for tensor in op.tensors]
-        self.letters = {item.name: item.letter for item in (*op.sizes, *op.attributes) if item.letter}
+        self.letters = {s.name: s.letter for s in op.sizes} | {a.name: a.letter for a in op.attributes}
+        self.letters = {name: letter for name, letter in self.letters.items() if letter}
         self.sizes = [(self.at[size.name], size.letter) for size in op.sizes if size.letter]
         self.dtypes = [(self.at[name], letter) for letter, name in op.dtypes.items()]
         standard = {a.name: a.standard for a in op.attributes if a.standard}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from plugins.cuda.library import CudaLibrary
-    from plugins.host.calls import SpeculationOps
+    from plugins.shared_ops import SharedOps
 
 PAIRS = (
     ("bfloat16", "bfloat16"), ("bfloat16", "float8_e4m3fn"), ("float16", "float16"), ("float16", "float8_e4m3fn"),
@@ -111,7 +111,7 @@ def _attention(library: CudaLibrary, activation: str, pool: str) -> str | None:
     return None
 
 
-def _tree(ops: SpeculationOps) -> str | None:
+def _tree(ops: SharedOps) -> str | None:
     import torch
 
     from plugins import reference_trees
@@ -133,7 +133,7 @@ def _tree(ops: SpeculationOps) -> str | None:
     return None
 
 
-def _accept(ops: SpeculationOps) -> str | None:
+def _accept(ops: SharedOps) -> str | None:
     import torch
 
     from plugins import reference_trees
@@ -158,7 +158,7 @@ def _accept(ops: SpeculationOps) -> str | None:
     return None
 
 
-def _move(ops: SpeculationOps) -> str | None:
+def _move(ops: SharedOps) -> str | None:
     import torch
 
     from plugins import reference_trees

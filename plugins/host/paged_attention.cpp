@@ -206,7 +206,7 @@ extern "C" int trtforge_copy_blocks(trtforge_copy_blocks_args const* args)
                 {
                     int64_t const from = begin * 64;
                     int64_t const to = end * 64 < a.block_bytes ? end * 64 : a.block_bytes;
-                    char* pool = static_cast<char*>(a.kv_pool);
+                    char* pool = reinterpret_cast<char*>(a.kv_pool);
                     for (int64_t i = 0; i < a.count; ++i)
                     {
                         __builtin_memmove(pool + a.pairs[2 * i + 1] * a.block_bytes + from,

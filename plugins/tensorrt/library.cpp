@@ -26,7 +26,7 @@ TRTFORGE_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& c
     static Creator attention(pagedAttentionOp(), makePagedAttention);
     static Creator tree(eagleTreeBuildOp(), makeEagleTreeBuild);
     static Creator accept(eagleAcceptOp(), makeEagleAccept);
-    static Creator move(pagedKvMoveOp(), makePagedKvMove);
+    static Creator move(pagedKVMoveOp(), makePagedKvMove);
     static nvinfer1::IPluginCreatorInterface* const creators[]{&attention, &tree, &accept, &move};
     count = 4;
     return creators;

@@ -418,7 +418,7 @@ class Wanted:
     capability: Capability
     input_scale: float | None
     scratch: Scratch
-    library: ctypes.CDLL | None
+    library: HostLibrary | None
 
 
 def _host_int4(wanted: Wanted) -> LinearKernel | None:
