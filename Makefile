@@ -15,11 +15,14 @@ NATIVE := CMakeLists.txt $(shell find plugins -name '*.cpp' -o -name '*.hpp' 2>/
 demo: setup
 	$(BIN)/trtforge run $(RECIPE)
 
+# A worker a core, each with one thread of its own: threads of several workers on one core wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
 test: setup lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 fast: setup
-	$(BIN)/python -m pytest -m "not e2e and not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not e2e and not slow" $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

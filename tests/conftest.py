@@ -3,7 +3,9 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -19,6 +21,47 @@ settings.load_profile("ci" if os.environ.get("CI") else "developer")
 # would wait for ever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: what starts servers, kills runs and watches processes: one after the other on one worker, never two at once
+ALONE = (
+    "tests/e2e/",
+    "tests/faults/",
+    "tests/launcher/",
+    "tests/triton_repo/test_lint_against_server.py",
+    "tests/triton_repo/test_served_",
+)
+#: memory that a worker may come to need: torch, transformers and a process or two beside it
+WORKER_BYTES = 4 * 2**30
+
+
+def group_of(nodeid: str) -> str:
+    """What runs on one worker: a file, so that its fixtures are made once, or everything in :data:`ALONE`."""
+    return "alone" if nodeid.startswith(ALONE) else nodeid.split("::", 1)[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest group begins first: what else there is fills the other workers meanwhile."""
+    items.sort(key=lambda item: group_of(item.nodeid) != "alone")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker a core that this process may use, as far as the memory goes."""
+    return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().total // WORKER_BYTES))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hands out groups, in the order of the collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session")
