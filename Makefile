@@ -32,12 +32,14 @@ lint: setup
 bench: setup
 	$(BIN)/python -m benchmarks.run_all
 
+# every document, or part of one, that is written from the code; tests/docs holds this list to the documents' marks
 docs: setup
 	$(BIN)/python -m trtforge.recipe.docs docs/recipe.md
 	$(BIN)/python scripts/op_tables.py
 	$(BIN)/python -m trtforge.preflight.docs docs/preflight.md
 	$(BIN)/python -m triton_repo.lint.docs docs/lint.md
 	$(BIN)/python -m triton_repo.parameters docs/triton.md
+	$(BIN)/python scripts/advisories.py
 	$(BIN)/python scripts/error_codes.py
 
 setup: check-system $(VENV)/.installed

@@ -56,7 +56,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hands out groups, in the order of the collection."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class Groups(LoadScopeScheduling):  # type: ignore[misc]
+    class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 

@@ -129,7 +129,7 @@ def test_graphs_of_another_target_are_refused(tmp_path: Path) -> None:
     build_engine(graph, tmp_path / "fits", name="tiny", build=recipe, speculation=record)
     found = {}
     for name, options in {"taps": {"hidden_states": (3, 9)}, "tree_mask": {"tree_mask": True}}.items():
-        build_graph(target, graph, block_size=16, **{"hidden_states": (3, 8), **options})  # type: ignore[arg-type]
+        build_graph(target, graph, block_size=16, **{"hidden_states": (3, 8), **options})
         with pytest.raises(ForgeError) as caught:
             build_engine(graph, tmp_path / name, name="tiny", build=recipe, speculation=record)
         assert caught.value.code == "TF-BLD-123"

@@ -33,3 +33,23 @@ def test_the_readme_shows_the_two_commands():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "make demo" in text
     assert "make test" in text
+
+
+def test_make_docs_runs_every_generator():
+    marks = re.compile(r"<!--[^>]*?(?:written by `python|generated below this line by) (?:-m )?([\w./]+)")
+    named = {name for path in (ROOT / "docs").glob("*.md") for name in marks.findall(path.read_text(encoding="utf-8"))}
+    steps = (ROOT / "Makefile").read_text(encoding="utf-8").split("\ndocs: setup\n")[1].split("\n\n")[0]
+    assert named and named == set(re.findall(r"python (?:-m )?([\w./]+)", steps))
+
+
+def test_extending_lists_its_sections():
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (.+)$", text, re.M)
+    listed = re.findall(r"^- \[(.+?)\]\(#(.+?)\)$", text, re.M)
+    assert [title for title, _ in listed] == sections
+    assert [anchor for _, anchor in listed] == [title.lower().replace(" ", "-") for title in sections]
+
+
+def test_what_mypy_does_not_read_says_nothing_to_it():
+    word = "type: " + "ignore"
+    assert [str(path) for path in (ROOT / "tests").rglob("*.py") if word in path.read_text(encoding="utf-8")] == []

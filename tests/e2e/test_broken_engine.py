@@ -44,9 +44,9 @@ def test_a_looping_engine_fails_on_its_own_answers_and_other_weights_on_theirs(
     weights = TorchExecutor.check_weights
 
     def rounded(self: TorchExecutor):
-        for packed in self._lowered.linears[:1]:  # type: ignore[union-attr]
+        for packed in self._lowered.linears[:1]:
             held = packed.kernel.weights() * 1.01
-            packed.kernel.weights = lambda held=held: held  # type: ignore[method-assign]
+            packed.kernel.weights = lambda held=held: held
         return weights(self)
 
     monkeypatch.setattr(TorchExecutor, "check_weights", rounded)

@@ -26,7 +26,7 @@ def run(recipe: Path, store: Path, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.support.tiny_recipe", str(recipe), "--store", str(store), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return json.loads(done.stdout)
 
 
 def column(result: dict[str, Any], name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def test_first_cases(name: str) -> None:
 
 
 def _target(attempt: object, **more: object) -> Target:
-    return Target("own", "of this test", lambda pristine: attempt, **more)  # type: ignore[arg-type, return-value]
+    return Target("own", "of this test", lambda pristine: attempt, **more)
 
 
 def test_the_harness_sees_every_kind_of_fault() -> None:

@@ -35,7 +35,7 @@ class Move:
     def run(self, move: object, device: str = "cpu") -> list[torch.Tensor]:
         pools = [pool.clone().to(device) for pool in self.pools]
         rest = (self.block_table, self.base_positions, self.path, self.lengths)
-        move(pools, *(tensor.to(device) for tensor in rest))  # type: ignore[operator]
+        move(pools, *(tensor.to(device) for tensor in rest))
         return [pool.cpu() for pool in pools]
 
 

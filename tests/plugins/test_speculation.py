@@ -66,13 +66,13 @@ class Drafts:
         state = new_state(self.shape, len(self.roots), device)
         steps = []
         for level, logits in enumerate(self.logits):
-            tree = build(  # type: ignore[operator]
+            tree = build(
                 logits.to(device), self.roots.to(device), state, self.shape, level,
                 draft_to_target=there(self.draft_to_target, device), static=there(self.static, device),
             )  # fmt: skip
             copy = dataclasses.replace(state, **{k: v.clone() for k, v in vars(state).items()})
             steps.append((there(tree, "cpu"), there(copy, "cpu")))
-        return steps  # type: ignore[return-value]
+        return steps
 
 
 def make_drafts(shape: TreeShape, requests: int, vocabulary: int, *, seed: int = 0, dtype: torch.dtype = torch.float32,

@@ -79,7 +79,7 @@ def test_every_head_is_the_references(spec: Spec, tmp_path: Path) -> None:
 
 
 def plain_spec(**flags: object) -> Spec:
-    return Spec("speculators", taps=(1, 5, 8), seed=77, **flags)  # type: ignore[arg-type]
+    return Spec("speculators", taps=(1, 5, 8), seed=77, **flags)
 
 
 def test_a_tree_in_one_pass_is_its_paths(tmp_path: Path) -> None:

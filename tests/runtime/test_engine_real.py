@@ -53,7 +53,7 @@ def assert_same(engine: Engine, outputs: Sequence[Sequence[int]], expected: Sequ
     assert engine.tokenizer is not None
     for prompt, got, want in zip(PROMPTS, outputs, expected, strict=True):
         ids = engine.tokenizer.encode(prompt)
-        divergence = first_divergence(want, got, lambda out, ids=ids: engine.logits([*ids, *out])[-1])  # type: ignore[misc]
+        divergence = first_divergence(want, got, lambda out, ids=ids: engine.logits([*ids, *out])[-1])
         assert divergence is None or divergence.near_tie, divergence
 
 

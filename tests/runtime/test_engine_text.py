@@ -43,7 +43,7 @@ class ScriptExecutor(SimulatedExecutor):
             vocab_size=512,
             limits=LIMITS,
             eos_token_ids=(EOS,),
-            **options,  # type: ignore[arg-type]
+            **options,
         )
         self.script = list(script)
         self.rivals = list(rivals)
@@ -218,7 +218,7 @@ def test_offline_prompt_kinds(tokenizer: EngineTokenizer) -> None:
     lengths = [len(tokenizer.encode("text")), 3, len(tokenizer.encode_chat(chat))]
     assert [r.num_prompt_tokens for r in results] == lengths
     for single in ("text", [5, 6, 7], np.array([5, 6, 7]), chat):
-        assert len(engine.generate(single, SamplingParams(max_tokens=2))) == 1  # type: ignore[arg-type]
+        assert len(engine.generate(single, SamplingParams(max_tokens=2))) == 1
     assert engine.generate([]) == []
 
 
@@ -238,7 +238,7 @@ def test_offline_stream_closed_early_cancels() -> None:
     stream = engine.stream([[1], [2]], SamplingParams(max_tokens=40))
     next(iter(stream))
     assert isinstance(stream, Iterator)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert not engine.core.has_unfinished() and engine.core.pool.num_used == 0
 
 
@@ -249,7 +249,7 @@ def test_offline_refuses_before_generating() -> None:
     with pytest.raises(ForgeError, match="TF-RUN-065"):
         engine.generate([[1], [2]], [SamplingParams()])
     assert not engine.core.has_unfinished()
-    engine.core.executor.fault = RuntimeError("x")  # type: ignore[attr-defined]
+    engine.core.executor.fault = RuntimeError("x")
     with pytest.raises(ForgeError, match="TF-RUN-059"):
         engine.generate([[1], [2]])
     assert not engine.core.has_unfinished() and engine.core.pool.num_used == 0

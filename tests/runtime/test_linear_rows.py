@@ -106,7 +106,7 @@ def test_int4_of_qwen2_and_smollm2(n: int, k: int, group: int) -> None:
         x = torch.randn(24, k, generator=torch.Generator().manual_seed(1)).to(dtype)
         whole = run(packed, x)
         assert all(torch.equal(run(packed, x[:rows]), whole[:rows]) for rows in (1, 3, 4, 5, 16, 17))
-        want = x.double() @ meaning.T + stored.bias.double()  # type: ignore[union-attr]
+        want = x.double() @ meaning.T + stored.bias.double()
         if dtype == torch.bfloat16:
             # no further off than rounding the exact result once
             assert ((whole.double() - want).abs() <= 2.0**-8 * want.abs() + 1e-4).all()

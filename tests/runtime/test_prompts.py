@@ -165,14 +165,14 @@ def test_many_short_tokens_are_refused_at_the_limit(source: Path, core: EngineCo
 )
 def test_prompts_of_a_wrong_type_have_a_code(core: EngineCore, prompts: object) -> None:
     with pytest.raises(ForgeError, match="TF-RUN-050"):
-        Engine(core).generate(prompts)  # type: ignore[call-overload]
+        Engine(core).generate(prompts)
     assert not core.has_unfinished()
 
 
 @pytest.mark.parametrize("params", [5, "greedy", [5], [None, "x"][1:], object()])
 def test_params_of_a_wrong_type_have_a_code(core: EngineCore, params: object) -> None:
     with pytest.raises(ForgeError, match=r"TF-RUN-06[56]"):
-        Engine(core).generate(["a"], params)  # type: ignore[call-overload]
+        Engine(core).generate(["a"], params)
 
 
 def test_params_may_be_a_mapping(core: EngineCore) -> None:
@@ -201,26 +201,26 @@ def test_params_may_be_a_mapping(core: EngineCore) -> None:
 )
 def test_request_fields_of_a_wrong_type_have_a_code(core: EngineCore, fields: dict[str, object], code: str) -> None:
     with pytest.raises(ForgeError, match=code):
-        core.add_request(Request(**{"prompt_token_ids": [1], **fields}))  # type: ignore[arg-type]
+        core.add_request(Request(**{"prompt_token_ids": [1], **fields}))
     assert not core.has_unfinished()
 
 
 def test_what_is_no_request_has_a_code(core: EngineCore) -> None:
     with pytest.raises(ForgeError, match="TF-RUN-050"):
-        core.add_request("hello")  # type: ignore[arg-type]
+        core.add_request("hello")
     assert core.add_request(Request(prompt_token_ids=[1], params=SamplingParams(max_tokens=2)))
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True, "4", 10**6])
 def test_threads_that_are_no_number_have_a_code(tmp_path: Path, threads: object) -> None:
     with pytest.raises(ForgeError, match="TF-RUN-068"):
-        Engine.load(tmp_path, threads=threads)  # type: ignore[arg-type]
+        Engine.load(tmp_path, threads=threads)
 
 
 @pytest.mark.parametrize("num_blocks", [0, -1, "4", 2**40])
 def test_blocks_that_are_no_number_have_a_code(tmp_path: Path, num_blocks: object) -> None:
     with pytest.raises(ForgeError, match="TF-RUN-068"):
-        Engine.load(tmp_path, num_blocks=num_blocks)  # type: ignore[arg-type]
+        Engine.load(tmp_path, num_blocks=num_blocks)
 
 
 @pytest.mark.parametrize("messages", [np.arange(3), "", b"", 0, {}, []])
@@ -229,4 +229,4 @@ def test_a_chat_of_another_kind_is_refused(source: Path, messages: object) -> No
     assert core.tokenizer is not None
     core.tokenizer.chat_template = "{{ messages }}"
     with pytest.raises(ForgeError, match="TF-RUN-092"):
-        core.prepare(Request(messages=messages))  # type: ignore[arg-type]
+        core.prepare(Request(messages=messages))

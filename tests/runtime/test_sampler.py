@@ -17,9 +17,9 @@ from runtime.sampling.state import SamplingState
 V = 50
 
 
-def state(prompt: tuple[int, ...] = (1, 2), generated: tuple[int, ...] = (), seed: int = 1, **values: object):  # type: ignore[no-untyped-def]
+def state(prompt: tuple[int, ...] = (1, 2), generated: tuple[int, ...] = (), seed: int = 1, **values: object):
     made = SamplingState(
-        SamplingParams(**values),  # type: ignore[arg-type]
+        SamplingParams(**values),
         seed=seed,
         sample=0,
         prompt=np.array(prompt, dtype=np.int64),

@@ -41,7 +41,7 @@ NAN, INF = math.nan, math.inf
 )
 def test_bad_value_has_its_code(name: str, value: object, code: str) -> None:
     with pytest.raises(ForgeError) as caught:
-        SamplingParams(**{name: value})  # type: ignore[arg-type]
+        SamplingParams(**{name: value})
     error = caught.value
     assert error.code == code
     assert name in error.message and error.why and error.remedies
@@ -64,7 +64,7 @@ def test_from_mapping_takes_what_json_gives() -> None:
 
 
 def test_a_single_text_is_a_list_of_one() -> None:
-    assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
+    assert SamplingParams(stop="end").stop == ("end",)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_single_text_is_a_list_of_one() -> None:
     ],
 )
 def test_temperature_rule(values: dict[str, float], greedy: bool, temperature: float) -> None:
-    params = SamplingParams(**values)  # type: ignore[arg-type]
+    params = SamplingParams(**values)
     assert params.greedy is greedy and params.effective_temperature == temperature
 
 
@@ -91,7 +91,7 @@ def test_temperature_rule(values: dict[str, float], greedy: bool, temperature: f
 )
 def test_a_grammar_of_a_wrong_type_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ForgeError, match="TF-RUN-086"):
-        GuidedDecoding(**values)  # type: ignore[arg-type]
+        GuidedDecoding(**values)
     with pytest.raises(ForgeError, match="TF-RUN-086"):
         SamplingParams.from_mapping({"guided": values})
 

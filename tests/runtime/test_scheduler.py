@@ -19,7 +19,7 @@ class Recording(SimulatedExecutor):
     """Keeps every batch."""
 
     def __init__(self, **options: object) -> None:
-        super().__init__(**options)  # type: ignore[arg-type]
+        super().__init__(**options)
         self.batches: list[StepBatch] = []
 
     def execute(self, batch: StepBatch) -> np.ndarray:
@@ -46,7 +46,7 @@ class Bench:
     def add(self, name: str, length: int, max_tokens: int = 4, **fields: object) -> None:
         prompt = [(hash_of(name) + i) % 97 for i in range(length)]
         params = fields.pop("params", None) or SamplingParams(max_tokens=max_tokens)
-        self.core.add_request(Request(name, prompt_token_ids=prompt, params=params, **fields))  # type: ignore[arg-type]
+        self.core.add_request(Request(name, prompt_token_ids=prompt, params=params, **fields))
 
     def step(self) -> None:
         for output in self.core.step():
@@ -290,7 +290,7 @@ def test_cancel_in_every_state() -> None:
 def test_impossible_requests_are_refused_when_added(code: str, fields: dict[str, object]) -> None:
     bench = Bench(num_blocks=10, limits=ExecutorLimits(8, 32, 64, 40))
     with pytest.raises(ForgeError) as caught:
-        bench.core.add_request(Request(**fields))  # type: ignore[arg-type]
+        bench.core.add_request(Request(**fields))
     assert caught.value.code == code
     assert caught.value.why and caught.value.remedies
     assert not bench.core.has_unfinished()
@@ -344,7 +344,7 @@ def test_waiting_queue_orders_and_removes() -> None:
     queue = WaitingQueue(10.0)
 
     def sequence(order: int, priority: int, since: float) -> Sequence:
-        made = Sequence(str(order), np.zeros(1, np.int64), capacity=2, hasher=None, priority=priority, order=order)  # type: ignore[arg-type]
+        made = Sequence(str(order), np.zeros(1, np.int64), capacity=2, hasher=None, priority=priority, order=order)
         made.waiting_since = since
         return made
 

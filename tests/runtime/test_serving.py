@@ -68,7 +68,7 @@ def engine(executor: Gate) -> Iterator[AsyncEngine]:
 
 
 def request(prompt: list[int], max_tokens: int = 8, **fields: object) -> Request:
-    return Request(prompt_token_ids=prompt, params=SamplingParams(max_tokens=max_tokens), **fields)  # type: ignore[arg-type]
+    return Request(prompt_token_ids=prompt, params=SamplingParams(max_tokens=max_tokens), **fields)
 
 
 def free(engine: AsyncEngine) -> bool:
@@ -107,7 +107,7 @@ def test_stream_iterator(engine: AsyncEngine, executor: Gate) -> None:
 def test_stream_closed_early_cancels(engine: AsyncEngine) -> None:
     stream = engine.stream(request([1], 50))
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert free(engine)
     assert engine.drain(WAIT)
 
@@ -231,7 +231,7 @@ def test_thread_that_dies_tells_everybody(executor: Gate) -> None:
     clients = [Client() for _ in range(3)]
     for client in clients:
         engine.submit(request([1], 30), client)
-    executor.fault = Fatal()  # type: ignore[assignment]
+    executor.fault = Fatal()
     executor.open.set()
     for client in clients:
         result = client.wait()
@@ -289,7 +289,7 @@ def test_a_request_that_cannot_be_set_up_ends_alone(executor: Gate, monkeypatch:
     core = EngineCore(executor)
     attach = core._attach
 
-    def failing(live, sequence):  # type: ignore[no-untyped-def]
+    def failing(live, sequence):
         if live.prepared.request.params.max_tokens == 3:
             raise MemoryError("no room")
         return attach(live, sequence)

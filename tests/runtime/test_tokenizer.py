@@ -127,7 +127,7 @@ def test_named_templates(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("messages", [[], "hi", [{"content": "no role"}], ["hi"], [{"role": 1, "content": "x"}], {}])
 def test_malformed_chats_are_refused(tokenizer: EngineTokenizer, messages: object) -> None:
     with pytest.raises(ForgeError, match="TF-RUN-092"):
-        tokenizer.encode_chat(messages)  # type: ignore[arg-type]
+        tokenizer.encode_chat(messages)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ SMOL = public("HuggingFaceTB/SmolLM2-135M-Instruct")
 
 def choices(model: type, key: str) -> tuple[str, ...]:
     """The values that a recipe's key takes."""
-    return typing.get_args(model.model_fields[key].annotation)  # type: ignore[attr-defined]
+    return typing.get_args(model.model_fields[key].annotation)
 
 
 def report(

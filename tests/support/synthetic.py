@@ -101,7 +101,7 @@ def stages(pause: float = 0.0) -> list[Counter]:
 
 def content_hashes(store: Store) -> dict[str, str]:
     """Content hash by stage of everything published."""
-    return {a.stage: a.manifest["content_hash"] for a in store.artifacts()}  # type: ignore[union-attr]
+    return {a.stage: a.manifest["content_hash"] for a in store.artifacts()}
 
 
 def main() -> int:

@@ -56,7 +56,7 @@ def tensors(side: str, rows: Iterable[Tensor]) -> str:
     """The ``input`` or ``output`` list: one tensor a line."""
     lines = []
     for name, dtype, dims, *more in rows:
-        shape = ", ".join(str(dim) for dim in dims)  # type: ignore[attr-defined]
+        shape = ", ".join(str(dim) for dim in dims)
         extra = " ".join(str(item) for item in more)
         lines.append(f'  {{ name: "{name}" data_type: TYPE_{dtype} dims: [ {shape} ] {extra}'.rstrip() + " }")
     return f"{side} [\n" + ",\n".join(lines) + "\n]\n"

@@ -150,7 +150,7 @@ def test_relative_paths_that_lead_nowhere_from_the_new_place_are_named(tmp_path,
 
 def refused(*arguments: object, **options: object) -> str:
     with pytest.raises(ForgeError) as caught:
-        upgrade_repository(*arguments, **options)  # type: ignore[arg-type]
+        upgrade_repository(*arguments, **options)
     assert caught.value.remedies
     return caught.value.code
 

@@ -252,7 +252,7 @@ def test_sliding_windows_follow_the_layer_types() -> None:
 def test_biases_and_norms_of_heads_are_counted(tmp_path: Path, architecture: str, tie: bool) -> None:
     """The checkpoint's headers, its config.json and intake's record give every rank the same bytes."""
     shape = {"layers": 3, "sliding_window": 64, "max_window_layers": 2, "head_size": 128}
-    folder = write_tiny_llama(tmp_path / "model", architecture=architecture, tie=tie, **shape)  # type: ignore[arg-type]
+    folder = write_tiny_llama(tmp_path / "model", architecture=architecture, tie=tie, **shape)
     headers = read_headers(folder)
     record = inspect_source("model", tmp_path)
     assert record is not None

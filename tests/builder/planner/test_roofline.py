@@ -141,7 +141,7 @@ def test_every_gpu_has_efficiencies_in_order() -> None:
         for name in CLASSES:
             if name == "communication":
                 continue
-            found = efficiency(card.arch, name)  # type: ignore[arg-type]
+            found = efficiency(card.arch, name)
             assert len(found.compute) == len(VARIANTS) == 3
             assert 0 < found.compute[0] <= found.compute[1] <= found.compute[2] <= 1
             assert 0 < found.memory[0] <= found.memory[1] <= found.memory[2] <= 1

@@ -93,7 +93,7 @@ def test_the_function_is_the_op(session: object, seed: int, size: float, scale: 
     x[0, :16] = 0
     # ties of the grid: with a scale that divides exactly they fall on its borders
     x[1, :16] = np.array([0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5])
-    (got,) = session.run(None, {"x": x, "s": np.array(scale, np.float32)})  # type: ignore[attr-defined]
+    (got,) = session.run(None, {"x": x, "s": np.array(scale, np.float32)})
     np.testing.assert_allclose(got, fake_nvfp4(x, scale), rtol=1e-6, atol=0)
 
 
@@ -101,7 +101,7 @@ def test_ties_go_to_the_even_mantissa(session: object) -> None:
     # the largest magnitude 6 with input scale 1 gives block scale 1: values are the grid's own
     block = np.array([0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5])
     x = np.tile(block, 2)[None].astype(np.float32)
-    (got,) = session.run(None, {"x": x, "s": np.array(1, np.float32)})  # type: ignore[attr-defined]
+    (got,) = session.run(None, {"x": x, "s": np.array(1, np.float32)})
     want = [0, 0, 1, 1, 2, 2, 4, 4, 6, 0, -1, -1, -2, -2, -4, -4]
     np.testing.assert_array_equal(got[0], np.tile(np.array(want, np.float32), 2))
 

@@ -119,8 +119,8 @@ def deshard(directory: Path) -> dict[str, np.ndarray]:
                         assert target[head] is None or np.array_equal(target[head], found)
                         target[head] = found
             model[f"{name}.self_attn.q_proj.weight"] = np.concatenate(queries)
-            model[f"{name}.self_attn.k_proj.weight"] = np.concatenate(keys)  # type: ignore[arg-type]
-            model[f"{name}.self_attn.v_proj.weight"] = np.concatenate(values)  # type: ignore[arg-type]
+            model[f"{name}.self_attn.k_proj.weight"] = np.concatenate(keys)
+            model[f"{name}.self_attn.v_proj.weight"] = np.concatenate(values)
             model[f"{name}.self_attn.o_proj.weight"] = whole(f"{out}.attention.dense", stage, 1)
             model[f"{name}.mlp.gate_proj.weight"] = whole(f"{out}.mlp.fc", stage, 0)
             model[f"{name}.mlp.up_proj.weight"] = whole(f"{out}.mlp.gate", stage, 0)

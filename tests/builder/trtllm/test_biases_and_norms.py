@@ -23,7 +23,7 @@ def test_biases_go_with_their_heads_and_norms_to_every_rank(tmp_path: Path, tp: 
     """Eight heads over four KV heads: at tp 8 two ranks hold a copy of one."""
     found = {}
     for kind, name in CLASSES.items():
-        source = write_tiny_llama(tmp_path / kind, architecture=name, **SHAPE)  # type: ignore[arg-type]
+        source = write_tiny_llama(tmp_path / kind, architecture=name, **SHAPE)
         convert_checkpoint(source, tmp_path / f"{kind}-out", tp=tp)
         found[kind] = read_tensors(source), load_ranks(tmp_path / f"{kind}-out")[1]
     tensors, ranks = found["qwen2"]

@@ -28,7 +28,7 @@ SHAPE = {"width": 128, "heads": 8, "kv_heads": 4, "ffn": 256, "vocab": 515, "lay
 
 def make(directory: Path, fmt: str, *, kv: bool = True, **options: object) -> Quantizer:
     """A tiny checkpoint in ``fmt``, with an FP8 KV cache where that and ``kv`` say so; NVFP4 with shared scales."""
-    write_tiny_llama(directory, **{**SHAPE, **options})  # type: ignore[arg-type]
+    write_tiny_llama(directory, **{**SHAPE, **options})
     quantizer = Quantizer(directory, fmt, kv_fp8=kv and fmt != "none")
     if fmt == "nvfp4":
         share_global_scales(directory, quantizer)
@@ -130,7 +130,7 @@ def test_the_configuration_says_what_the_ranks_hold(
 
 
 def test_biases_are_split_with_rows_and_whole_with_columns(tmp_path: Path) -> None:
-    source = write_tiny_llama(tmp_path / "model", bias=True, **SHAPE)  # type: ignore[arg-type]
+    source = write_tiny_llama(tmp_path / "model", bias=True, **SHAPE)
     convert_checkpoint(source, tmp_path / "out", tp=2)
     config, ranks = load_ranks(tmp_path / "out")
     assert config["attn_bias"] and config["mlp_bias"]
@@ -204,7 +204,7 @@ def test_formats_without_a_form_are_refused(tmp_path: Path) -> None:
     make(tmp_path / "model", "fp8")
     for change in ({"quant_algo": "W4A8_AWQ"}, {"quant_algo": None}, {"kv_cache_quant_algo": "NVFP4"}):
         keep = (tmp_path / "model" / "hf_quant_config.json").read_text()
-        edit(tmp_path / "model", change)  # type: ignore[arg-type]
+        edit(tmp_path / "model", change)
         with pytest.raises(ForgeError) as caught:
             convert_checkpoint(tmp_path / "model", tmp_path / "out")
         assert caught.value.code == "TF-BLD-030", change
@@ -216,7 +216,7 @@ def test_formats_without_a_form_are_refused(tmp_path: Path) -> None:
 
 
 def test_fused_linears_in_different_forms_are_refused(tmp_path: Path) -> None:
-    write_tiny_llama(tmp_path / "model", **SHAPE)  # type: ignore[arg-type]
+    write_tiny_llama(tmp_path / "model", **SHAPE)
     Quantizer(tmp_path / "model", "nvfp4")  # every linear has its own global scale
     with pytest.raises(ForgeError) as caught:
         convert_checkpoint(tmp_path / "model", tmp_path / "out")
@@ -227,7 +227,7 @@ def test_fused_linears_in_different_forms_are_refused(tmp_path: Path) -> None:
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     from tests.support.tiny import write_safetensors
 
-    source = write_tiny_llama(tmp_path / "model", **SHAPE)  # type: ignore[arg-type]
+    source = write_tiny_llama(tmp_path / "model", **SHAPE)
     tensors = read_tensors(source)
     del tensors["model.layers.2.mlp.up_proj.weight"]
     write_safetensors(source / "model.safetensors", {name: ("BF16", values) for name, values in tensors.items()})

@@ -79,7 +79,7 @@ def write_drafter(
 
 
 def make_target(directory: Path, fmt: str, **options: Any) -> Path:
-    write_tiny_llama(directory, **{**SHAPE, **options})  # type: ignore[arg-type]
+    write_tiny_llama(directory, **{**SHAPE, **options})
     quantizer = Quantizer(directory, fmt, kv_fp8=False)
     if fmt == "nvfp4":
         share_global_scales(directory, quantizer)

@@ -74,9 +74,9 @@ def test_a_stack_that_builds_engines_only_is_no_stack_of_it(checkpoint: Path, tm
 def test_a_window_that_the_model_does_not_read_is_refused(tmp_path: Path) -> None:
     """Only a window that is shorter than max_seq_len (2048 where a recipe says nothing) changes what is computed."""
     model = {"architecture": "Qwen2ForCausalLM", "max_window_layers": 1, "max_positions": 8192}
-    source = write_tiny_llama(tmp_path / "short", sliding_window=64, **model)  # type: ignore[arg-type]
+    source = write_tiny_llama(tmp_path / "short", sliding_window=64, **model)
     with pytest.raises(ForgeError) as caught:
         build(source, tmp_path / "out")
     assert caught.value.code == "TF-BLD-069" and not (tmp_path / "out" / "checkpoint").exists()
-    source = write_tiny_llama(tmp_path / "long", sliding_window=4096, **model)  # type: ignore[arg-type]
+    source = write_tiny_llama(tmp_path / "long", sliding_window=4096, **model)
     assert build(source, tmp_path / "out")["architecture"] == "Qwen2ForCausalLM"

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import numpy as np
-import tensorrt_lean_bindings as trt  # type: ignore[import-not-found]
+import tensorrt_lean_bindings as trt
 
 _KINDS = {"INT32": np.int32, "FLOAT32": np.float32}
 

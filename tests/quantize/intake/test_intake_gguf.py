@@ -75,7 +75,7 @@ def test_quantized_types_equal_the_package(checkpoint: Path, tmp_path: Path, kin
 
 def test_configuration_and_files(checkpoint: Path, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", checkpoint)
-    info = fetch("m.gguf", tmp_path)  # type: ignore[arg-type]
+    info = fetch("m.gguf", tmp_path)
     made = json.loads((tmp_path / "out" / "config.json").read_text())
     source = json.loads((checkpoint / "config.json").read_text())
     for key in ("hidden_size", "head_dim", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "vocab_size"):
@@ -87,7 +87,7 @@ def test_configuration_and_files(checkpoint: Path, tmp_path: Path) -> None:
     assert (settings_["eos_token"], settings_["bos_token"]) == ("<|im_end|>", "<|im_start|>")
     assert info.source_dtype == "gguf:F32" and info.sha256 and info.notes
     first = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
-    fetch("m.gguf", tmp_path)  # type: ignore[arg-type]
+    fetch("m.gguf", tmp_path)
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == first
     assert path.exists()
 

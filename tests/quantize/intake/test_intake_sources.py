@@ -216,7 +216,7 @@ def hub_error(kind: str, status: int) -> Exception:
     from huggingface_hub import errors
 
     response = httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/api"))
-    return getattr(errors, kind)(f"{status} of the Hub", response=response)  # type: ignore[no-any-return]
+    return getattr(errors, kind)(f"{status} of the Hub", response=response)
 
 
 @pytest.mark.parametrize(

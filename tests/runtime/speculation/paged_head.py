@@ -103,7 +103,7 @@ class PagedHead:
             tensor.fill_(torch.nan)
         self._given = (logits[torch.from_numpy(batch.logit_indices)].clone(), fed.clone())
         self.batches.append(batch)
-        return self._given  # type: ignore[return-value]
+        return self._given
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for pool in (*self.keys.values(), *self.values.values()):

@@ -22,7 +22,7 @@ def test_state_and_tree_travel_and_logits_stay(fixed: bool) -> None:
     for level in range(shape.levels):
         logits = torch.randn(2, 1 if level == 0 else shape.expand, 20, generator=made)
         options = {"draft_to_target": offsets, "static": static}
-        got = device_ops.tree_build(load_library(), logits, roots, mine, shape, level, **options)  # type: ignore[arg-type]
+        got = device_ops.tree_build(load_library(), logits, roots, mine, shape, level, **options)
         want = eagle_tree_build(logits, roots, theirs, shape, level, **options)
         for name in ("tokens", "parents", "depths", "mask", "counts"):
             assert torch.equal(getattr(got, name), getattr(want, name)), name

@@ -399,7 +399,7 @@ def test_trees_are_those_of_whole_paths(folder: Path, kind: str) -> None:
             taps = taps_of(known, len(known) - 1, bench.head.tap_width)
             wanted = tree_of(bench.reference, known, taps, tree.shape, tree.static, tree.shape.levels)
             assert draft.tokens.tolist() == wanted.tokens.tolist()
-            assert draft.parents.tolist() == wanted.parents.tolist()  # type: ignore[union-attr]
+            assert draft.parents.tolist() == wanted.parents.tolist()
     assert len(bench.drafts) == 9
 
 
@@ -418,7 +418,7 @@ def test_a_tree_has_the_levels_that_its_blocks_hold_and_the_best_nodes_of_a_coun
         assert draft is not None and draft.parents is not None and draft.confidence is not None
         if live is not lives[2]:
             assert draft.tokens.tolist() == wanted.tokens.tolist()
-            assert draft.parents.tolist() == wanted.parents.tolist()  # type: ignore[union-attr]
+            assert draft.parents.tolist() == wanted.parents.tolist()
             chain = [int(t) for t in draft.tokens[:1]]
             assert draft.confidence[0] == pytest.approx(confidence_of(bench.reference, tokens, chain, width)[0], 1e-4)
         else:
@@ -432,9 +432,7 @@ def test_a_cut_tree_keeps_the_parents_of_its_best_nodes(folder: Path) -> None:
     bench.driver.step()
     sequence.blocks += bench.driver.pool.allocate(4)
     whole, cut = (
-        bench.drafter._tree.draft(  # type: ignore[union-attr]
-            bench.head, roots, [count], logits.clone(), states.clone()
-        )[0]
+        bench.drafter._tree.draft(bench.head, roots, [count], logits.clone(), states.clone())[0]
         for roots, count, logits, states in _twice(bench, sequence)
     )
     assert whole is not None and cut is not None and len(cut) == 5 and len(whole) == 11

@@ -78,7 +78,7 @@ def test_the_engine_drafts_what_the_reference_drafts(engine: tuple[Path, Any], t
         )
         return drafts
 
-    drafter.propose = kept  # type: ignore[method-assign,assignment]
+    drafter.propose = kept
     speculator = Speculator(FixedPolicy(3, tree=tree), 3, model=drafter, taps=target.taps, tree_nodes=7)
     core = EngineCore(target, speculator=speculator, config=EngineConfig(prefix_cache=True))
     assert run(core, requests()) == plain

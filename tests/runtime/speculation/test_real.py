@@ -123,7 +123,7 @@ def test_chains_change_nothing(
     speculator = Speculator(AlwaysPolicy(count), count, lookup=ngram, model=model)
     limits = ExecutorLimits(8, max_tokens, 256, 255)
     engine = speculating(directory, speculator, num_blocks=8 if tight else None, limits=limits)
-    assert engine.executor.row_invariant  # type: ignore[attr-defined]
+    assert engine.executor.row_invariant
     results = engine.generate([p for p, _ in BATCH], [s for _, s in BATCH])
     for got, want in zip(results, answers.results, strict=True):
         assert told(got) == told(want)
@@ -156,7 +156,7 @@ def test_trees_change_nothing_but_near_ties(
     speculator = Speculator(AlwaysPolicy(4, tree=True), 4, model=model, tree_nodes=nodes)
     engine = speculating(directory, speculator, num_blocks=14 if tight else None)
     results = engine.generate([p for p, _ in BATCH], [s for _, s in BATCH])
-    assert any(tree for *_, tree in speculator.policy.records)  # type: ignore[attr-defined]
+    assert any(tree for *_, tree in speculator.policy.records)
     parted = 0
     for ids, got, want in zip(answers.ids, results, answers.results, strict=True):
         for mine, other in zip(got.completions, want.completions, strict=True):

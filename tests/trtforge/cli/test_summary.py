@@ -59,7 +59,7 @@ def test_a_run_whose_gates_had_no_verdict_does_not_end_as_passed(
         seconds=1.0,
         bundle=tmp_path,
         log=tmp_path / "a.log",
-        outcomes=[StageOutcome("bundle", "ran", 1.0, bundle)],  # type: ignore[arg-type]
+        outcomes=[StageOutcome("bundle", "ran", 1.0, bundle)],
     )
     out = io.StringIO()
     show_run(Console("human", out=out, err=io.StringIO()), "r", done)

@@ -72,7 +72,7 @@ def test_a_target_is_ready_exactly_when_nothing_it_needs_is_missing() -> None:
 def test_every_target_of_the_stack_table_has_a_verdict() -> None:
     verdicts = {verdict.target: verdict for verdict in doctor.examine(MACHINE, server, ports=()).verdicts}
     assert set(verdicts) == set(ALL)
-    assert verdicts["trtllm-engine"].container == TABLE.newest("trtllm-engine").container  # type: ignore[union-attr]
+    assert verdicts["trtllm-engine"].container == TABLE.newest("trtllm-engine").container
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_targets_of_a_container_are_told_to_take_it_whole(monkeypatch: pytest.Mo
     assert row is not None and row.container is not None
     assert verdicts[target].install == ("install it", f"docker pull {row.container}")
     assert not any("pip install" in remedy for remedy in verdicts[target].install)
-    wheel = TABLE.newest("tensorrt").version_of("TensorRT")  # type: ignore[union-attr]
+    wheel = TABLE.newest("tensorrt").version_of("TensorRT")
     assert any(f"'tensorrt=={wheel}" in remedy for remedy in verdicts["tensorrt"].install)
 
 

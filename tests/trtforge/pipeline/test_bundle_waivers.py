@@ -43,7 +43,7 @@ def test_the_bundles_summary_and_recipe_carry_the_justifications(
         progress=SimpleNamespace(start=nothing, advance=nothing),
         recipe=recipe_from_mapping({"name": "x", "model": {"source": "m"}, "waive": WAIVED}).recipe,
     )
-    result = bundle.BundleStage().run(context)  # type: ignore[arg-type]
+    result = bundle.BundleStage().run(context)
     assert result.summary["waived"] == WAIVED
     json.dumps(result.summary)
     assert load_recipe(out / bundle.RECIPE_FILE).recipe.waive == WAIVED

@@ -168,7 +168,7 @@ def test_nothing_is_held_when_the_server_starts(
 
         monkeypatch.setattr(smoke.serving, "live_server", start)
         with pytest.raises(ServerStarts):
-            {"smoke": smoke.SmokeStage, "bench": bench.BenchStage}[stage]().run(context)  # type: ignore[arg-type]
+            {"smoke": smoke.SmokeStage, "bench": bench.BenchStage}[stage]().run(context)
 
 
 def test_parity_closes_its_engine(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_parity_closes_its_engine(directory: Path, tmp_path: Path, monkeypatch: 
         progress=SilentProgress(), inputs={"build": types.SimpleNamespace(path=directory)}, recipe=build
     )
     with held(monkeypatch) as refs:
-        with parity._engine(context) as engine:  # type: ignore[arg-type]
+        with parity._engine(context) as engine:
             assert engine.logits(torch.tensor([3, 4, 5])).shape[0] == 3 and engine.activations and engine.longest > 3
         del engine
         assert len(refs) > 1 and not [ref for ref in refs if ref() is not None]

@@ -77,7 +77,7 @@ def test_until_force_and_only_needed(store: Store) -> None:
     assert statuses(result) == {"intake": "cached", "quantize": "ran", "evaluate": "ran"}
     for kwargs in ({"until": "quantise"}, {"force": ["quantise"]}):
         with pytest.raises(ForgeError) as caught:
-            pipeline.run(recipe(), **kwargs)  # type: ignore[arg-type]
+            pipeline.run(recipe(), **kwargs)
         assert caught.value.code == "TF-STO-004"
         assert "quantize" in caught.value.remedies[0]
 
@@ -112,7 +112,7 @@ def test_missed_gate_keeps_the_artifact_and_stops(store: Store, tmp_path: Path) 
         assert record.status == "gate failed"
         assert record.stages["evaluate"].status == status
     kept = store.load(next((store.root / "artifacts" / "evaluate").iterdir()))
-    assert kept.manifest["gates_passed"] is False  # type: ignore[union-attr]
+    assert kept.manifest["gates_passed"] is False
     assert sorted(content_hashes(store)) == ["evaluate", "intake", "quantize"]
     assert not (tmp_path / "bundles").exists()
     row = explain(pipeline, recipe())[2]

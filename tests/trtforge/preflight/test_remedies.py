@@ -89,7 +89,7 @@ def test_changes_that_are_offered_together_clear_every_error_together(name: str,
 
 def _pairs(number: int) -> list[tuple[str, str]]:
     random = Random(7)
-    return [tuple(random.sample(sorted(CASES), 2)) for _ in range(number)]  # type: ignore[misc]
+    return [tuple(random.sample(sorted(CASES), 2)) for _ in range(number)]
 
 
 @pytest.mark.parametrize("pair", _pairs(150), ids="-".join)

@@ -87,11 +87,11 @@ def test_what_a_living_run_uses_stays(store: Store) -> None:
     unused = next(row for row in list_artifacts(store) if not row.used_by)
     artifact = store.load(unused.path)
     with active_run(store) as active:
-        assert active.use(artifact)  # type: ignore[arg-type]
+        assert active.use(artifact)
         assert unused.key not in [row.key for row in collect(store).removed]
     assert [row.key for row in collect(store).removed] == [unused.key]
     with active_run(store) as active:
-        assert not active.use(artifact), "collected meanwhile"  # type: ignore[arg-type]
+        assert not active.use(artifact), "collected meanwhile"
 
 
 def test_leftovers_and_scratch(store: Store) -> None:

@@ -35,7 +35,7 @@ def publish(store: Store, key: str = "a" * 64, text: str = "hello", **result: ob
             key=key,
             ingredients={"section": {}},
             inputs={},
-            result=StageResult(**result),  # type: ignore[arg-type]
+            result=StageResult(**result),
             seconds=0.1,
         )
 
@@ -184,7 +184,7 @@ def test_disk_full_is_recognised_through_libraries() -> None:
 class Full(Counter):
     """Meets a really full device (``/dev/full``) after it has written something."""
 
-    def run(self, context):  # type: ignore[no-untyped-def]
+    def run(self, context):
         (context.out / "some").write_bytes(b"x" * 5000)
         (context.scratch / "kept").write_bytes(b"y" * 700)
         with Path("/dev/full").open("wb") as file:
@@ -220,7 +220,7 @@ def test_full_disk_while_publishing(store: Store, monkeypatch: pytest.MonkeyPatc
 
 
 class Huge(Counter):
-    def disk_estimate(self, recipe, inputs):  # type: ignore[no-untyped-def]
+    def disk_estimate(self, recipe, inputs):
         return 1 << 60
 
 

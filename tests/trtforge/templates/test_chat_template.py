@@ -262,7 +262,7 @@ def test_what_json_does_not_have_is_refused(content: object) -> None:
 @pytest.mark.parametrize("tools", ["name", b"name", 7, {"name": "f"}])
 def test_tools_are_a_list(tools: object) -> None:
     with pytest.raises(ForgeError, match="TF-RUN-092"):
-        render_chat(ORDINARY, CHAT, tools=tools)  # type: ignore[arg-type]
+        render_chat(ORDINARY, CHAT, tools=tools)
 
 
 def test_text_of_any_kind_comes_back_whole() -> None:
