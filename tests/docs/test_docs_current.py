@@ -36,7 +36,7 @@ def test_the_readme_shows_the_two_commands():
 
 
 def test_make_docs_runs_every_generator():
-    marks = re.compile(r"<!--[^>]*?(?:written by `python|generated below this line by) (?:-m )?([\w./]+)")
+    marks = re.compile(r"<!--[^>]*?(?:written|generated below this line) by (?:`python )?(?:-m )?([\w./]+)")
     named = {name for path in (ROOT / "docs").glob("*.md") for name in marks.findall(path.read_text(encoding="utf-8"))}
     steps = (ROOT / "Makefile").read_text(encoding="utf-8").split("\ndocs: setup\n")[1].split("\n\n")[0]
     assert named and named == set(re.findall(r"python (?:-m )?([\w./]+)", steps))
