@@ -6,17 +6,14 @@ are followed and copied; on file systems with reflinks (btrfs, xfs) a copy costs
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from trtforge.ground import files
 from trtforge.ground.progress import Progress, SilentProgress
 
 #: files that a store or an earlier stage wrote about a directory, never part of its content
 BOOKKEEPING = frozenset({"manifest.json", "COMPLETE"})
-_FICLONE = 0x40049409
 
 
 def content_files(directory: Path, *, exclude: frozenset[str] = frozenset()) -> Iterator[Path]:
@@ -29,13 +26,7 @@ def content_files(directory: Path, *, exclude: frozenset[str] = frozenset()) -> 
 def copy_file(source: Path, target: Path) -> None:
     """Copy one file (contents only) by reflink when possible; the target appears complete or not at all."""
     temporary = target.with_name(f"{target.name}.partial")
-    with source.open("rb") as reader, temporary.open("wb") as writer:
-        cloned = False
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-            cloned = True
-        if not cloned:
-            shutil.copyfileobj(reader, writer, 4 * 2**20)
+    files.copy_file(source, temporary)
     temporary.replace(target)
 
 
@@ -45,9 +36,9 @@ def copy_directory(
     """Copy the content files of ``source`` into ``target``; returns their names."""
     progress = progress or SilentProgress()
     target.mkdir(parents=True, exist_ok=True)
-    files = list(content_files(source, exclude=exclude))
-    progress.start("copying weights and tokenizer", float(sum(path.stat().st_size for path in files)))
-    for path in files:
+    chosen = list(content_files(source, exclude=exclude))
+    progress.start("copying weights and tokenizer", float(sum(path.stat().st_size for path in chosen)))
+    for path in chosen:
         copy_file(path, target / path.name)
         progress.advance(float(path.stat().st_size))
-    return [path.name for path in files]
+    return [path.name for path in chosen]

@@ -10,9 +10,10 @@ index or a record of an earlier stage is not copied.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trtforge.ground.files import copy_file
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +40,9 @@ def copy_companions(checkpoint: Path, out: Path) -> None:
     """Copy tokenizer, chat template, generation config and (for remote-code models) Python files."""
     for name in COMPANIONS:
         if (checkpoint / name).is_file():
-            shutil.copyfile(checkpoint / name, out / name)
+            copy_file(checkpoint / name, out / name)
     for path in sorted(checkpoint.glob("*.py")):
-        shutil.copyfile(path, out / path.name)
+        copy_file(path, out / path.name)
 
 
 def copy_checkpoint(checkpoint: Path, out: Path) -> None:
@@ -49,7 +50,7 @@ def copy_checkpoint(checkpoint: Path, out: Path) -> None:
     copy_companions(checkpoint, out)
     patterns = ("config.json", "hf_quant_config.json", "*.safetensors", "model.safetensors.index.json")
     for path in sorted({path for pattern in patterns for path in checkpoint.glob(pattern)}):
-        shutil.copyfile(path, out / path.name)
+        copy_file(path, out / path.name)
 
 
 def collect_export(staging: Path, checkpoint: Path, out: Path, config: dict[str, Any]) -> None:

@@ -62,6 +62,8 @@ def test_steps_cover_every_phase_of_every_stage(undisturbed: Path) -> None:
         assert f"{stage}.written" in names
     for phase in ("publish.hashed", "seal.manifest_written", "seal.complete_written", "publish.renamed"):
         assert names.count(phase) == 5
+    for phase in ("share.kept", "share.linked", "share.replaced"):
+        assert phase in names
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
+from trtforge.store import objects
 from trtforge.store.artifact import GateResult, StageResult
 from trtforge.store.steps import set_hook, step
 from trtforge.store.store import Store
@@ -121,6 +122,7 @@ def main() -> int:
             os.kill(os.getpid(), getattr(signal, options.signal))
 
     set_hook(hook)
+    objects.SHARED_FROM = 1  # small files are shared too, so that a kill meets every step of sharing
     store = Store(options.store, durable=False)
     try:
         result = Pipeline(stages(options.pause), store).run(

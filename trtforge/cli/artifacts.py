@@ -24,14 +24,22 @@ def list_(console: Console, store: StoreOption = None) -> None:
     import time
 
     from trtforge.recipe.units import format_seconds, format_size
-    from trtforge.store.gc import list_artifacts
+    from trtforge.store.gc import disk_bytes, list_artifacts
 
     opened = common.open_store(store, read_only=True)
     rows = list_artifacts(opened)
     total = sum(row.bytes for row in rows)
-    console.result({"store": str(opened.root), "bytes": total, "artifacts": [row.to_json() for row in rows]})
+    on_disk = disk_bytes(opened)
+    console.result(
+        {
+            "store": str(opened.root),
+            "bytes": total,
+            "disk_bytes": on_disk,
+            "artifacts": [row.to_json() for row in rows],
+        }
+    )
     console.table(
-        f"{opened.root}: {len(rows)} artifacts, {format_size(total)}",
+        f"{opened.root}: {len(rows)} artifacts, {format_size(total)}, on the disk {format_size(on_disk)}",
         ["stage", "key", "size", "last used", "state", "used by"],
         [
             [

@@ -1,8 +1,8 @@
 """File-system work that must not be done carelessly: durable writes, copies, removal, free space.
 
 Policy: what a later run may trust is written to a temporary name, flushed to the disk and renamed;
-copies share blocks where the file system can (reflink) and are never hard links, because graph
-checkers refuse those and a shared inode would let one artifact change another.
+copies share blocks where the file system can (reflink) and are never hard links: whoever copies may write to the copy,
+and ONNX's checker refuses hard links. The store links what it has sealed (:mod:`trtforge.store.objects`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,28 @@ def free_bytes(path: Path) -> int:
     while not os.path.exists(probe) and probe != probe.parent:  # noqa: PTH110 (unlike Path's it never raises)
         probe = probe.parent
     return shutil.disk_usage(probe).free
+
+
+def shares_blocks(folder: Path) -> bool:
+    """Whether copies in a folder share blocks with the original (btrfs, xfs); tried out, in a writable folder."""
+    import fcntl
+
+    with tempfile.TemporaryFile(dir=folder) as one, tempfile.TemporaryFile(dir=folder) as other:
+        one.write(bytes(4096))
+        one.flush()
+        try:
+            fcntl.ioctl(other.fileno(), _FICLONE, one.fileno())
+        except OSError:
+            return False
+    return True
+
+
+def read_only_binds(folder: Path) -> bool:
+    """Whether a file without write permission is safe from this user; tried out: root, for one, may write to it."""
+    with tempfile.NamedTemporaryFile(dir=folder) as trial:
+        path = Path(trial.name)
+        path.chmod(0o444)
+        return not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def copy_file(source: Path, target: Path, advance: Callable[[float], None] | None = None) -> None:

@@ -79,10 +79,50 @@ def hash_file(path: Path, advance: Callable[[float], None] | None = None) -> str
     return digest.hexdigest()
 
 
-def hash_files(files: Mapping[str, Path], advance: Callable[[float], None] | None = None) -> dict[str, str | OSError]:
+class HashMemo:
+    """SHA-256 of files that were read before, for as long as the file system says that nobody touched them.
+
+    A file is known by its inode, size and both times, that of the last change among them, which nobody sets back. So
+    content that several names share is read once.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], str] = {}
+
+    def file(self, path: Path, advance: Callable[[float], None] | None = None) -> str:
+        """The hash of a file, read where it is not known; ``advance`` receives its bytes either way."""
+        before = path.stat()
+        known = self._known.get(_state(before))
+        if known is None:
+            known = hash_file(path, advance)
+            if _state(path.stat()) == _state(before):
+                self._known[_state(before)] = known
+        elif advance is not None:
+            advance(float(before.st_size))
+        return known
+
+    def renew(self, before: os.stat_result, path: Path) -> None:
+        """``path`` got another name or mode by this process since ``before``: its content is still what it was."""
+        now = path.stat()
+        same = (before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns)
+        if (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) == same and _state(before) in self._known:
+            self._known[_state(now)] = self._known[_state(before)]
+
+    def clear(self) -> None:
+        """Forget everything: what is asked for next is read."""
+        self._known.clear()
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def hash_files(
+    files: Mapping[str, Path], advance: Callable[[float], None] | None = None, memo: HashMemo | None = None
+) -> dict[str, str | OSError]:
     """SHA-256 of several files by the mapping's names, :data:`THREADS` at a time; an ``OSError`` for one that fails.
 
-    ``advance`` receives the bytes of every chunk, from one thread at a time.
+    ``advance`` receives the bytes of every chunk, from one thread at a time; ``memo`` knows files that need no reading.
     """
     sizes = {name: _size(path) for name, path in files.items()}
     stop, turn = threading.Event(), threading.Lock()
@@ -96,7 +136,7 @@ def hash_files(files: Mapping[str, Path], advance: Callable[[float], None] | Non
 
     def one(name: str) -> str | OSError:
         try:
-            return hash_file(files[name], report)
+            return hash_file(files[name], report) if memo is None else memo.file(files[name], report)
         except OSError as error:
             return error
 

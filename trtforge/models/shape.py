@@ -21,6 +21,8 @@ class WeightFacts(Protocol):
 
     @property
     def bits(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
 
 
 class ModelOptFacts(Protocol):

@@ -317,8 +317,6 @@ class _Run:
             return None
         if forced or found is None or not carries_current_measurements(stage, found, inputs):
             return None
-        if self.full_check:
-            self.sound.know(found)
         return found if self.active.use(found) else None
 
     def _go_back(self, error: DamagedArtifact, names: list[str], artifacts: dict[str, Artifact]) -> int:
@@ -382,7 +380,6 @@ class _Run:
                 if gone := [artifact for artifact in inputs.values() if not artifact.path.is_dir()]:
                     raise _taken_away(stage, gone[0]) from error
             raise
-        self.sound.know(artifact)
         self.active.use(artifact)
         return artifact
 

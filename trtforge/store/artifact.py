@@ -52,7 +52,8 @@ class StageResult:
     ``summary`` holds deterministic figures: it is part of the artifact's content hash. Figures that vary
     from run to run (times, rates) go to ``measurements``, and files that hold such figures are named by
     the patterns of ``measured`` (``fnmatch`` over posix paths below ``out``). ``stamps`` are what a
-    machine must match to use the artifact.
+    machine must match to use the artifact. ``handed_out``: people work in the artifact's folder, so it shares no file
+    that they could write to (see :mod:`trtforge.store.objects`).
     """
 
     summary: dict[str, Any] = field(default_factory=dict)
@@ -60,3 +61,4 @@ class StageResult:
     measurements: dict[str, Any] = field(default_factory=dict)
     measured: tuple[str, ...] = ()
     stamps: dict[str, Any] = field(default_factory=dict)
+    handed_out: bool = False

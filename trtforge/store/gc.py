@@ -4,13 +4,15 @@ Policy of collection: what the last run of any recipe used, what a run in progre
 is still linked is never removed (``forget_runs`` gives the first up by name; removing the link gives up the
 last). Of the rest everything goes, or only what was not used for ``older_than`` seconds, or all but the
 ``keep_last`` last used of each stage. Downloads and other resumable work of unfinished stages (``scratch``)
-go only when they are older than a week or ``scratch=True``, since they are what a rerun resumes from.
+go only when they are older than a week or ``scratch=True``, since they are what a rerun resumes from. Content
+that several artifacts share goes with the last of them, and is counted then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.ground.errors import ForgeError
-from trtforge.ground.files import remove_tree, tree_bytes
+from trtforge.ground.files import remove_tree, tree_bytes, walk_files
 from trtforge.store import locks
 from trtforge.store.artifact import Artifact
 from trtforge.store.links import linked_artifacts
@@ -100,6 +102,16 @@ def list_artifacts(store: Store) -> list[ArtifactRow]:
     return rows
 
 
+def disk_bytes(store: Store) -> int:
+    """Bytes of all artifacts, content that several of them share counted once (blocks that copies share are not)."""
+    sizes = {
+        (status.st_dev, status.st_ino): status.st_size
+        for _, status in walk_files(store.root / "artifacts", lenient=True)
+        if stat.S_ISREG(status.st_mode)
+    }
+    return sum(sizes.values())
+
+
 def show_artifact(store: Store, wanted: str) -> Artifact | Damage:
     """The artifact that ``wanted`` names: ``stage/key``, a unique beginning of a key, a lone stage, or a path.
 
@@ -147,6 +159,8 @@ class GcReport:
     removed: list[ArtifactRow] = field(default_factory=list)
     kept: int = 0
     other: list[Path] = field(default_factory=list)
+    objects: int = 0
+    #: of disk
     bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -156,6 +170,7 @@ class GcReport:
             "removed": [row.to_json() for row in self.removed],
             "kept": self.kept,
             "other": [str(path) for path in self.other],
+            "objects": self.objects,
             "bytes": self.bytes,
         }
 
@@ -190,7 +205,7 @@ def collect(
                 why="only the name of a recorded run can be forgotten",
                 remedies=[f"one of: {', '.join(sorted(records))}" if records else "nothing is recorded"],
             )
-    trash: list[Path] = []
+    gone: list[Path] = []
     with locks.hold(gc_lock(store), note_holder=False):
         protected = active_artifacts(store) | linked_artifacts(store)
         rows = list_artifacts(store)
@@ -208,44 +223,40 @@ def collect(
                 if young or (keep_last is not None and position < keep_last):
                     report.kept += 1
                     continue
+                where = row.path
                 if not dry_run:
                     with locks.try_hold(store.lock_path(row.stage, row.key)) as held:
                         if not held:
                             report.kept += 1
                             continue
                         # renaming is quick; deleting happens after the lock is free
-                        target = store.root / "tmp" / f"{row.stage}-{row.key[:KEY_DIGITS]}-gc-{secrets.token_hex(4)}"
-                        row.path.rename(target)
-                        trash.append(target)
+                        where = store.root / "tmp" / f"{row.stage}-{row.key[:KEY_DIGITS]}-gc-{secrets.token_hex(4)}"
+                        row.path.rename(where)
                 report.removed.append(row)
-                report.bytes += row.bytes
+                gone.append(where)
         if not dry_run:
             for name in forget_runs:
                 forget(store, name)
-    for path in trash:
-        remove_tree(path)
+    quarantine = store.root / "quarantine"
+    gone += sorted(quarantine.iterdir()) if quarantine.is_dir() else []
+    with contextlib.ExitStack() as held:
+        gone += _old_scratch(store, held, every=scratch)
+        report.bytes = store.objects.bytes_freed(gone)
+        report.other = gone[len(report.removed) :]
+        if not dry_run:
+            for path in gone:
+                remove_tree(path)
     if not dry_run:
-        report.other.extend(store.sweep())
-    _collect_leftovers(store, report, scratch=scratch, dry_run=dry_run)
+        report.other += store.sweep()
+        report.objects = store.objects.collect()
     return report
 
 
-def _collect_leftovers(store: Store, report: GcReport, *, scratch: bool, dry_run: bool) -> None:
-    """Quarantined directories, and scratch folders that are old or were asked for."""
-    quarantine = store.root / "quarantine"
-    if quarantine.is_dir():
-        for path in sorted(quarantine.iterdir()):
-            report.other.append(path)
-            report.bytes += tree_bytes(path)
-            if not dry_run:
-                remove_tree(path)
+def _old_scratch(store: Store, held: contextlib.ExitStack, *, every: bool) -> list[Path]:
+    """Scratch folders that are old (or all) and that no living run holds; ``held`` takes their locks."""
+    found = []
     for path in sorted((store.root / "scratch").glob("*/*")):
-        if not scratch and time.time() - path.stat().st_mtime < _SCRATCH_AGE:
-            continue
-        with locks.try_hold(store.lock_path(path.parent.name, path.name)) as held:
-            if not held:
-                continue
-            report.other.append(path)
-            report.bytes += tree_bytes(path)
-            if not dry_run:
-                remove_tree(path)
+        old = every or time.time() - path.stat().st_mtime >= _SCRATCH_AGE
+        if old and held.enter_context(locks.try_hold(store.lock_path(path.parent.name, path.name))):
+            found.append(path)
+    return found

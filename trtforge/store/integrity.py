@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtforge.ground.files import walk_files
-from trtforge.ground.hashing import hash_files
+from trtforge.ground.hashing import HashMemo, hash_files
 from trtforge.ground.json_file import kind_of
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.store.manifest import COMPLETE, MANIFEST, RESERVED, link_fault, read_sealed
@@ -89,10 +89,10 @@ def _is_folder(root: Path, name: str) -> bool:
     return (root / name).is_dir() and os.path.realpath(root / name) == os.path.realpath(root) + f"/{name}"
 
 
-def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyReport:
+def verify_directory(path: Path, *, progress: Progress | None = None, memo: HashMemo | None = None) -> VerifyReport:
     """Compare a published directory with its manifest, every byte of it.
 
-    Follows no symbolic link inside the directory; ``path`` itself may be one.
+    Follows no symbolic link inside the directory; ``path`` itself may be one. ``memo`` knows what this run hashed.
     """
     root = path.resolve()
     report = VerifyReport(root)
@@ -140,7 +140,7 @@ def verify_directory(path: Path, *, progress: Progress | None = None) -> VerifyR
             error("TF-BND-036", name, f"the file has {status.st_size} bytes and {status.st_blocks * 512} on the disk")
             continue
         sound[name] = root / name
-    for name, digest in sorted(hash_files(sound, bar.advance).items()):
+    for name, digest in sorted(hash_files(sound, bar.advance, memo).items()):
         published = listed[name]["sha256"]
         if isinstance(digest, OSError):
             error("TF-BND-008", name, f"the file cannot be read ({digest.strerror or digest})", _CHECK_DISK)

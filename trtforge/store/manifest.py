@@ -22,7 +22,7 @@ from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import fsync_path, walk_files, write_text_atomic
-from trtforge.ground.hashing import hash_bytes, hash_file, hash_json, json_safe
+from trtforge.ground.hashing import HashMemo, hash_bytes, hash_file, hash_json, json_safe
 from trtforge.ground.json_file import kind_of, parse_json, read_bytes_file
 from trtforge.store.artifact import GateResult
 from trtforge.store.shape import is_name, manifest_fault
@@ -76,6 +76,7 @@ def list_content(
     *,
     measured: Sequence[str] = (),
     advance: Callable[[float], None] | None = None,
+    memo: HashMemo | None = None,
 ) -> dict[str, Any]:
     """The ``files``, ``links`` and ``directories`` (empty ones) of a directory, hashed.
 
@@ -99,7 +100,8 @@ def list_content(
         if not is_name(name):
             raise _unpublishable(path, "its name is no UTF-8", "rename the file")
         if stat.S_ISREG(status.st_mode):
-            entry: dict[str, Any] = {"path": name, "size": status.st_size, "sha256": hash_file(path, advance)}
+            digest = hash_file(path, advance) if memo is None else memo.file(path, advance)
+            entry: dict[str, Any] = {"path": name, "size": status.st_size, "sha256": digest}
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in measured):
                 entry["measured"] = True
             files.append(entry)

@@ -30,7 +30,7 @@ from typing import Any
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.files import free_bytes, fsync_path, read_json, remove_tree, tree_bytes, write_json_atomic
-from trtforge.ground.hashing import as_read_back, json_safe
+from trtforge.ground.hashing import HashMemo, as_read_back, json_safe
 from trtforge.ground.paths import user_path
 from trtforge.ground.progress import Progress
 from trtforge.ground.redaction import redact_value
@@ -49,6 +49,7 @@ from trtforge.store.manifest import (
     seal,
     self_contradiction,
 )
+from trtforge.store.objects import Objects
 from trtforge.store.steps import step
 
 LAYOUT_VERSION = 1
@@ -108,6 +109,9 @@ class Store:
         self.root = root.absolute()
         self.durable = durable
         self.protect = protect
+        #: what this process hashed and nobody touched since
+        self.hashes = HashMemo()
+        self.objects = Objects(self.root, self.hashes)
         if not read_only:
             self._make()
         record = read_json(self.root / "store.json")
@@ -195,7 +199,9 @@ class Store:
         from trtforge.store.verify import verify_content
 
         faults = [
-            item for item in verify_content(artifact.path, progress=progress).findings if item.severity == "error"
+            item
+            for item in verify_content(artifact.path, progress=progress, memo=self.hashes).findings
+            if item.severity == "error"
         ]
         return Damage(artifact.path, f"{faults[0].path}: {faults[0].message}") if faults else artifact
 
@@ -263,7 +269,7 @@ class Store:
         Raises:
             ForgeError: TF-STO-003 on content that cannot be published.
         """
-        content = list_content(temporary, measured=result.measured, advance=advance)
+        content = list_content(temporary, measured=result.measured, advance=advance, memo=self.hashes)
         summary = as_read_back(redact_value(json_safe(result.summary)))
         measurements = as_read_back(redact_value(json_safe(result.measurements)))
         step("publish.hashed")
@@ -302,6 +308,7 @@ class Store:
             self.abandon(temporary)
             self._drop_scratch(stage, key)
             return existing
+        self.objects.share(temporary, content["files"], handed_out=result.handed_out)
         digest = seal(temporary, manifest, durable=self.durable)
         if self.protect:
             for entry in content["files"]:

@@ -9,6 +9,7 @@ import re
 import stat
 from pathlib import Path
 
+from trtforge.ground.hashing import HashMemo
 from trtforge.ground.progress import Progress
 from trtforge.store.integrity import VerifyFinding, VerifyReport, verify_directory
 from trtforge.store.stamps import Loader, check_stamps
@@ -59,9 +60,9 @@ def _is_built_later(root: Path, name: str) -> bool:
     return folder in _BUILT_LATER and stat.S_ISREG(status.st_mode) and _BUILT_FILES.fullmatch(file) is not None
 
 
-def verify_content(path: Path, *, progress: Progress | None = None) -> VerifyReport:
+def verify_content(path: Path, *, progress: Progress | None = None, memo: HashMemo | None = None) -> VerifyReport:
     """Every byte of a published directory; an engine that the bundle's own script compiled there is no fault."""
-    report = verify_directory(path, progress=progress)
+    report = verify_directory(path, progress=progress, memo=memo)
     _accept_engine_built_later(report)
     return report
 

@@ -346,7 +346,7 @@ CASES: dict[str, tuple[Case, Case]] = {
     ),
     "TF-K11-001": ((quant(format="fp8"), {"model": QWEN_72B}), (quant(format="fp8"), {})),
     "TF-K11-002": (
-        (quant(format="fp8"), {"machine": replace(SMALL, disk_free=800 << 20)}),
+        (quant(format="fp8"), {"machine": replace(SMALL, disk_free=400 << 20)}),
         (quant(format="fp8"), {"machine": replace(SMALL, disk_free=2 << 30)}),
     ),
     "TF-K11-003": (

@@ -131,7 +131,7 @@ def test_a_file_that_a_disk_does_not_give_is_said(bundle: Path, monkeypatch: pyt
     from trtforge.store import integrity
 
     broken = OSError(5, "Input/output error")
-    monkeypatch.setattr(integrity, "hash_files", lambda files, advance: dict.fromkeys(files, broken))
+    monkeypatch.setattr(integrity, "hash_files", lambda files, advance, memo: dict.fromkeys(files, broken))
     assert set(codes(bundle)) == {"TF-BND-008"}
 
 

@@ -129,6 +129,7 @@ class BundleStage(StageBase):
             },
             measured=MEASURED,
             stamps=stamps,
+            handed_out=True,
         )
 
 

@@ -15,7 +15,7 @@ from trtforge.recipe.units import format_size
 QUANTIZER_BYTES = 1536 * 2**20
 #: the reference evaluation computes in float32
 REFERENCE_BYTES_PER_PARAMETER = 4
-#: stages that write the quantized weights once more
+#: stages that copy the weights before the store shares them with what holds them already
 _COPYING = ("quantize", "graph", "build", "bundle")
 #: what trtllm-build keeps a parameter of its rank: the checkpoint's shard and TensorRT's copy of it
 BUILD_BYTES_PER_PARAMETER = 4
@@ -44,7 +44,8 @@ def host_memory(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K11-002",
     "not enough disk for the artifacts",
-    why="Every stage publishes a whole directory, so that any of them can be used alone.",
+    why="The checkpoint, the quantized weights and an engine of its own bytes are stored once each; one more copy lies "
+    "there while a stage writes, and in the bundle where the store cannot share files.",
     source="https://github.com/NVIDIA/TensorRT-LLM/issues/743",
     needs=("model", "machine"),
 )
@@ -52,10 +53,10 @@ def host_disk(facts: Facts) -> Iterator[Violation]:
     free = facts.require_machine().disk_free
     plain = facts.require_model().parameters * DTYPE_BYTES[facts.recipe.model.dtype]
     stored = weight_bytes(facts, stored=True)
-    if plain + len(_COPYING) * stored <= free:
+    if plain + _contents(facts, frozenset()) * stored <= free:
         return
-    made = facts.made() if facts.made is not None else frozenset()
-    copies = sum(stage not in made for stage in _COPYING)
+    made = frozenset(facts.made()) if facts.made is not None else frozenset()
+    copies = _contents(facts, made)
     needed = (0 if "intake" in made else plain) + copies * stored
     if needed > free:
         yield Violation(
@@ -65,6 +66,22 @@ def host_disk(facts: Facts) -> Iterator[Violation]:
             {"checkpoint": plain, "quantized": stored, "copies": copies, "needed": needed, "disk_free": free},
             by_hand("trtforge artifacts gc", "--store DIR on a larger disk"),
         )
+
+
+def _contents(facts: Facts, made: frozenset[str]) -> int:
+    """How often weights of the stored size lie on the disk at once beside the checkpoint, for what is not made yet."""
+    quantize, row = facts.recipe.quantize, facts.format
+    weight = None if row is None else row.weight
+    # unquantized weights are the checkpoint's files; integers of four bits are packed once more for a graph; engines
+    # that are not compiled hold the very files of the graph or the checkpoint
+    own = weight is not None or quantize.kv_cache != "none"
+    packed = weight is not None and weight.dtype == "int4" and facts.target.from_graph
+    return (
+        (own and "quantize" not in made)
+        + (packed and "graph" not in made)
+        + (facts.target.compiled and "build" not in made)
+        + any(stage not in made for stage in _COPYING)
+    )
 
 
 @rule(
