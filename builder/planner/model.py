@@ -11,25 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from builder.planner.families import MIXTURES, check_family
+from builder.planner.families import check_family
 from builder.planner.types import bad_input
 from trtforge.formats.table import counted_as, kv_modes_by
 from trtforge.ground.json_file import read_json_file
 from trtforge.models.record import Experts, Latent, Model
-from trtforge.tables.decoders import Decoder, decoders
+from trtforge.tables.decoders import CountedType, Decoder, decoder_table
 
-#: model types with RMS norms on q and k. Source: modeling files of transformers
-_QK_NORM = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
-#: model types that bias q, k and v and have no key that says so
-_QKV_BIAS = frozenset({"qwen2", "qwen2_moe"})
-#: model types with a norm before and after both halves of a layer
-_FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text"})
-#: model types whose class ties the head unless the config says otherwise
-_TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
-#: one attention layer in so many is a full one when no layer_types say which; other types slide in every layer
-_PATTERN = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
-#: the window of the class where the config has no such key
-_WINDOW = {"gemma2": 4096, "gemma3": 4096, "gemma3_text": 4096, "cohere2": 4096, "mistral": 4096, "gpt_oss": 128}
 #: spellings of a dtype
 _DTYPES = {
     **{name: name for name in ("float32", "float16", "bfloat16")},
@@ -89,18 +77,15 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
     heads = _size(config, "num_attention_heads")
     kv_heads = _size(config, "num_key_value_heads", default=heads)
     mla = _mla(config)
-    row = next((row for row in decoders().values() if row.model_type == kind), None)
-    head_size = _size(config, "head_dim", default=(row and row.head_dim) or hidden // heads)
+    row, counted = _rows(kind)
+    head_size = _size(config, "head_dim", default=(row or counted).head_dim or hidden // heads)
     if mla is None and heads % kv_heads:
         raise _bad_config(f"{heads} heads do not divide into {kv_heads} key-value heads", kind)
-    if row is not None and row.window == "switched":
-        windows = _switched_windows(config, row, layers)
-    else:
-        windows = _windows(config, kind, layers)
+    windows = _windows(config, counted, layers) if row is None else _windows_of(config, row, layers)
+    attention_bias, o_bias = _attention_biases(config, row, counted)
     quantization = _quantization(outer, quant_config)
     dtype, said = _dtype(config, outer)
     ffn = _size(config, "intermediate_size", "ffn_hidden_size")
-    attention_bias = bool(config.get("attention_bias", kind in _QKV_BIAS))
     return Model(
         name=name or architecture,
         architecture=architecture,
@@ -112,22 +97,37 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
         head_size=mla.nope_size + mla.rope_size if mla else head_size,
         vocab=_size(config, "vocab_size"),
         max_positions=_size(config, *_POSITIONS),
-        tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT))),
+        tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", counted.tied))),
         dtype=dtype,
         attention_bias=attention_bias,
-        o_bias=attention_bias and not architecture.startswith("Qwen2"),
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=kind in _QK_NORM,
-        norms_a_layer=4 if kind in _FOUR_NORMS else 2,
+        o_bias=o_bias,
+        mlp_bias=bool(config.get("mlp_bias", False)) if row is None else row.bias("mlp", config),
+        qk_norm=counted.qk_norm if row is None else row.qk_norm,
+        norms_a_layer=counted.norms,
         windows=windows,
         rope=_rope(config),
-        moe=_moe(config, kind, layers, ffn),
+        moe=_moe(config, counted, layers, ffn),
         mla=mla,
         prequantized=_prequantized(quantization),
         prequantized_kv_cache=_prequantized_kv(quantization),
         unquantized=_unquantized(quantization),
         assumed=(*assumed, *([] if said else ["the config names no dtype; bfloat16 is assumed"])),
     )
+
+
+def _rows(kind: str) -> tuple[Decoder | None, CountedType]:
+    """The class's row if it has one, and what the table says of a type without; defaults where it says nothing."""
+    table = decoder_table()
+    row = next((row for row in table.rows if row.model_type == kind), None)
+    return row, table.counted.get(kind, CountedType())
+
+
+def _attention_biases(config: Mapping[str, Any], row: Decoder | None, counted: CountedType) -> tuple[bool, bool]:
+    """Biases on q, k and v, and on the output; a type without a row has one key for both."""
+    if row is not None:
+        return row.bias("qkv", config), row.bias("o", config)
+    biased = bool(config.get("attention_bias", counted.qkv_bias))
+    return biased, biased and counted.o_bias
 
 
 def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, bool]:
@@ -152,9 +152,9 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**scaling, "rope_type": scaling.get("rope_type") or scaling.get("type") or "default"}
 
 
-def _moe(config: Mapping[str, Any], kind: str, layers: int, ffn: int) -> Experts | None:
+def _moe(config: Mapping[str, Any], counted: CountedType, layers: int, ffn: int) -> Experts | None:
     keys = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-    if kind not in MIXTURES and not any(config.get(key) for key in keys):
+    if not counted.experts and not any(config.get(key) for key in keys):
         return None
     experts = _size(config, *keys)
     active = _size(config, "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk")
@@ -184,7 +184,7 @@ def _mla(config: Mapping[str, Any]) -> Latent | None:
     )
 
 
-def _switched_windows(config: Mapping[str, Any], row: Decoder, layers: int) -> tuple[int, ...]:
+def _windows_of(config: Mapping[str, Any], row: Decoder, layers: int) -> tuple[int, ...]:
     """Each layer's sliding window, by the rule that the class's row states."""
     try:
         return row.layer_windows(config, layers)
@@ -192,25 +192,26 @@ def _switched_windows(config: Mapping[str, Any], row: Decoder, layers: int) -> t
         raise _bad_config(str(error), row.architecture) from None
 
 
-def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ...]:
-    """The same for all other classes, whose configs say it in several ways."""
-    window = config.get("sliding_window", _WINDOW.get(kind))
-    # Qwen's classes slide only when they are told to, and then from layer max_window_layers on
-    told = config.get("use_sliding_window", not kind.startswith("qwen"))
+def _windows(config: Mapping[str, Any], counted: CountedType, layers: int) -> tuple[int, ...]:
+    """The same for types without a row, whose configs say it in several ways."""
+    window = config.get("sliding_window", counted.window)
+    told = config.get("use_sliding_window", not counted.switched)
     if isinstance(window, bool) or not isinstance(window, int) or window <= 0 or told is False:
         return (0,) * layers
-    types, step = config.get("layer_types"), _count(config, "sliding_window_pattern") or _PATTERN.get(kind, 0)
+    return tuple(window if slides else 0 for slides in _sliding(config, counted, layers))
+
+
+def _sliding(config: Mapping[str, Any], counted: CountedType, layers: int) -> list[bool]:
+    """Which layers have the window."""
+    types = config.get("layer_types")
     if isinstance(types, list):
-        sliding = [name == "sliding_attention" for name in types[:layers]]
-        sliding += [False] * (layers - len(sliding))
-    elif step:
-        sliding = [bool((layer + 1) % step) for layer in range(layers)]
-    elif kind.startswith("qwen"):
-        first = _count(config, "max_window_layers")
-        sliding = [layer >= first for layer in range(layers)]
-    else:
-        sliding = [True] * layers
-    return tuple(window if slides else 0 for slides in sliding)
+        named = [name == "sliding_attention" for name in types[:layers]]
+        return named + [False] * (layers - len(named))
+    step = _count(config, "sliding_window_pattern") or counted.full_every
+    if step:
+        return [bool((layer + 1) % step) for layer in range(layers)]
+    first = _count(config, "max_window_layers") if counted.switched else 0
+    return [layer >= first for layer in range(layers)]
 
 
 def _quantization(config: Mapping[str, Any], quant_config: Mapping[str, Any] | None) -> Mapping[str, Any]:

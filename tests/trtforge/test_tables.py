@@ -6,7 +6,7 @@ import typing
 
 from trtforge.recipe.schema import Build, Triton
 from trtforge.tables import architecture_table, load_table, stack_table
-from trtforge.tables.decoders import decoders, gguf_decoders
+from trtforge.tables.decoders import decoder_table, decoders, gguf_decoders
 from trtforge.targets import TARGETS, served_by
 
 
@@ -59,6 +59,30 @@ def test_architectures_state_the_same_formats_everywhere() -> None:
 
 def test_tables_are_read_once() -> None:
     assert load_table("stack") is load_table("stack")
+
+
+def test_counted_types_are_what_transformers_says() -> None:
+    """What a type's class has where its config.json says nothing."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = {kind: row for kind, row in decoder_table().counted.items() if kind in CONFIG_MAPPING}
+    assert len(known) > 20
+    for kind, row in known.items():
+        made = CONFIG_MAPPING[kind]()
+        config = getattr(made, "text_config", made)
+        assert config.tie_word_embeddings == row.tied, kind
+        assert getattr(config, "attention_bias", row.qkv_bias) == row.qkv_bias, kind
+        own = getattr(config, "head_dim", None)
+        if not getattr(config, "kv_lora_rank", None):
+            assert (own or config.hidden_size // config.num_attention_heads) == (
+                row.head_dim or config.hidden_size // config.num_attention_heads
+            ), kind
+        if row.switched:
+            continue
+        assert getattr(config, "sliding_window", None) == row.window, kind
+        full = [layer for layer, name in enumerate(getattr(config, "layer_types", ())) if name == "full_attention"]
+        step = row.full_every or config.num_hidden_layers + 1
+        assert not row.window or full == list(range(step - 1, config.num_hidden_layers, step)), kind
 
 
 def test_decoders_are_what_transformers_says() -> None:

@@ -102,11 +102,36 @@ class Decoder(_Row):
         return tuple(window if kind == SLIDING else 0 for kind in given)
 
 
+class CountedType(_Row):
+    """A ``model_type`` that no row has and the planner counts; see the table's head for the fields."""
+
+    experts: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = True
+    qk_norm: bool = False
+    norms: Literal[2, 4] = 2
+    tied: bool = False
+    switched: bool = False
+    window: int | None = None
+    head_dim: int | None = None
+    full_every: int | None = Field(None, ge=2)
+
+
+class UncountedTypes(_Row):
+    """Types whose layers are something else, and keys that only their configs have; ``why`` ends a sentence."""
+
+    why: str
+    types: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+
+
 class DecoderTable(_Row):
     """Every class, with the sources that hold for all of them."""
 
     as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
     sources: tuple[Source, ...] = Field(min_length=1)
+    counted: dict[str, CountedType]
+    uncounted: tuple[UncountedTypes, ...]
     rows: tuple[Decoder, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -115,16 +140,34 @@ class DecoderTable(_Row):
         files = [row.gguf.architecture for row in self.rows if row.gguf]
         if len(set(classes)) != len(classes) or len(set(files)) != len(files):
             raise ValueError("names of decoders repeat")
+        other = [kind for row in self.uncounted for kind in row.types]
+        types = [*self.counted, *(row.model_type for row in self.rows), *other]
+        repeated = sorted({kind for kind in types if types.count(kind) > 1})
+        if repeated:
+            raise ValueError(f"types stand in more than one place: {', '.join(repeated)}")
         return self
+
+
+@cache
+def decoder_table() -> DecoderTable:
+    """The table."""
+    import yaml
+
+    text = Path(__file__).with_name("decoders.yaml").read_text(encoding="utf-8")
+    return DecoderTable.model_validate(yaml.safe_load(text))
+
+
+@cache
+def known_types() -> tuple[str, ...]:
+    """Every ``model_type`` that a row has or the planner counts, sorted."""
+    table = decoder_table()
+    return tuple(sorted({*table.counted, *(row.model_type for row in table.rows)}))
 
 
 @cache
 def decoders() -> dict[str, Decoder]:
     """The rows by class name, in the table's order."""
-    import yaml
-
-    text = Path(__file__).with_name("decoders.yaml").read_text(encoding="utf-8")
-    return {row.architecture: row for row in DecoderTable.model_validate(yaml.safe_load(text)).rows}
+    return {row.architecture: row for row in decoder_table().rows}
 
 
 def gguf_decoders() -> dict[str, Decoder]:

@@ -242,7 +242,9 @@ def test_latent_attention_caches_the_latent() -> None:
 
 
 def test_sliding_windows_follow_the_layer_types() -> None:
-    model = from_config(bare(sliding_window=64, layer_types=["sliding_attention", "full_attention"] * 2))
+    model = from_config(
+        bare(model_type="olmo3", sliding_window=64, layer_types=["sliding_attention", "full_attention"] * 2)
+    )
     assert (model.sliding_window, model.window_layers) == (64, 2)
     assert from_config(bare(sliding_window=64, use_sliding_window=False)).sliding_window == 0
 

@@ -73,6 +73,9 @@ def test_what_is_assumed_is_said() -> None:
     assert from_config(bare(torch_dtype="torch.float16")).dtype == "float16"
 
 
+LLLG = ["sliding_attention"] * 3 + ["full_attention"]
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -83,11 +86,32 @@ def test_what_is_assumed_is_said() -> None:
         ({"model_type": "qwen2", "sliding_window": 64}, (0, 0)),
         ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}, (64, 1)),
         ({"model_type": "mistral", "sliding_window": 64}, (64, 4)),
+        ({"model_type": "exaone4", "sliding_window_pattern": "LLLG", "layer_types": LLLG}, (4096, 3)),
+        ({"model_type": "olmo3"}, (4096, 3)),
     ],
 )
 def test_windows_follow_the_class(changes: dict[str, Any], expected: tuple[int, int]) -> None:
     model = from_config(bare(**changes))
     assert (model.sliding_window, model.window_layers) == expected
+
+
+@pytest.mark.parametrize("changes", [{"sliding_window": 64}, {"use_sliding_window": True, "sliding_window": 64}])
+def test_a_class_of_intakes_table_is_counted_by_its_row(changes: dict[str, Any]) -> None:
+    """Llama reads no window, whatever stands in its config.json, and a rule that its row does not have is refused."""
+    written = bare(head_dim=32, **changes)
+    assert from_config(written).windows == check_config(written).windows == (0,) * 4
+    error = refusal(from_config, bare(layer_types=LLLG))
+    assert error.code == "TF-PLN-004" and "sliding_attention" in error.message
+
+
+def test_what_a_config_leaves_out_is_the_classs() -> None:
+    """transformers writes what differs from the class's own values only."""
+    cohere = bare(model_type="cohere")
+    del cohere["tie_word_embeddings"]
+    assert from_config(cohere).tied
+    glm = from_config(bare(model_type="glm4"))
+    assert glm.attention_bias and not glm.o_bias and glm.head_size == 128
+    assert not from_config(bare(model_type="glm4", attention_bias=False)).attention_bias
 
 
 def test_scaling_stretches_the_context() -> None:
