@@ -6,7 +6,6 @@ import, because ``trtforge --help`` imports it.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -42,8 +41,6 @@ StoreOption = Annotated[
     ),
 ]
 
-_OUTPUT = {"json_output": JsonOption, "quiet": QuietOption, "debug": DebugOption}
-
 
 class Failed(Exception):
     """Ends a command with an exit code after it has printed its result itself."""
@@ -53,26 +50,24 @@ class Failed(Exception):
         self.code = code
 
 
+def _output(*, json_output: JsonOption = False, quiet: QuietOption = False, debug: DebugOption = False) -> Console:
+    """The console that the options of every command ask for."""
+    from trtforge.ground.console import Console
+
+    return Console("json" if json_output else "quiet" if quiet else "human", debug)
+
+
 def forge_command(function: Callable[..., None]) -> Callable[..., None]:
     """Give a function its console, ``--json``, ``--quiet`` and ``--debug``, and turn errors into exit codes.
 
     The function's first parameter is the console; the rest are typer parameters.
     """
-    signature = inspect.signature(function, eval_str=True, globals=_resolving(function))
-    parameters = [item for name, item in signature.parameters.items() if name != "console"]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-        for name, kind in _OUTPUT.items()
-    ]
-    parameters = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
+    output = _parameters(_output)
 
-    @functools.wraps(function)
-    def wrapper(**arguments: Any) -> None:
-        from trtforge.ground.console import Console
+    def command(**arguments: Any) -> None:
         from trtforge.ground.console_guard import quiet_libraries, stdout_guard
 
-        as_json, quiet, debug = (bool(arguments.pop(name)) for name in _OUTPUT)
-        console = Console("json" if as_json else "quiet" if quiet else "human", debug)
+        console = _output(**{item.name: arguments.pop(item.name) for item in output})
         quiet_libraries()
 
         def body() -> None:
@@ -84,15 +79,17 @@ def forge_command(function: Callable[..., None]) -> Callable[..., None]:
             code = _run(body, console)
         raise typer.Exit(code)
 
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
-    del wrapper.__wrapped__
-    return wrapper
+    # what typer reads of a command: its name and help, and its parameters behind the console
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature([*_parameters(function)[1:], *output])  # type: ignore[attr-defined]
+    return command
 
 
-def _resolving(function: Callable[..., None]) -> dict[str, Any]:
-    """The function's globals, with the console's type known without importing it."""
-    return {"Console": object, **function.__globals__}
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """A function's parameters with their types, the console's known without importing it; typer passes all by name."""
+    known = {"Console": object, **function.__globals__}
+    found = inspect.signature(function, eval_str=True, globals=known).parameters.values()
+    return [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in found]
 
 
 def refuse_unusable(arguments: Mapping[str, Any]) -> None:
