@@ -11,7 +11,6 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import StoreOption
-from trtforge.targets import DEFAULT
 
 if TYPE_CHECKING:
     from quantize.intake import CheckpointInfo
@@ -34,8 +33,13 @@ def init(
     ] = None,
     quantization: Annotated[str, typer.Option("--format", help="Quantization format to start from.")] = "fp8",
     target: Annotated[
-        str, typer.Option("--target", help="Engine target; `trtforge stack list` names them.")
-    ] = DEFAULT.name,
+        str | None,
+        typer.Option(
+            "--target",
+            help="Engine target; `trtforge stack list` names them; default the one that runs on any machine.",
+            show_default=False,
+        ),
+    ] = None,
     architecture: Annotated[
         str | None,
         typer.Option(
@@ -51,10 +55,13 @@ def init(
     from trtforge.recipe.starter import recipe_name, source_in_recipe, starter_text, write_new
     from trtforge.recipe.starter_target import starter_target
     from trtforge.store.store import default_root
+    from trtforge.targets import DEFAULT
 
     row = format_row(quantization)
     machine = look(default_root(store))
-    built = starter_target(target, architecture, row.name, tuple(gpu.architecture for gpu in machine.gpus))
+    built = starter_target(
+        target or DEFAULT.name, architecture, row.name, tuple(gpu.architecture for gpu in machine.gpus)
+    )
     with console.progress("init") as progress:
         info = inspected(source, Path.cwd(), progress)
     name = recipe_name(source, quantization, built.name)
