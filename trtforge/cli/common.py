@@ -16,6 +16,7 @@ import typer
 from trtforge.ground.errors import ExitCode, ForgeError, interrupted
 
 if TYPE_CHECKING:
+    from triton_repo.parameters import Parameter
     from trtforge.ground.console import Console
     from trtforge.models.record import Model
     from trtforge.preflight import Report, Surroundings
@@ -177,7 +178,7 @@ def preflight(
     from trtforge.preflight import check_report
 
     table, recipe = load_formats(), loaded.recipe
-    parameters: Mapping[str, Any] | None = None
+    parameters: Mapping[str, Parameter] | None = None
     if recipe.triton.parameters:
         from triton_repo.parameters import load_parameters
 

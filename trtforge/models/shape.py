@@ -1,85 +1,15 @@
-"""What the rules and the planner read of a model and of the format table: shapes only, no tensor data.
-
-The protocols describe the records that intake and the format table hand in; nothing here imports either.
-"""
+"""The linears of a model by kind, which of them exclude patterns leave, and whether its keys bear eight bits."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from trtforge.models.record import Model
 from trtforge.tables.decoders import decoders
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
-
-
-class WeightFacts(Protocol):
-    """How a format stores weights."""
-
-    @property
-    def bits(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-
-
-class ModelOptFacts(Protocol):
-    """For which versions of ModelOpt a format's configuration was run."""
-
-    @property
-    def versions(self) -> str: ...
-
-
-class FormatFacts(Protocol):
-    """The fields of a format row that rules use."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def weight(self) -> WeightFacts | None: ...
-    @property
-    def group_sizes(self) -> tuple[int, ...]: ...
-    @property
-    def default_group_size(self) -> int | None: ...
-    @property
-    def native(self) -> tuple[str, ...]: ...
-    @property
-    def modelopt(self) -> Sequence[ModelOptFacts]: ...
-
-
-class KvModeFacts(Protocol):
-    """The fields of a KV-cache mode that rules use."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str | None: ...
-    @property
-    def supported(self) -> bool: ...
-    @property
-    def why(self) -> str | None: ...
-
-
-class ParameterFacts(Protocol):
-    """The fields of a layout's parameter that rules use."""
-
-    @property
-    def place(self) -> str: ...
-    @property
-    def recipe(self) -> str | None: ...
-    @property
-    def until(self) -> str | None: ...
-    @property
-    def emitted(self) -> bool: ...
-    @property
-    def template(self) -> str | None: ...
-    @property
-    def meaning(self) -> str: ...
-    def fault(self, value: str) -> str | None:
-        """Why ``value`` cannot be this parameter, or None."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Faults found before anything is loaded: seconds instead of a failed build.
 
-Runs in under two seconds and never imports torch. The model's headers and the format table are handed in
-by the command line or the pipeline, since the spine imports no stage.
+Runs in under two seconds and never imports torch. The model, the format table and a layout's parameters are handed in
+by the command line or the pipeline, which know where they come from.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from triton_repo.parameters import Parameter
+from trtforge.formats.table import FormatRow, KvMode
 from trtforge.models.record import Model
-from trtforge.models.shape import FormatFacts, KvModeFacts, ParameterFacts
 from trtforge.preflight.engine import Finding, Report, Rule, all_rules, make_facts, refusal
 from trtforge.preflight.run import run_rules
 from trtforge.preflight.sources import Locate
@@ -25,12 +26,12 @@ def check_report(
     loaded: LoadedRecipe,
     *,
     model: Model | None = None,
-    formats: Mapping[str, FormatFacts] | None = None,
-    kv_modes: Mapping[str, KvModeFacts] | None = None,
+    formats: Mapping[str, FormatRow] | None = None,
+    kv_modes: Mapping[str, KvMode] | None = None,
     machine: Surroundings | bool = True,
     store: Path | None = None,
     locate: Locate | None = None,
-    parameters: Mapping[str, ParameterFacts] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
     made: Callable[[], Collection[str]] | None = None,
 ) -> Report:
     """Apply every rule; ``machine=True`` asks this machine, ``False`` leaves machine rules out.
@@ -67,11 +68,11 @@ def check(
     machine: Surroundings | bool = True,
     *,
     model: Model | None = None,
-    formats: Mapping[str, FormatFacts] | None = None,
-    kv_modes: Mapping[str, KvModeFacts] | None = None,
+    formats: Mapping[str, FormatRow] | None = None,
+    kv_modes: Mapping[str, KvMode] | None = None,
     store: Path | None = None,
     locate: Locate | None = None,
-    parameters: Mapping[str, ParameterFacts] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
     made: Callable[[], Collection[str]] | None = None,
 ) -> list[Finding]:
     """The findings of :func:`check_report`, blocking ones first."""

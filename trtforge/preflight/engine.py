@@ -14,9 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from triton_repo.parameters import Parameter
+from trtforge.formats.table import FormatRow, KvMode
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.models.record import Model
-from trtforge.models.shape import FormatFacts, KvModeFacts, ParameterFacts
 from trtforge.preflight.remedies import Remedy, applied, as_remedy, texts
 from trtforge.preflight.sources import Locate, Located, SourceFiles
 from trtforge.preflight.surroundings import Surroundings
@@ -49,13 +50,13 @@ class Facts:
     features: FeatureTable
     kernels: KernelTable
     model: Model | None = None
-    formats: Mapping[str, FormatFacts] = field(default_factory=dict)
-    kv_modes: Mapping[str, KvModeFacts] = field(default_factory=dict)
+    formats: Mapping[str, FormatRow] = field(default_factory=dict)
+    kv_modes: Mapping[str, KvMode] = field(default_factory=dict)
     machine: Surroundings | None = None
     source: Located | None = None
     draft: Located | None = None
     adapters: Mapping[str, Located] | None = None
-    parameters: Mapping[str, ParameterFacts] | None = None
+    parameters: Mapping[str, Parameter] | None = None
     written: Mapping[str, Any] = field(default_factory=dict)
     locate: Locate | None = None
     folders: dict[Path, SourceFiles] = field(default_factory=dict)
@@ -133,7 +134,7 @@ class Facts:
         return [row for row in rows if row is not None]
 
     @property
-    def format(self) -> FormatFacts | None:
+    def format(self) -> FormatRow | None:
         """The format table's row for ``quantize.format``, or None."""
         return self.formats.get(self.recipe.quantize.format)
 
@@ -398,11 +399,11 @@ def make_facts(
     loaded: LoadedRecipe,
     *,
     model: Model | None,
-    formats: Mapping[str, FormatFacts],
-    kv_modes: Mapping[str, KvModeFacts],
+    formats: Mapping[str, FormatRow],
+    kv_modes: Mapping[str, KvMode],
     machine: Surroundings | None,
     locate: Locate | None,
-    parameters: Mapping[str, ParameterFacts] | None,
+    parameters: Mapping[str, Parameter] | None,
 ) -> Facts:
     """Facts of a loaded recipe with the shipped tables."""
     from trtforge.tables import architecture_table, stack_table

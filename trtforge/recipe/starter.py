@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from trtforge.formats.table import FormatRow
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import write_text_atomic
 from trtforge.ground.paths import resolved_path, user_path
@@ -19,7 +20,6 @@ from trtforge.models.kv import blocks_of, kv_bytes_per_token
 from trtforge.models.record import Model
 from trtforge.models.shape import (
     DTYPE_BYTES,
-    FormatFacts,
     outlier_keys,
     quantized_linears,
 )
@@ -51,7 +51,7 @@ def source_in_recipe(source: str, folder: Path) -> str:
     return os.fspath(target.relative_to(base)) if target.is_relative_to(base) else str(target)
 
 
-def group_size_for(model: Model, row: FormatFacts, exclude: tuple[str, ...]) -> int | None:
+def group_size_for(model: Model, row: FormatRow, exclude: tuple[str, ...]) -> int | None:
     """The largest group size of the format that divides every quantized linear; raises TF-K4-001 when none does."""
     if not row.group_sizes:
         return None
@@ -85,7 +85,7 @@ def starter_text(
     name: str,
     source: str,
     model: Model,
-    row: FormatFacts,
+    row: FormatRow,
     machine: Machine,
     target: StarterTarget,
     *,
@@ -156,7 +156,7 @@ def starter_text(
     return "\n".join(lines) + "\n"
 
 
-def _kv_cache(model: Model, row: FormatFacts, target: StarterTarget) -> tuple[str, str]:
+def _kv_cache(model: Model, row: FormatRow, target: StarterTarget) -> tuple[str, str]:
     """``quantize.kv_cache`` and the reason that stands beside it."""
     kv_cache = target.kv_cache(row.name)
     if kv_cache == "none":
