@@ -13,7 +13,6 @@ The arguments are the layout's (``triton_repo.layouts.llmapi_settings``): server
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from builder.targets.trtllm.common import (
     engine_stack,
     write_engine,
 )
+from builder.targets.trtllm.settings import LlmSettings
 from builder.targets.trtllm.source import Checkpoint
 from trtforge.drafting.inspection import inspect_folder
 from trtforge.drafting.kinds import EAGLE3
@@ -39,20 +39,6 @@ from trtforge.targets.trtllm_llmapi import TRTLLM_LLMAPI
 NAME = TRTLLM_LLMAPI.name
 CHECKPOINT_DIR = "checkpoint"
 DRAFT_DIR = "draft"
-
-
-@dataclass(frozen=True)
-class LlmSettings:
-    """Attributes:
-    arguments: of ``LLM()``; paths are relative to the artifact.
-    command: ``trtllm-serve`` with the same settings, run in the artifact's folder.
-    file_name, file_text: the file that the command names.
-    """
-
-    arguments: dict[str, Any]
-    command: tuple[str, ...]
-    file_name: str
-    file_text: str
 
 
 def build_engine(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from builder.targets.trtllm.settings import LlmSettings
 from builder.targets.trtllm_llmapi import target as llmapi_target
-from builder.targets.trtllm_llmapi.target import LlmSettings
 from tests.support.tiny import write_tiny_llama
 from tests.trtforge.drafting import checkpoints
 from tests.trtforge.drafting.checkpoints import TARGET_LAYERS, WIDTH, Spec, write

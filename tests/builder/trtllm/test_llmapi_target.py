@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from builder.targets import engine_info, read_engine
+from builder.targets.trtllm.settings import LlmSettings
 from builder.targets.trtllm_llmapi import target as llmapi_target
-from builder.targets.trtllm_llmapi.target import LlmSettings
 from tests.builder.trtllm.test_checkpoint import make
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import ForgeError

@@ -10,11 +10,12 @@ import pytest
 
 from builder.targets.torch import target as torch_target
 from triton_repo.layouts.ifb_engine import with_window
+from builder.targets.trtllm_engine.stage import timing_cache
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.catalogue import default_stages
 from trtforge.pipeline.stage import StageContext
-from trtforge.pipeline.stages.build import BuildStage, timing_cache
+from trtforge.pipeline.stages.build import BuildStage
 from trtforge.pipeline.stages.common import draft_directory
 from trtforge.pipeline.stages.targets import PerTarget, left_out
 from trtforge.recipe.load import recipe_from_mapping
