@@ -22,6 +22,7 @@ from triton_repo.configs import read_config
 from triton_repo.validate import require_valid
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.targets import TARGETS, names
 
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 #: curl says "form" by itself, and a form is what older servers copy onto their stack
@@ -107,11 +108,12 @@ def _engine(bundle: Path) -> Mapping[str, Any] | None:
 
 def _require_loadable(bundle: Path, engine: Mapping[str, Any]) -> None:
     """Refuse engines that no server loads, and one that is still to be compiled."""
-    target, place = engine.get("target"), bundle / "engine"
-    if target == "tensorrt-rtx":
+    target, place = TARGETS.get(str(engine.get("target"))), bundle / "engine"
+    if target is not None and not target.layouts:
         named = engine.get("architectures")
         architectures = ", ".join(map(str, named)) if isinstance(named, list) and named else "its architecture"
         files = sorted(path.name for path in place.glob("*.rtx"))
+        served = names(lambda other: other.cuda_plugins and bool(other.layouts))
         raise ForgeError(
             "TF-LCH-032",
             "this bundle holds RTX engines, which no backend of Triton loads",
@@ -121,10 +123,10 @@ def _require_loadable(bundle: Path, engine: Mapping[str, Any]) -> None:
             remedies=[
                 f"load {place}/*.rtx in an application with TensorRT for RTX {engine.get('tensorrt_rtx')}, on a GPU of "
                 f"{architectures}",
-                "build.target: tensorrt, for an engine that Triton serves",
+                f"build.target: {' or '.join(served)}, for an engine that Triton serves",
             ],
         )
-    if target == "trtllm-engine" and not engine.get("compiled", True):
+    if target is not None and target.trtllm_build and not engine.get("compiled", True):
         draft = engine.get("draft")
         folders = [place, *([place / "draft"] if isinstance(draft, dict) else [])]
         missing = [folder for folder in folders if not (folder / "trtllm" / "config.json").is_file()]

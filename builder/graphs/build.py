@@ -53,7 +53,7 @@ def build_graph(
             for it, else ``dtype``.
         block_size: S, token slots in a KV block.
         mode: ``paged``, or ``native``: standard operators on padded batches (see
-            :mod:`builder.graphs.native`), which the target tensorrt-rtx takes.
+            :mod:`builder.graphs.native`), for a runtime without plugins.
         hidden_states: residual streams to add as outputs (i: after i layers).
         tree_mask: add the input that verification of draft trees needs.
 

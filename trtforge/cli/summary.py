@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.json_file import read_json_file
 from trtforge.recipe.units import format_seconds, format_size
+from trtforge.targets import TARGETS
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -115,7 +116,7 @@ def bundle_rows(summary: Mapping[str, Any]) -> list[list[str]]:
 def _compiled(summary: Mapping[str, Any]) -> str:
     if summary["compiled"]:
         return "yes"
-    if summary["target"] == "trtllm-llmapi":
+    if not TARGETS[summary["target"]].compiled:
         return "nothing to compile: TensorRT-LLM loads the checkpoint when it starts"
     return "NO: compile it on the GPU machine, as the report says; engine/engine.json says why not here"
 

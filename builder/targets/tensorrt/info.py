@@ -6,8 +6,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from builder.targets.description import Description, Table, limit_rows
+from builder.targets.pool import pool_text, report_rows
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.versions import release
+from trtforge.recipe.units import format_size
+
+__all__ = ["describe", "engine_info", "report_rows"]
 
 
 def engine_info(artifact: Path, engine: dict[str, Any], capability: str | None = None) -> dict[str, Any]:
@@ -30,3 +35,25 @@ def engine_info(artifact: Path, engine: dict[str, Any], capability: str | None =
         findings.append(f"the engine needs plugins of ABI {wanted_abi}, here is {abi or 'none'}")
     kept = {key: value for key, value in engine.items() if key not in ("sha256", "memory_plan")}
     return {**kept, "findings": findings}
+
+
+def describe(document: dict[str, Any]) -> Description:
+    """A TensorRT plan: what it was built with, and what of that this machine lacks."""
+    stamp, cache = document["tensorrt"], document["kv_cache"]
+    options = ", ".join(f"{key} {value}" for key, value in stamp["options"].items() if value not in (False, None))
+    rows = [
+        ["TensorRT", stamp["version"]],
+        ["plugins", f"ABI {stamp['plugins']['abi']}, trtforge {stamp['plugins']['version']}"],
+        *limit_rows(document),
+        ["KV pool", pool_text(cache)],
+        ["decode buckets", ", ".join(map(str, stamp["decode_buckets"]))],
+        ["options", options],
+        ["plan", format_size(stamp["plan_bytes"])],
+    ]
+    found = [f"cannot be loaded here: {finding}" for finding in document["findings"]]
+    target = document["target"]
+    return Description(
+        f"{document['name']}: target {target}, {document['quant_format']}, for {stamp['gpu_architecture']}",
+        Table("Engine", ["what", "value"], rows),
+        verdicts=tuple(found) or ("TensorRT and the plugin library of this machine are the engine's",),
+    )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from builder.targets.description import Description, Table, limit_rows
+from builder.targets.pool import pool_text, report_rows
 from builder.targets.record import changed
 from builder.targets.torch.kernels import choose, rows_of
 from trtforge.machine.processor import processor
+from trtforge.recipe.units import format_size
+
+__all__ = ["describe", "engine_info", "report_rows"]
 
 #: parts of engine.json that nobody reads at a glance
 _LEFT_OUT = ("sha256", "kernel_choices", "linears")
@@ -60,3 +66,44 @@ def _execution(engine: dict[str, Any], capability: str) -> tuple[list[dict[str, 
         for (stored, executed, kernel, native, rounds), (count, weights) in sorted(groups.items())
     ]
     return linears, execution
+
+
+def describe(document: dict[str, Any]) -> Description:
+    """The engine, and its linears by what they are stored and executed as."""
+    plan = document.get("memory_plan", {})
+    bytes_of = {name: value for name, value in plan.items() if isinstance(value, int) and name.endswith("bytes")}
+    execution = document["execution"]
+    about = [
+        *limit_rows(document),
+        ["KV pool", pool_text(document["kv_cache"])],
+        *([f"memory: {name}", format_size(value)] for name, value in bytes_of.items()),
+    ]
+    groups = [
+        [
+            row["stored"],
+            row["executed"],
+            row["kernel"],
+            _native(row),
+            f"rounded {row['rounds']}" if row["rounds"] else "kept",
+            row["linears"],
+            f"{row['weights']:,}",
+        ]
+        for row in execution
+    ]
+    linears = [
+        [row["name"], "x".join(map(str, row["shape"])), row["stored"], row["executed"], row["kernel"], _native(row)]
+        for row in document["linears"]
+    ]
+    native = sum(row["linears"] for row in execution if row["native"])
+    columns = ["stored", "executed", "kernel", "", "stored weights", "linears", "weights"]
+    return Description(
+        f"{document['name']}: target {document['target']}, {document['quant_format']}, on {document['machine']}",
+        Table("Engine", ["what", "value"], about),
+        (Table("Linears by execution", columns, groups),),
+        (Table("Linears", ["name", "shape", "stored", "executed", "kernel", ""], linears),),
+        (f"{native} of {sum(row['linears'] for row in execution)} linears run natively",),
+    )
+
+
+def _native(row: Mapping[str, Any]) -> str:
+    return "native" if row["native"] else "emulated"

@@ -7,9 +7,12 @@ from typing import Any
 
 from builder.targets.trtllm import script
 from builder.targets.trtllm.checkpoint import CONFIG_FILE
+from builder.targets.trtllm.description import describe, report_rows
 from builder.targets.trtllm.readback import Finding, compare_engine, has_engine, read_trtllm_engine
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+
+__all__ = ["check_engine", "describe", "engine_info", "report_rows"]
 
 
 def check_engine(artifact: Path, engine: dict[str, Any]) -> list[Finding]:

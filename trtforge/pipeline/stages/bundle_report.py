@@ -80,43 +80,11 @@ def _model(inputs: Mapping[str, Artifact]) -> Any:
 
 
 def _engine_facts(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    if engine["target"] == "tensorrt-rtx":
-        return _rtx_rows(engine)
-    return _torch_rows(engine) if "linears" in engine else _trtllm_rows(engine)
+    """The rows that the target says of its artifact."""
+    from builder.targets import target_module
 
-
-def _rtx_rows(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """RTX engines, one an architecture; where they load stands first."""
-    cache = engine["kv_cache"]
-    return (
-        ("loads in", engine["loads_in"]),
-        *((f"RTX engine {item['architecture']}", format_size(item["bytes"])) for item in engine["engines"]),
-        ("profiles", "; ".join(f"{p['name']}: batch {p['batch']}, row {p['row']}" for p in engine["profiles"])),
-        (
-            "KV cache",
-            f"linear, {cache['format']}, {cache['capacity']} tokens, "
-            f"{format_size(cache['bytes_per_request'])} a request",
-        ),
-        ("reproducible", engine["reproducible"]),
-    )
-
-
-def _torch_rows(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return (
-        ("KV pool", f"{engine['kv_cache']['num_blocks']} blocks of {engine['kv_cache']['block_size']} tokens"),
-        ("linears", "; ".join(f"{count} × {name}" for name, count in engine["linears"].items())),
-    )
-
-
-def _trtllm_rows(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What is known of an artifact for TensorRT-LLM; whether it was compiled stands first."""
-    parallel = engine["parallel"]
-    return (
-        ("compiled", "yes" if engine["compiled"] else f"NO: {engine['not_compiled']}"),
-        ("TensorRT-LLM", f"{engine['tensorrt_llm']} (stack {engine['stack']})"),
-        ("ranks", f"tp {parallel['tp']} x pp {parallel['pp']}"),
-        ("KV cache", f"{engine['kv_cache']['format']}, blocks of {engine['kv_cache']['block_size']} tokens"),
-    )
+    rows: tuple[tuple[str, str], ...] = target_module(engine["target"], "info").report_rows(engine)
+    return rows
 
 
 def _shared_scales(quantized: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -260,21 +228,18 @@ def _not_run(missing: Mapping[str, Mapping[str, Any]]) -> Any:
 
 def _use(context: StageContext, missing: Mapping[str, Any]) -> Any:
     """How to serve the bundle, or what to do with engines that nothing here serves."""
-    if context.recipe.build.target == "tensorrt-rtx":
-        return _use_of_rtx(context.inputs["build"])
+    if not context.recipe.target.layouts:
+        return _use_elsewhere(context.inputs["build"])
     return _serving_of_trtllm(context) if missing else _serving(context)
 
 
-def _use_of_rtx(build: Artifact) -> Any:
+def _use_elsewhere(build: Artifact) -> Any:
+    """What the target says of engines that no layout serves."""
+    from builder.targets import target_module
     from evals.report import Section
 
-    engine = build.summary
-    text = (
-        f"An RTX engine loads in {engine['loads_in']}. Inputs, profiles and the caches that the caller owns are "
-        "described in engine/engine.json and in docs/targets.md."
-    )
-    commands = ["trtforge engine info BUNDLE/engine", f"pip install tensorrt-rtx=={engine['tensorrt_rtx']}"]
-    return Section("Use it", text, preformatted=("\n".join(commands),))
+    use = target_module(build.summary["target"], "info").use(build.summary)
+    return Section(use.title, use.text, preformatted=use.blocks)
 
 
 def _serving_of_trtllm(context: StageContext) -> Any:
@@ -285,7 +250,8 @@ def _serving_of_trtllm(context: StageContext) -> Any:
     engine = context.inputs["build"].summary
     first = ["trtforge verify BUNDLE", f"trtforge stack check {engine['stack']}"]
     blocks = ["\n".join(first)]
-    if engine["target"] == "trtllm-engine" and not engine["compiled"]:
+    target = context.recipe.target
+    if target.compiled and not engine["compiled"]:
         container = [name for name in engine["scripts"] if name.rpartition("/")[2].startswith("container")]
         inside = "in the stack's container" if container else "where the stack is installed"
         compile_it = [f"# compile, once, on the GPU machine ({inside})"]
@@ -296,7 +262,7 @@ def _serving_of_trtllm(context: StageContext) -> Any:
     row = stack_table().row(engine["stack"])
     has_triton = row is not None and row.triton is not None
     text = "BUNDLE is the folder of this report. Everything is started in it; scripts count the GPUs before they start."
-    if engine["target"] == "trtllm-llmapi":
+    if target.llm_api:
         blocks += _without_triton(engine)
     if has_triton:
         blocks += _with_triton(context, engine["container"])
