@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtforge.examination import engines, host
-from trtforge.examination.items import GRAPHS, Item
+from trtforge.examination.items import AHEAD, GRAPHS, Item
 from trtforge.machine.gpus import Gpu
 from trtforge.machine.software import tool_versions
 from trtforge.preflight.surroundings import Lack
 from trtforge.tables import stack_table
 from trtforge.targets import TARGETS
-from trtforge.targets.rtx import RTX
-from trtforge.targets.tensorrt import TENSORRT
 
 
 def missing_to_build(target: str, gpus: tuple[Gpu, ...], stack: str | None = None) -> tuple[Lack, ...]:
@@ -27,20 +25,20 @@ def missing_to_build(target: str, gpus: tuple[Gpu, ...], stack: str | None = Non
     """
     items = _graph_packages() if target in GRAPHS else []
     if TARGETS[target].cuda_plugins:
-        items += [_tensorrt(stack), engines.tensorrt_plugins(gpus)]
+        items += [_tensorrt(target, stack), engines.tensorrt_plugins(gpus)]
         if not gpus:
             items.append(
                 Item("GPU", "missing", "none is visible", (target,), remedy="build on the machine that serves")
             )
-    if target == RTX.name:
+    if target in AHEAD:
         items += [engines.tensorrt_rtx(), host.program("g++", "g++", "compiles the heap of the build", (target,))]
     return tuple(Lack(item.name, item.detail, item.remedy) for item in items if item.status == "missing")
 
 
-def _tensorrt(stack: str | None) -> Item:
+def _tensorrt(target: str, stack: str | None) -> Item:
     """TensorRT, with the version that the stack builds with as the remedy."""
     table = stack_table()
-    row = (table.row(stack) if stack else None) or table.newest(TENSORRT.name)
+    row = (table.row(stack) if stack else None) or table.newest(target)
     wanted = row.version_of("TensorRT") if row is not None else None
     item = engines.tensorrt(table)
     if wanted is None:

@@ -16,7 +16,6 @@ from trtforge.examination.items import PLUGINS, Item
 from trtforge.preflight.surroundings import Surroundings
 from trtforge.tables import StackTable, stack_table
 from trtforge.targets import DEFAULT, TARGETS
-from trtforge.targets.rtx import RTX
 
 PORTS = (8000, 8001, 8002)
 #: what a machine is expected to do whatever else it has: the target that runs anywhere
@@ -129,7 +128,12 @@ def examine(
     items = [
         host.python(),
         host.host_library(),
-        host.program("g++", "g++", "compiles the host op library and the heap of RTX builds", (RTX.name,)),
+        host.program(
+            "g++",
+            "g++",
+            "compiles the host op library and the heap of RTX builds",
+            names(lambda target: target.built_for == "named-gpus"),
+        ),
         host.program("cmake", "cmake", "configures the build of the native libraries (pip brings its own)"),
         *host.packages(row),
         host.numpy(row),

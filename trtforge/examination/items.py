@@ -16,6 +16,8 @@ OWN = names(lambda target: target.runs_here)
 ALL = names()
 #: targets whose graph trtforge writes
 GRAPHS = names(lambda target: target.from_graph)
+#: targets that are compiled ahead of time, on a processor
+AHEAD = names(lambda target: target.built_for == "named-gpus")
 #: targets whose engines call trtforge's TensorRT plugins
 PLUGINS = names(lambda target: target.cuda_plugins)
 

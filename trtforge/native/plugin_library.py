@@ -20,6 +20,7 @@ from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.hashing import hash_file
 from trtforge.ground.shared_object import open_library
 from trtforge.native.cache import cache_folder
+from trtforge.targets import DEFAULT
 
 LIBRARY = "libtrtforge_tensorrt.so"
 VARIABLE = "TRTFORGE_TENSORRT_PLUGINS"
@@ -81,7 +82,7 @@ class PluginLibrary:
                 asked=str(self.path),
                 numbers={"architecture": architecture, "kernels": [f"sm_{code}" for code in codes]},
                 why="It has machine code alone, which runs on later GPUs of one major version and on no others.",
-                remedies=[BUILD, "build.target: torch runs the same graph without it"],
+                remedies=[BUILD, f"build.target: {DEFAULT.name} runs the same graph without it"],
             )
 
 

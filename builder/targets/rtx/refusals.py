@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trtforge.ground.errors import EnvironmentLacks, ExitCode, ForgeError
+from trtforge.targets import DEFAULT
 
 #: said wherever there is no driver, and harmless: building needs none
 _NOISE = re.compile(r"CUDA driver version is insufficient|^\s*$")
@@ -51,7 +52,7 @@ def refusal(step: str, messages: Sequence[str], *, architecture: str, asked: str
             f"tensorrt_rtx does not import: {whole or 'no reason given'}",
             asked=asked,
             why="RTX engines are compiled by TensorRT for RTX, on the CPU; its wheel is missing or broken.",
-            remedies=["pip install 'trtforge[rtx]'", "build.target: torch needs no compiler"],
+            remedies=["pip install 'trtforge[rtx]'", f"build.target: {DEFAULT.name} needs no compiler"],
         )
     if step == "capability":
         known = [f"sm_{name.removeprefix('SM')}" for name in messages]
@@ -86,7 +87,10 @@ def refusal(step: str, messages: Sequence[str], *, architecture: str, asked: str
             asked=asked,
             numbers={**numbers, "node": node},
             why=" | ".join(said[:3]) or "it gave no reason",
-            remedies=["build.target: torch", "quantize.format: none tells whether the format's nodes are the reason"],
+            remedies=[
+                f"build.target: {DEFAULT.name}",
+                "quantize.format: none tells whether the format's nodes are the reason",
+            ],
         )
     return ForgeError(
         "TF-BLD-085",
@@ -94,7 +98,7 @@ def refusal(step: str, messages: Sequence[str], *, architecture: str, asked: str
         asked=asked,
         numbers=numbers,
         why=" | ".join(said[:3]) or "it gave no reason",
-        remedies=["read build.log in the stage's folder", "build.target: torch", "quantize.format: none"],
+        remedies=["read build.log in the stage's folder", f"build.target: {DEFAULT.name}", "quantize.format: none"],
     )
 
 

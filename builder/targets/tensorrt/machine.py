@@ -24,6 +24,7 @@ from trtforge.native.plugin_library import PluginLibrary, device_capability, fin
 from trtforge.stack.check import fits
 from trtforge.stack.tensorrt_versions import is_supported, supported_range
 from trtforge.tables import StackRow, stack_table
+from trtforge.targets import DEFAULT
 
 TARGET = "tensorrt"
 COMPONENT = "TensorRT"
@@ -94,7 +95,11 @@ def require(found: str | None, architectures: tuple[str, ...], stack: str | None
             asked="build.target: tensorrt",
             numbers={"needed": _wanted(stack) if stack else supported_range()},
             why="The builder is NVIDIA's; its packages are not part of trtforge.",
-            remedies=[_install(stack), *containers(stack), "build.target: torch runs the same graph without it"],
+            remedies=[
+                _install(stack),
+                *containers(stack),
+                f"build.target: {DEFAULT.name} runs the same graph without it",
+            ],
         )
     if not gpu_architectures():
         raise EnvironmentLacks(
@@ -105,7 +110,7 @@ def require(found: str | None, architectures: tuple[str, ...], stack: str | None
             remedies=[
                 "run this on the machine that serves",
                 *containers(stack),
-                "build.target: torch runs the same graph on a CPU",
+                f"build.target: {DEFAULT.name} runs the same graph on a CPU",
             ],
         )
     library = plugin_library()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from trtforge.ground.errors import ForgeError
 from trtforge.native import ops
 from trtforge.native.ops import Attribute
+from trtforge.targets import DEFAULT
 
 NAMESPACE = "trtforge"
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -56,7 +57,10 @@ def check_fields(op: str, node: str, values: Mapping[str, int | float]) -> None:
             asked=node,
             numbers={"faults": faults, **values},
             why="The kernels are written for the values of this table, and the plugin's creator refuses others.",
-            remedies=["build.target: torch runs other shapes", "docs/plugins.md lists the fields and their values"],
+            remedies=[
+                f"build.target: {DEFAULT.name} runs other shapes",
+                "docs/plugins.md lists the fields and their values",
+            ],
         )
 
 

@@ -19,6 +19,7 @@ from trtforge.ground import start
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
 from trtforge.native.plugin_library import said_by_plugins
+from trtforge.targets import DEFAULT
 
 _TAIL = 12
 _WORKER = "builder.targets.tensorrt.worker"
@@ -123,7 +124,7 @@ def _refused(answer: dict[str, Any], spec: Spec) -> ForgeError:
             numbers={"step": step, "messages": messages},
             why="A plugin refused its node; TensorRT only says that it could not be made.",
             remedies=[
-                "build.target: torch runs the same graph",
+                f"build.target: {DEFAULT.name} runs the same graph",
                 "docs/plugins.md lists the fields, types and shapes that have kernels",
             ],
         )
@@ -137,7 +138,7 @@ def _refused(answer: dict[str, Any], spec: Spec) -> ForgeError:
             remedies=[
                 "trtforge stack check compares the TensorRT that is loaded with the stack",
                 "another version: trt-10.16 or trt-11.4 (trtforge stack list)",
-                "build.target: torch runs the same graph",
+                f"build.target: {DEFAULT.name} runs the same graph",
             ],
         )
     return ForgeError(

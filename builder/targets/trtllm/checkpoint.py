@@ -20,6 +20,7 @@ from builder.targets.trtllm.tensors import Requantized, Tensor, rank_tensors
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.tables.decoders import decoders
+from trtforge.targets import names
 
 CONFIG_FILE = "config.json"
 LOGITS_DTYPE = "float32"
@@ -152,7 +153,7 @@ def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
             f"TensorRT-LLM's {config.architecture} has no bias on the output projection of its attention",
             asked="config.json: attention_bias",
             why="The bias would be left out, and every answer would be another one.",
-            remedies=["build.target: torch", "build.target: tensorrt"],
+            remedies=[f"build.target: {other}" for other in names(lambda target: target.runs_here)],
         )
     base, scaling = _rope(config.rope)
     return {

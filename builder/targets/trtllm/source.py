@@ -20,6 +20,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.models.record import Model
+from trtforge.targets import DEFAULT
 
 Array = npt.NDArray[Any]
 
@@ -97,7 +98,7 @@ class Checkpoint:
                 asked=f"rope_type: {kind}",
                 numbers={"known": list(ROPE_TYPES)},
                 why="The positions would be rotated by another rule than the model was trained with.",
-                remedies=["build.target: torch"],
+                remedies=[f"build.target: {DEFAULT.name}"],
             )
         return cls(directory, config, algorithm, kv_algorithm, group, headers)
 
