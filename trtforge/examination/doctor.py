@@ -128,12 +128,7 @@ def examine(
     items = [
         host.python(),
         host.host_library(),
-        host.program(
-            "g++",
-            "g++",
-            "compiles the host op library and the heap of RTX builds",
-            names(lambda target: target.built_for == "named-gpus"),
-        ),
+        host.program("g++", "g++", "compiles the host op library and the heap of RTX builds", AHEAD),
         host.program("cmake", "cmake", "configures the build of the native libraries (pip brings its own)"),
         *host.packages(row),
         host.numpy(row),
