@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtforge.examination import engines, host, safety
-from trtforge.examination.items import PLUGINS, Item
+from trtforge.examination.items import AHEAD, PLUGINS, Item
 from trtforge.preflight.surroundings import Surroundings
 from trtforge.tables import StackTable, stack_table
 from trtforge.targets import DEFAULT, TARGETS

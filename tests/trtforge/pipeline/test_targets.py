@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from builder.targets.torch import target as torch_target
-from triton_repo.layouts.ifb_engine import with_window
 from builder.targets.trtllm_engine.stage import timing_cache
+from triton_repo.layouts.ifb_engine import with_window
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.catalogue import default_stages
