@@ -132,7 +132,7 @@ def test_a_draft_is_a_directory(tmp_path: Path) -> None:
         assert draft_directory(asked, tmp_path) == expected
 
 
-@pytest.mark.parametrize("name", ["ENGINE_VERSION", "OPS_VERSION", "HOST_ABI"])
+@pytest.mark.parametrize("name", ["ENGINE_VERSION", "OPS_VERSION", "ABI_VERSION"])
 def test_another_contract_builds_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     """An engine of an older contract is refused by the runtime, so it must not be taken from the cache."""
     before = BuildStage().section(recipe("torch"), tmp_path)
