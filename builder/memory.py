@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from builder.graphs.info import GraphInfo
+from trtforge.formats.table import load_formats
 from trtforge.ground.errors import ForgeError
 from trtforge.models.kv import blocks_of, kv_bytes_per_token, pool_blocks
 from trtforge.recipe.schema import KvCache, Limits
@@ -159,7 +160,7 @@ def _too_small(limits: Limits, kv_cache: KvCache, pool: int, per_block: int, lon
     remedies = [f"Set build.kv_cache.memory to at least {-(-needed // 2**20)}MiB"]
     if fits:
         remedies.append(f"Set build.limits.max_seq_len to at most {fits}")
-    remedies.append("Quantize the KV cache: quantize.kv_cache: fp8")
+    remedies.append(f"Quantize the KV cache: quantize.kv_cache: {load_formats().first_choice.kv_cache}")
     return ForgeError(
         "TF-BLD-010",
         f"A KV pool of {format_size(pool)} holds {fits} tokens; one request may have {limits.max_seq_len}",

@@ -29,6 +29,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, defs
 
+from trtforge.formats.pools import pools
 from trtforge.native.ops import PAGED_ATTENTION as PAGED_ATTENTION_OP
 from trtforge.native.ops import Attribute as OpAttribute
 
@@ -216,9 +217,4 @@ def _deregister() -> None:
 
 
 #: element types of a KV pool, by the format's name in graph.json
-POOL_TYPES = {
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-    "fp8": TensorProto.FLOAT8E4M3FN,
-}
+POOL_TYPES = {name: TensorProto.DataType.Value(pool.onnx) for name, pool in pools().items()}

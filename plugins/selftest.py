@@ -165,8 +165,10 @@ def _helpers(library: HostLibrary) -> tuple[bool, str]:
         "rms_norm": close(library.rms_norm(x, weight, eps=1e-5), reference.rms_norm(x, weight, eps=1e-5)),
         "rope": close(query, rotated),
         "silu_mul": close(library.silu_mul(wide), reference.silu_mul(wide)),
-        "fp8": torch.equal(library.fp8_fake_quant(x.clone(), 0.01), reference.fp8_fake_quant(x, 0.01)),
-        "nvfp4": torch.equal(library.nvfp4_fake_quant(x.clone(), 0.002), reference.nvfp4_fake_quant(x, 0.002)),
+        "fp8_fake_quant": torch.equal(library.fp8_fake_quant(x.clone(), 0.01), reference.fp8_fake_quant(x, 0.01)),
+        "nvfp4_fake_quant": torch.equal(
+            library.nvfp4_fake_quant(x.clone(), 0.002), reference.nvfp4_fake_quant(x, 0.002)
+        ),
         "argmax": torch.equal(library.argmax_logsumexp(x)[0], x.argmax(-1)),
     }
     wrong = [name for name, same in equal.items() if not same]

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtforge.formats.table import FormatRow, KvMode, check_group_size, format_row, kv_mode, resolve_group_size
+from trtforge.formats.table import (
+    FormatRow,
+    KvMode,
+    check_group_size,
+    first_choice,
+    format_row,
+    kv_mode,
+    resolve_group_size,
+)
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file, read_json_object
 from trtforge.ground.safetensors_header import TensorInfo
@@ -142,7 +150,7 @@ def _check_rows(row: FormatRow, rows: Mapping[str, int]) -> None:
             asked=f"quantize.format: {row.name}",
             numbers={"rows": dict(sorted(odd.items())[:8])},
             why=f"The format packs {row.rows_a_byte} rows into a byte.",
-            remedies=[f"quantize.exclude: add {sorted(odd)[0]}", "quantize.format: fp8"],
+            remedies=[f"quantize.exclude: add {sorted(odd)[0]}", f"quantize.format: {first_choice()}"],
         )
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from quantize.corpora import load_tokenizer
+from quantize.intake.prequantized import scheme_cache
 from quantize.plan import read_config, read_quantization_record
 from quantize.quiet import quiet
 from trtforge.formats import format_of_algorithm
@@ -172,7 +173,7 @@ def read_quantization(checkpoint: Path) -> tuple[str | None, str | None]:
         return section.get("quant_algo"), section.get("kv_cache_quant_algo")
     section = read_config(checkpoint).get("quantization_config") or {}
     algorithm = section.get("quant_algo") or section.get("quant_method")
-    return algorithm, "FP8" if section.get("kv_cache_scheme") else None
+    return algorithm, scheme_cache(section)
 
 
 def _unknown_quantization(checkpoint: Path, algorithm: str | None) -> ForgeError:

@@ -22,13 +22,14 @@ from builder.graphs.model_file import make_model, publish
 from builder.graphs.native import NativeBlocks
 from builder.graphs.packing import plan_packed, write_packed
 from builder.graphs.tensors import CheckpointTensors
+from trtforge.formats.pools import calibrated_pool, pools
+from trtforge.formats.table import carried_kv
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.models.record import Model
 
 FAMILIES = {"llama": llama.write}
 MODES = ("paged", "native")
-KV_FORMATS = ("float32", "float16", "bfloat16", "fp8")
 BLOCK_SIZES = (16, 32, 64, 128)
 _OWN_FILES = frozenset({GRAPH_FILE, INFO_FILE, PACKED_FILE, "engine.json"})
 
@@ -49,8 +50,8 @@ def build_graph(
 
     Args:
         dtype: element type of activations and norms (float32, float16, bfloat16); None: config.json's.
-        kv_cache_format: float32, float16, bfloat16 or fp8; None: fp8 when the checkpoint is calibrated
-            for it, else ``dtype``.
+        kv_cache_format: a name of :func:`trtforge.formats.pools.pools`; None: the quantized one that the
+            checkpoint is calibrated for, else ``dtype``.
         block_size: S, token slots in a KV block.
         mode: ``paged``, or ``native``: standard operators on padded batches (see
             :mod:`builder.graphs.native`), for a runtime without plugins.
@@ -67,10 +68,9 @@ def build_graph(
     dtype = dtype or config.dtype
     tensors = CheckpointTensors(checkpoint)
     if kv_cache_format is None:
-        calibrated = (
-            tensors.quant.kv_cache == "FP8" or kv_scale_name(tensors, "model.layers.0.self_attn", "k") is not None
-        )
-        kv_cache_format = "fp8" if calibrated else dtype
+        recorded = tensors.quant.kv_cache in carried_kv()
+        calibrated = recorded or kv_scale_name(tensors, "model.layers.0.self_attn", "k") is not None
+        kv_cache_format = calibrated_pool(tensors.quant.kv_cache) if calibrated else dtype
     _check_request(config, dtype, kv_cache_format, block_size, mode, hidden_states, tree_mask)
 
     progress.start("writing the graph", None)
@@ -85,7 +85,7 @@ def build_graph(
         config,
         block_size=block_size,
         pool_type=opset.POOL_TYPES[kv_cache_format],
-        kv_scales=kv_cache_format == "fp8",
+        kv_scales=pools()[kv_cache_format].scaled,
         tree_mask=tree_mask,
     )
     FAMILIES[config.family](blocks)
@@ -115,7 +115,7 @@ def _info(
     formats = sorted({linear.format for linear in written} - {"none"})
     groups = sorted({linear.group for linear in written if linear.group is not None})
     scales = "none"
-    if kv_format == "fp8":
+    if pools()[kv_format].scaled:
         first = kv_scale_name(blocks.tensors, "model.layers.0.self_attn", "k")
         scales = "unit" if first is None else "calibrated"
     used = {(node.domain, node.op_type) for node in blocks.emitter.graph.node if node.domain}
@@ -171,16 +171,16 @@ def _check_request(
         )
     if mode not in MODES:
         raise refuse("TF-GRF-012", "The attention mode", mode, MODES, "There are two ways to write attention.")
-    if mode == "native" and kv_format == "fp8":
-        raise refuse("TF-GRF-011", "The KV cache's format", kv_format, KV_FORMATS[:3], "Native caches have no scales.")
+    if kv_format not in pools():
+        known = list(pools())
+        raise refuse("TF-GRF-011", "The KV cache's format", kv_format, known, "PagedAttention v1 has pools of these.")
+    if mode == "native" and pools()[kv_format].scaled:
+        plain = [name for name, pool in pools().items() if not pool.scaled]
+        raise refuse("TF-GRF-011", "The KV cache's format", kv_format, plain, "Native caches have no scales.")
     if mode == "native" and tree_mask:
         raise refuse("TF-GRF-012", "tree_mask", True, [False], "Native attention makes its mask from positions.")
     if block_size not in BLOCK_SIZES:
         raise refuse("TF-GRF-011", "The KV block size", block_size, BLOCK_SIZES, "PagedAttention v1 takes these sizes.")
-    if kv_format not in KV_FORMATS:
-        raise refuse(
-            "TF-GRF-011", "The KV cache's format", kv_format, KV_FORMATS, "PagedAttention v1 has pools of these."
-        )
     outside = [index for index in hidden_states if not 0 <= index <= config.layers]
     if outside:
         allowed = [f"0 to {config.layers}"]

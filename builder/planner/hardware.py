@@ -12,10 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from trtforge.formats.table import ComputeFormat
 from trtforge.ground.errors import ForgeError
-
-#: formats of the tensor cores; bf16 runs at the rate of fp16
-ComputeFormat = Literal["fp32", "fp16", "fp8", "fp4", "int8"]
 
 _TABLE = Path(__file__).with_name("hardware.yaml")
 _GB = 1e9

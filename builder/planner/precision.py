@@ -20,7 +20,6 @@ WEIGHT_FORMATS = {
 }
 #: bits of one element of the KV cache
 KV_BITS = kv_element_bits()
-_ALIASES = {"fp8_cast": "fp8"}
 _ALIASES = {"none": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 

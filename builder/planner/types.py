@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trtforge.formats.table import ComputeFormat
 from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.models.kv_window import KvWindows
 from trtforge.models.record import Model
@@ -33,7 +34,7 @@ class WeightFormat:
     bits: int
     block: int
     scale_bits: int
-    compute: Literal["fp32", "fp16", "fp8", "fp4", "int8"]
+    compute: ComputeFormat
     tensor_scales: int = 0
     input_factors: bool = False
 

@@ -53,7 +53,7 @@ def recognize(config: dict[str, Any], quant_config: dict[str, Any] | None) -> Pr
     if not isinstance(section, dict):
         raise _refused("an unreadable description")
     algorithm = section.get("quant_algo")
-    cache = section.get("kv_cache_quant_algo") or _scheme_cache(section)
+    cache = section.get("kv_cache_quant_algo") or scheme_cache(section)
     if algorithm is None and cache is None:
         return None
     if not isinstance(algorithm, str) or algorithm not in formats_by_algorithm():
@@ -64,7 +64,7 @@ def recognize(config: dict[str, Any], quant_config: dict[str, Any] | None) -> Pr
     return Prequantized(formats_by_algorithm()[algorithm], caches[cache].name if cache else None)
 
 
-def _scheme_cache(section: dict[str, Any]) -> str | None:
+def scheme_cache(section: dict[str, Any]) -> str | None:
     """The cache format in ``quantization_config``, where it is a scheme (bits and type) instead of a name."""
     scheme = section.get("kv_cache_scheme")
     if not isinstance(scheme, dict):

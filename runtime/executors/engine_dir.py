@@ -13,6 +13,7 @@ from typing import Any
 
 from runtime.executors.base import ExecutorLimits
 from trtforge.drafting.record import SpeculationRecord, read_speculation
+from trtforge.formats.pools import pools
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.native.ops import SAME_OPS
@@ -25,7 +26,7 @@ GRAPH_FILE = "model.onnx"
 #: op contracts that are run: version 2 gave a tree mask of one column a meaning, and took none away
 OPS_VERSIONS = (1, 2)
 DTYPES = ("float32", "float16", "bfloat16")
-KV_FORMATS = ("float32", "float16", "bfloat16", "fp8")
+KV_FORMATS = tuple(pools())
 _REBUILD = ["build the engine again with this version of trtforge", "install the version that built it"]
 
 

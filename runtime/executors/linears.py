@@ -248,7 +248,7 @@ class ScaledMm:
     """cuBLASLt FP8: E4M3 weights and activations, one scale each, bfloat16 result."""
 
     name = "scaled_mm"
-    executed = "fp8 weights, fp8 activations"
+    executed = "E4M3 weights, E4M3 activations"
     row_invariant = False
     quantizes_input = True
 

@@ -21,15 +21,11 @@ from runtime.executors.kernels import TorchKernels
 from runtime.executors.linears import Capability, PackedLinear
 from runtime.executors.lowering import Lowering
 from runtime.executors.onnx_graph import Graph, coherent
+from trtforge.formats.pools import pools as known_pools
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress
 
-POOL_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "fp8": torch.float8_e4m3fn,
-}
+POOL_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, pool.dtype) for name, pool in known_pools().items()}
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _INTEGERS = {
     "input_ids": np.int64,
@@ -208,7 +204,7 @@ def check_interface(graph: Graph, info: EngineInfo, *, vocabulary: int, extra: M
         problems.append("output logits is missing")
     elif graph.outputs["logits"].dtype != "FLOAT" or graph.outputs["logits"].shape[-1] != vocabulary:
         problems.append(f"logits are {graph.outputs['logits']}, engine.json says vocabulary {vocabulary}")
-    stored = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "fp8"}
+    stored = {pool.onnx: name for name, pool in known_pools().items()}
     for name in pools:
         value = graph.inputs[name]
         if stored.get(value.dtype) != info.kv_format or len(value.shape) != 5 or value.shape[3] != info.block_size:

@@ -33,7 +33,7 @@ RecipeArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, for example quantize.format=nvfp4; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, for example bench.max_tokens=64; repeatable."),
 ]
 StoreOption = Annotated[
     Path | None,

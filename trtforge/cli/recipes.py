@@ -31,7 +31,14 @@ def init(
             "--output", "-o", metavar="FILE", help="Where to write it; default NAME.yaml.", show_default=False
         ),
     ] = None,
-    quantization: Annotated[str, typer.Option("--format", help="Quantization format to start from.")] = "fp8",
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Quantization format to start from; default one scale a tensor in 8 bits.",
+            show_default=False,
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -50,21 +57,21 @@ def init(
     store: StoreOption = None,
 ) -> None:
     """Inspect a model and write a commented recipe that fits it."""
-    from trtforge.formats.table import format_row
+    from trtforge.formats.table import first_choice, format_row
     from trtforge.preflight import look
     from trtforge.recipe.starter import recipe_name, source_in_recipe, starter_text, write_new
     from trtforge.recipe.starter_target import starter_target
     from trtforge.store.store import default_root
     from trtforge.targets import DEFAULT
 
-    row = format_row(quantization)
+    row = format_row(quantization or first_choice())
     machine = look(default_root(store))
     built = starter_target(
         target or DEFAULT.name, architecture, row.name, tuple(gpu.architecture for gpu in machine.gpus)
     )
     with console.progress("init") as progress:
         info = inspected(source, Path.cwd(), progress)
-    name = recipe_name(source, quantization, built.name)
+    name = recipe_name(source, row.name, built.name)
     path = output or Path(f"{name}.yaml")
     text = starter_text(
         name,

@@ -25,6 +25,10 @@ UNQUANTIZED = "none"
 _TABLE = Path(__file__).with_name("formats.yaml")
 
 
+#: formats of the tensor cores; bf16 runs at the rate of fp16
+ComputeFormat = Literal["fp32", "fp16", "fp8", "fp4", "int8"]
+
+
 class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,6 +85,7 @@ class CpuSupport(_Row):
 
     quantize: Literal["exact", "emulated"]
     evaluate: Literal["exact", "emulated"]
+    packed: bool = False
 
 
 class Variant(_Row):
@@ -96,7 +101,7 @@ class Counted(_Row):
     bits: int
     block: int = 0
     scale_bits: int = 0
-    compute: Literal["fp32", "fp16", "fp8", "fp4", "int8"]
+    compute: ComputeFormat
     tensor_scales: int = 0
     fp8_attention: bool = False
     input_factors: bool = False
@@ -119,9 +124,15 @@ class FormatRow(_Row):
     needs_calibration: bool
     tensors: dict[str, TensorRule]
     cpu: CpuSupport
+    speedup_at_64: float | None = None
     native: tuple[str, ...]
     planner: Counted | None
     sources: tuple[str, ...]
+
+    @property
+    def four_bits_for_wide_inputs(self) -> bool:
+        """Weights of 4 bits for inputs that are not rounded: they save bandwidth, not arithmetic."""
+        return self.weight is not None and self.weight.bits == 4 and self.activation is None
 
     @property
     def rows_a_byte(self) -> int:
@@ -163,8 +174,18 @@ class KvMode(_Row):
         return self
 
 
+class FirstChoice(_Row):
+    """What is offered where another format or cache does not fit."""
+
+    weights: str
+    kv_cache: str
+
+
 class FormatTable(_Row):
     version: Literal[1]
+    first_choice: FirstChoice
+    removed: dict[str, tuple[str, ...]]
+    rounded_inputs: dict[ComputeFormat, float]
     formats: tuple[FormatRow, ...] = Field(min_length=1)
     counted: dict[str, Counted]
     kv_modes: tuple[KvMode, ...] = Field(min_length=1)
@@ -183,6 +204,17 @@ class FormatTable(_Row):
 def load_formats() -> FormatTable:
     """The validated table (cached)."""
     return FormatTable.model_validate(yaml.safe_load(_TABLE.read_text(encoding="utf-8")))
+
+
+def first_choice() -> str:
+    """The weight format that is offered where another does not fit."""
+    return load_formats().first_choice.weights
+
+
+def fp8_attention(name: str) -> bool:
+    """Whether TensorRT-LLM computes context attention in FP8 beside weights of a format, or of none."""
+    row = counted_formats().get(name)
+    return row is not None and row.fp8_attention
 
 
 def quantizing_formats() -> tuple[str, ...]:
@@ -245,6 +277,11 @@ def carried_kv() -> Mapping[str, KvMode]:
     return {name: row for name, row in kv_modes_by("algorithm").items() if row.supported}
 
 
+def holds_e4m3(mode: str) -> bool:
+    """Whether the KV pool of a mode holds E4M3: TensorRT-LLM's attention in FP8 reads no other."""
+    return any(row.name == mode and row.dtype == "float8_e4m3fn" for row in load_formats().kv_modes)
+
+
 def pool_format(mode: str) -> str | None:
     """The element type of the KV pool in a mode: None for the model's own, a name that is no mode as it is."""
     row = next((row for row in load_formats().kv_modes if row.name == mode), None)
@@ -289,7 +326,7 @@ def kv_mode(name: str) -> KvMode:
             asked=f"quantize.kv_cache: {name}",
             numbers={"usable": usable},
             why=row.why,
-            remedies=[f"quantize.kv_cache: {other}" for other in ("fp8", "none")],
+            remedies=[f"quantize.kv_cache: {other}" for other in (load_formats().first_choice.kv_cache, UNQUANTIZED)],
         )
     return row
 
@@ -366,7 +403,7 @@ def check_group_size(row: FormatRow, group: int | None, columns: dict[str, int])
     works = [size for size in row.group_sizes if all(k % size == 0 for k in columns.values())]
     remedies = [f"quantize.group_size: {size}" for size in sorted(works, reverse=True)]
     if not remedies:
-        remedies = ["quantize.format: fp8 (one scale a tensor, no groups)"]
+        remedies = [f"quantize.format: {first_choice()} (one scale a tensor, no groups)"]
         remedies.append(f"quantize.exclude: add {sorted(offenders)[0]} and its like")
     widths = sorted(set(offenders.values()))
     raise ForgeError(

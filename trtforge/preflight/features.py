@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
+from trtforge.formats.table import UNQUANTIZED, first_choice, fp8_attention, holds_e4m3, load_formats
 from trtforge.preflight.remedies import Remedy, by_hand, joint
 from trtforge.preflight.retarget import to_format, to_method, without_speculation
 
@@ -57,6 +58,11 @@ def context_asked(facts: Facts) -> str:
     if facts.recipe.build.trtllm.fp8_context_attention:
         return "build.trtllm.fp8_context_attention: true"
     return f"build.trtllm.paged_context_attention: true over {written(facts, 'fp8-kv')}"
+
+
+def _four_bits() -> list[str]:
+    """The formats of 4-bit weights whose inputs keep 16 bits."""
+    return [row.name for row in load_formats().formats if row.four_bits_for_wide_inputs]
 
 
 def _flag(name: str) -> Feature:
@@ -205,33 +211,33 @@ FEATURES: dict[str, Feature] = {
         lambda facts: by_hand("name the adapters in build.trtllm.lora"),
     ),
     "fp8-kv": (
-        lambda facts: kv_format(facts) in ("fp8", "fp8_cast"),
+        lambda facts: holds_e4m3(kv_format(facts)),
         kv_asked,
         other_kv,
         lambda facts: (
             by_hand("a checkpoint that was exported with a calibrated FP8 KV cache")
             if stored_weights(facts)
-            else ["quantize.kv_cache: fp8"]
+            else [f"quantize.kv_cache: {load_formats().first_choice.kv_cache}"]
         ),
     ),
     "int8-kv": (
         lambda facts: kv_format(facts) == "int8",
         kv_asked,
         # 4-bit weights go with an FP8 cache no better
-        lambda facts: other_kv(facts, "none" if used(facts, "int4-awq") else "fp8"),
+        lambda facts: other_kv(facts, UNQUANTIZED if used(facts, "int4-awq") else load_formats().first_choice.kv_cache),
         "quantize.kv_cache: int8",
     ),
     "fp8-weights": (
-        lambda facts: weight_format(facts) in ("fp8", "nvfp4", "w4a8_awq"),
+        lambda facts: fp8_attention(weight_format(facts)),
         weights_asked,
         lambda facts: other_weights(facts, ["none"]),
-        lambda facts: other_weights(facts, ["fp8"]),
+        lambda facts: other_weights(facts, [first_choice()]),
     ),
     "int4-awq": (
-        lambda facts: weight_format(facts) == "int4_awq",
+        lambda facts: weight_format(facts) in _four_bits(),
         weights_asked,
-        lambda facts: other_weights(facts, ["fp8"]),
-        "quantize.format: int4_awq",
+        lambda facts: other_weights(facts, [first_choice()]),
+        lambda facts: [f"quantize.format: {_four_bits()[0]}"],
     ),
     "sliding-window": (
         lambda facts: facts.model is not None and facts.model.sliding_window > 0,

@@ -36,7 +36,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
             f"--set {text} is not of the form key.key=value",
             asked=f"--set {text}",
             why="An override names one key of the recipe by its dotted path and gives its new value as YAML.",
-            remedies=["--set quantize.format=fp8", "--set 'bench.concurrency=[1, 8]'"],
+            remedies=["--set quantize.group_size=64", "--set 'bench.concurrency=[1, 8]'"],
         )
     if keys[0] == "extends":
         raise ForgeError(

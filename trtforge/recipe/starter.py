@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trtforge.formats.table import FormatRow
+from trtforge.formats.table import FormatRow, first_choice
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import write_text_atomic
 from trtforge.ground.paths import resolved_path, user_path
@@ -64,7 +64,7 @@ def group_size_for(model: Model, row: FormatRow, exclude: tuple[str, ...]) -> in
             asked=f"--format {row.name}",
             numbers={"widths": sorted(widths), "group_sizes": list(row.group_sizes)},
             why="Every row of a weight is cut into whole groups; a partial group has no scale and fails at export.",
-            remedies=["--format fp8 (one scale a tensor, no groups)"],
+            remedies=[f"--format {first_choice()} (one scale a tensor, no groups)"],
         )
     preferred = row.default_group_size
     return preferred if preferred in fitting else max(fitting)

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trtforge.formats.table import UNQUANTIZED, format_row, load_formats
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.names import nearest
 from trtforge.tables import Architecture, load_table
 from trtforge.targets import TARGETS, names
-
-#: weights of 4 bits in groups over an FP8 cache: TensorRT-LLM has no fused context attention for the pair
-_NO_FP8_CACHE = ("int4_awq",)
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,15 @@ class StarterTarget:
 
     def kv_cache(self, weights: str) -> str:
         """``quantize.kv_cache`` that target and GPU take beside that weight format: ``fp8`` or ``none``."""
-        target = TARGETS[self.name]
-        if weights == "none" or not target.has_pool or (target.tensorrt_llm and weights in _NO_FP8_CACHE):
-            return "none"
+        target, row, cache = TARGETS[self.name], format_row(weights), load_formats().first_choice.kv_cache
+        # TensorRT-LLM has no fused context attention for 4-bit weights with wide inputs over such a cache
+        if row.weight is None or not target.has_pool or (target.tensorrt_llm and row.four_bits_for_wide_inputs):
+            return UNQUANTIZED
         gpu = self.architecture
         if gpu is None:
-            return "fp8"
+            return cache
         attention = not target.trtllm_build or gpu.context_fp8 == "yes"
-        return "fp8" if attention and gpu.kv_cache.get("fp8") == "yes" else "none"
+        return cache if attention and gpu.kv_cache.get(cache) == "yes" else UNQUANTIZED
 
 
 def starter_target(name: str, architecture: str | None, weights: str, here: Sequence[str] = ()) -> StarterTarget:

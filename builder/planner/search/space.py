@@ -10,6 +10,7 @@ from builder.planner.parallelism import candidates
 from builder.planner.precision import KV_BITS, WEIGHT_FORMATS
 from builder.planner.speculation import NONE, Speculating, assumed
 from builder.planner.types import ParallelPlan, Precision, Serving
+from trtforge.formats.table import load_formats
 from trtforge.models.record import Model
 from trtforge.tables import architecture_table
 
@@ -59,7 +60,7 @@ def default_space(
     serving: Serving,
     *,
     formats: Mapping[str, Sequence[int]] | None = None,
-    kv_formats: Sequence[str] = ("fp8",),
+    kv_formats: Sequence[str] = (load_formats().first_choice.kv_cache,),
     speculating: Speculating = NONE,
     ngram: bool = True,
 ) -> Space:

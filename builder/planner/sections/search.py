@@ -18,6 +18,7 @@ from builder.planner.speed.roofline import Engine
 from builder.planner.speed.step import decode_step, prefill_step
 from builder.planner.types import Facts, Section, Table
 from builder.planner.weights import TensorGroup
+from trtforge.formats.table import load_formats
 
 #: rows of the front that are printed
 _ROWS = 24
@@ -38,7 +39,7 @@ def search(
     groups: Sequence[TensorGroup],
     *,
     formats: Mapping[str, Sequence[int]] | None = None,
-    kv_formats: Sequence[str] = ("fp8",),
+    kv_formats: Sequence[str] = (load_formats().first_choice.kv_cache,),
     ngram: bool = True,
     accept: Callable[[Point], Sequence[str]] | None = None,
 ) -> Searched:

@@ -9,7 +9,7 @@ Of E experts, T tokens with k each touch E·(1 − (1 − k/E)^T) when routing i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from builder.planner.precision import compute_format, kv_bits, weight_format
 from builder.planner.speed.ops import Attention, Collective, Linear, Op, Pointwise, Rows
 from builder.planner.speed.step import Count, Step
 from builder.planner.types import Precision
+from trtforge.formats.table import load_formats
 
 #: classes of kernels that share an efficiency and a calibration factor
 OpClass = Literal[
@@ -91,7 +92,8 @@ def _linear(op: Linear, step: Step, precision: Precision, gpu: Gpu) -> Cost:
     bits = row.bits + (row.scale_bits / block if block > 0 else 0.0)
     math = compute_format(op.weights, gpu) if op.activations or row.bits >= 16 else "fp16"
     base = base_bytes(precision)
-    inputs = {"fp8": 1.0, "int8": 1.0, "fp4": 4.5 / 8}.get(math, base) if op.activations else base
+    rounded = load_formats().rounded_inputs.get(math) if op.activations else None
+    inputs = base if rounded is None else rounded / 8
     passed = rows * op.active / op.groups if op.experts else rows
     weights = op.n * op.k * bits / 8 * _touched(op, rows)
     flops = 2.0 * passed * op.n * op.k
@@ -104,14 +106,7 @@ def _linear_class(bits: int, math: ComputeFormat) -> OpClass:
     # 4-bit integers are widened inside the kernel even where the arithmetic is FP8 (W4A8)
     if (bits < 16 and math == "fp16") or (bits < 8 and math != "fp4"):
         return "linear_weight_only"
-    classes: dict[ComputeFormat, OpClass] = {
-        "fp32": "linear_fp32",
-        "fp16": "linear_fp16",
-        "fp8": "linear_fp8",
-        "fp4": "linear_fp4",
-        "int8": "linear_int8",
-    }
-    return classes[math]
+    return cast(OpClass, f"linear_{math}")
 
 
 def _touched(op: Linear, rows: Count) -> Count:

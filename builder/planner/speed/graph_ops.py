@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from builder.planner.speed.ops import Attention, Linear, Op, Pointwise, Rows, Split
+from builder.planner.speed.ops import Attention, Linear, Op, Pointwise, Rows, Split, activation_format
 from builder.planner.types import bad_input
+from trtforge.formats.pools import pools
+from trtforge.formats.table import load_formats
 
 _VIEWS = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Transpose", "Identity", "Flatten"})
 #: nodes between a linear and the op that made its input
 _ROUNDING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicBlockQuantize", "Cast"})
 _STATE_INPUTS = frozenset({"positions", "query_start", "sequence_lengths", "block_table", "logit_indices"})
 _LAYER = re.compile(r"\.layers\.\d+\.")
-_FORMATS = {1: "float32", 10: "float16", 16: "bfloat16", 17: "fp8", 22: "int4_awq", 23: "nvfp4"}
 _COLUMNS = ("o_proj", "down_proj")
 _PREPARES = frozenset({"Transpose", "DequantizeLinear", "Cast"})
 
@@ -56,6 +57,22 @@ def ops_of_graph(path: Path) -> list[Op]:
     if not any(isinstance(op, Attention) for op in ops):
         raise _unreadable(file, "it has no PagedAttention (native graphs pad their batches)")
     return ops
+
+
+def _stored_format(onnx_type: int) -> str:
+    """The planner's format of weights of an ONNX type; what is no weight's type counts as bfloat16."""
+    from onnx import TensorProto
+
+    element = TensorProto.DataType.Name(onnx_type)
+    stored = {
+        row.weight.dtype.replace("_", "").upper(): row.name for row in reversed(load_formats().formats) if row.weight
+    }
+    return stored.get(element) or _pool_format(element)
+
+
+def _pool_format(element: str) -> str:
+    """The planner's format of a KV pool's elements, or of plain weights."""
+    return next((name for name, pool in pools().items() if pool.onnx == element), "bfloat16")
 
 
 class _Reader:
@@ -115,7 +132,7 @@ class _Reader:
         n, k, weights = self._weight(node.input[1])
         maker = self.makers.get(node.input[0])
         rounded = maker is not None and maker.op_type in _ROUNDING - {"Cast"}
-        activations = {"fp8": "fp8", "nvfp4": "nvfp4"}.get(weights) if rounded else None
+        activations = activation_format(weights) if rounded else None
         split: Split = "columns" if module.endswith(_COLUMNS) else "rows"
         return Linear(module, n, k, weights, activations, source.maker, rows, split)
 
@@ -127,10 +144,12 @@ class _Reader:
                 raise _unreadable(Path("model.onnx"), f"the weight of a linear is made by {node and node.op_type}")
             name = node.input[0]
         tensor = self.constants[name]
-        return tensor.dims[0], tensor.dims[1], _FORMATS.get(tensor.data_type, "bfloat16")
+        return tensor.dims[0], tensor.dims[1], _stored_format(tensor.data_type)
 
     def _attention(self, node: Any, module: str) -> Attention:
         values = {item.name: item for item in node.attribute}
+        from onnx import TensorProto
+
         pool = self.shapes[node.input[3]].elem_type
         return Attention(
             module,
@@ -138,7 +157,7 @@ class _Reader:
             values["num_kv_heads"].i,
             values["head_size"].i,
             values["sliding_window"].i if "sliding_window" in values else 0,
-            _FORMATS.get(pool, "bfloat16"),
+            _pool_format(TensorProto.DataType.Name(pool)),
         )
 
     def _pointwise(self, node: Any, module: str, rows: Rows) -> Pointwise:

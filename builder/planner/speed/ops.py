@@ -14,6 +14,7 @@ from typing import Literal
 
 from builder.planner.precision import weight_format
 from builder.planner.types import ParallelPlan, Precision
+from trtforge.formats.table import load_formats
 from trtforge.models.record import Model
 from trtforge.models.shape import matches
 
@@ -155,8 +156,9 @@ class _Writer:
 
 
 def activation_format(weights: str) -> str | None:
-    """The format that linears of a weight format round their input to; None for weight-only formats."""
-    return {"fp8": "fp8", "fp4": "nvfp4", "int8": "int8"}.get(weight_format(weights).compute)
+    """What tensor cores round the input of linears of a weight format to; None for weight-only formats."""
+    compute = weight_format(weights).compute
+    return compute if compute in load_formats().rounded_inputs else None
 
 
 def ops_of_model(model: Model, precision: Precision) -> list[Op]:

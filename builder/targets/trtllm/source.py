@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from builder.graphs.config import read_config
-from trtforge.formats.table import UNQUANTIZED, FormatRow, carried_kv, format_row, formats_by_algorithm, kv_modes_by
+from trtforge.formats.table import (
+    UNQUANTIZED,
+    FormatRow,
+    carried_kv,
+    first_choice,
+    format_row,
+    formats_by_algorithm,
+    kv_modes_by,
+)
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
@@ -88,7 +96,10 @@ class Checkpoint:
                 asked=str(directory),
                 numbers={"formats": formats, "kv_caches": [UNQUANTIZED, *carried_kv()]},
                 why="The converter knows how these formats lie in TensorRT-LLM's checkpoint, and no others.",
-                remedies=["quantize.format: fp8", "build.target: trtllm-llmapi (it loads the checkpoint as it is)"],
+                remedies=[
+                    f"quantize.format: {first_choice()}",
+                    "build.target: trtllm-llmapi (it loads the checkpoint as it is)",
+                ],
             )
         kind = str(config.rope.get("rope_type"))
         if kind not in ROPE_TYPES:

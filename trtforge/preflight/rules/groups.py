@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from trtforge.formats.table import first_choice
 from trtforge.models.shape import Linear, fits, quantized_linears, width
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import Remedy, by_hand, line
@@ -71,7 +72,7 @@ def group_divides(facts: Facts) -> Iterator[Violation]:
     remedies += [
         f"build.parallel.tp: {ranks} with quantize.group_size: {size}" for ranks, size in pairs if ranks != tp
     ][:4]
-    remedies.append(f"{to_format(facts, 'fp8')}  # one scale a tensor, no groups")
+    remedies.append(f"{to_format(facts, first_choice())}  # one scale a tensor, no groups")
     remedies.append(line("quantize.exclude", [*quantize.exclude, *offenders]))
     remedies += mlp_padding(facts, row.name, offenders)
     widths = ", ".join(f"{kind} (K = {item['K_per_rank']:g})" for kind, item in offenders.items())

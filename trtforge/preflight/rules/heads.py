@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.formats.table import load_formats
 from trtforge.models.record import Model
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import (
@@ -208,10 +209,11 @@ def _unfused(facts: Facts, otherwise: str) -> Iterator[tuple[AttentionKernel, st
 def _without_kernel(facts: Facts, row: AttentionKernel, name: str, verdict: str) -> Violation:
     size, context = facts.require_model().head_size, row.attention == "fp8-context"
     what = "FP8 context attention" if context else "attention over an FP8 KV cache"
+    cache = load_formats().first_choice.kv_cache
     hosts = [
         item.name
         for item in facts.architectures.rows
-        if item.context_fp8 == "yes" and item.kv_cache.get("fp8") == "yes" and item.name not in row.architectures
+        if item.context_fp8 == "yes" and item.kv_cache.get(cache) == "yes" and item.name not in row.architectures
     ]
     return Violation(
         f"{what} on {name} {verdict} heads of {size}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trtforge.formats.table import first_choice
 from trtforge.models.shape import Linear, quantized_linears, width
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import stored_weights, weight_format, weights_asked
@@ -48,7 +49,7 @@ def group_has_kernel(facts: Facts) -> Iterator[Violation]:
             f"{kernel.kernel} of {target} has no group size {group}",
             f"quantize.group_size: {group}, build.target: {target}",
             {"group_size": group, "kernel": kernel.kernel, "allowed": list(kernel.groups)},
-            [*(f"quantize.group_size: {size}" for size in kernel.groups), to_format(facts, "fp8")],
+            [*(f"quantize.group_size: {size}" for size in kernel.groups), to_format(facts, first_choice())],
             source=kernel.source,
         )
 

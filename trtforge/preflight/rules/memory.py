@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trtforge.formats.table import UNQUANTIZED, first_choice, load_formats
 from trtforge.models.kv import fullest_stage, kv_bytes_per_token, pool_blocks
 from trtforge.models.kv_window import KvWindows
 from trtforge.models.shape import DTYPE_BYTES, linear_parameters
@@ -28,7 +29,7 @@ def kv_dtype(facts: Facts) -> str:
     mode = facts.kv_modes.get(name)
     if mode is not None and mode.dtype in DTYPE_BYTES:
         return str(mode.dtype)
-    return "float8_e4m3fn" if name.startswith("fp8") else facts.recipe.model.dtype
+    return facts.recipe.model.dtype
 
 
 def token_bytes(facts: Facts) -> int:
@@ -62,8 +63,8 @@ def longest_request(facts: Facts, pool: int) -> int:
 def weight_bytes(facts: Facts, *, stored: bool, name: str | None = None) -> int:
     """Bytes of the weights: as the checkpoint stores them, or as the torch target keeps them in memory.
 
-    ``name`` is a format instead of the engine's. In memory only the 4-bit integer weights stay packed; the others are
-    widened once at load.
+    ``name`` is a format instead of the engine's. In memory formats whose kernels read packed weights
+    stay packed; the others are widened once at load.
     """
     model, recipe = facts.require_model(), facts.recipe
     wide = DTYPE_BYTES[recipe.model.dtype]
@@ -73,7 +74,7 @@ def weight_bytes(facts: Facts, *, stored: bool, name: str | None = None) -> int:
     linear = min(linear_parameters(model, recipe.quantize.exclude), model.parameters)
     group = (recipe.quantize.group_size if name is None else None) or row.default_group_size
     bits = row.weight.bits + (16 / group if group else 0)
-    if not stored and not (row.weight.bits == 4 and row.name.startswith("int4")):
+    if not stored and not row.cpu.packed:
         bits = 8 * wide
     return int((model.parameters - linear) * wide + linear * bits / 8)
 
@@ -110,7 +111,7 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
             [
                 f"build.kv_cache.memory: {-(-least // 2**20)}MiB  # or more",
                 *([f"build.limits.max_seq_len: {longest}"] if longest else []),
-                *(["quantize.kv_cache: fp8  # halves the bytes"] if halved else []),
+                *([f"quantize.kv_cache: {load_formats().first_choice.kv_cache}  # halves the bytes"] if halved else []),
             ],
         )
 
@@ -131,14 +132,16 @@ def engine_fits(facts: Facts) -> Iterator[Violation]:
     needed = weights + pool + PROCESS_BYTES
     if needed > total:
         room = total - weights - PROCESS_BYTES
-        packed = weight_bytes(facts, stored=False, name="int4_awq") + draft_weight_bytes(facts) + pool + PROCESS_BYTES
+        others = draft_weight_bytes(facts) + pool + PROCESS_BYTES
+        packed = [name for name, row in facts.formats.items() if row.cpu.packed]
+        fitting = [name for name in packed if weight_bytes(facts, stored=False, name=name) + others <= total]
         yield Violation(
             f"the engine needs {format_size(needed)}, this machine has {format_size(total)}",
             f"build.kv_cache.memory: {format_size(pool)}, model of {facts.require_model().parameters:,} parameters",
             {"weights": weights, "kv_pool": pool, "process": PROCESS_BYTES, "memory_total": total},
             [
                 *([f"build.kv_cache.memory: {room // 2**20}MiB  # or less"] if pool and room > 64 * 2**20 else []),
-                *([f"{to_format(facts, 'int4_awq')}  # 4-bit weights stay packed"] if packed <= total else []),
+                *(f"{to_format(facts, name)}  # 4-bit weights stay packed" for name in fitting),
                 *by_hand(f"a machine with {format_size(needed)} or more"),
             ],
         )
@@ -251,11 +254,12 @@ def rank_fits_board(facts: Facts) -> Iterator[Violation]:
 
 
 def _halved_weights(facts: Facts, rows: Sequence[Architecture], ranks: int, room: int) -> list[str]:
-    """FP8 weights, where the model has none, every architecture has the kernel, and a rank's share fits the room."""
-    if weight_format(facts) != "none" or weight_bytes(facts, stored=True, name="fp8") // ranks > room:
+    """8-bit weights, where the model has none, every architecture has the kernel, and a rank's share fits the room."""
+    narrow = first_choice()
+    if weight_format(facts) != UNQUANTIZED or weight_bytes(facts, stored=True, name=narrow) // ranks > room:
         return []
-    fast = all(row.support("fp8", facts.recipe.build.target) == "yes" for row in rows)
-    return [f"{to_format(facts, 'fp8')}  # halves the weights"] if fast else []
+    fast = all(row.support(narrow, facts.recipe.build.target) == "yes" for row in rows)
+    return [f"{to_format(facts, narrow)}  # halves the weights"] if fast else []
 
 
 @rule(
@@ -305,7 +309,7 @@ def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
                 else []
             ),
             *(
-                ["quantize.kv_cache: fp8  # halves the cache"]
+                [f"quantize.kv_cache: {load_formats().first_choice.kv_cache}  # halves the cache"]
                 if kv_format(facts) == "none" and pool.memory is None and wanted // 2 <= room
                 else []
             ),

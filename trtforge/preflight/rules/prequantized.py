@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trtforge.formats.table import load_formats, one_of
 from trtforge.models.shape import matches
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
@@ -12,8 +13,6 @@ from trtforge.preflight.sources import SourceFiles, is_bad_scale
 _KEY_SCALES, _VALUE_SCALES = ("k_scale", "k_proj.output_scale"), ("v_scale", "v_proj.output_scale")
 _KV_SCALES = (*_KEY_SCALES, *_VALUE_SCALES)
 _WEIGHT_TYPES = ("F8_E4M3", "U8", "F4", "I8")
-#: formats whose activations have a stored scale: what ModelOpt calls them
-_STATIC_ACTIVATIONS = ("FP8", "NVFP4")
 
 
 def _described(facts: Facts) -> tuple[SourceFiles, Mapping[str, object]] | None:
@@ -176,7 +175,8 @@ def kv_scales_calibrated(facts: Facts) -> Iterator[Violation]:
             _asked(facts),
             {"scales": len(scales)},
             by_hand(
-                "calibrate the cache: quantize.kv_cache: fp8 from the unquantized checkpoint",
+                f"calibrate the cache: quantize.kv_cache: {load_formats().first_choice.kv_cache} from the unquantized "
+                "checkpoint",
                 "set kv_cache_quant_algo to null in hf_quant_config.json and serve a 16-bit cache",
             ),
         )
@@ -214,9 +214,12 @@ def weights_have_scales(facts: Facts) -> Iterator[Violation]:
 )
 def activations_have_scales(facts: Facts) -> Iterator[Violation]:
     found = _described(facts)
-    if found is None or found[1].get("quant_algo") not in _STATIC_ACTIVATIONS:
+    rows = load_formats().formats
+    static = [row.algorithm for row in rows if "input_scale" in row.tensors]
+    if found is None or found[1].get("quant_algo") not in static:
         return
     bare = _without(found[0], "input_scale")
+    weight_only = [row.name for row in rows if row.weight is not None and row.activation is None]
     if bare:
         yield Violation(
             f"{len(bare)} linears have no input_scale: {_some(bare)}",
@@ -224,7 +227,7 @@ def activations_have_scales(facts: Facts) -> Iterator[Violation]:
             {"modules": bare[:16], "quant_algo": str(found[1]["quant_algo"])},
             by_hand(
                 "quantize the unquantized checkpoint with calibration (quantize.format in this recipe)",
-                "a checkpoint in a weight-only format (int4_awq)",
+                f"a checkpoint in a weight-only format ({one_of(weight_only)})",
             ),
         )
 

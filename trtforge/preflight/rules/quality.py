@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.formats.table import first_choice
 from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_asked, kv_format, other_kv
@@ -130,7 +131,7 @@ def four_bits_of_small_models(facts: Facts) -> Iterator[Violation]:
             f"{row.name} on {model.parameters / 1e9:.2f} billion parameters without a perplexity gate",
             f"quantize.format: {row.name}, evals.perplexity.gate: null",
             {"parameters": model.parameters, "bits": row.weight.bits},
-            ["evals.perplexity.gate: {max_increase: 10%}", to_format(facts, "fp8")],
+            ["evals.perplexity.gate: {max_increase: 10%}", to_format(facts, first_choice())],
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.formats.table import load_formats
 from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
@@ -11,18 +12,6 @@ from trtforge.preflight.retarget import to_format, to_layout, to_target
 from trtforge.stack.tensorrt_versions import is_supported
 from trtforge.tables import StackRow
 from trtforge.targets import DEFAULT, served_by
-
-#: short format names that ModelOpt 0.47 removed, with what comes nearest
-REMOVED_FORMATS = {
-    "int8_sq": ("fp8",),
-    "int8_wo": ("fp8", "int4_awq"),
-    "w4a8_awq": ("int4_awq", "fp8"),
-    "nvfp4_awq": ("nvfp4",),
-    "fp8_pb_wo": ("fp8",),
-    "fp8_pc_pt": ("fp8",),
-    "int4": ("int4_awq",),
-    "w4a16_awq": ("int4_awq",),
-}
 
 
 def stack_of(facts: Facts) -> StackRow | None:
@@ -193,9 +182,9 @@ def layout_implemented(facts: Facts) -> Iterator[Violation]:
 )
 def formats_of_old(facts: Facts) -> Iterator[Violation]:
     name = facts.recipe.quantize.format
-    if name in facts.formats or name not in REMOVED_FORMATS:
+    if name in facts.formats or name not in load_formats().removed:
         return
-    instead = [other for other in REMOVED_FORMATS[name] if other in facts.formats]
+    instead = [other for other in load_formats().removed[name] if other in facts.formats]
     yield Violation(
         f"{name} was removed in ModelOpt 0.47",
         f"quantize.format: {name}",

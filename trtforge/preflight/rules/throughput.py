@@ -108,14 +108,23 @@ def steps_are_long_enough(facts: Facts) -> Iterator[Violation]:
     severity="warning",
 )
 def four_bits_are_for_small_batches(facts: Facts) -> Iterator[Violation]:
-    recipe = facts.recipe
-    batch = recipe.build.limits.max_batch_size
+    recipe, own = facts.recipe, facts.format
+    batch, target = recipe.build.limits.max_batch_size, recipe.build.target
     rows = [facts.architectures.row(name) for name in recipe.build.architectures]
-    has_fp8 = bool(rows) and all(row is not None and row.support("fp8", recipe.build.target) == "yes" for row in rows)
-    if recipe.quantize.format == "int4_awq" and facts.target.needs_gpu and batch >= 64 and has_fp8:
+    if own is None or own.speedup_at_64 is None or own.speedup_at_64 >= 1 or not facts.target.needs_gpu or batch < 64:
+        return
+    faster = {
+        other.name: other.speedup_at_64
+        for other in facts.formats.values()
+        if other.speedup_at_64 is not None
+        and other.speedup_at_64 > 1
+        and rows
+        and all(row is not None and row.support(other.name, target) == "yes" for row in rows)
+    }
+    if faster:
         yield Violation(
-            f"int4_awq for batches up to {batch} on {', '.join(recipe.build.architectures)}",
-            f"quantize.format: int4_awq, build.limits.max_batch_size: {batch}",
-            {"max_batch_size": batch, "published_speedup_at_64": {"int4_awq": 0.83, "fp8": 1.30}},
-            [to_format(facts, "fp8"), "build.limits.max_batch_size: 8"],
+            f"{own.name} for batches up to {batch} on {', '.join(recipe.build.architectures)}",
+            f"quantize.format: {own.name}, build.limits.max_batch_size: {batch}",
+            {"max_batch_size": batch, "published_speedup_at_64": {own.name: own.speedup_at_64, **faster}},
+            [*(to_format(facts, name) for name in faster), "build.limits.max_batch_size: 8"],
         )
