@@ -36,6 +36,7 @@ from trtforge.formats.table import carried_kv, formats_by_algorithm, linear_part
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_object
 from trtforge.ground.safetensors_header import weight_files
+from trtforge.models.longrope import is_extended
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -234,6 +235,10 @@ def _build_model(checkpoint: Path, weights: Parts, compute: torch.dtype, allow_r
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=allow_remote_code, local_files_only=True)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope" and is_extended(rope, config.max_position_embeddings):
+        # as the engine, which cannot change the keys of its cache when a sequence grows over the border
+        rope["short_factor"] = rope["long_factor"]
     model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
     model, info = model_class.from_pretrained(
         None, config=config, state_dict=weights, dtype=compute, output_loading_info=True, attn_implementation="sdpa"

@@ -6,6 +6,10 @@ depends on that layout is a method of its own, which :mod:`builder.graphs.native
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
@@ -15,6 +19,12 @@ from builder.graphs.linears import LinearWriter
 from builder.graphs.rope import inverse_frequencies
 from builder.graphs.tensors import CheckpointTensors
 from trtforge.models.record import Model
+
+_NUMPY: dict[int, np.dtype[Any]] = {
+    TensorProto.FLOAT: np.dtype(np.float32),
+    TensorProto.FLOAT16: np.dtype(np.float16),
+    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
 
 
 class Blocks:
@@ -68,17 +78,41 @@ class Blocks:
         """[N, 2, K, S, E]; dimension 1 holds keys (0) and values (1)."""
         return ["N", 2, self.config.kv_heads, self.block_size, self.config.head_size]
 
+    def begin(self) -> tuple[str, tuple[str, str]]:
+        """Inputs, the output ``logits`` and the first nodes of a decoder: its embeddings ``hidden_states_0``, and the
+        caches of its rotary embedding."""
+        self.declare_inputs()
+        self.emitter.output("logits", TensorProto.FLOAT, ["L", self.config.vocab])
+        hidden = self.embedding("model.embed_tokens", "input_ids", "hidden_states_0")
+        return hidden, self.rotary_caches("/model/rotary_emb")
+
     def embedding(self, module: str, token_ids: str, output: str) -> str:
-        """Rows of the embedding table in the model's type: [T, D]."""
+        """Rows of the embedding table in the model's type, times the model's factor: [T, D]."""
         weight, scope = f"{module}.weight", scope_of(module)
         info = self.tensors.take(weight, (self.config.vocab, self.config.hidden))
         table = self.emitter.external(weight, info)
         have = self.emitter.types[table]
+        factor = self.config.factors.embedding
+        own = output if factor == 1.0 else None
         # Gather first, cast after: only the rows of the step are converted.
         if have == self.model_type:
-            return self.emitter.node("Gather", [table, token_ids], scope, output=output, axis=0)
-        rows = self.emitter.node("Gather", [table, token_ids], scope, axis=0)
-        return self.emitter.node("Cast", [rows], scope, output=output, to=self.model_type)
+            rows = self.emitter.node("Gather", [table, token_ids], scope, output=own, axis=0)
+        else:
+            rows = self.emitter.node("Gather", [table, token_ids], scope, axis=0)
+            rows = self.emitter.node("Cast", [rows], scope, output=own, to=self.model_type)
+        return rows if factor == 1.0 else self.scaled(rows, factor, f"{scope}/factor", output)
+
+    def scaled(self, x: str, factor: float, scope: str, output: str | None = None) -> str:
+        """x times a number, in float32 where the model's type does not hold the number exactly."""
+        emitter = self.emitter
+        exact = float(np.float32(factor).astype(_NUMPY[self.model_type])) == factor
+        if exact or self.model_type == TensorProto.FLOAT:
+            number = np.array(factor, dtype=_NUMPY[self.model_type])
+            return emitter.node("Mul", [x, emitter.constant(f"factor_{factor!r}", number)], scope, output=output)
+        wide = emitter.node("Cast", [x], scope, label="Cast_wide", to=TensorProto.FLOAT)
+        number = np.array(factor, dtype=np.float32)
+        product = emitter.node("Mul", [wide, emitter.constant(f"factor_{factor!r}", number)], scope)
+        return emitter.node("Cast", [product], scope, label="Cast_back", output=output, to=self.model_type)
 
     def norm(self, module: str, x: str, width: int | None = None) -> str:
         """RMS norm over the last axis of ``width`` values (None: D), statistics in float32."""
@@ -90,9 +124,13 @@ class Blocks:
         )
 
     def rotary_caches(self, scope: str) -> tuple[str, str]:
-        """cos and sin of positions x inverse frequencies: [1, T, E/2], computed in float32, in the model's type."""
+        """cos and sin of positions x inverse frequencies: [1, T, R/2], computed in float32, in the model's type.
+
+        R is how many values of a head are rotated.
+        """
         emitter = self.emitter
-        inv_freq, factor = inverse_frequencies(self.config.rope, self.config.head_size)
+        size = self.config.rotary_size or self.config.head_size
+        inv_freq, factor = inverse_frequencies(self.config.rope, size)
         frequencies = emitter.constant("rotary_inv_freq", inv_freq.reshape(1, -1))
         positions = emitter.node("Cast", ["positions"], scope, label="Cast_positions", to=TensorProto.FLOAT)
         last = len(self.token_shape)
@@ -121,10 +159,14 @@ class Blocks:
             [batched, *caches],
             scope,
             label=f"RotaryEmbedding_{label}",
-            num_heads=heads,
-            interleaved=0,
+            **self.rotation(heads),
         )
         return emitter.node("Squeeze", [rotated, emitter.axes(0)], scope, label=f"Squeeze_{label}")
+
+    def rotation(self, heads: int) -> dict[str, Any]:
+        """Attributes of RotaryEmbedding: the first half of what is rotated of each head against the second."""
+        partial = {"rotary_embedding_dim": self.config.rotary_size} if self.config.rotary_size else {}
+        return {"num_heads": heads, "interleaved": 0, **partial}
 
     def head_norm(self, module: str, x: str, heads: int) -> str:
         """RMS norm over each head of [T, heads*E]."""
@@ -144,18 +186,35 @@ class Blocks:
         width, kv_width = config.heads * config.head_size, config.kv_heads * config.head_size
         hidden = config.hidden
         inputs = reads or hidden
-        query, key, value = (
-            self.linears.write(self.tensors.linear(f"{module}.{name}", (rows, inputs), bias=config.attention_bias), x)
-            for name, rows in (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width))
-        )
-        if config.qk_norm:
+        names, rows = ("q_proj", "k_proj", "v_proj"), (width, kv_width, kv_width)
+        query, key, value = self.projected(module, names, rows, x, inputs, "qkv_proj", bias=config.attention_bias)
+        if config.qk_norm == "width":
+            query = self.norm(f"{module}.q_norm", query, width)
+            key = self.norm(f"{module}.k_norm", key, kv_width)
+        elif config.qk_norm:
             query = self.head_norm(f"{module}.q_norm", query, config.heads)
             key = self.head_norm(f"{module}.k_norm", key, config.kv_heads)
-        query = self.rotate(query, caches, config.heads, scope, "query")
-        key = self.rotate(key, caches, config.kv_heads, scope, "key")
+        if not config.rotates or config.rotates[layer]:
+            query = self.rotate(query, caches, config.heads, scope, "query")
+            key = self.rotate(key, caches, config.kv_heads, scope, "key")
         attended = self.attend(module, query, key, value, layer)
         output = self.tensors.linear(f"{module}.o_proj", (hidden, width), bias=config.o_bias)
         return self.linears.write(output, attended)
+
+    def projected(
+        self, module: str, names: Sequence[str], rows: Sequence[int], x: str, inputs: int, fused: str, *, bias: bool
+    ) -> list[str]:
+        """Linears of one input, ``rows`` wide each: those of ``names``, or the parts of the one called ``fused``."""
+        if not self.config.fused:
+            shapes = zip(names, rows, strict=True)
+            linears = [self.tensors.linear(f"{module}.{name}", (size, inputs), bias=bias) for name, size in shapes]
+            return [self.linears.write(linear, x) for linear in linears]
+        packed = self.linears.write(self.tensors.linear(f"{module}.{fused}", (sum(rows), inputs), bias=bias), x)
+        sizes = self.emitter.constant(f"rows_{'_'.join(map(str, rows))}", np.array(rows, dtype=np.int64))
+        scope = scope_of(f"{module}.{fused}")
+        parts = [f"{scope}/Split_{name}" for name in names]
+        self.emitter.node("Split", [packed, sizes], scope, outputs=parts, axis=-1)
+        return parts
 
     def attend(self, module: str, query: str, key: str, value: str, layer: int) -> str:
         """PagedAttention of one layer over its pool: [T, H*E]."""
@@ -174,7 +233,7 @@ class Blocks:
             num_heads=config.heads,
             num_kv_heads=config.kv_heads,
             head_size=config.head_size,
-            scale=config.head_size**-0.5,
+            scale=config.score_factor,
             sliding_window=config.windows[layer],
             soft_cap=0.0,
         )
@@ -201,15 +260,17 @@ class Blocks:
     def gated_mlp(self, module: str, x: str, *, bias: bool) -> str:
         """down(SiLU(gate(x)) * up(x))."""
         config, scope = self.config, scope_of(module)
-        shape = (config.ffn, config.hidden)
-        gate = self.linears.write(self.tensors.linear(f"{module}.gate_proj", shape, bias=bias), x)
-        up = self.linears.write(self.tensors.linear(f"{module}.up_proj", shape, bias=bias), x)
+        names, rows = ("gate_proj", "up_proj"), (config.ffn, config.ffn)
+        gate, up = self.projected(module, names, rows, x, config.hidden, "gate_up_proj", bias=bias)
         activated = self.emitter.node("Swish", [gate], f"{scope}/act_fn", alpha=1.0)
         product = self.emitter.node("Mul", [activated, up], scope)
-        return self.linears.write(self.tensors.linear(f"{module}.down_proj", shape[::-1], bias=bias), product)
+        down = self.tensors.linear(f"{module}.down_proj", (config.hidden, config.ffn), bias=bias)
+        return self.linears.write(down, product)
 
     def add(self, x: str, y: str, scope: str, output: str | None = None) -> str:
-        """Residual sum in the model's type."""
+        """Residual sum in the model's type, ``y`` times the model's factor."""
+        if self.config.factors.residual != 1.0:
+            y = self.scaled(y, self.config.factors.residual, f"{scope}/factor")
         return self.emitter.node("Add", [x, y], scope, output=output)
 
     def logits(self, hidden: str, norm: str, head: str, embedding: str) -> None:
@@ -222,11 +283,16 @@ class Blocks:
         if tied and own in self.tensors:
             self.tensors.account(own, f"tied to {embedding}.weight (tie_word_embeddings)")
         linear = self.tensors.linear(head, shape, weight=f"{embedding}.weight" if tied else None)
+        factor = config.factors.logits
+        result = "logits" if factor == 1.0 else None
         if self.model_type == TensorProto.FLOAT:
-            self.linears.write(linear, normed, output="logits")
+            wide = self.linears.write(linear, normed, output=result)
         else:
             wide = self.linears.write(linear, normed)
-            emitter.node("Cast", [wide], scope_of(head), output="logits", to=TensorProto.FLOAT)
+            wide = emitter.node("Cast", [wide], scope_of(head), output=result, to=TensorProto.FLOAT)
+        if factor != 1.0:
+            number = emitter.constant("logits_factor", np.array(factor, dtype=np.float32))
+            emitter.node("Mul", [wide, number], scope_of(head), label="Mul_factor", output="logits")
 
     def pick_rows(self, hidden: str) -> str:
         """The rows of the tokens whose logits are wanted: [L, D]."""

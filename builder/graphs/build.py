@@ -8,11 +8,11 @@ in it (written last).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from builder import opset
 from builder.files import copy_directory
-from builder.graphs import llama
 from builder.graphs.blocks import Blocks, kv_scale_name
 from builder.graphs.config import read_config
 from builder.graphs.emitter import MODEL_TYPES, Emitter
@@ -28,7 +28,6 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.models.record import Model
 
-FAMILIES = {"llama": llama.write}
 MODES = ("paged", "native")
 BLOCK_SIZES = (16, 32, 64, 128)
 _OWN_FILES = frozenset({GRAPH_FILE, INFO_FILE, PACKED_FILE, "engine.json"})
@@ -88,7 +87,7 @@ def build_graph(
         kv_scales=pools()[kv_cache_format].scaled,
         tree_mask=tree_mask,
     )
-    FAMILIES[config.family](blocks)
+    import_module(f"builder.graphs.families.{config.family}").write(blocks)
     for index in hidden_states:
         emitter.output(f"hidden_states_{index}", MODEL_TYPES[dtype], [*blocks.token_shape, config.hidden])
     tensors.finish(frozenset(linear.format for linear in linears.written) - {"none"})

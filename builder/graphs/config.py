@@ -14,6 +14,7 @@ from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.models.by_class import class_fields
 from trtforge.models.record import Model
 from trtforge.tables.decoders import Decoder, decoders
 
@@ -93,7 +94,7 @@ def parse_config(raw: Mapping[str, Any]) -> Model:
         )
     hidden, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
     kv_heads = _count(raw, "num_key_value_heads", heads)
-    # Mistral's files of before head_dim existed and Llama's without it: both mean hidden / heads.
+    # files of before head_dim existed mean hidden / heads
     if raw.get("head_dim") is None and row.head_dim is None and hidden % heads:
         raise _refuse(
             f"hidden_size {hidden} does not divide into {heads} heads",
@@ -104,8 +105,6 @@ def parse_config(raw: Mapping[str, Any]) -> Model:
     head_size = _count(raw, "head_dim", row.head_dim or hidden // heads)
     layers = _count(raw, "num_hidden_layers")
     config = Model(
-        architecture=architecture,
-        family=row.family,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16").removeprefix("torch."),
         layers=layers,
         hidden=hidden,
@@ -115,44 +114,45 @@ def parse_config(raw: Mapping[str, Any]) -> Model:
         head_size=head_size,
         vocab=_count(raw, "vocab_size"),
         max_positions=_count(raw, "max_position_embeddings", row.max_positions),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        tied=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=row.bias("qkv", raw),
-        o_bias=row.bias("o", raw),
-        mlp_bias=row.bias("mlp", raw),
-        qk_norm=row.qk_norm,
-        windows=_windows(raw, row, layers),
-        rope=rope_parameters(raw),
+        norm_eps=float(raw.get("rms_norm_eps", row.norm_eps)),
+        rope=rope_parameters(raw, row),
+        **_class_fields(row, raw, layers, head_size),
     )
     _check(config, raw)
     return config
 
 
-def _windows(raw: Mapping[str, Any], row: Decoder, layers: int) -> tuple[int, ...]:
+def _class_fields(row: Decoder, raw: Mapping[str, Any], layers: int, head_size: int) -> dict[str, Any]:
     try:
-        return row.layer_windows(raw, layers)
+        return class_fields(row, raw, layers, head_size)
     except ValueError as error:
         raise _refuse(
             f"config.json: {error}",
             asked=row.architecture,
-            why="The keys say which layers see how far back; a graph that guessed would answer long prompts wrongly.",
+            why="The class computes by these keys; a graph that guessed would answer wrongly.",
             fix="Use config.json as the model's publisher has it",
         ) from None
 
 
-def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+def rope_parameters(raw: Mapping[str, Any], row: Decoder | None = None) -> dict[str, Any]:
     """Rope settings in the new spelling: rope_type, rope_theta and what the type needs.
 
     Reads ``rope_parameters`` (transformers 5) or ``rope_scaling`` + ``rope_theta`` (before), with
-    ``type`` for ``rope_type`` and ``original_max_position_embeddings`` beside the section.
+    ``type`` for ``rope_type`` and ``original_max_position_embeddings`` beside the section. ``row`` is the class's:
+    its base, and its own names of types.
     """
     section = dict(raw.get("rope_parameters") or {})
     section = {**dict(raw.get("rope_scaling") or {}), **section}
     kind = section.pop("type", None)
     section.setdefault("rope_type", kind or "default")
+    if row is not None:
+        section["rope_type"] = row.rope_names.get(section["rope_type"], section["rope_type"])
     if section.get("rope_theta") is None:
-        section["rope_theta"] = raw.get("rope_theta") or 10000.0
-    if section["rope_type"] in ("yarn", "llama3") and section.get("original_max_position_embeddings") is None:
+        section["rope_theta"] = raw.get("rope_theta") or (row.rope_theta if row is not None else 10000.0)
+    if (
+        section["rope_type"] in ("yarn", "llama3", "longrope")
+        and section.get("original_max_position_embeddings") is None
+    ):
         fallback = raw.get("original_max_position_embeddings") or raw.get("max_position_embeddings")
         section["original_max_position_embeddings"] = fallback
     section.setdefault("max_position_embeddings", raw.get("max_position_embeddings"))
@@ -190,14 +190,6 @@ def _check(config: Model, raw: Mapping[str, Any]) -> None:
         raise _refuse(
             f"The MLP's activation is {activation!r}",
             asked=activation,
-            why="The Llama family's graph writes SiLU-gated MLPs.",
+            why="The graphs have SiLU-gated MLPs.",
             fix="Use a checkpoint with hidden_act silu",
-        )
-    partial = config.rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise _refuse(
-            f"partial_rotary_factor is {partial}",
-            asked=partial,
-            why="The Llama family rotates whole heads.",
-            fix="Use a checkpoint without partial_rotary_factor",
         )

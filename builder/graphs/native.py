@@ -73,8 +73,7 @@ class NativeBlocks(Blocks):
             [x, *caches],
             scope,
             label=f"RotaryEmbedding_{label}",
-            num_heads=heads,
-            interleaved=0,
+            **self.rotation(heads),
         )
 
     def batch_caches(self, cache: str, scope: str, label: str) -> str:
@@ -110,7 +109,7 @@ class NativeBlocks(Blocks):
             stored.append(emitter.cast(out, self.pool_type, self.model_type, scope, f"Cast_{part}_read"))
         split = self._split_heads(query, config.heads, scope, "query")
         inputs = [split, *stored, self.masks[config.windows[layer]]]
-        attended = emitter.node("Attention", inputs, scope, scale=config.head_size**-0.5)
+        attended = emitter.node("Attention", inputs, scope, scale=config.score_factor)
         joined = emitter.node("Transpose", [attended], scope, label="Transpose_attention", perm=[0, 2, 1, 3])
         width = config.heads * config.head_size
         shape = emitter.constant("join_heads", np.array([0, 0, width], dtype=np.int64))

@@ -2,10 +2,13 @@
 
 Policy: the same arithmetic, step for step and in float32 where transformers uses float32, as
 ``transformers.modeling_rope_utils`` (the models were trained or extended with it); the tests compare
-the two. Types whose frequencies depend on the sequence at run time (dynamic, longrope) are refused:
-one initializer cannot hold them.
+the two. A type whose frequencies grow with the sequence at run time (dynamic) is refused: one initializer cannot
+hold them. Of longrope's two lists the model's own context decides: a model whose context is longer than the original
+one has the long factors for every prompt, because keys in the cache cannot be rotated again when a request grows over
+the border (transformers takes the short ones for sequences below it).
 
-Sources: linear, kaiokendev 2023; YaRN, https://arxiv.org/abs/2309.00071; llama3, Meta's Llama 3.1 reference code.
+Sources: linear, kaiokendev 2023; YaRN, https://arxiv.org/abs/2309.00071; llama3, Meta's Llama 3.1 reference code;
+LongRoPE, https://arxiv.org/abs/2402.13753.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtforge.ground.errors import ForgeError
+from trtforge.models.longrope import is_extended
 
 Array = npt.NDArray[np.float32]
 
@@ -112,20 +116,42 @@ def _yarn_attention(factor: float, mscale: float | None, mscale_all: float | Non
     return scale(mscale) / scale(mscale_all) if mscale and mscale_all else scale(1.0)
 
 
+def _longrope(rope: Mapping[str, Any], head_size: int) -> tuple[Array, float]:
+    original, factor = _positive(rope, "original_max_position_embeddings"), rope.get("factor")
+    if factor is None:
+        factor = _positive(rope, "max_position_embeddings") / original
+    key = "long_factor" if is_extended(rope) else "short_factor"
+    extension = np.array(rope.get(key) or [], dtype=np.float32)
+    if extension.shape != (head_size // 2,) or not np.all(extension > 0) or not np.all(np.isfinite(extension)):
+        raise ForgeError(
+            "TF-GRF-003",
+            f"The rope type longrope needs {head_size // 2} positive numbers as {key}",
+            asked="longrope",
+            numbers={"wanted": head_size // 2, "given": extension.size},
+            why="Each pair of rotated values has a factor of its own.",
+            remedies=[f"Add {key} to rope_parameters in config.json, as the model's publisher states it"],
+        )
+    attention = rope.get("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return np.float32(1) / (extension * _powers(rope, head_size)), float(attention)
+
+
 ROPE_TYPES: dict[str, Callable[[Mapping[str, Any], int], tuple[Array, float]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }
 
 
 def inverse_frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[Array, float]:
-    """Inverse frequencies float32 [E/2] and the factor on cos and sin.
+    """Inverse frequencies float32 [R/2] and the factor on cos and sin.
 
     Args:
         rope: rope_type, rope_theta and the type's own keys (see :func:`builder.graphs.config.rope_parameters`).
-        head_size: E, even.
+        head_size: R, how many values of a head are rotated; even.
 
     Raises:
         ForgeError: ``TF-GRF-003`` an unknown type or a missing key.

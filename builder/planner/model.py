@@ -15,6 +15,7 @@ from builder.planner.families import check_family
 from builder.planner.types import bad_input
 from trtforge.formats.table import counted_as, kv_modes_by
 from trtforge.ground.json_file import read_json_file
+from trtforge.models.by_class import class_fields
 from trtforge.models.record import Experts, Latent, Model
 from trtforge.tables.decoders import CountedType, Decoder, decoder_table
 
@@ -27,6 +28,8 @@ _DTYPES = {
     "fp16": "float16",
     "bf16": "bfloat16",
 }
+#: keys that the configuration around a text model may have instead
+_OUTER = ("tie_word_embeddings",)
 #: spellings of the context
 _POSITIONS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
 #: deeper than any model by far; keeps a damaged number from being taken for work to do
@@ -81,14 +84,15 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
     head_size = _size(config, "head_dim", default=(row or counted).head_dim or hidden // heads)
     if mla is None and heads % kv_heads:
         raise _bad_config(f"{heads} heads do not divide into {kv_heads} key-value heads", kind)
-    windows = _windows(config, counted, layers) if row is None else _windows_of(config, row, layers)
-    attention_bias, o_bias = _attention_biases(config, row, counted)
+    if row is None:
+        by_class = _by_type(config, outer, counted, layers)
+    else:
+        by_class = _by_class({**{key: outer[key] for key in _OUTER if key in outer}, **config}, row, layers, head_size)
     quantization = _quantization(outer, quant_config)
     dtype, said = _dtype(config, outer)
     ffn = _size(config, "intermediate_size", "ffn_hidden_size")
     return Model(
         name=name or architecture,
-        architecture=architecture,
         layers=layers,
         hidden=hidden,
         ffn=ffn,
@@ -97,14 +101,8 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
         head_size=mla.nope_size + mla.rope_size if mla else head_size,
         vocab=_size(config, "vocab_size"),
         max_positions=_size(config, *_POSITIONS),
-        tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", counted.tied))),
         dtype=dtype,
-        attention_bias=attention_bias,
-        o_bias=o_bias,
-        mlp_bias=bool(config.get("mlp_bias", False)) if row is None else row.bias("mlp", config),
-        qk_norm=counted.qk_norm if row is None else row.qk_norm,
         norms_a_layer=counted.norms,
-        windows=windows,
         rope=_rope(config),
         moe=_moe(config, counted, layers, ffn),
         mla=mla,
@@ -112,6 +110,7 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
         prequantized_kv_cache=_prequantized_kv(quantization),
         unquantized=_unquantized(quantization),
         assumed=(*assumed, *([] if said else ["the config names no dtype; bfloat16 is assumed"])),
+        **{**by_class, "architecture": architecture},
     )
 
 
@@ -122,12 +121,25 @@ def _rows(kind: str) -> tuple[Decoder | None, CountedType]:
     return row, table.counted.get(kind, CountedType())
 
 
-def _attention_biases(config: Mapping[str, Any], row: Decoder | None, counted: CountedType) -> tuple[bool, bool]:
-    """Biases on q, k and v, and on the output; a type without a row has one key for both."""
-    if row is not None:
-        return row.bias("qkv", config), row.bias("o", config)
+def _by_type(config: Mapping[str, Any], outer: Mapping[str, Any], counted: CountedType, layers: int) -> dict[str, Any]:
+    """What the type of a class without a row decides; one key says whether both parts of its attention have biases."""
     biased = bool(config.get("attention_bias", counted.qkv_bias))
-    return biased, biased and counted.o_bias
+    return {
+        "tied": bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", counted.tied))),
+        "attention_bias": biased,
+        "o_bias": biased and counted.o_bias,
+        "mlp_bias": bool(config.get("mlp_bias", False)),
+        "qk_norm": counted.qk_norm,
+        "windows": _windows(config, counted, layers),
+    }
+
+
+def _by_class(config: Mapping[str, Any], row: Decoder, layers: int, head_size: int) -> dict[str, Any]:
+    """What a class's row makes of its config."""
+    try:
+        return class_fields(row, config, layers, head_size)
+    except ValueError as error:
+        raise _bad_config(str(error), row.architecture) from None
 
 
 def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, bool]:
@@ -184,16 +196,8 @@ def _mla(config: Mapping[str, Any]) -> Latent | None:
     )
 
 
-def _windows_of(config: Mapping[str, Any], row: Decoder, layers: int) -> tuple[int, ...]:
-    """Each layer's sliding window, by the rule that the class's row states."""
-    try:
-        return row.layer_windows(config, layers)
-    except ValueError as error:
-        raise _bad_config(str(error), row.architecture) from None
-
-
 def _windows(config: Mapping[str, Any], counted: CountedType, layers: int) -> tuple[int, ...]:
-    """The same for types without a row, whose configs say it in several ways."""
+    """Each layer's sliding window in a type without a row, whose configs say it in several ways."""
     window = config.get("sliding_window", counted.window)
     told = config.get("use_sliding_window", not counted.switched)
     if isinstance(window, bool) or not isinstance(window, int) or window <= 0 or told is False:

@@ -110,8 +110,10 @@ def _model(data: Mapping[str, Any]) -> dict[str, Any]:
         layers = int(fields.get("layers", 0))
         sliding = layers if sliding is None else sliding
         fields["windows"] = (0,) * (layers - sliding) + (window,) * sliding
+    row = decoders().get(str(fields.get("architecture")))
+    if row is not None:
+        fields |= {"norms": row.norms, "fused": row.fused}
     if "o_bias" not in fields:
-        row = decoders().get(str(fields.get("architecture")))
         switched = row is not None and isinstance(row.o_bias, str)
         fields["o_bias"] = bool(fields.get("attention_bias")) if switched else bool(row and row.o_bias)
     return fields

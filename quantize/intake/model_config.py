@@ -16,6 +16,7 @@ from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_file
+from trtforge.models.by_class import class_fields
 from trtforge.models.folder_kind import kind_by_config
 from trtforge.models.record import Model
 from trtforge.tables.decoders import FULL, SLIDING, Decoder, decoders
@@ -42,7 +43,13 @@ ROPE_TYPES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
             }
         ),
     ),
+    "longrope": (
+        frozenset({"long_factor", "short_factor", "original_max_position_embeddings"}),
+        frozenset({"factor", "attention_factor"}),
+    ),
 }
+#: keys of rope types that hold a number for each pair of values
+LISTS = ("long_factor", "short_factor")
 #: deeper than any model by far; keeps a damaged number from being taken for work to do
 _MOST_LAYERS = 10_000
 #: keys that give every layer a shape of its own
@@ -147,7 +154,7 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
     layers = _positive(config, "num_hidden_layers")
     if layers > _MOST_LAYERS:
         raise _invalid("config.json", "no model has so many layers", num_hidden_layers=layers)
-    epsilon = config.get("rms_norm_eps", 1e-6)
+    epsilon = config.get("rms_norm_eps", row.norm_eps)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < 1:
         raise _invalid("config.json", f"rms_norm_eps must be a small positive number, not {epsilon!r}")
     hidden = _positive(config, "hidden_size")
@@ -166,10 +173,8 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
         raise _invalid("config.json", "rotary embedding needs an even head size", head_dim=head_size)
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise _invalid("config.json", f"hidden_act {config['hidden_act']!r} is not silu, which {architecture} has")
-    if config.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
-        raise _invalid("config.json", "partial rotary embedding is not part of this family")
     try:
-        windows = row.layer_windows(config, layers)
+        by_class = class_fields(row, config, layers, head_size)
     except ValueError as error:
         raise _invalid("config.json", str(error)) from None
     max_positions = _positive(config, "max_position_embeddings")
@@ -179,8 +184,6 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
             _require_token_ids(name, values, key, vocab)
     tokens = {**config, **{key: value for key, value in (generation or {}).items() if value is not None}}
     return Model(
-        architecture=architecture,
-        family=row.family,
         layers=layers,
         hidden=hidden,
         ffn=_positive(config, "intermediate_size"),
@@ -189,14 +192,9 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
         head_size=head_size,
         vocab=vocab,
         max_positions=max_positions,
-        windows=windows,
-        tied=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=row.bias("qkv", config),
-        o_bias=row.bias("o", config),
-        mlp_bias=row.bias("mlp", config),
-        qk_norm=row.qk_norm,
         norm_eps=float(epsilon),
-        rope=_rope(config, max_positions),
+        rope=_rope(config, row, max_positions, by_class["rotary_size"] or head_size),
+        **by_class,
         bos_token_id=_token_ids(tokens, "bos_token_id")[0] if _token_ids(tokens, "bos_token_id") else None,
         eos_token_ids=tuple(_token_ids(tokens, "eos_token_id")),
     )
@@ -225,8 +223,8 @@ def _require_token_ids(name: str, config: dict[str, Any], key: str, vocab: int) 
         raise _invalid(name, f"{key} lies beyond the vocabulary", **{key: config[key], "vocab_size": vocab})
 
 
-def _rope(config: dict[str, Any], max_positions: int) -> dict[str, Any]:
-    """Rope in one form: ``{"rope_type", "rope_theta", ...}`` from either spelling."""
+def _rope(config: dict[str, Any], row: Decoder, max_positions: int, rotary: int) -> dict[str, Any]:
+    """Rope in one form: ``{"rope_type", "rope_theta", ...}`` from either spelling; ``rotary`` values of a head turn."""
     given: dict[str, Any] = {}
     for key in ("rope_parameters", "rope_scaling"):
         value = config.get(key)
@@ -236,34 +234,42 @@ def _rope(config: dict[str, Any], max_positions: int) -> dict[str, Any]:
             given.update(value)
     old_type = given.pop("type", None)
     rope_type = given.pop("rope_type", old_type) or "default"
-    theta = given.pop("rope_theta", config.get("rope_theta", 10000.0))
+    if isinstance(rope_type, str):
+        rope_type = row.rope_names.get(rope_type, rope_type)
+    theta = given.pop("rope_theta", config.get("rope_theta", row.rope_theta))
     if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < float("inf"):
         raise _bad_rope(f"rope_theta must be a positive number, not {theta!r}")
-    if given.pop("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
-        raise _bad_rope("partial rotary embedding is not part of this family")
-    if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
-        raise _bad_rope(f"the rope type {rope_type!r} is not supported")
+    partial = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES or rope_type not in row.rope_types:
+        raise _bad_rope(f"the rope type {rope_type!r} is not supported for {row.architecture}", row.rope_types)
     needed, optional = ROPE_TYPES[rope_type]
-    if rope_type == "yarn":
-        given.setdefault("original_max_position_embeddings", max_positions)
+    if rope_type in ("yarn", "longrope"):
+        original = config.get("original_max_position_embeddings", max_positions)
+        given.setdefault("original_max_position_embeddings", original)
     missing = sorted(key for key in needed if given.get(key) is None)
     if missing:
         raise _bad_rope(f"rope type {rope_type} lacks {', '.join(missing)}")
     kept = {key: value for key, value in given.items() if key in needed | optional and value is not None}
-    numbers = [value for key, value in kept.items() if key != "truncate"]
+    lists = {key: kept[key] for key in LISTS if key in kept}
+    if any(not isinstance(value, list) or len(value) != rotary // 2 for value in lists.values()):
+        raise _bad_rope(f"{' and '.join(lists)} must be lists of {rotary // 2} numbers, one for each pair of values")
+    numbers = [value for key, value in kept.items() if key != "truncate" and key not in LISTS]
+    numbers += [value for values in lists.values() for value in values]
     if any(isinstance(v, bool) or not isinstance(v, (int, float)) or not 0 < v < float("inf") for v in numbers):
         raise _bad_rope(f"the values of rope type {rope_type} must be positive numbers: {kept}")
+    if partial != 1.0:
+        kept["partial_rotary_factor"] = partial
     return {"rope_type": rope_type, "rope_theta": float(theta), **dict(sorted(kept.items()))}
 
 
-def _bad_rope(reason: str) -> ForgeError:
+def _bad_rope(reason: str, supported: Sequence[str] = tuple(ROPE_TYPES)) -> ForgeError:
     return ForgeError(
         "TF-SRC-026",
         f"the rotary embedding cannot be used: {reason}",
         asked="config.json: rope_parameters / rope_scaling",
-        numbers={"supported": list(ROPE_TYPES)},
+        numbers={"supported": list(supported)},
         why="A rope that is read wrongly still loads and answers short prompts; long ones turn to garbage.",
-        remedies=[f"use a checkpoint whose rope type is one of {', '.join(ROPE_TYPES)}"],
+        remedies=[f"use a checkpoint whose rope type is one of {', '.join(supported)}"],
     )
 
 
@@ -285,6 +291,8 @@ def normalized_config(config: dict[str, Any], shape: Model, *, dtype: str, keep_
         rope_theta=shape.rope["rope_theta"],
         rope_scaling=scaling if shape.rope["rope_type"] != "default" else None,
     )
+    if "partial_rotary_factor" in shape.rope:
+        result["partial_rotary_factor"] = shape.rope["partial_rotary_factor"]
     if row.window != "never":
         result["sliding_window"] = shape.sliding_window or None
     if row.window == "switched":

@@ -56,11 +56,13 @@ class Quantizer:
                 tensors |= getattr(self, f"_{fmt}")(module, array.astype(np.float32))
             else:
                 tensors[name] = (names[array.dtype.type], array)
-            if kv_fp8 and name.endswith(("k_proj.weight", "v_proj.weight")):
-                scale = float(np.float32(0.01 + 0.01 * self.rng.random()))
-                key = f"{module}.{module[-6]}_scale"
-                self.kv_scales[key] = scale
-                tensors[key] = ("F32", np.array(scale, dtype=np.float32))
+            if kv_fp8 and name.endswith((".k_proj.weight", ".v_proj.weight", ".qkv_proj.weight")):
+                parent, own = module.rsplit(".", 1)
+                for part in own.removesuffix("_proj").removeprefix("q"):
+                    scale = float(np.float32(0.01 + 0.01 * self.rng.random()))
+                    key = f"{parent}.{part}_proj.{part}_scale"
+                    self.kv_scales[key] = scale
+                    tensors[key] = ("F32", np.array(scale, dtype=np.float32))
         write_safetensors(directory / "model.safetensors", tensors)
         algorithm = {"fp8": "FP8", "nvfp4": "NVFP4", "int4_awq": "W4A16_AWQ", "none": None}[fmt]
         quantization = {

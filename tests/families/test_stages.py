@@ -15,13 +15,16 @@ from builder.graphs import build_graph
 from builder.planner import model as planner
 from builder.targets import build_engine
 from builder.targets.trtllm.checkpoint import convert_checkpoint
+from builder.targets.trtllm_llmapi.target import LlmSettings
+from builder.targets.trtllm_llmapi.target import build_engine as build_llm_api
 from quantize.audit import Expected, audit_checkpoint
 from quantize.intake import fetch_checkpoint, inspect_source
 from quantize.plan import plan_quantization, read_config
 from quantize.ptq import quantize_checkpoint
 from quantize.reference import load_reference_model
-from tests.builder.quantized_tiny import Quantizer
+from tests.builder.quantized_tiny import Quantizer, read_tensors
 from tests.builder.rtx.models import compiles, rtx_build
+from tests.builder.trtllm.deshard import load_ranks
 from tests.builder.trtllm.llama_parameters import parameters
 from tests.builder.trtllm.test_checkpoint import share_global_scales
 from tests.families.support import FULL, QUANTIZED, ROWS, VARIANTS, assert_exact, checkpoint
@@ -29,14 +32,19 @@ from tests.families.test_computation import executor
 from tests.quantize.test_ptq import FORMATS, modelopt_logits, prompt
 from tests.runtime.executor_support import PROMPTS, blocks_of, make_batch
 from tests.support.decoder_models import variants, write_decoder
+from tests.support.preflight import codes as preflight_codes
+from tests.support.refusals import refusal
 from tests.support.tiny_gguf import read_float32, write_tiny_gguf
 from trtforge.ground.safetensors_header import read_header, read_headers
 from trtforge.models.shape import linears
+from trtforge.recipe.schema import Build
 from trtforge.tables.decoders import decoders, gguf_decoders
 
 rows = pytest.mark.parametrize("name", ROWS)
 every_variant = pytest.mark.parametrize(("name", "kind"), VARIANTS)
 formats = pytest.mark.parametrize("fmt", QUANTIZED)
+#: a class with factors, and one with fused projections
+FACTORED = ("GraniteForCausalLM", "Phi3ForCausalLM")
 
 
 def elements(directory: Path) -> int:
@@ -121,12 +129,67 @@ def test_tensorrt_llm_finds_every_parameter_and_no_other(tmp_path: Path, name: s
     quantizer = Quantizer(source, fmt, kv_fp8=fmt != "none")
     if fmt == "nvfp4":
         share_global_scales(source, quantizer)
+    if not row.trtllm.engine:
+        assert refusal(convert_checkpoint, source, tmp_path / "out", tp=2).code == "TF-BLD-124"
+        return
     convert_checkpoint(source, tmp_path / "out", tp=2)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architecture"] == name and row.trtllm.config.items() <= config.items()
     for rank in range(2):
         written = read_header(tmp_path / "out" / f"rank{rank}.safetensors")[0]
         assert {key: (info.dtype, info.shape) for key, info in written.items()} == parameters(config)
+
+
+def test_tensorrt_llm_is_told_every_factor_and_rotation(tmp_path: Path) -> None:
+    """Scores are multiplied by the root of the head size less: TensorRT-LLM divides by it besides."""
+    granite, phi = (write_decoder(tmp_path / name, name, variants(decoders()[name])[FULL]) for name in FACTORED)
+    convert_checkpoint(granite, tmp_path / "granite")
+    config = json.loads((tmp_path / "granite" / "config.json").read_text())
+    wanted = {"embedding_multiplier": 3.3, "residual_multiplier": 0.37, "attention_multiplier": 0.11 * 8}
+    assert {key: config[key] for key in wanted} == pytest.approx(wanted)
+    assert config["output_multiplier_scale"] == pytest.approx(1 / 1.7)
+    convert_checkpoint(phi, tmp_path / "phi")
+    config = json.loads((tmp_path / "phi" / "config.json").read_text())
+    assert (config["position_embedding_type"], config["rotary_pct"]) == ("long_rope", 0.75)
+    assert len(config["longrope_scaling_long_factors"]) == len(config["longrope_scaling_short_factors"]) == 24
+    assert config["original_max_position_embeddings"] == 4 and config["rotary_scaling"] is None
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_fused_projections_are_cut_by_heads_and_halves(tmp_path: Path, tp: int) -> None:
+    """Each rank has its rows of q, k and v, and of up above those of gate."""
+    name = FACTORED[1]
+    source = write_decoder(tmp_path / "model", name)
+    convert_checkpoint(source, tmp_path / "out", tp=tp)
+    stored = read_tensors(source)
+    q, k, v = np.split(stored["model.layers.1.self_attn.qkv_proj.weight"], [256, 384])
+    gate, up = np.split(stored["model.layers.1.mlp.gate_up_proj.weight"], 2)
+    for rank, tensors in enumerate(load_ranks(tmp_path / "out")[1]):
+        heads = slice(rank * 256 // tp, (rank + 1) * 256 // tp)
+        first = rank * 2 // tp * 64
+        keys = slice(first, first + max(128 // tp, 64))
+        assert np.array_equal(
+            tensors["transformer.layers.1.attention.qkv.weight"], np.concatenate([q[heads], k[keys], v[keys]])
+        )
+        rows = slice(rank * 128 // tp, (rank + 1) * 128 // tp)
+        assert np.array_equal(tensors["transformer.layers.1.mlp.fc.weight"], np.concatenate([up[rows], gate[rows]]))
+
+
+@rows
+def test_what_tensorrt_llm_lacks_is_said_before_anything_runs(root: Path, tmp_path: Path, name: str) -> None:
+    """By preflight and by the LLM API's build, both from the row."""
+    info, row = inspect_source(str(checkpoint(root, name, "plain")), tmp_path), decoders()[name]
+    assert info is not None
+    for target, known in (("trtllm-engine", row.trtllm.engine), ("trtllm-llmapi", row.trtllm.llm_api), ("torch", True)):
+        found = preflight_codes({"build": {"target": target}}, model=info.model)
+        assert ("TF-K13-010" in found) is not known
+    if not row.trtllm.llm_api:
+        settings = LlmSettings({"model": "checkpoint"}, ("trtllm-serve",), "o.yaml", "a: 1\n")
+        build = Build.model_validate({"target": "trtllm-llmapi"})
+        error = refusal(
+            build_llm_api, checkpoint(root, name, "plain"), tmp_path / "out", name="x", build=build, settings=settings
+        )
+        assert error.code == "TF-BLD-124" and name in error.message
 
 
 @pytest.mark.parametrize("architecture", [row.architecture for row in gguf_decoders().values()])
@@ -141,7 +204,7 @@ def test_gguf_comes_back_exactly(root: Path, tmp_path: Path, architecture: str) 
     assert before.keys() == after.keys()
     for name, values in before.items():
         assert np.array_equal(after[name], values), name
-    assert (info.architecture, info.head_size) == (architecture, 64)
+    assert (info.model.architecture, info.model.head_size) == (architecture, 64)
     made: dict[str, Any] = json.loads((tmp_path / "out" / "config.json").read_text())
     given = read_config(source)
     for key in ("model_type", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "tie_word_embeddings"):

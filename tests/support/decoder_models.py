@@ -40,8 +40,29 @@ def variants(row: Decoder) -> dict[str, dict[str, Any]]:
         everything["sliding_window"] = 11
     if row.window == "switched":
         everything |= {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    if row.nope is not None:
+        everything[row.nope.interval] = 2
+    if row.factors is not None:  # none of them a power of two, which a type of 16 bits would hold exactly
+        keys = row.factors
+        everything |= {keys.embedding: 3.3, keys.attention: 0.11, keys.residual: 0.37, keys.logits: 1.7}
+    rotary = 64
+    if row.partial_rotary:
+        everything["partial_rotary_factor"], rotary = 0.75, 48
+    if "longrope" in row.rope_types:
+        everything |= _longrope(rotary, original=4)
+        wide_rope = _longrope(80, original=POSITIONS)
+    else:
+        wide_rope = {}
     wide = {"hidden_size": 240, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 80}
-    return {"plain": {}, "everything": everything, "wide": {**wide, "tie_word_embeddings": False}}
+    return {"plain": {}, "everything": everything, "wide": {**wide, **wide_rope, "tie_word_embeddings": False}}
+
+
+def _longrope(rotary: int, *, original: int) -> dict[str, Any]:
+    """A context longer than the original one, so that every prompt has the long factors, or just as long."""
+    pairs = range(rotary // 2)
+    factors = {"short_factor": [1 + 0.01 * i for i in pairs], "long_factor": [1.5 + 0.2 * i for i in pairs]}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": original, **factors}
+    return {"rope_parameters": rope, "original_max_position_embeddings": original}
 
 
 def write_decoder(

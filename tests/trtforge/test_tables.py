@@ -99,9 +99,18 @@ def test_decoders_are_what_transformers_says() -> None:
         assert row.bias("mlp", fresh) == bool(fresh.get("mlp_bias", False))
         if row.window == "always":
             assert config.sliding_window == row.default_window
+        assert row.bias("qkv", fresh) == bool(fresh.get("attention_bias", row.qkv_bias))
+        assert (row.tied, row.norm_eps) == (config.tie_word_embeddings, config.rms_norm_eps)
+        assert row.rope_theta == config.rope_parameters["rope_theta"]
+        if row.nope is not None:
+            assert row.rotates({}, 9) == tuple(map(bool, type(config)(num_hidden_layers=9).no_rope_layers))
+            assert row.rotates({row.nope.layers: [0, 1, 1]}, 2) == (False, True)
+        if row.factors is not None:
+            assert all(getattr(config, key) == 1.0 for key in row.factors.model_dump().values())
         if row.window == "switched":
-            told = type(config)(use_sliding_window=True, num_hidden_layers=32)
-            windows = row.layer_windows({"use_sliding_window": True}, 32)
-            assert told.sliding_window == row.default_window == max(windows)
+            size = {} if row.default_window else {"sliding_window": 64}
+            told = type(config)(use_sliding_window=True, num_hidden_layers=32, **size)
+            windows = row.layer_windows({"use_sliding_window": True, **size}, 32)
+            assert told.sliding_window == (row.default_window or 64) == max(windows)
             assert [window > 0 for window in windows] == [kind == "sliding_attention" for kind in told.layer_types]
     assert set(gguf_decoders()) == {"llama", "qwen2", "qwen3"}

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from trtforge.models.kv import KvSizes
+from trtforge.tables.decoders import Factors
 
 Shape = tuple[int, ...]
 #: rope types that multiply the context, and a factor that no model has
@@ -76,6 +77,18 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Projection:
+    """A linear of every layer: its name below the layer, [out, in], whether it has a bias, and which side tensor
+    parallelism cuts."""
+
+    path: str
+    rows: int
+    columns: int
+    bias: bool
+    split: Literal["rows", "columns"]
+
+
+@dataclass(frozen=True)
 class Model:
     """A decoder, whole, before any split.
 
@@ -88,7 +101,12 @@ class Model:
         family: the graph module that writes it; empty where none does.
         dtype: of the unquantized tensors; ``gguf:…`` for a GGUF file as it lies there.
         attention_bias: biases on q, k and v; o_bias: on the output projection; mlp_bias: on the MLP's linears.
-        qk_norm: RMS norms over each head of q and k.
+        qk_norm: RMS norms of q and k, over each head or over all of them (width).
+        norms: whether norms are in front of attention and MLP or behind.
+        fused: q, k and v are one linear, gate and up another.
+        rotates: whether each layer rotates queries and keys; empty: every layer does.
+        rotary_size: how many values of a head are rotated; 0: all.
+        factors: what embeddings, scores, results of attention and MLP, and logits are multiplied by.
         windows: each layer's sliding window in tokens, 0 where it sees everything; empty: every layer does.
         rope: rope_type, rope_theta and what the type needs.
         joined: width of the target's states that an EAGLE-3 head's ``fc`` joins; its first layer reads twice D.
@@ -114,7 +132,12 @@ class Model:
     attention_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | Literal["width"] = False
+    norms: Literal["pre", "post"] = "pre"
+    fused: bool = False
+    rotates: tuple[bool, ...] = ()
+    rotary_size: int = 0
+    factors: Factors = field(default_factory=Factors)
     norm_eps: float = 1e-6
     norms_a_layer: int = 2
     windows: tuple[int, ...] = ()
@@ -144,6 +167,11 @@ class Model:
     def full_attention_layers(self) -> tuple[int, ...]:
         """The layers that see everything, in a model where others do not."""
         return tuple(i for i, window in enumerate(self.windows) if not window) if self.sliding_window else ()
+
+    @property
+    def score_factor(self) -> float:
+        """What the scores of queries and keys are multiplied by."""
+        return self.head_size**-0.5 if self.factors.attention is None else self.factors.attention
 
     @property
     def usable_positions(self) -> int:
@@ -208,29 +236,46 @@ def expected_tensors(model: Model) -> dict[str, Shape]:
     return {name: kind.shape for kind in tensors(model) for name in kind.names()}
 
 
+def projections(model: Model) -> tuple[Projection, ...]:
+    """The linears of a layer with ordinary attention and one MLP."""
+    query, keys = model.heads * model.head_size, model.kv_heads * model.head_size
+    attention = {"q": query, "k": keys, "v": keys}
+    mlp = {"gate": model.ffn, "up": model.ffn}
+    if model.fused:
+        attention, mlp = {"qkv": query + 2 * keys}, {"gate_up": 2 * model.ffn}
+    bias, width = model.attention_bias, model.hidden
+    return (
+        *(Projection(f"self_attn.{name}_proj", rows, width, bias, "rows") for name, rows in attention.items()),
+        Projection("self_attn.o_proj", width, query, model.o_bias, "columns"),
+        *(Projection(f"mlp.{name}_proj", rows, width, model.mlp_bias, "rows") for name, rows in mlp.items()),
+        Projection("mlp.down_proj", width, model.ffn, model.mlp_bias, "columns"),
+    )
+
+
 def _norms(model: Model) -> tuple[str, ...]:
+    if model.norms == "post":
+        return ("post_attention_layernorm", "post_feedforward_layernorm")
     two = ("input_layernorm", "post_attention_layernorm")
     return two if model.norms_a_layer == 2 else (*two, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
 def _attention(model: Model) -> Iterator[tuple[str, Shape]]:
-    width = model.hidden
     if model.mla is not None:
         yield from _latent_attention(model)
         return
-    query, keys = model.heads * model.head_size, model.kv_heads * model.head_size
-    for name, rows, columns, bias in (
-        ("q_proj", query, width, model.attention_bias),
-        ("k_proj", keys, width, model.attention_bias),
-        ("v_proj", keys, width, model.attention_bias),
-        ("o_proj", width, query, model.o_bias),
-    ):
-        yield f"self_attn.{name}.weight", (rows, columns)
-        if bias:
-            yield f"self_attn.{name}.bias", (rows,)
+    yield from _stored(model, "self_attn.")
     if model.qk_norm:
-        yield "self_attn.q_norm.weight", (model.head_size,)
-        yield "self_attn.k_norm.weight", (model.head_size,)
+        whole = model.qk_norm == "width"
+        yield "self_attn.q_norm.weight", (model.head_size * (model.heads if whole else 1),)
+        yield "self_attn.k_norm.weight", (model.head_size * (model.kv_heads if whole else 1),)
+
+
+def _stored(model: Model, part: str) -> Iterator[tuple[str, Shape]]:
+    for linear in projections(model):
+        if linear.path.startswith(part):
+            yield f"{linear.path}.weight", (linear.rows, linear.columns)
+            if linear.bias:
+                yield f"{linear.path}.bias", (linear.rows,)
 
 
 def _latent_attention(model: Model) -> Iterator[tuple[str, Shape]]:
@@ -251,11 +296,6 @@ def _latent_attention(model: Model) -> Iterator[tuple[str, Shape]]:
 
 
 def _mlp(model: Model, ffn: int) -> Iterator[tuple[str, Shape]]:
-    for name, rows, columns in (
-        ("gate_proj", ffn, model.hidden),
-        ("up_proj", ffn, model.hidden),
-        ("down_proj", model.hidden, ffn),
-    ):
-        yield f"{name}.weight", (rows, columns)
-        if model.mlp_bias:
-            yield f"{name}.bias", (rows,)
+    """Of an MLP of this width, without ``mlp.`` in front."""
+    for name, shape in _stored(replace(model, ffn=ffn), "mlp."):
+        yield name.removeprefix("mlp."), shape

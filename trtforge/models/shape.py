@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trtforge.models.record import Model
+from trtforge.models.record import Model, projections
 from trtforge.tables.decoders import decoders
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
@@ -49,23 +49,16 @@ def outlier_keys(model: Model) -> OutlierKeys | None:
 
 
 def linears(model: Model) -> list[Linear]:
-    """The linears of a decoder of the Llama kind, one entry a kind.
-
-    q, k, v, gate and up are cut along their rows, o and down along their columns; the head along the vocabulary.
-    """
-    attention, kv = model.heads * model.head_size, model.kv_heads * model.head_size
-    table = [
-        ("q_proj", "self_attn.q_proj", attention, model.hidden, "rows"),
-        ("k_proj", "self_attn.k_proj", kv, model.hidden, "rows"),
-        ("v_proj", "self_attn.v_proj", kv, model.hidden, "rows"),
-        ("o_proj", "self_attn.o_proj", model.hidden, attention, "columns"),
-        ("gate_proj", "mlp.gate_proj", model.ffn, model.hidden, "rows"),
-        ("up_proj", "mlp.up_proj", model.ffn, model.hidden, "rows"),
-        ("down_proj", "mlp.down_proj", model.hidden, model.ffn, "columns"),
-    ]
+    """The linears of a decoder, one entry a kind; the head is cut along the vocabulary."""
     result = [
-        Linear(kind, tuple(f"model.layers.{i}.{path}" for i in range(model.layers)), rows, columns, split)
-        for kind, path, rows, columns, split in table
+        Linear(
+            linear.path.rpartition(".")[2],
+            tuple(f"model.layers.{i}.{linear.path}" for i in range(model.layers)),
+            linear.rows,
+            linear.columns,
+            linear.split,
+        )
+        for linear in projections(model)
     ]
     result.append(Linear("lm_head", ("lm_head",), model.vocab, model.hidden, "rows"))
     return result

@@ -6,7 +6,9 @@ the class's own rule in transformers; config.json is given as a plain map.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +28,48 @@ class GgufForm(_Row):
 
 
 class TrtllmForm(_Row):
-    """What TensorRT-LLM has for a class: keys of a checkpoint's config.json for 1.2, and whether its model takes a bias
-    on the output projection, and its PyTorch model the sliding window of config.json."""
+    """What TensorRT-LLM 1.2 has for a class: whether its engines and its LLM API know it, keys of a checkpoint's
+    config.json, and whether its model takes a bias on the output projection, and its PyTorch model the sliding window
+    of config.json. ``drafter`` is the class of what drafts beside it inside an engine; None: nothing does."""
 
+    drafter: str | None = None
+    engine: bool = True
+    llm_api: bool = True
     config: dict[str, Any] = Field(default_factory=dict)
     o_bias: bool = True
     window: bool = True
+
+
+class NopeRule(_Row):
+    """Layers without rotary embedding: config.json's list of 1 (rotates) and 0 by layer, or else one layer in so many.
+
+    ``every`` is the class's own interval where config.json has neither key.
+    """
+
+    layers: str
+    interval: str
+    every: int = Field(gt=0)
+
+
+class FactorKeys(_Row):
+    """Keys of config.json with the numbers that a class multiplies its embeddings, its scores (in place of one over
+    the root of the head size) and the results of attention and MLP by, and divides its logits by."""
+
+    embedding: str
+    attention: str
+    residual: str
+    logits: str
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What embeddings, results of attention and MLP, and logits are multiplied by, and what the scores are (None: one
+    over the root of the head size)."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    attention: float | None = None
 
 
 class Decoder(_Row):
@@ -43,7 +81,24 @@ class Decoder(_Row):
     qkv_bias: bool | str = False
     o_bias: bool | str = False
     mlp_bias: bool | str = False
-    qk_norm: bool = Field(False, description="RMS norms over each head of q and k, before the rotary embedding")
+    qk_norm: bool | Literal["width"] = Field(
+        False,
+        description="RMS norms of q and k before the rotary embedding: over each head (true), over all of them (width)",
+    )
+    norms: Literal["pre", "post"] = Field(
+        "pre", description="Whether a norm is in front of attention and MLP or behind"
+    )
+    norm_eps: float = Field(1e-6, description="The class's rms_norm_eps")
+    fused: bool = Field(False, description="q, k and v are one linear (qkv_proj), gate and up another (gate_up_proj)")
+    tied: bool = Field(False, description="The class's tie_word_embeddings")
+    rope_theta: float = Field(10000.0, description="The class's base of the rotary embedding")
+    rope_types: tuple[str, ...] = Field(
+        ("default", "linear", "llama3", "yarn"), description="Scalings of the rotary embedding that the class has"
+    )
+    rope_names: dict[str, str] = Field(default_factory=dict, description="Other names of rope types in its config.json")
+    partial_rotary: bool = Field(False, description="partial_rotary_factor of each head is rotated, the rest is not")
+    nope: NopeRule | None = Field(None, description="Layers that rotate nothing")
+    factors: FactorKeys | None = None
     outlier_keys: tuple[Source, ...] = Field(
         (), description="Who reports that its keys have outliers which 8 bits do not bear"
     )
@@ -62,6 +117,58 @@ class Decoder(_Row):
         rule: bool | str = getattr(self, f"{part}_bias")
         return bool(config.get(rule, False)) if isinstance(rule, str) else rule
 
+    def read_factors(self, config: Mapping[str, Any]) -> Factors:
+        """The numbers that the class multiplies by.
+
+        Raises:
+            ValueError: one is no positive number; says which.
+        """
+        if self.factors is None:
+            return Factors()
+        found = {}
+        for part, key in self.factors.model_dump().items():
+            value = config.get(key, 1.0)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ValueError(f"{key} must be a positive number, not {value!r}")
+            found[part] = float(value)
+        return Factors(found["embedding"], found["residual"], 1.0 / found["logits"], found["attention"])
+
+    def rotates(self, config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+        """Which of ``layers`` layers rotate queries and keys.
+
+        Raises:
+            ValueError: the keys are no such list or interval; says which.
+        """
+        if self.nope is None:
+            return (True,) * layers
+        given, interval = config.get(self.nope.layers), config.get(self.nope.interval, self.nope.every)
+        if given is not None:
+            if not isinstance(given, list) or len(given) < layers or any(value not in (0, 1) for value in given):
+                raise ValueError(f"{self.nope.layers} must be 0 or 1 for each of {layers} layers")
+            return tuple(bool(value) for value in given[:layers])
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval <= 0:
+            raise ValueError(f"{self.nope.interval} must be a number of layers, not {interval!r}")
+        return tuple((layer + 1) % interval != 0 for layer in range(layers))
+
+    def rotary_size(self, config: Mapping[str, Any], head_size: int) -> int:
+        """How many values of a head are rotated, the first ones.
+
+        Raises:
+            ValueError: the class has no such factor, or it is none of an even number of values.
+        """
+        given = [config.get("partial_rotary_factor")]
+        for section in (config.get("rope_scaling"), config.get("rope_parameters")):
+            given.append(section.get("partial_rotary_factor") if isinstance(section, Mapping) else None)
+        factor = next((value for value in given[::-1] if value is not None), 1.0)
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= 1:
+            raise ValueError(f"partial_rotary_factor must be a number over 0 up to 1, not {factor!r}")
+        if factor != 1 and not self.partial_rotary:
+            raise ValueError(f"partial_rotary_factor is {factor}, and {self.architecture} rotates whole heads")
+        size = int(head_size * factor)
+        if size < 2 or size % 2:
+            raise ValueError(f"partial_rotary_factor {factor} of heads of {head_size} is no even number of values")
+        return size
+
     def refusal(self, config: Mapping[str, Any]) -> str | None:
         """Why a configuration cannot be computed, or None."""
         found = next((key for key in self.refused if config.get(key)), None)
@@ -70,8 +177,8 @@ class Decoder(_Row):
     def layer_windows(self, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
         """The sliding window of each of ``layers`` layers, 0 where a layer sees everything.
 
-        ``switched`` is Qwen's rule: nothing slides unless ``use_sliding_window``; then the layers do that
-        ``layer_types`` names, or without it those from ``max_window_layers`` on.
+        ``switched``: nothing slides unless ``use_sliding_window``; then the layers do that ``layer_types`` names, or
+        without it those that rotate nothing, or in a class where all rotate those from ``max_window_layers`` on.
 
         Raises:
             ValueError: the keys are no such rule, or contradict each other; says which.
@@ -94,6 +201,8 @@ class Decoder(_Row):
             if given is not None and FULL in given:
                 raise ValueError(f"layer_types names {FULL}, and {self.architecture} slides in every layer")
             return (window,) * layers
+        if given is None and self.nope is not None:
+            return tuple(0 if rotates else window for rotates in self.rotates(config, layers))
         if given is None:
             first = config.get("max_window_layers", 28)
             if isinstance(first, bool) or not isinstance(first, int) or first < 0:

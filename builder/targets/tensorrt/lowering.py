@@ -90,6 +90,10 @@ def lower(graph_dir: Path, missing: frozenset[str], *, aliased: bool = False) ->
     return Lowering(model, missing, aliased=aliased).run()
 
 
+#: the end of a Slice that goes to the end
+_TO_THE_END = 2**63 - 1
+
+
 class Lowering:
     """Rewrites one model; see the module's policy."""
 
@@ -184,21 +188,27 @@ class Lowering:
         yield from part.nodes
 
     def _rotary(self, node: NodeProto) -> Iterator[NodeProto]:
-        """[1, T, heads*E] with cos and sin [1, T, E/2]: the first half of each head against the second."""
+        """[1, T, heads*E] with cos and sin [1, T, R/2]: of each head's first R values one half against the other."""
         attributes = {a.name: int(a.i) for a in node.attribute}
-        if attributes.get("interleaved") or attributes.get("rotary_embedding_dim"):
-            raise ValueError(f"{node.name}: only whole heads with half rotation are spelled out")
+        if attributes.get("interleaved"):
+            raise ValueError(f"{node.name}: only half rotation is spelled out")
         x, cos, sin = node.input
         part = _Parts(node)
         heads = attributes["num_heads"]
         split = self._constant(f"heads_{heads}", np.array([0, 0, heads, -1], dtype=np.int64))
         axis = self._constant("head_axis", np.array([2], dtype=np.int64))
         apart = part("heads", "Reshape", [x, split])
+        rotary, rest = attributes.get("rotary_embedding_dim", 0), []
+        if rotary:
+            kept = [self._constant(f"slice_{value}", np.array([value])) for value in (rotary, _TO_THE_END, -1)]
+            turned = [self._constant(f"slice_{value}", np.array([value])) for value in (0, rotary, -1)]
+            rest = [part("kept", "Slice", [apart, *kept])]
+            apart = part("turned", "Slice", [apart, *turned])
         first, second = part.many(["first", "second"], "Split", [apart], axis=-1, num_outputs=2)
         cosine, sine = (part(name, "Unsqueeze", [cache, axis]) for name, cache in (("cosine", cos), ("sine", sin)))
         real = part("real", "Sub", [part("a", "Mul", [first, cosine]), part("b", "Mul", [second, sine])])
         imaginary = part("imaginary", "Add", [part("c", "Mul", [first, sine]), part("d", "Mul", [second, cosine])])
-        joined = part("joined", "Concat", [real, imaginary], axis=-1)
+        joined = part("joined", "Concat", [real, imaginary, *rest], axis=-1)
         flat = self._constant("flat", np.array([0, 0, -1], dtype=np.int64))
         part("rotated", "Reshape", [joined, flat], last=True)
         yield from part.nodes

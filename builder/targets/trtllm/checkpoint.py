@@ -19,6 +19,7 @@ from builder.targets.trtllm.source import Checkpoint
 from builder.targets.trtllm.tensors import Requantized, Tensor, rank_tensors
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.models.record import Model
 from trtforge.tables.decoders import decoders
 from trtforge.targets import names
 
@@ -31,6 +32,12 @@ _LINEARS = {
     "attention.dense": "self_attn.o_proj",
     "mlp.fc": "mlp.gate_proj",
     "mlp.gate": "mlp.up_proj",
+    "mlp.proj": "mlp.down_proj",
+}
+_FUSED = {
+    "attention.qkv": "self_attn.qkv_proj",
+    "attention.dense": "self_attn.o_proj",
+    "mlp.fc": "mlp.gate_up_proj",
     "mlp.proj": "mlp.down_proj",
 }
 
@@ -143,10 +150,11 @@ def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
 
     Raises:
         ForgeError: ``TF-BLD-035`` exclusions that differ between the stages of a pipeline; ``TF-BLD-070`` a bias that
-            TensorRT-LLM's class has no place for.
+            TensorRT-LLM's class has no place for; ``TF-BLD-124`` it has no such class.
     """
     config = source.config
     form = decoders()[config.architecture].trtllm
+    source.require_class(form.engine, "TensorRT-LLM's engine builder", names(lambda target: target.from_graph))
     if config.o_bias and not form.o_bias:
         raise ForgeError(
             "TF-BLD-070",
@@ -177,6 +185,8 @@ def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
         "mlp_bias": config.mlp_bias,
         "use_parallel_embedding": True,
         "embedding_sharding_dim": 0,
+        **_rotation(config),
+        **_factors(config),
         **form.config,
         "mapping": {"world_size": tp * pp, "tp_size": tp, "pp_size": pp},
         "quantization": {
@@ -200,6 +210,40 @@ def _rope(rope: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     return float(rope["rope_theta"]), {**rest, "type": kind, "rope_type": kind}
 
 
+def _rotation(config: Model) -> dict[str, Any]:
+    """Keys of classes that rotate a part of each head, or by LongRoPE, whose lists TensorRT-LLM chooses of itself.
+
+    Source: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/phi3/config.py
+    """
+    keys: dict[str, Any] = {}
+    if decoders()[config.architecture].partial_rotary:
+        keys["rotary_pct"] = (config.rotary_size or config.head_size) / config.head_size
+    if config.rope["rope_type"] == "longrope":
+        keys |= {
+            "position_embedding_type": "long_rope",
+            "rotary_scaling": None,
+            "original_max_position_embeddings": config.rope["original_max_position_embeddings"],
+            "longrope_scaling_short_factors": config.rope["short_factor"],
+            "longrope_scaling_long_factors": config.rope["long_factor"],
+        }
+    return keys
+
+
+def _factors(config: Model) -> dict[str, Any]:
+    """What a class multiplies by; TensorRT-LLM's attention divides by the root of the head size besides.
+
+    Source: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/llama/config.py
+    """
+    if decoders()[config.architecture].factors is None:
+        return {}
+    return {
+        "embedding_multiplier": config.factors.embedding,
+        "attention_multiplier": config.score_factor * config.head_size**0.5,
+        "residual_multiplier": config.factors.residual,
+        "output_multiplier_scale": config.factors.logits,
+    }
+
+
 def _excluded(source: Checkpoint, pp: int) -> list[str]:
     """Modules that are not quantized, by TensorRT-LLM's names (a rank counts its layers from 0)."""
     head = [] if source.quantized("lm_head") else ["lm_head"]
@@ -212,7 +256,7 @@ def _excluded(source: Checkpoint, pp: int) -> list[str]:
             [
                 f"transformer.layers.{local}.{own}"
                 for local, layer in enumerate(layers)
-                for own, theirs in _LINEARS.items()
+                for own, theirs in (_FUSED if source.config.fused else _LINEARS).items()
                 if not source.quantized(f"model.layers.{layer}.{theirs}")
             ]
         )

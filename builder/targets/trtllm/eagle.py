@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from builder.graphs.config import read_config
-from builder.targets.trtllm.medusa import DTYPES, LLAMAS, converted, narrow
+from builder.targets.trtllm.medusa import DTYPES, converted, drafter_class, narrow
 from builder.targets.trtllm.ranks import Rank, kv_heads_of
 from builder.targets.trtllm.source import BITS, Array, Checkpoint
 from builder.targets.trtllm.tensors import Tensor
@@ -35,6 +35,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.models.record import Model
 from trtforge.recipe.schema import Build, Speculation
+from trtforge.tables.decoders import decoders
 
 ARCHITECTURE = "EagleForCausalLM"
 #: nodes, depth and most inner nodes of a level of mc_sim_7b_63, which the server drafts when it is given no tree
@@ -185,7 +186,7 @@ class EagleDrafter:
             "max_non_leaves_per_layer": self.max_inner,
             "eagle_net_config": {
                 **{name: base[name] for name in same},
-                "architecture": "LlamaForCausalLM",
+                "architecture": drafter_class(base),
                 "hidden_size": net.hidden,
                 "intermediate_size": net.ffn,
                 "num_hidden_layers": net.layers,
@@ -273,7 +274,7 @@ def refuse_engine(target: Checkpoint, build: Build) -> None:
         ForgeError: ``TF-BLD-037``.
     """
     faults: list[tuple[str, str, str, str]] = []
-    if target.config.architecture not in LLAMAS:
+    if decoders()[target.config.architecture].trtllm.drafter is None:
         faults.append(
             (
                 f"beside a model of {target.config.architecture}",

@@ -23,12 +23,16 @@ from builder.targets.trtllm.tensors import Tensor, bands
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
+from trtforge.tables.decoders import decoders
 
 ARCHITECTURE = "MedusaForCausalLM"
-#: models that TensorRT-LLM's Llama computes: what drafts inside the engine is written for these
-LLAMAS = ("LlamaForCausalLM", "MistralForCausalLM")
 #: the type of a model -> of its tensors
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+def drafter_class(base: Mapping[str, Any]) -> str:
+    """The class of what drafts beside a model, from TensorRT-LLM's config.json of the model."""
+    return str(decoders()[base["architecture"]].trtllm.drafter)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class MedusaHeads:
             ForgeError: ``TF-BLD-038`` no such directory or configuration, another number of heads than the recipe
                 says, tensors of another model or beside no Llama, or rows that do not divide over the ranks.
         """
-        if target.config.architecture not in LLAMAS:
+        if decoders()[target.config.architecture].trtllm.drafter is None:
             raise _refuse(
                 f"Medusa heads are not written beside a model of {target.config.architecture}",
                 directory,
@@ -128,7 +132,7 @@ class MedusaHeads:
         """What they add to the target's config.json."""
         return {
             "architecture": ARCHITECTURE,
-            "model_type": "llama",
+            "model_type": decoders()[drafter_class(base)].model_type,
             "num_medusa_heads": self.heads,
             "num_medusa_layers": self.layers,
             "max_draft_len": self.max_draft_len,

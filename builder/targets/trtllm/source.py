@@ -6,7 +6,7 @@ travel as their bits (uint16, uint8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,27 @@ class Checkpoint:
                 remedies=[f"build.target: {DEFAULT.name}"],
             )
         return cls(directory, config, algorithm, kv_algorithm, group, headers)
+
+    def require_class(self, known: bool, where: str, others: Sequence[str]) -> None:
+        """Refuse a class that a part of TensorRT-LLM does not have.
+
+        Args:
+            known: what the class's row says of that part.
+            where: the part.
+            others: targets that take the class.
+
+        Raises:
+            ForgeError: ``TF-BLD-124``.
+        """
+        if known:
+            return
+        raise ForgeError(
+            "TF-BLD-124",
+            f"{where} has no {self.config.architecture}",
+            asked=f"config.json: architectures: [{self.config.architecture}]",
+            why="Its layers are not those of a class that TensorRT-LLM knows; a near one would answer wrongly.",
+            remedies=[f"build.target: {name}" for name in others],
+        )
 
     def has(self, name: str) -> bool:
         return name in self.headers

@@ -8,7 +8,8 @@ Query, key and value are one linear ``qkv``, each rank with its own heads of all
 gate projection, ``mlp.gate`` its up projection. Norms of q and k (Qwen3) are ``q_layernorm``, ``k_layernorm``.
 
 Sources: https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/modeling_utils.py
-(preprocess_perlayer_weights), models/qwen/convert.py there, and ModelOpt 0.47's export_tensorrt_llm_checkpoint, which
+(preprocess_perlayer_weights), models/qwen/convert.py and models/phi3/convert.py there, and ModelOpt 0.47's
+export_tensorrt_llm_checkpoint, which
 the tests hold this against.
 """
 
@@ -107,14 +108,16 @@ class _Plan:
         queries = config.heads // rank.tp
         first = rank.tp_rank * queries
         heads = kv_heads_of(config.kv_heads, rank.tp, rank.tp_rank)
-        yield from self._linear(
-            f"{out}.attention.qkv",
-            [
-                Part(f"{name}.self_attn.q_proj", first * head, (first + queries) * head),
-                Part(f"{name}.self_attn.k_proj", heads.start * head, heads.stop * head),
-                Part(f"{name}.self_attn.v_proj", heads.start * head, heads.stop * head),
-            ],
-        )
+        spans = ((first, first + queries), (heads.start, heads.stop), (heads.start, heads.stop))
+        modules = [(f"{name}.self_attn.{part}_proj", 0) for part in "qkv"]
+        if config.fused:
+            starts = (0, config.heads, config.heads + config.kv_heads)
+            modules = [(f"{name}.self_attn.qkv_proj", start) for start in starts]
+        parts = [
+            Part(module, (start + begin) * head, (start + end) * head)
+            for (module, start), (begin, end) in zip(modules, spans, strict=True)
+        ]
+        yield from self._linear(f"{out}.attention.qkv", parts)
         width = queries * head
         dense = [Part(f"{name}.self_attn.o_proj", 0, config.hidden)]
         yield from self._linear(f"{out}.attention.dense", dense, (rank.tp_rank * width, (rank.tp_rank + 1) * width))
@@ -122,8 +125,12 @@ class _Plan:
             yield self.numbers(f"{out}.attention.kv_cache_scaling_factor", [self._kv_scale(name)])
         ffn = config.ffn // rank.tp
         begin, end = rank.tp_rank * ffn, (rank.tp_rank + 1) * ffn
-        yield from self._linear(f"{out}.mlp.fc", [Part(f"{name}.mlp.gate_proj", begin, end)])
-        yield from self._linear(f"{out}.mlp.gate", [Part(f"{name}.mlp.up_proj", begin, end)])
+        if config.fused:  # TensorRT-LLM has the rows of up above those of gate
+            both, half = f"{name}.mlp.gate_up_proj", config.ffn
+            yield from self._linear(f"{out}.mlp.fc", [Part(both, half + begin, half + end), Part(both, begin, end)])
+        else:
+            yield from self._linear(f"{out}.mlp.fc", [Part(f"{name}.mlp.gate_proj", begin, end)])
+            yield from self._linear(f"{out}.mlp.gate", [Part(f"{name}.mlp.up_proj", begin, end)])
         yield from self._linear(f"{out}.mlp.proj", [Part(f"{name}.mlp.down_proj", 0, config.hidden)], (begin, end))
 
     def _kv_scale(self, name: str) -> float:

@@ -63,8 +63,9 @@ def build_engine(
 
     Raises:
         ForgeError: ``TF-BLD-043`` the stack, ``TF-BLD-044`` the draft model is missing, ``TF-BLD-069`` a sliding window
-            that TensorRT-LLM's model does not read, ``TF-BLD-030`` and what :class:`Checkpoint` refuses; ``TF-DRF-…``
-            an EAGLE-3 drafter that this TensorRT-LLM does not load, and that no conversion makes loadable.
+            that TensorRT-LLM's model does not read, ``TF-BLD-124`` it has no such class, ``TF-BLD-030`` and what
+            :class:`Checkpoint` refuses; ``TF-DRF-…`` an EAGLE-3 drafter that this TensorRT-LLM does not load, and that
+            no conversion makes loadable.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -72,6 +73,8 @@ def build_engine(
     speculation = speculation or Speculation()
     row, version = engine_stack(NAME, stack)
     source = Checkpoint.open(checkpoint)
+    known = decoders()[source.config.architecture].trtllm.llm_api
+    source.require_class(known, "TensorRT-LLM's PyTorch backend", names(lambda target: target.from_graph))
     _require_windows(source, build.limits.max_seq_len)
     copy_directory(checkpoint, out / CHECKPOINT_DIR, progress=progress)
     drafter = None

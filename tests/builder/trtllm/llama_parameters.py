@@ -1,11 +1,11 @@
-"""The parameters that TensorRT-LLM's Llama, Qwen and EAGLE models declare, stated from their definitions alone.
+"""The parameters that TensorRT-LLM's Llama, Qwen, Phi-3 and EAGLE models declare, stated from their definitions alone.
 
 From config.json of a checkpoint to name, type and shape of every parameter of a rank, in the form in which a
 checkpoint holds them (``preprocess_weights`` renames and packs the rest when it is loaded). Written from
 https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/llama/model.py (LLaMADecoderLayer, LLaMAModel,
-LLaMAForCausalLM), models/qwen/model.py (QWenDecoderLayer), models/eagle/model.py (EagleNet, EagleForCausalLM),
-layers/linear.py, layers/attention.py, layers/mlp.py, layers/embedding.py, and quantization/quantize.py (which modules
-a pattern excludes).
+LLaMAForCausalLM), models/qwen/model.py (QWenDecoderLayer), models/phi3/model.py (Phi3DecoderLayer),
+models/eagle/model.py (EagleNet, EagleForCausalLM), layers/linear.py, layers/attention.py, layers/mlp.py,
+layers/embedding.py, and quantization/quantize.py (which modules a pattern excludes).
 """
 
 from __future__ import annotations
@@ -63,8 +63,11 @@ class _Model:
             yield f"{name}.attention.{part}_layernorm.weight", (dtype, (size,))
         if self.quantization["kv_cache_quant_algo"]:
             yield f"{name}.attention.kv_cache_scaling_factor", ("F32", (1,))
-        yield from self.column(f"{name}.mlp.fc", width, ffn, dtype, bias=config["mlp_bias"])
-        yield from self.column(f"{name}.mlp.gate", width, ffn, dtype, bias=config["mlp_bias"])
+        if config["architecture"] == "Phi3ForCausalLM":  # an MLP of one linear for both halves of swiglu
+            yield from self.column(f"{name}.mlp.fc", width, 2 * ffn, dtype, bias=config["mlp_bias"])
+        else:
+            yield from self.column(f"{name}.mlp.fc", width, ffn, dtype, bias=config["mlp_bias"])
+            yield from self.column(f"{name}.mlp.gate", width, ffn, dtype, bias=config["mlp_bias"])
         yield from self.row(f"{name}.mlp.proj", ffn, width, dtype, bias=config["mlp_bias"])
         yield f"{name}.post_layernorm.weight", (dtype, (width,))
 

@@ -42,7 +42,7 @@ def share_global_scales(directory: Path, quantizer: Quantizer) -> None:
     names = {"bfloat16": "BF16", "uint8": "U8", "float8_e4m3fn": "F8_E4M3", "float32": "F32"}
     tensors = read_tensors(directory)
     for name in list(tensors):
-        if name.endswith(("k_proj.weight_scale_2", "v_proj.weight_scale_2")):
+        if name.endswith((".k_proj.weight_scale_2", ".v_proj.weight_scale_2")):
             shared = name.replace("k_proj", "q_proj").replace("v_proj", "q_proj")
             module = name.removesuffix("_scale_2")
             quantizer.meaning[module] = quantizer.meaning[module] / tensors[name] * tensors[shared]

@@ -193,6 +193,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(API, build(limits={"max_seq_len": 8192})), {"model": SLIDING_QWEN}),
         (merged(API, build(limits={"max_seq_len": 4096, "max_num_tokens": 4096})), {"model": SLIDING_QWEN}),
     ),
+    "TF-K13-010": (
+        (ENGINE, {"model": replace(SMOL, architecture="SmolLM3ForCausalLM")}),
+        ({}, {"model": replace(SMOL, architecture="SmolLM3ForCausalLM")}),
+    ),
     "TF-K14-001": (
         (merged(ENGINE, triton(accumulate_tokens=False)), {}),
         (merged(ENGINE, triton(accumulate_tokens=False, decoupled=False)), {}),

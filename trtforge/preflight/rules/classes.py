@@ -60,3 +60,30 @@ def output_bias_has_a_place(facts: Facts) -> Iterator[Violation]:
             {"architecture": name},
             [to_target(facts, name) for name in names(lambda target: target.runs_here)],
         )
+
+
+@rule(
+    "TF-K13-010",
+    "a class that the target does not know",
+    why="TensorRT-LLM computes the classes that it has; a model of another one is refused when the engine is built or "
+    "the server starts, hours after it was quantized.",
+    source="https://nvidia.github.io/TensorRT-LLM/models/supported-models.html",
+    needs=("model",),
+    waivable=False,
+)
+def class_is_known(facts: Facts) -> Iterator[Violation]:
+    model, target = facts.require_model(), facts.target
+    row = decoders().get(model.architecture)
+    if row is None or not target.tensorrt_llm:
+        return
+    known, where = (row.trtllm.llm_api, "PyTorch backend") if target.llm_api else (row.trtllm.engine, "engine builder")
+    if not known:
+        takes = [
+            name for name, row in decoders().items() if (row.trtllm.llm_api if target.llm_api else row.trtllm.engine)
+        ]
+        yield Violation(
+            f"TensorRT-LLM's {where} has no {model.architecture}",
+            f"build.target: {facts.recipe.build.target}",
+            {"architecture": model.architecture, "known": takes},
+            [to_target(facts, name) for name in names(lambda target: target.from_graph)],
+        )

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
+from trtforge.tables.decoders import decoders
 
-#: rope types that the graph builder writes
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ROPE_NEEDS = {
     "linear": ("factor",),
     "yarn": ("factor",),
+    "longrope": ("long_factor", "short_factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 
@@ -25,13 +25,14 @@ _ROPE_NEEDS = {
     waivable=False,
 )
 def rope_type(facts: Facts) -> Iterator[Violation]:
-    kind = _rope_kind(facts)
-    if kind not in ROPE_TYPES:
+    kind, row = _rope_kind(facts), decoders().get(facts.require_model().architecture)
+    known = row.rope_types if row is not None else ()
+    if row is not None and kind not in known:
         yield Violation(
-            f"rope type {kind} is not written by the graph builder",
+            f"rope type {kind} of a {row.architecture} is not written by the graph builder",
             f"config.json of {facts.recipe.model.source}: rope_type: {kind}",
-            {"known": list(ROPE_TYPES)},
-            by_hand(f"a checkpoint with rope type {', '.join(ROPE_TYPES)}"),
+            {"known": list(known)},
+            by_hand(f"a checkpoint with rope type {', '.join(known)}"),
         )
 
 
