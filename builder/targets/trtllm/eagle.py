@@ -35,7 +35,6 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.models.record import Model
 from trtforge.recipe.schema import Build, Speculation
-from trtforge.tables.decoders import decoders
 
 ARCHITECTURE = "EagleForCausalLM"
 #: nodes, depth and most inner nodes of a level of mc_sim_7b_63, which the server drafts when it is given no tree
@@ -186,7 +185,7 @@ class EagleDrafter:
             "max_non_leaves_per_layer": self.max_inner,
             "eagle_net_config": {
                 **{name: base[name] for name in same},
-                "architecture": drafter_class(base),
+                "architecture": drafter_class(base["architecture"]),
                 "hidden_size": net.hidden,
                 "intermediate_size": net.ffn,
                 "num_hidden_layers": net.layers,
@@ -274,7 +273,7 @@ def refuse_engine(target: Checkpoint, build: Build) -> None:
         ForgeError: ``TF-BLD-037``.
     """
     faults: list[tuple[str, str, str, str]] = []
-    if decoders()[target.config.architecture].trtllm.drafter is None:
+    if drafter_class(target.config.architecture) is None:
         faults.append(
             (
                 f"beside a model of {target.config.architecture}",

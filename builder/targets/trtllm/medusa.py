@@ -30,9 +30,10 @@ ARCHITECTURE = "MedusaForCausalLM"
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
-def drafter_class(base: Mapping[str, Any]) -> str:
-    """The class of what drafts beside a model, from TensorRT-LLM's config.json of the model."""
-    return str(decoders()[base["architecture"]].trtllm.drafter)
+def drafter_class(architecture: str) -> str | None:
+    """TensorRT-LLM's class of what drafts beside a model inside an engine; None: nothing does."""
+    row = decoders().get(architecture)
+    return None if row is None else row.trtllm.drafter
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class MedusaHeads:
             ForgeError: ``TF-BLD-038`` no such directory or configuration, another number of heads than the recipe
                 says, tensors of another model or beside no Llama, or rows that do not divide over the ranks.
         """
-        if decoders()[target.config.architecture].trtllm.drafter is None:
+        if drafter_class(target.config.architecture) is None:
             raise _refuse(
                 f"Medusa heads are not written beside a model of {target.config.architecture}",
                 directory,
@@ -132,7 +133,7 @@ class MedusaHeads:
         """What they add to the target's config.json."""
         return {
             "architecture": ARCHITECTURE,
-            "model_type": decoders()[drafter_class(base)].model_type,
+            "model_type": decoders()[str(drafter_class(base["architecture"]))].model_type,
             "num_medusa_heads": self.heads,
             "num_medusa_layers": self.layers,
             "max_draft_len": self.max_draft_len,
