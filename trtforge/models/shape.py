@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -74,9 +76,15 @@ def fits(quantized: Iterable[Linear], tp: int, group: int) -> bool:
     return all(width(linear, tp) % group == 0 for linear in quantized)
 
 
+@functools.lru_cache(maxsize=1024)
+def _any_form(pattern: str) -> re.Pattern[str]:
+    forms = (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*")
+    return re.compile("|".join(map(fnmatch.translate, forms)))
+
+
 def matches(name: str, pattern: str) -> bool:
     """Whether an exclude pattern (a module name, a part of it, or a glob) takes in module ``name``."""
-    return any(fnmatch.fnmatchcase(name, form) for form in (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"))
+    return _any_form(pattern).match(name) is not None
 
 
 def quantized_linears(model: Model, exclude: Iterable[str]) -> list[Linear]:
