@@ -8,9 +8,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 #   make demo PIP_EXTRA="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_EXTRA ?=
 RECIPE ?= configs/smollm2-135m-fp8.yaml
-NATIVE := CMakeLists.txt $(shell find plugins -name '*.cpp' -o -name '*.hpp' 2>/dev/null)
+NATIVE := CMakeLists.txt $(shell find plugins -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
 
-.PHONY: demo test setup check-system lint fast bench docs clean
+.PHONY: demo test pytest setup check-system lint fast bench docs clean
 
 demo: setup
 	$(BIN)/trtforge run $(RECIPE)
@@ -18,7 +18,11 @@ demo: setup
 # A worker a core, each with one thread of its own: threads of several workers on one core wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-test: setup lint
+# both at once: mypy takes one core for a while, and the tests are done when the last of them is
+test: setup
+	@$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest: setup
 	$(PYTEST) $(PYTEST_ARGS)
 
 fast: setup
