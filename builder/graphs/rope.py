@@ -150,7 +150,7 @@ def inverse_frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[Array,
     """Inverse frequencies float32 [R/2] and the factor on cos and sin.
 
     Args:
-        rope: rope_type, rope_theta and the type's own keys (see :func:`builder.graphs.config.rope_parameters`).
+        rope: rope_type, rope_theta and the type's own keys (see :func:`trtforge.models.config.rope_section`).
         head_size: R, how many values of a head are rotated; even.
 
     Raises:

@@ -10,13 +10,14 @@ dynamic rope) are refused here, not after quantizing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_file
-from trtforge.models.by_class import class_fields
+from trtforge.models.config import ConfigFault, RopeFault, read_model
 from trtforge.models.folder_kind import kind_by_config
 from trtforge.models.record import Model
 from trtforge.tables.decoders import FULL, SLIDING, Decoder, decoders
@@ -50,8 +51,6 @@ ROPE_TYPES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 }
 #: keys of rope types that hold a number for each pair of values
 LISTS = ("long_factor", "short_factor")
-#: deeper than any model by far; keeps a damaged number from being taken for work to do
-_MOST_LAYERS = 10_000
 #: keys that give every layer a shape of its own
 _LAYER_KEYS = ("block_configs", "num_key_value_heads_per_layer", "layer_intermediate_sizes", "pruned_heads_per_layer")
 #: keys that describe the writer or its moment, not the model
@@ -147,66 +146,22 @@ def check_config(config: dict[str, Any], generation: dict[str, Any] | None = Non
         ForgeError: ``TF-SRC-009`` architecture, ``TF-SRC-021`` a value, ``TF-SRC-026`` rope.
     """
     row = require_architecture(config)
-    architecture = row.architecture
-    refused = row.refusal(config)
-    if refused is not None:
-        raise _invalid("config.json", refused)
-    layers = _positive(config, "num_hidden_layers")
-    if layers > _MOST_LAYERS:
-        raise _invalid("config.json", "no model has so many layers", num_hidden_layers=layers)
-    epsilon = config.get("rms_norm_eps", row.norm_eps)
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < 1:
-        raise _invalid("config.json", f"rms_norm_eps must be a small positive number, not {epsilon!r}")
-    hidden = _positive(config, "hidden_size")
-    heads = _positive(config, "num_attention_heads")
-    kv_heads = _positive(config, "num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        raise _invalid(
-            "config.json", "the heads do not divide into the key-value heads", heads=heads, kv_heads=kv_heads
-        )
-    if config.get("head_dim") is None and row.head_dim is None and hidden % heads:
-        raise _invalid(
-            "config.json", "no head_dim, and the width does not divide by the heads", width=hidden, heads=heads
-        )
-    head_size = _positive(config, "head_dim", default=row.head_dim or hidden // heads)
-    if head_size % 2:
-        raise _invalid("config.json", "rotary embedding needs an even head size", head_dim=head_size)
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise _invalid("config.json", f"hidden_act {config['hidden_act']!r} is not silu, which {architecture} has")
     try:
-        by_class = class_fields(row, config, layers, head_size)
-    except ValueError as error:
-        raise _invalid("config.json", str(error)) from None
-    max_positions = _positive(config, "max_position_embeddings")
-    vocab = _positive(config, "vocab_size")
+        model = read_model(config, row)
+    except RopeFault as fault:
+        raise _bad_rope(str(fault)) from None
+    except ConfigFault as fault:
+        raise _invalid("config.json", str(fault), **fault.numbers) from None
     for name, values in (("config.json", config), ("generation_config.json", generation or {})):
         for key in ("bos_token_id", "eos_token_id"):
-            _require_token_ids(name, values, key, vocab)
+            _require_token_ids(name, values, key, model.vocab)
     tokens = {**config, **{key: value for key, value in (generation or {}).items() if value is not None}}
-    return Model(
-        layers=layers,
-        hidden=hidden,
-        ffn=_positive(config, "intermediate_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        vocab=vocab,
-        max_positions=max_positions,
-        norm_eps=float(epsilon),
-        rope=_rope(config, row, max_positions, by_class["rotary_size"] or head_size),
-        **by_class,
+    return replace(
+        model,
+        rope=_checked_rope(model.rope, config, row, model.rotary_size or model.head_size),
         bos_token_id=_token_ids(tokens, "bos_token_id")[0] if _token_ids(tokens, "bos_token_id") else None,
         eos_token_ids=tuple(_token_ids(tokens, "eos_token_id")),
     )
-
-
-def _positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise _invalid("config.json", f"{key} must be a positive integer, not {value!r}")
-    return value
 
 
 def _token_ids(config: dict[str, Any], key: str) -> list[int]:
@@ -223,33 +178,19 @@ def _require_token_ids(name: str, config: dict[str, Any], key: str, vocab: int) 
         raise _invalid(name, f"{key} lies beyond the vocabulary", **{key: config[key], "vocab_size": vocab})
 
 
-def _rope(config: dict[str, Any], row: Decoder, max_positions: int, rotary: int) -> dict[str, Any]:
-    """Rope in one form: ``{"rope_type", "rope_theta", ...}`` from either spelling; ``rotary`` values of a head turn."""
-    given: dict[str, Any] = {}
-    for key in ("rope_parameters", "rope_scaling"):
-        value = config.get(key)
-        if value is not None:
-            if not isinstance(value, dict):
-                raise _bad_rope(f"{key} must be a map, not {value!r}")
-            given.update(value)
-    old_type = given.pop("type", None)
-    rope_type = given.pop("rope_type", old_type) or "default"
-    if isinstance(rope_type, str):
-        rope_type = row.rope_names.get(rope_type, rope_type)
-    theta = given.pop("rope_theta", config.get("rope_theta", row.rope_theta))
+def _checked_rope(rope: Mapping[str, Any], config: dict[str, Any], row: Decoder, rotary: int) -> dict[str, Any]:
+    """The section with what its type has and nothing else; ``rotary`` values of a head turn."""
+    rope_type, theta = rope["rope_type"], rope["rope_theta"]
     if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < float("inf"):
         raise _bad_rope(f"rope_theta must be a positive number, not {theta!r}")
-    partial = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES or rope_type not in row.rope_types:
         raise _bad_rope(f"the rope type {rope_type!r} is not supported for {row.architecture}", row.rope_types)
     needed, optional = ROPE_TYPES[rope_type]
-    if rope_type in ("yarn", "longrope"):
-        original = config.get("original_max_position_embeddings", max_positions)
-        given.setdefault("original_max_position_embeddings", original)
-    missing = sorted(key for key in needed if given.get(key) is None)
+    missing = sorted(key for key in needed if rope.get(key) is None)
     if missing:
         raise _bad_rope(f"rope type {rope_type} lacks {', '.join(missing)}")
-    kept = {key: value for key, value in given.items() if key in needed | optional and value is not None}
+    kept = {key: value for key, value in rope.items() if key in needed | optional and value is not None}
     lists = {key: kept[key] for key in LISTS if key in kept}
     if any(not isinstance(value, list) or len(value) != rotary // 2 for value in lists.values()):
         raise _bad_rope(f"{' and '.join(lists)} must be lists of {rotary // 2} numbers, one for each pair of values")
@@ -286,6 +227,7 @@ def normalized_config(config: dict[str, Any], shape: Model, *, dtype: str, keep_
         dtype=dtype,
         head_dim=shape.head_size,
         num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.max_positions,
         tie_word_embeddings=shape.tied,
         rope_parameters=dict(shape.rope),
         rope_theta=shape.rope["rope_theta"],

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builder.graphs.config import rope_parameters
 from builder.graphs.rope import inverse_frequencies
 from trtforge.ground.errors import ForgeError
+from trtforge.models.config import rope_section
+from trtforge.tables.decoders import decoders
+
+
+def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a Llama's config.json."""
+    return rope_section(config, decoders()["LlamaForCausalLM"])
 
 
 def reference(rope: dict[str, Any], head_size: int, positions: int) -> tuple[np.ndarray, float]:
@@ -94,8 +100,24 @@ def test_the_old_spelling_means_the_same() -> None:
     for key in ("type", "rope_type"):
         old = {"rope_scaling": {key: "linear", "factor": 4.0}, "rope_theta": 5e5, "max_position_embeddings": 64}
         assert rope_parameters(old) == rope_parameters(new)
+    assert rope_parameters({"rope_scaling": {"type": "yarn", "factor": 2.0}, "max_position_embeddings": 64}) == {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+    }
     assert rope_parameters({})["rope_type"] == "default"
     assert rope_parameters({"rope_scaling": None})["rope_theta"] == 10000.0
+
+
+def test_of_two_sections_the_one_decides_that_transformers_takes() -> None:
+    from transformers import LlamaConfig
+
+    written: dict[str, Any] = {
+        "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
+    }
+    assert rope_parameters(written)["factor"] == LlamaConfig(**written).rope_parameters["factor"] == 2.0
 
 
 @pytest.mark.parametrize(

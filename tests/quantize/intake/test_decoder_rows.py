@@ -14,6 +14,7 @@ from quantize.intake import CheckpointInfo, fetch_checkpoint, inspect_source
 from tests.support.refusals import refusal
 from tests.support.tiny import write_safetensors, write_tiny_llama
 from tests.support.tiny_gguf import read_float32, write_tiny_gguf
+from trtforge.tables.decoders import decoders
 
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 
@@ -164,3 +165,31 @@ def test_gguf_with_a_window_is_refused(tmp_path: Path) -> None:
     source = write_tiny_llama(tmp_path / "source", architecture=QWEN2)
     path = write_tiny_gguf(tmp_path / "m.gguf", source, extra={"qwen2.attention.sliding_window": 128})
     assert refusal(inspect_source, str(path), tmp_path).code == "TF-SRC-015"
+
+
+def test_positions_of_the_class_where_the_file_does_not_say(tmp_path: Path) -> None:
+    """transformers leaves out what the class has anyway; what intake writes says it to any reader."""
+    model = write_tiny_llama(tmp_path / "model", architecture=QWEN3)
+    edit(model, max_position_embeddings=...)
+    info = fetch("model", tmp_path)
+    assert info.model.max_positions == decoders()[QWEN3].max_positions == read_config(model).max_positions
+    assert config_of(tmp_path / "out")["max_position_embeddings"] == info.model.max_positions
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rms_norm_eps": 2.0},
+        {"num_hidden_layers": 20_000},
+        {"num_attention_heads": 3},
+        {"hidden_act": "relu"},
+        {"vocab_size": True},
+    ],
+)
+def test_intake_and_graph_refuse_the_same_for_the_same_reason(tmp_path: Path, changes: dict[str, Any]) -> None:
+    model = write_tiny_llama(tmp_path / "model", architecture=QWEN3)
+    edit(model, **changes)
+    taken, written = refusal(inspect_source, "model", tmp_path), refusal(read_config, model)
+    assert (taken.code, written.code) == ("TF-SRC-021", "TF-GRF-002")
+    assert taken.message.split(": ", 1)[1] == written.message.split(": ", 1)[1]
+    assert taken.remedies and written.remedies
