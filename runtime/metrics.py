@@ -1,8 +1,8 @@
 """Counters, gauges and histograms of an engine, with the names that vLLM's users know (prefix ``trtforge_``).
 
 Policy: recording costs a few additions and no lock on the stepping thread; readers get a snapshot that is
-right to within one step. The Prometheus text is written here; where ``prometheus_client`` is installed,
-:func:`register_prometheus` adds the same figures to its registry.
+right to within one step. ``prometheus_client`` writes the exposition text; :func:`register_prometheus` adds the figures
+to a registry of its.
 """
 
 from __future__ import annotations
@@ -181,26 +181,11 @@ class Metrics:
 
     def prometheus_text(self) -> str:
         """The exposition format, version 0.0.4."""
-        lines: list[str] = []
+        from prometheus_client import CollectorRegistry, generate_latest
 
-        def header(name: str, kind: str) -> str:
-            lines.append(f"# HELP {PREFIX}{name} {_HELP[name]}")
-            lines.append(f"# TYPE {PREFIX}{name} {kind}")
-            return PREFIX + name
-
-        for name, points in groupby(self.points(), key=lambda point: point[0]):
-            full = header(name, "counter" if is_counter(name) else "gauge")
-            for _, labels, value in points:
-                inside = ",".join(f'{label}="{text}"' for label, text in labels.items())
-                lines.append(f"{full}{{{inside}}} {value}" if inside else f"{full} {value}")
-        for name, histogram in self.histograms():
-            full, below = header(name, "histogram"), 0
-            for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
-                below += count
-                lines.append(f'{full}_bucket{{le="{bound}"}} {below}')
-            lines.append(f"{full}_sum {histogram.total}")
-            lines.append(f"{full}_count {below}")
-        return "\n".join(lines) + "\n"
+        registry = CollectorRegistry()
+        register_prometheus(self, registry)
+        return generate_latest(registry).decode()
 
 
 def register_prometheus(metrics: Metrics, registry: Any = None) -> Any:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
-E4M3_MAX = 448.0
-E2M1_MAX = 6.0
+from trtforge.formats.elements import E2M1_MAGNITUDES, E2M1_MAX, E4M3_MAX
+
 NVFP4_BLOCK = 16
 #: the sixteen E2M1 codes, low three bits magnitude, the high bit sign
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+E2M1_VALUES = (*E2M1_MAGNITUDES, *(-magnitude for magnitude in E2M1_MAGNITUDES))
 
 
 def to_e4m3(x: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:

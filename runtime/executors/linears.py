@@ -39,10 +39,10 @@ import torch
 import torch.nn.functional as F
 
 from plugins.host.library import HostLibrary
+from runtime.executors.fake_quant import to_e4m3
 from runtime.executors.int4_linear import HostInt4, takes
 from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
 from runtime.executors.weights import LinearSource, Scratch
-from trtforge.formats.elements import E4M3_MAX
 from trtforge.machine.gpus import architecture_name
 from trtforge.machine.processor import processor
 
@@ -265,7 +265,7 @@ class ScaledMm:
         return tokens
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        quantized = (x[:tokens].float() / self._input_scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        quantized = to_e4m3(x[:tokens], self._input_scale)
         return torch._scaled_mm(
             quantized, self._weight.t(), self._input_scale, self._scale, bias=self._bias, out_dtype=torch.bfloat16
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-E4M3_MAX = 448.0
+from runtime.executors.fake_quant import to_e4m3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class AttentionParams:
 
 def _store(x: torch.Tensor, pool_dtype: torch.dtype, scale: float) -> torch.Tensor:
     if pool_dtype == torch.float8_e4m3fn:
-        return (x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX).to(pool_dtype)
+        return to_e4m3(x, scale)
     return x.to(pool_dtype)
 
 

@@ -21,10 +21,9 @@ def host_ops() -> HostLibrary | None:
     Raises:
         EnvironmentLacks: TF-OPS-001 … 004 a library that is named or was built cannot be used.
     """
-    from plugins.host import load
     from runtime.executors.host_kernels import open_library
 
-    return None if open_library() is None else load()
+    return open_library()
 
 
 def best_tokens(logits: torch.Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:

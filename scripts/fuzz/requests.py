@@ -76,8 +76,8 @@ def make(pristine: Path) -> Attempt:
     from runtime.frontend.asking import read
     from runtime.request import Request
     from runtime.sampling.params import GuidedDecoding, SamplingParams
-    from runtime.simulation import SimulatedExecutor
     from runtime.tokenizer import EngineTokenizer
+    from tests.support.simulation import SimulatedExecutor
 
     tokenizer = EngineTokenizer.load(write_tiny_llama(pristine / "model", layers=1))
 

@@ -5,7 +5,7 @@ import pytest
 from runtime.engine import EngineCore
 from runtime.request import FinishReason, GenerationResult, Request
 from runtime.sampling.params import SamplingParams
-from runtime.simulation import SimulatedExecutor
+from tests.support.simulation import SimulatedExecutor
 from trtforge.ground.errors import ForgeError
 
 PROMPT = [5, 6, 7]

@@ -18,7 +18,7 @@ from runtime.request import FinishReason, GenerationResult, Request, RequestOutp
 from runtime.sampling import SamplingParams
 from runtime.sampling.sampler import sample
 from runtime.sampling.state import SamplingState
-from runtime.simulation import SimulatedExecutor
+from tests.support.simulation import SimulatedExecutor
 
 EOS = (3,)
 

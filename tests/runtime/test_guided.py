@@ -15,8 +15,8 @@ from runtime.offline import Engine
 from runtime.request import FinishReason, Request
 from runtime.sampling import GuidedDecoding, SamplingParams
 from runtime.sampling.guided import GuidedState
-from runtime.simulation import SimulatedExecutor
 from runtime.tokenizer import EngineTokenizer
+from tests.support.simulation import SimulatedExecutor
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import ForgeError
 

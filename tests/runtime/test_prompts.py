@@ -17,9 +17,9 @@ from runtime.offline import Engine
 from runtime.prompts import refuse_hopeless
 from runtime.request import Request
 from runtime.sampling import SamplingParams
-from runtime.simulation import SimulatedExecutor
 from runtime.token_bound import _BECOME_PUNCTUATION, TokenBound
 from runtime.tokenizer import EngineTokenizer
+from tests.support.simulation import SimulatedExecutor
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import ForgeError
 

@@ -11,7 +11,7 @@ from runtime.request import FinishReason, GenerationResult, Request
 from runtime.sampling import SamplingParams
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.sequence import Sequence
-from runtime.simulation import SimulatedExecutor
+from tests.support.simulation import SimulatedExecutor
 from trtforge.ground.errors import ForgeError
 
 

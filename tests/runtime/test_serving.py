@@ -14,7 +14,7 @@ from runtime.executors.base import StepBatch
 from runtime.request import FinishReason, GenerationResult, Request, RequestOutput
 from runtime.sampling import SamplingParams
 from runtime.serving import AsyncEngine
-from runtime.simulation import SimulatedExecutor
+from tests.support.simulation import SimulatedExecutor
 from trtforge.ground.errors import ForgeError
 
 WAIT = 20.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from builder.planner import workload
 from builder.planner.capacity import admission, capacity, context_ceiling, kv_trade, prefix_saving, replica_tokens
-from builder.planner.fleet import place_balanced, size_fleet
+from builder.planner.fleet import size_fleet
 from builder.planner.hardware import gpu
 from builder.planner.memory import plan_memory
 from builder.planner.model import from_config
@@ -293,4 +293,3 @@ def test_fleets_hold_the_load(rate: float, latency: float, batch: int, batch_tim
 def test_bad_fleets_are_refused() -> None:
     assert refusal(size_fleet, 0, 1, 1, 1).code == "TF-PLN-007"
     assert refusal(size_fleet, 1, 1, 1, 1, margin=-0.1).code == "TF-PLN-007"
-    assert refusal(place_balanced, [1, 2, 3], 1, 2).code == "TF-PLN-007"

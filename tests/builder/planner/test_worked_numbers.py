@@ -9,13 +9,8 @@ import pytest
 from builder.planner.capacity import prefix_saving
 from builder.planner.communication import all_to_all, point_to_point, ring_all_reduce
 from builder.planner.fleet import (
-    busiest,
-    continuous_batching,
     in_flight,
-    place_balanced,
-    place_in_order,
     size_fleet,
-    static_batching,
 )
 from builder.planner.hardware import gpu, link
 from builder.planner.memory import pool_bytes, requests_that_fit
@@ -99,22 +94,6 @@ def test_littles_law() -> None:
     fleet = size_fleet(1000, 0.1, 8, 0.080)
     assert (fleet.by_throughput, fleet.by_concurrency, fleet.replicas) == (10, 13, 13)
     assert fleet.busy == pytest.approx(0.769, abs=5e-4)
-
-
-def test_static_against_continuous_batching() -> None:
-    lengths = [50, 200, 100, 150]
-    static, continuous = static_batching(lengths, 0.020), continuous_batching(lengths, 0.020)
-    assert static.wasted == pytest.approx(0.375) and static.mean == pytest.approx(4.0)
-    assert continuous.mean == pytest.approx(2.5) and continuous.wasted == 0
-
-
-def test_placement_by_prefill_cost() -> None:
-    prompts = [6000, 2000, 6000, 2000, 2000, 2000]
-    arrival, balanced = place_in_order(prompts, 2, 3), place_balanced(prompts, 2, 3)
-    assert busiest(arrival) == 38_007_000
-    assert busiest(balanced) == 22_005_000
-    assert 1 - busiest(balanced) / busiest(arrival) == pytest.approx(0.42, abs=5e-3)
-    assert sorted(prompt for group in balanced for prompt in group) == sorted(prompts)
 
 
 def test_communication_formulas() -> None:

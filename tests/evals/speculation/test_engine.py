@@ -16,13 +16,13 @@ from runtime.engine import EngineCore
 from runtime.executors.base import ExecutorLimits
 from runtime.offline import Engine
 from runtime.sampling.params import SamplingParams
-from runtime.simulation import SimulatedExecutor
 from runtime.speculation.draft import Drafter
 from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.ngram import NgramDrafter
 from runtime.speculation.speculator import Speculator
 from tests.evals.speculation.toy import toy_logits
 from tests.runtime.speculation.drafters import ToldDrafter
+from tests.support.simulation import SimulatedExecutor
 from trtforge.ground.errors import ForgeError
 
 VOCAB = 3

@@ -14,7 +14,7 @@ from runtime import errors
 from runtime.engine import EngineCore
 from runtime.frontend.service import Service
 from runtime.serving import AsyncEngine
-from runtime.simulation import SimulatedExecutor
+from tests.support.simulation import SimulatedExecutor
 from triton_repo.layouts.native_tensors import INPUTS, OUTPUTS
 from trtforge.ground.drain_notice import NOTICE, DrainNotice, leave_notice
 from trtforge.ground.errors import ForgeError

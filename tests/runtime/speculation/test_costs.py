@@ -12,12 +12,12 @@ from runtime.engine import EngineCore
 from runtime.executors.base import ExecutorLimits
 from runtime.request import Request
 from runtime.sampling import SamplingParams
-from runtime.simulation import SimulatedExecutor
 from runtime.speculation.costs import StepCosts, curve
 from runtime.speculation.measuring import clock_of, measure
 from runtime.speculation.speculator import Speculator
 from tests.runtime.speculation.drafters import AlwaysPolicy, ToldDrafter
 from tests.runtime.speculation.test_simulated import oracle_of
+from tests.support.simulation import SimulatedExecutor
 from trtforge.drafting.record import DynamicTree, NGramSizes, SpeculationRecord
 
 POINTS = {1: 8.0, 2: 9.0, 4: 11.0, 8: 19.0}

@@ -10,11 +10,11 @@ import pytest
 
 from runtime.blocks import BlockPool
 from runtime.executors.base import StepBatch
-from runtime.simulation import SimulatedExecutor
 from runtime.speculation.draft import Ask, Computed, Draft
 from runtime.speculation.draft_model import DraftModelDrafter
 from tests.runtime.speculation.driver import Driver
 from tests.runtime.speculation.paged_head import LIMITS
+from tests.support.simulation import SimulatedExecutor
 
 SIZE, VOCAB = 4, 40
 

@@ -14,7 +14,6 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from runtime.blocks import BlockPool
-from runtime.simulation import SimulatedExecutor, _cells
 from runtime.speculation import eagle
 from runtime.speculation.draft import Ask, Draft
 from runtime.speculation.draft_model import DraftModelDrafter
@@ -25,6 +24,7 @@ from runtime.speculation.trees import TreeDrafting
 from tests.runtime.speculation.driver import Driver
 from tests.runtime.speculation.paged_head import LIMITS, PagedHead, head_of
 from tests.runtime.speculation.truth import RowCheck
+from tests.support.simulation import SimulatedExecutor, _cells
 from tests.trtforge.drafting.checkpoints import VOCAB
 
 SIZE = 4

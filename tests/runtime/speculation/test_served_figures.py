@@ -14,9 +14,9 @@ from runtime.engine import EngineCore
 from runtime.request import Request, RequestOutput
 from runtime.sampling import SamplingParams
 from runtime.serving import AsyncEngine
-from runtime.simulation import SimulatedExecutor
 from runtime.speculation.speculator import Speculator
 from tests.runtime.speculation.drafters import AlwaysPolicy, ToldDrafter
+from tests.support.simulation import SimulatedExecutor
 
 
 class ExplainingPolicy(AlwaysPolicy):

@@ -17,9 +17,9 @@ from runtime.engine import EngineConfig, EngineCore
 from runtime.executors.base import ExecutorLimits
 from runtime.request import FinishReason, GenerationResult, Request
 from runtime.sampling import SamplingParams
-from runtime.simulation import SimulatedExecutor
 from runtime.speculation.speculator import Speculator
 from tests.runtime.speculation.drafters import AlwaysPolicy, ToldDrafter
+from tests.support.simulation import SimulatedExecutor
 
 EOS = (3,)
 V = 40

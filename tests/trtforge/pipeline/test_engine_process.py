@@ -18,8 +18,8 @@ import torch
 from runtime.engine import EngineCore
 from runtime.offline import Engine
 from runtime.serving import AsyncEngine
-from runtime.simulation import SimulatedExecutor
 from tests.runtime.executor_support import tiny_engine
+from tests.support.simulation import SimulatedExecutor
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline import gpu_memory
