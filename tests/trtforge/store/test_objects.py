@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.synthetic import Counter, recipe
+from trtforge.ground import files
 from trtforge.ground.hashing import HashMemo, hash_file
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.store import objects
@@ -282,3 +283,18 @@ def test_stages_that_hand_on_the_same_weights_store_them_once(store: Store, tmp_
     healed = pipeline.run(recipe())
     assert {item.stage for item in healed.quarantined} == {"quantize", "graph", "build"}
     assert all((healed.artifact(stage.name).path / "model.bin").read_bytes() == WEIGHTS for stage in chain)
+
+
+def test_what_is_tried_out_of_a_file_system_is_what_it_does(tmp_path: Path) -> None:
+    path = tmp_path / "read-only"
+    path.write_bytes(WEIGHTS)
+    path.chmod(0o444)
+    try:
+        path.open("r+b").close()
+        refused = False
+    except PermissionError:
+        refused = True
+    assert files.read_only_binds(tmp_path) == refused
+    cloned = subprocess.run(["cp", "--reflink=always", str(path), str(tmp_path / "clone")], capture_output=True)
+    assert files.shares_blocks(tmp_path) == (cloned.returncode == 0)
+    assert [item.name for item in tmp_path.iterdir() if item.name not in ("read-only", "clone")] == []
