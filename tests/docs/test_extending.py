@@ -10,7 +10,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 #: section → files that it may ask for
-BARS = {"Add a format": 2, "Add a lint rule": 2, "Add a preflight rule": 2, "Add a layout": 5, "Add a command": 3}
+BARS = {
+    "Add a format": 2,
+    "Add a lint rule": 2,
+    "Add a preflight rule": 2,
+    "Add a target": 4,
+    "Add a layout": 5,
+    "Add a command": 3,
+}
 
 
 def _sections() -> dict[str, str]:
