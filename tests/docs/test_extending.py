@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 #: section → files that it may ask for
 BARS = {
+    "Add a family": 2,
     "Add a format": 2,
     "Add a lint rule": 2,
     "Add a preflight rule": 2,
