@@ -25,7 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evals.speculation.prompts import CLASSES, chosen
+import yaml
+
+from evals.speculation.prompts import CLASSES, chosen, tokens_of
 from runtime.offline import Engine
 from runtime.request import Request
 from runtime.sampling import SamplingParams
@@ -33,6 +35,9 @@ from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.policy import AdaptivePolicy
 
 CONCURRENCY = (1, 2, 4, 8, 16)
+#: long texts to edit and to extract from; a class of this benchmark alone
+DOCUMENTS = "documents"
+_DOCUMENTS = Path(__file__).with_name("documents.yaml")
 OFF, POLICY = "off", "policy"
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
 
@@ -193,11 +198,16 @@ def cells(bench: Bench, args: argparse.Namespace) -> Iterator[Cell]:
     limits = bench.engine.core.limits
     longest = min(limits.max_input_len, limits.max_seq_len - args.tokens)
     most = max(args.prompts, *(2 * concurrency for concurrency in args.concurrency))
-    prompts = chosen(bench.engine.tokenizer, most, longest)
+    prompts = chosen(bench.engine.tokenizer, most, longest) if set(args.classes) & set(CLASSES) else {}
+    if DOCUMENTS in args.classes:
+        texts = yaml.safe_load(_DOCUMENTS.read_text(encoding="utf-8"))
+        prompts[DOCUMENTS] = [tokens_of(bench.engine.tokenizer, DOCUMENTS, text.rstrip("\n")) for text in texts]
     for drafter in args.drafter or bench.drafters():
         for kind in args.classes:
             for concurrency in args.concurrency:
                 count = max(args.prompts, 2 * concurrency)
+                if count > len(prompts[kind]):
+                    raise SystemExit(f"class {kind} has {len(prompts[kind])} prompts, {count} are asked for")
                 yield bench.cell(drafter, concurrency, kind, prompts[kind][:count], args.rounds)
 
 
@@ -238,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", type=Path, help="engine directory of a recipe that speculates, or its bundle")
     parser.add_argument("--drafter", nargs="*", choices=("ngram", "model", "all"), help="default: each that is there")
     parser.add_argument("--concurrency", nargs="*", type=int, default=list(CONCURRENCY))
-    parser.add_argument("--classes", nargs="*", choices=CLASSES, default=list(CLASSES))
+    parser.add_argument("--classes", nargs="*", choices=(*CLASSES, DOCUMENTS), default=list(CLASSES))
     parser.add_argument("--lengths", nargs="*", type=int, default=list(range(1, 9)), help="fixed draft lengths")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
     parser.add_argument(
