@@ -39,7 +39,7 @@ _TREE_CATCHES = 0.3
 #: drafts, and steps, after which what a source did counts 1/e; the weight of what is assumed, in tries
 _MEMORY, _STEPS, _TRUST = 200.0, 300.0, 6.0
 #: tries of a sequence, and steps, after which they count 1/e; the weight of "like the endpoint", in tries
-_OWN_MEMORY, _OWN_STEPS, _OWN_TRUST = 48.0, 80.0, 6.0
+_OWN_MEMORY, _OWN_STEPS, _OWN_TRUST = 48.0, 80.0, 12.0
 #: steps after which figures that only time changed are computed again
 _REFRESH = 16
 _LEAST, _MOST = 0.005, 0.995

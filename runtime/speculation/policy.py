@@ -187,6 +187,9 @@ class AdaptivePolicy:
         tokens = int(plan.counts.sum()) + choice.count - choices[row].count
         passes = max(levels, plan.passes) if not choice.candidate.ready else plan.passes
         cost = max(step.seconds(tokens, passes, drafted + new) - plan.seconds, 0.0)
+        if not choice.candidate.ready:
+            # two lengths' measured times may say that the longer one is free: it costs its share of the drafting
+            cost = max(cost, self.costs.draft(levels, drafted + new) / levels)
         self._credit = min(self._credit + PROBE_SHARE * plan.seconds, _PROBES_SAVED * cost)
         if self._credit < cost:
             return
@@ -389,9 +392,12 @@ class _Step:
         drafted = int((plan.model & (plan.counts > 0)).sum())
         if not drafted:
             return 0.0
-        verify = self._verify
+        verify, draft = self._verify, self.policy.costs.draft
         token = float(verify[-1] - verify[0]) / max(len(verify) - 1, 1)
-        return min(rate * (token + self.policy.costs.draft(1, drafted) / drafted), 0.9)
+        # what one pass more costs, not what the first one does: catching up with the target's states is paid by then
+        last = max(plan.passes, 2)
+        a_pass = (draft(last, drafted) - draft(1, drafted)) / (last - 1)
+        return min(max(rate * (token + a_pass / drafted), 0.0), 0.9)
 
     def _plans(self, rate: float | None) -> list[_Plan]:
         """The best plan of each number of passes of the draft, and the one with trees."""
