@@ -10,7 +10,6 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.engine_drafts import measured_policy, recorded_policy, show_policy, show_speculation
-from trtforge.targets import TARGETS
 
 if TYPE_CHECKING:
     from builder.targets.description import Description
@@ -79,6 +78,7 @@ def show(
         beside: lines said before the verdicts.
     """
     from trtforge.ground.errors import ExitCode
+    from trtforge.targets import TARGETS
 
     console.heading(described.heading)
     console.table(described.about.title, described.about.columns, described.about.rows)
