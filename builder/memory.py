@@ -17,9 +17,9 @@ from typing import Any
 from builder.graphs.info import GraphInfo
 from trtforge.formats.table import load_formats
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.units import format_size
 from trtforge.models.kv import blocks_of, kv_bytes_per_token, pool_blocks
 from trtforge.recipe.schema import KvCache, Limits
-from trtforge.recipe.units import format_size
 
 #: size of the pool when the recipe names none
 DEFAULT_POOL_BYTES = 2**30

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from builder.targets.description import Rows
-from trtforge.recipe.units import format_size
+from trtforge.ground.units import format_size
 
 
 def pool_text(cache: Mapping[str, Any]) -> str:

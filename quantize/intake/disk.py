@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
-from trtforge.recipe.units import format_size
+from trtforge.ground.units import format_size
 
 #: room that must stay beyond what is written: manifests, logs, other programs
 RESERVE_BYTES = 64 << 20

@@ -40,7 +40,8 @@ from tests.support.tensorrt_bindings import VERSIONS
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import ForgeError
 from trtforge.native.plugin_library import PluginLibrary
-from trtforge.recipe.schema import Build, KvCache, Limits, TensorRt
+from trtforge.recipe.schema import Build, KvCache, Limits
+from trtforge.targets.tensorrt import TensorRt
 
 PLUGINS = PluginLibrary(Path("/plugins.so"), "1", "0123456789abcdef", "", "10.14.1", {"source_hash": "s"}, False, "f")
 LIMITS = Limits(max_batch_size=6, max_num_tokens=80, max_seq_len=128)

@@ -23,7 +23,7 @@ def list_(console: Console, store: StoreOption = None) -> None:
     """List every artifact with its size and who uses it."""
     import time
 
-    from trtforge.recipe.units import format_seconds, format_size
+    from trtforge.ground.units import format_seconds, format_size
     from trtforge.store.gc import disk_bytes, list_artifacts
 
     opened = common.open_store(store, read_only=True)
@@ -68,7 +68,7 @@ def show(
     """Show one artifact: its files, figures, gates and where it came from."""
     from trtforge.cli.summary import figure_rows
     from trtforge.ground.errors import ForgeError
-    from trtforge.recipe.units import format_size
+    from trtforge.ground.units import format_size
     from trtforge.store.gc import show_artifact
     from trtforge.store.store import Damage
 
@@ -117,7 +117,7 @@ def gc(
     store: StoreOption = None,
 ) -> None:
     """Remove artifacts that no recipe's last run uses."""
-    from trtforge.recipe.units import format_size
+    from trtforge.ground.units import format_size
     from trtforge.store.gc import collect
 
     report = collect(
@@ -141,7 +141,7 @@ def gc(
 def parse_age(text: str) -> float:
     """Seconds of ``12h``, ``7d``, ``30m`` or ``30min``; raises TF-CLI-003."""
     from trtforge.ground.errors import ForgeError
-    from trtforge.recipe.units import parse_seconds
+    from trtforge.ground.units import parse_seconds
 
     # as command lines have ages; a recipe's times have no days, and no m that could be milli
     given = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([wdm])\s*", text)

@@ -24,8 +24,8 @@ def verify(
 ) -> None:
     """Check every hash of a bundle, and its stamps against this machine; exit 1 on a fault."""
     from trtforge.ground.errors import ExitCode, ForgeError
+    from trtforge.ground.units import format_size
     from trtforge.pipeline.published import verify_published
-    from trtforge.recipe.units import format_size
 
     if not bundle.is_dir():
         raise ForgeError(

@@ -47,7 +47,7 @@ def speculation_rows(record: dict[str, Any]) -> list[list[str]]:
 
 def draft_rows(draft: dict[str, Any]) -> list[list[str]]:
     """The engine that drafts: what it is, what its linears run as, its part of the pool."""
-    from trtforge.recipe.units import format_size
+    from trtforge.ground.units import format_size
 
     facts, cache = draft.get("drafter"), draft["kv_cache"]
     what = f"a {draft['architecture']} model, {draft['quant_format']}"

@@ -268,7 +268,7 @@ def _needs(option: str, *others: str) -> Exception:
 def _size(measured: str) -> int:
     """``--measured`` in bytes; an empty or zero size is no measurement."""
     from trtforge.ground.errors import ForgeError
-    from trtforge.recipe.units import parse_size
+    from trtforge.ground.units import parse_size
 
     try:
         size = int(parse_size(measured))

@@ -165,11 +165,11 @@ def explain(
     store: StoreOption = None,
 ) -> None:
     """Say for every stage whether it is cached, and if not, what changed."""
+    from trtforge.ground.units import format_seconds
     from trtforge.pipeline.catalogue import default_stages
     from trtforge.pipeline.explain import explain as explain_stages
     from trtforge.pipeline.pipeline import Pipeline
     from trtforge.recipe.load import load_recipe
-    from trtforge.recipe.units import format_seconds
 
     loaded = load_recipe(recipe, overrides or ())
     pipeline = Pipeline(default_stages(), common.open_store(store, read_only=True))

@@ -110,7 +110,7 @@ def train(
 def _seconds(text: str | None) -> float | None:
     """A time option; raises TF-CLI-053 for what is none."""
     from trtforge.ground.errors import ForgeError
-    from trtforge.recipe.units import parse_seconds
+    from trtforge.ground.units import parse_seconds
 
     if text is None:
         return None

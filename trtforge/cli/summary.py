@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.json_file import read_json_file
-from trtforge.recipe.units import format_seconds, format_size
+from trtforge.ground.units import format_seconds, format_size
 from trtforge.targets import TARGETS
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from trtforge.examination.items import PLUGINS, Item
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.units import format_size
 from trtforge.machine.gpus import Gpu
 from trtforge.machine.record import Machine
 from trtforge.machine.software import tool_versions
 from trtforge.native.plugin_library import BUILD, plugin_library
-from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits
 from trtforge.stack.probe import Loaded, probe
 from trtforge.tables import Component, StackTable

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from trtforge.examination.items import ALL, ANYWHERE, GRAPHS, OWN, Item, Status
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.units import format_size
 from trtforge.machine.record import Machine
 from trtforge.machine.software import libc, tool_versions
 from trtforge.native.host_library import host_library_path
 from trtforge.preflight.surroundings import Surroundings
-from trtforge.recipe.units import format_size
 from trtforge.stack.check import fits
 from trtforge.tables import StackRow
 

@@ -25,6 +25,7 @@ from typing import Protocol
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError, GateFailed
 from trtforge.ground.files import free_bytes, tree_bytes
+from trtforge.ground.units import format_size
 from trtforge.pipeline.gate_remedies import gate_remedies
 from trtforge.pipeline.gpu_memory import release_gpu_memory
 from trtforge.pipeline.inputs import SoundInputs
@@ -35,7 +36,6 @@ from trtforge.pipeline.result import RunResult, StageOutcome, Status
 from trtforge.pipeline.runlog import LoggedProgress, RunLog
 from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.recipe.schema import Recipe
-from trtforge.recipe.units import format_size
 from trtforge.store.artifact import Artifact, GateResult
 from trtforge.store.export import DamagedArtifact
 from trtforge.store.links import remember_link

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.paths import resolved_path
+from trtforge.ground.units import WRITTEN
 from trtforge.recipe.faults import recipe_refused
 from trtforge.recipe.merge import apply_overrides, deep_merge
 from trtforge.recipe.schema import Recipe
 from trtforge.recipe.shipped import recipe_file
 from trtforge.recipe.text import KeyPath, read_document
-from trtforge.recipe.units import WRITTEN
 
 MAX_BASES = 16
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from trtforge.recipe.units import Fraction, Seconds, Size
+from trtforge.ground.section import PositiveInt, Section
+from trtforge.ground.units import Fraction, Seconds, Size
 from trtforge.targets import DEFAULT, TARGETS, Target, TargetName
 from trtforge.targets.layouts import LAYOUTS, NATIVE, Layout, LayoutName
+from trtforge.targets.tensorrt import TensorRt
+from trtforge.targets.trtllm import TrtLlm
 
 StageName = Literal[
     "intake",
@@ -43,14 +46,6 @@ STAGE_ORDER: tuple[StageName, ...] = (
     "bench",
     "bundle",
 )
-
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-
-
-class Section(BaseModel):
-    """Base of every recipe section: unknown keys are refused, values are frozen after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Model(Section):
@@ -327,50 +322,6 @@ class Parallel(Section):
     tp: PositiveInt = Field(1, description="Tensor-parallel ranks")
     pp: PositiveInt = Field(1, description="Pipeline-parallel ranks")
     ep: PositiveInt = Field(1, description="Expert-parallel ranks")
-
-
-class Lora(Section):
-    """Adapters that the engine serves beside its own weights."""
-
-    adapters: dict[str, str] = Field(default_factory=dict, description="Name: source, written as model.source")
-    max_rank: PositiveInt = Field(8, description="Largest rank of an adapter")
-    target_modules: tuple[str, ...] = Field(
-        ("attn_q", "attn_k", "attn_v"), description="Modules that adapters may change, as TensorRT-LLM names them"
-    )
-
-
-class TrtLlm(Section):
-    """What only TensorRT-LLM has: settings of trtllm-build and of its runtime."""
-
-    paged_context_attention: bool = Field(True, description="Context attention reads the paged KV cache")
-    fp8_context_attention: bool = Field(
-        False, description="Context attention in FP8; over a paged FP8 KV cache trtllm-build has no other"
-    )
-    kv_reuse: bool = Field(False, description="Share KV blocks of equal prefixes; needs paged context attention")
-    chunked_context: bool = Field(True, description="Cut long prompts in chunks; needs paged context attention")
-    host_kv_memory: Size | None = Field(None, description="Host memory for KV blocks that left the GPU")
-    scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = Field(
-        "guaranteed_no_evict", description="Whether a request may be paused for want of KV blocks"
-    )
-    max_beam_width: PositiveInt = Field(1, description="Beams that a request may ask for")
-    gather_context_logits: bool = Field(False, description="Logits of the prompt's tokens are returned")
-    gather_generation_logits: bool = Field(False, description="Logits of the answer's tokens are returned")
-    guided_decoding: Literal["none", "xgrammar"] = Field("none", description="Backend of guided decoding")
-    lora: Lora | None = Field(None, description="Adapters; null builds none in")
-    workers: PositiveInt = Field(1, description="Ranks that trtllm-build builds at once")
-    timing_cache: str | None = Field(None, description="File of kernel timings that builds share, beside the recipe")
-
-
-class TensorRt(Section):
-    """What only the tensorrt target has: how TensorRT's builder works and what the plan holds."""
-
-    optimization_level: Annotated[int, Field(ge=0, le=5, strict=True)] = Field(
-        3, description="0 builds fastest, 5 tries most kernels"
-    )
-    workspace: Size | None = Field(None, description="Memory that a kernel may use beside tensors; null: the GPU's")
-    weight_streaming: bool = Field(False, description="Weights may stay in host memory and come as they are needed")
-    strip_weights: bool = Field(False, description="The plan leaves the weights out; they are put back at load")
-    refit: bool = Field(False, description="The plan takes other weights later, which costs some kernels")
 
 
 class Build(Section):

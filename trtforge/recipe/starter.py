@@ -15,6 +15,7 @@ from trtforge.formats.table import FormatRow, first_choice
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import write_text_atomic
 from trtforge.ground.paths import resolved_path, user_path
+from trtforge.ground.units import format_size
 from trtforge.machine.record import Machine
 from trtforge.models.kv import blocks_of, kv_bytes_per_token
 from trtforge.models.record import Model
@@ -24,7 +25,6 @@ from trtforge.models.shape import (
     quantized_linears,
 )
 from trtforge.recipe.starter_target import StarterTarget
-from trtforge.recipe.units import format_size
 from trtforge.targets import DEFAULT
 
 _BLOCK = 32

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
+from trtforge.ground.section import Section
+from trtforge.ground.units import Size
 from trtforge.targets.base import Target
 from trtforge.targets.record import Count, Part, ServedRecord
 
@@ -13,6 +15,18 @@ from trtforge.targets.record import Count, Part, ServedRecord
 InputType = Literal["FLOAT", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "INT32", "INT64", "BOOL"]
 #: letters of their dimensions, as the graph names them
 InputSize = Literal["T", "B", "B_plus_1", "M", "L", "Q", "W", "N"]
+
+
+class TensorRt(Section):
+    """What only the tensorrt target has: how TensorRT's builder works and what the plan holds."""
+
+    optimization_level: Annotated[int, Field(ge=0, le=5, strict=True)] = Field(
+        3, description="0 builds fastest, 5 tries most kernels"
+    )
+    workspace: Size | None = Field(None, description="Memory that a kernel may use beside tensors; null: the GPU's")
+    weight_streaming: bool = Field(False, description="Weights may stay in host memory and come as they are needed")
+    strip_weights: bool = Field(False, description="The plan leaves the weights out; they are put back at load")
+    refit: bool = Field(False, description="The plan takes other weights later, which costs some kernels")
 
 
 class Plugins(Part):

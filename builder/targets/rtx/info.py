@@ -8,7 +8,7 @@ from typing import Any
 
 from builder.targets.description import Description, Rows, Table, Use, limit_rows
 from trtforge.ground.hashing import hash_file
-from trtforge.recipe.units import format_size
+from trtforge.ground.units import format_size
 
 
 def engine_info(artifact: Path, engine: dict[str, Any], capability: str | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from builder.targets.description import Description, Table, limit_rows
 from builder.targets.pool import pool_text, report_rows
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.versions import release
-from trtforge.recipe.units import format_size
+from trtforge.ground.units import format_size
 
 __all__ = ["describe", "engine_info", "report_rows"]
 

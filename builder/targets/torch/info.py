@@ -10,8 +10,8 @@ from builder.targets.description import Description, Table, limit_rows
 from builder.targets.pool import pool_text, report_rows
 from builder.targets.record import changed
 from builder.targets.torch.kernels import choose, rows_of
+from trtforge.ground.units import format_size
 from trtforge.machine.processor import processor
-from trtforge.recipe.units import format_size
 
 __all__ = ["describe", "engine_info", "report_rows"]
 

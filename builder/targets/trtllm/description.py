@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from builder.targets.description import Description, Rows, Table, limit_rows
-from trtforge.recipe.units import format_size
+from trtforge.ground.units import format_size
 
 
 def describe(document: dict[str, Any]) -> Description:

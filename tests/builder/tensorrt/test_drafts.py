@@ -24,7 +24,8 @@ from builder.targets.tensorrt.versions import missing_operators
 from tests.runtime import draft_support as support
 from tests.trtforge.drafting.checkpoints import Spec
 from trtforge.drafting.record import read_speculation
-from trtforge.recipe.schema import Build, KvCache, Limits, TensorRt
+from trtforge.recipe.schema import Build, KvCache, Limits
+from trtforge.targets.tensorrt import TensorRt
 
 SPEC = Spec("speculators", taps=(1, 5, 8), fc_norm=True, norm_before_residual=True, norm_output=True, seed=8)
 LIMITS = Limits(max_batch_size=8, max_num_tokens=64, max_seq_len=256)

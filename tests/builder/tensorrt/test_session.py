@@ -18,8 +18,9 @@ from builder.targets.tensorrt.session import BuildFailed, Spec, build_plan
 from builder.targets.tensorrt.target import make_spec
 from tests.builder.tensorrt.conftest import network_answers
 from tests.support.tensorrt_bindings import VERSIONS, Bindings, HostMemory
-from trtforge.recipe.schema import Build, Limits, TensorRt
+from trtforge.recipe.schema import Build, Limits
 from trtforge.stack.tensorrt_versions import is_supported
+from trtforge.targets.tensorrt import TensorRt
 
 LIMITS = Limits(max_batch_size=8, max_num_tokens=64, max_seq_len=256)
 Graphs = Callable[..., Path]

@@ -21,7 +21,8 @@ from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import SilentProgress
 from trtforge.machine.gpus import gpu_architectures
 from trtforge.native.plugin_library import PluginLibrary, plugin_library, said_by_plugins
-from trtforge.recipe.schema import Build, KvCache, Limits, TensorRt
+from trtforge.recipe.schema import Build, KvCache, Limits
+from trtforge.targets.tensorrt import TensorRt
 
 Graphs = Callable[..., Path]
 LIMITS = Limits(max_batch_size=8, max_num_tokens=64, max_seq_len=256)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtforge.recipe.units import format_size, parse_fraction, parse_seconds, parse_size
+from trtforge.ground.units import format_size, parse_fraction, parse_seconds, parse_size
 
 
 @pytest.mark.parametrize(

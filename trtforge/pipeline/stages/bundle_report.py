@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trtforge.ground.units import format_size
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.common import plain, read_json, size_of, weight_bytes
 from trtforge.pipeline.stages.smoke import SMOKE_FILE
 from trtforge.pipeline.stages.targets import not_run
-from trtforge.recipe.units import format_size
 from trtforge.store.artifact import Artifact
 
 

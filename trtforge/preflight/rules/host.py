@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.ground.units import format_size
 from trtforge.models.shape import DTYPE_BYTES
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.rules.memory import weight_bytes
 from trtforge.preflight.rules.ranks import world_size
-from trtforge.recipe.units import format_size
 
 #: torch, transformers and ModelOpt loaded, before any weight
 QUANTIZER_BYTES = 1536 * 2**20

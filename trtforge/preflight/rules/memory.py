@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtforge.formats.table import UNQUANTIZED, first_choice, load_formats
+from trtforge.ground.units import format_size
 from trtforge.models.kv import fullest_stage, kv_bytes_per_token, pool_blocks
 from trtforge.models.kv_window import KvWindows
 from trtforge.models.shape import DTYPE_BYTES, linear_parameters
@@ -14,7 +15,6 @@ from trtforge.preflight.features import kv_format, weight_format
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_format
 from trtforge.recipe.kv_windows import kv_windows
-from trtforge.recipe.units import format_size
 from trtforge.tables import Architecture
 
 #: interpreter, torch and the runtime's own buffers

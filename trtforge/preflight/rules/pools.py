@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.ground.units import format_size
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.rules.memory import GPU_RESERVE_BYTES, request_bytes, weight_bytes
-from trtforge.recipe.units import format_size
 
 #: a pool below this share of what a GPU has left beside the weights was not meant for it
 _SMALL = 0.05
