@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtforge.tables.decoders import Decoder
+from trtforge.tables.decoders import Decoder, truth
 
 
 def class_fields(row: Decoder, config: Mapping[str, Any], layers: int, head_size: int) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def class_fields(row: Decoder, config: Mapping[str, Any], layers: int, head_size
     return {
         "architecture": row.architecture,
         "family": row.family,
-        "tied": bool(config.get("tie_word_embeddings", row.tied)),
+        "tied": truth(config, "tie_word_embeddings", row.tied),
         "attention_bias": row.bias("qkv", config),
         "o_bias": row.bias("o", config),
         "mlp_bias": row.bias("mlp", config),

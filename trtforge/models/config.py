@@ -101,8 +101,11 @@ def rope_section(config: Mapping[str, Any], row: Decoder) -> dict[str, Any]:
         if value is not None and not isinstance(value, Mapping):
             raise RopeFault(f"{key} must be a map, not {value!r}")
         section.update(value or {})
+    nested = [key for key, value in section.items() if isinstance(value, Mapping)]
+    if nested:
+        raise RopeFault(f"it holds settings of its own for {', '.join(nested)}, and {row.architecture} has one for all")
     old_type = section.pop("type", None)
-    kind = section.get("rope_type") or old_type or "default"
+    kind = next((name for name in (section.get("rope_type"), old_type) if name not in (None, "")), "default")
     section["rope_type"] = row.rope_names.get(kind, kind) if isinstance(kind, str) else kind
     if section.get("rope_theta") is None:
         section["rope_theta"] = config.get("rope_theta", row.rope_theta)

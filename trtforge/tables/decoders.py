@@ -20,6 +20,18 @@ from trtforge.tables import Source, _Row
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
+def truth(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A yes or no of a configuration; null is no, as in transformers.
+
+    Raises:
+        ValueError: it is neither; a text such as "false" would count as yes.
+    """
+    value = config.get(key, default)
+    if value is not None and value not in (True, False):
+        raise ValueError(f"{key} must be true or false, not {value!r}")
+    return bool(value)
+
+
 class GgufForm(_Row):
     """How llama.cpp's files hold a class: ``general.architecture``, and whether rows of q and k are interleaved."""
 
@@ -113,9 +125,13 @@ class Decoder(_Row):
     source: str = Field(pattern=r"^https://\S+$")
 
     def bias(self, part: Literal["qkv", "o", "mlp"], config: Mapping[str, Any]) -> bool:
-        """Whether the linears of ``part`` have biases."""
+        """Whether the linears of ``part`` have biases.
+
+        Raises:
+            ValueError: the key that says so holds no truth value.
+        """
         rule: bool | str = getattr(self, f"{part}_bias")
-        return bool(config.get(rule, False)) if isinstance(rule, str) else rule
+        return truth(config, rule, False) if isinstance(rule, str) else rule
 
     def read_factors(self, config: Mapping[str, Any]) -> Factors:
         """The numbers that the class multiplies by.
@@ -191,7 +207,7 @@ class Decoder(_Row):
         window = config.get("sliding_window", self.default_window)
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window <= 0):
             raise ValueError(f"sliding_window must be a positive integer, not {window!r}")
-        if self.window == "never" or (self.window == "switched" and not config.get("use_sliding_window", False)):
+        if self.window == "never" or (self.window == "switched" and not truth(config, "use_sliding_window", False)):
             window = None
         if window is None:
             if given is not None and SLIDING in given:

@@ -6,7 +6,7 @@ keys are kept, so that an engine of another release of the same version is read.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -63,3 +63,4 @@ class ServedRecord(EngineRecord):
     vocab_size: Count
     eos_token_ids: list[int] | None = None
     bos_token_id: int | None = None
+    memory_plan: dict[str, Any] = {}

@@ -34,11 +34,11 @@ RECORDS: dict[str, dict[str, Any]] = {
         "engines": [{"architecture": "sm_80", "file": "sm_80.rtx", "bytes": 3, "sha256": "0"}],
     },
     "torch": {
-        **COMMON, "target": "torch",
+        **COMMON, "target": "torch", "memory_plan": {"weights_bytes": 100, "sized_by": "memory"},
         "kv_cache": {"num_blocks": 8, "block_size": 16, "bytes_per_block": 4096, "format": "float16"},
-        "linears": [{"name": "a", "shape": [64, 64], "stored": "none", "group_size": None}],
+        "linears": [{"name": "a", "shape": [64, 64], "stored": "bfloat16", "group_size": None}],
         "kernel_choices": [
-            {"stored": "none", "capability": ["any"], "kernel": "k", "native": True, "executed": "float32"}
+            {"stored": "bfloat16", "capability": ["any"], "kernel": "onednn_f32", "native": True, "executed": "float32"}
         ],
     },
 }  # fmt: skip
@@ -47,6 +47,9 @@ RECORDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("target", RECORDS)
 def test_no_damage_is_a_fault_of_ours(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record, refused = RECORDS[target], 0
+    (tmp_path / "engine.json").write_text(json.dumps(record), encoding="utf-8")
+    # a machine without TensorRT and a plan that is not there are findings; a record that is refused whole tests nothing
+    assert invoke(("engine", "info", str(tmp_path))) in (0, 1)
     for at in places(record):
         for value in ODD:
             text = json.dumps(changed(record, at, value))
