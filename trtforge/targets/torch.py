@@ -38,5 +38,5 @@ TORCH = Target(
     compiled=False,
     record=TorchRecord,
     layouts=("native",),
-    head_multiple=2,
+    head_multiple=8,
 )
