@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from builder import opset
 from builder.graphs.emitter import Emitter, scope_of
+from builder.graphs.info import GraphInfo, LinearInfo
 from builder.graphs.linears import LinearWriter
 from builder.graphs.rope import inverse_frequencies
 from builder.graphs.tensors import CheckpointTensors
@@ -53,6 +54,36 @@ class Blocks:
         self.model_type = linears.model_type
         self.block_size, self.pool_type, self.kv_scales = block_size, pool_type, kv_scales
         self.tree_mask = tree_mask
+
+    def info(self, mode: str, dtype: str, kv_format: str, scales: str) -> GraphInfo:
+        """What graph.json says of the graph that was written."""
+        config, written = self.config, self.linears.written
+        formats = sorted({linear.format for linear in written} - {"none"})
+        groups = sorted({linear.group for linear in written if linear.group is not None})
+        used = {(node.domain, node.op_type) for node in self.emitter.graph.node if node.domain}
+        return GraphInfo(
+            architecture=config.family,
+            hf_architecture=config.architecture,
+            mode=mode,
+            dtype=dtype,
+            vocab_size=config.vocab,
+            num_layers=config.layers,
+            hidden_size=config.hidden,
+            intermediate_size=config.ffn,
+            num_heads=config.heads,
+            num_kv_heads=config.kv_heads,
+            head_size=config.head_size,
+            max_position_embeddings=config.max_positions,
+            sliding_window=config.sliding_window,
+            full_attention_layers=config.full_attention_layers,
+            kv_cache={"format": kv_format, "block_size": self.block_size, "scales": scales},
+            quant_format=formats[0] if len(formats) == 1 else ("mixed" if formats else "none"),
+            group_size=groups[0] if len(groups) == 1 else None,
+            linears=tuple(LinearInfo(linear.name, linear.shape, linear.format, linear.group) for linear in written),
+            ops={f"{domain}::{name}": opset.SINCE[name][-1] for domain, name in sorted(used)},
+            tree_mask=self.tree_mask,
+            accounted=dict(sorted(self.tensors.accounted.items())),
+        )
 
     def declare_inputs(self) -> None:
         """The graph's inputs, pools last."""

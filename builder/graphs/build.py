@@ -8,6 +8,7 @@ in it (written last).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from builder.files import copy_directory
 from builder.graphs.blocks import Blocks, kv_scale_name
 from builder.graphs.config import read_config
 from builder.graphs.emitter import MODEL_TYPES, Emitter
-from builder.graphs.info import GRAPH_FILE, INFO_FILE, PACKED_FILE, GraphInfo, LinearInfo
+from builder.graphs.info import GRAPH_FILE, INFO_FILE, PACKED_FILE, GraphInfo
 from builder.graphs.linears import LinearWriter
 from builder.graphs.model_file import make_model, publish
 from builder.graphs.native import NativeBlocks
@@ -102,46 +103,18 @@ def build_graph(
         progress.start("repacking weights", None)
         write_packed(checkpoint, repacked, packed_header, out)
     publish(model, out, progress)
-    info = _info(config, blocks, dtype, kv_cache_format, mode, tuple(hidden_states))
+    scales = _scales(blocks, kv_cache_format)
+    info = replace(blocks.info(mode, dtype, kv_cache_format, scales), hidden_states=tuple(hidden_states))
     info.write(out)
     return info
 
 
-def _info(
-    config: Model, blocks: Blocks, dtype: str, kv_format: str, mode: str, hidden_states: tuple[int, ...]
-) -> GraphInfo:
-    written = blocks.linears.written
-    formats = sorted({linear.format for linear in written} - {"none"})
-    groups = sorted({linear.group for linear in written if linear.group is not None})
-    scales = "none"
-    if pools()[kv_format].scaled:
-        first = kv_scale_name(blocks.tensors, "model.layers.0.self_attn", "k")
-        scales = "unit" if first is None else "calibrated"
-    used = {(node.domain, node.op_type) for node in blocks.emitter.graph.node if node.domain}
-    return GraphInfo(
-        architecture=config.family,
-        hf_architecture=config.architecture,
-        mode=mode,
-        dtype=dtype,
-        vocab_size=config.vocab,
-        num_layers=config.layers,
-        hidden_size=config.hidden,
-        intermediate_size=config.ffn,
-        num_heads=config.heads,
-        num_kv_heads=config.kv_heads,
-        head_size=config.head_size,
-        max_position_embeddings=config.max_positions,
-        sliding_window=config.sliding_window,
-        full_attention_layers=config.full_attention_layers,
-        kv_cache={"format": kv_format, "block_size": blocks.block_size, "scales": scales},
-        quant_format=formats[0] if len(formats) == 1 else ("mixed" if formats else "none"),
-        group_size=groups[0] if len(groups) == 1 else None,
-        linears=tuple(LinearInfo(linear.name, linear.shape, linear.format, linear.group) for linear in written),
-        ops={f"{domain}::{name}": opset.SINCE[name][-1] for domain, name in sorted(used)},
-        hidden_states=hidden_states,
-        tree_mask=blocks.tree_mask,
-        accounted=dict(sorted(blocks.tensors.accounted.items())),
-    )
+def _scales(blocks: Blocks, kv_format: str) -> str:
+    """Where the scales of the pools come from."""
+    if not pools()[kv_format].scaled:
+        return "none"
+    first = kv_scale_name(blocks.tensors, "model.layers.0.self_attn", "k")
+    return "unit" if first is None else "calibrated"
 
 
 def _check_request(

@@ -16,7 +16,7 @@ the head's own tensors, the tables that it shares with its target, and ``d2t``, 
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from builder.graphs.blocks import Blocks
 from builder.graphs.config import check_heads
 from builder.graphs.emitter import MODEL_TYPES, Emitter
 from builder.graphs.float_parts import in_type
-from builder.graphs.info import GraphInfo, LinearInfo
+from builder.graphs.info import GraphInfo
 from builder.graphs.linears import LinearWriter
 from builder.graphs.model_file import make_model, publish
 from builder.graphs.tensors import CheckpointTensors
@@ -122,7 +122,8 @@ def build_eagle3(
         tensors.account("d2t", "read by the runtime: draft token to target token")
     tensors.finish(frozenset())
     publish(make_model(emitter), out, progress)
-    info = _info(head, config, blocks, dtype, found)
+    trained_as = str((found.config.get("architectures") or [FAMILY])[0])
+    info = replace(blocks.info("paged", dtype, dtype, "none"), hf_architecture=trained_as, drafter=_facts(head, found))
     info.write(out)
     return info
 
@@ -254,34 +255,6 @@ def _shared(found: Inspection, what: str, info: TensorInfo | None, shape: tuple[
         numbers={"wanted": list(shape), "types": list(FLOAT_TYPES)},
         why="A drafter runs unquantized, on a table of its own width.",
         remedies=["quantize.exclude: [lm_head]", "a drafter with embed_tokens and lm_head of its own"],
-    )
-
-
-def _info(head: Eagle3, config: Model, blocks: Blocks, dtype: str, found: Inspection) -> GraphInfo:
-    assert found.dialect is not None
-    used = {(node.domain, node.op_type) for node in blocks.emitter.graph.node if node.domain}
-    return GraphInfo(
-        architecture=FAMILY,
-        hf_architecture=str((found.config.get("architectures") or [FAMILY])[0]),
-        mode="paged",
-        dtype=dtype,
-        vocab_size=config.vocab,
-        num_layers=config.layers,
-        hidden_size=config.hidden,
-        intermediate_size=config.ffn,
-        num_heads=config.heads,
-        num_kv_heads=config.kv_heads,
-        head_size=config.head_size,
-        max_position_embeddings=config.max_positions,
-        sliding_window=0,
-        kv_cache={"format": dtype, "block_size": blocks.block_size, "scales": "none"},
-        quant_format="none",
-        group_size=None,
-        linears=tuple(LinearInfo(item.name, item.shape, item.format, item.group) for item in blocks.linears.written),
-        ops={f"{domain}::{name}": opset.SINCE[name][-1] for domain, name in sorted(used)},
-        tree_mask=blocks.tree_mask,
-        accounted=dict(sorted(blocks.tensors.accounted.items())),
-        drafter=_facts(head, found),
     )
 
 
