@@ -30,11 +30,12 @@ import onnx
 from onnx import TensorProto, defs
 
 from trtforge.formats.pools import pools
+from trtforge.native.ops import OPS_VERSION
 from trtforge.native.ops import PAGED_ATTENTION as PAGED_ATTENTION_OP
 from trtforge.native.ops import Attribute as OpAttribute
 
 DOMAIN = "trtforge"
-VERSION = 2
+VERSION = OPS_VERSION
 PAGED_ATTENTION = "PagedAttention"
 DYNAMIC_BLOCK_QUANTIZE = "DynamicBlockQuantize"
 #: versions of the domain in which each operator took its meaning; the last one is written

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from quantize.plan import LM_HEAD, QuantPlan, is_tied, read_config, read_quantization_record
-from trtforge.formats.table import FormatRow, linear_parts, load_formats
+from trtforge.formats.table import KV_LEAVES, FormatRow, linear_parts, load_formats
+from trtforge.ground.e4m3 import decode
 from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_object
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 _MAX_LISTED = 8
-_KV_LEAVES = ("k_scale", "v_scale")
 
 
 @dataclass(frozen=True)
@@ -114,15 +114,8 @@ class _Checkpoint:
         return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[info.dtype]).astype(np.float32)
 
 
-def _e4m3_table() -> np.ndarray:
-    codes = np.arange(256)
-    exponent, mantissa = (codes >> 3) & 0xF, codes & 7
-    value = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
-    value[(codes & 0x7F) == 0x7F] = np.nan
-    return np.where(codes & 0x80, -value, value).astype(np.float32)
-
-
-_E4M3 = _e4m3_table()
+#: the value of every E4M3 byte
+_E4M3 = decode(np.arange(256, dtype=np.uint8))
 
 
 def audit_checkpoint(directory: Path, expected: Expected | None = None) -> AuditReport:
@@ -158,7 +151,7 @@ def _kv_of(checkpoint: _Checkpoint) -> str | None:
     algorithm = checkpoint.section.get("kv_cache_quant_algo")
     if algorithm is None:
         return "none"
-    stored = any(leaf in parts for parts in checkpoint.parts.values() for leaf in _KV_LEAVES)
+    stored = any(leaf in parts for parts in checkpoint.parts.values() for leaf in KV_LEAVES)
     wanted = "calibrated" if stored else "constant"
     modes = [mode for mode in load_formats().kv_modes if mode.algorithm == algorithm]
     return next((mode.name for mode in modes if mode.scales == wanted), modes[0].name if modes else None)
@@ -262,7 +255,7 @@ def _faults_of(row: FormatRow, parts: Mapping[str, TensorInfo], group: int | Non
         # a scalar may be stored as one element
         if info.shape != wanted and not (wanted == () and info.shape == (1,)):
             yield f"{leaf} does not have the shape [{', '.join(rule.shape)}] of its weight (group {group})"
-    for leaf in sorted(set(parts) - set(row.tensors) - {"bias", *_KV_LEAVES}):
+    for leaf in sorted(set(parts) - set(row.tensors) - {"bias", *KV_LEAVES}):
         yield f"{leaf} does not belong to {row.name}"
 
 
@@ -297,7 +290,7 @@ def _check_kv(checkpoint: _Checkpoint, kv: str | None) -> Iterator[AuditFinding]
     scales = {
         f"{module}.{leaf}": parts[leaf]
         for module, parts in checkpoint.parts.items()
-        for leaf in _KV_LEAVES
+        for leaf in KV_LEAVES
         if leaf in parts
     }
     if kv in ("none", None) or not scales:
@@ -305,7 +298,7 @@ def _check_kv(checkpoint: _Checkpoint, kv: str | None) -> Iterator[AuditFinding]
             yield from _listed("TF-K7-105", "KV scales although no KV format is recorded", set(scales))
         return
     layers = int(checkpoint.config["num_hidden_layers"])
-    wanted = {f"model.layers.{layer}.self_attn.{leaf[0]}_proj.{leaf}" for layer in range(layers) for leaf in _KV_LEAVES}
+    wanted = {f"model.layers.{layer}.self_attn.{leaf[0]}_proj.{leaf}" for layer in range(layers) for leaf in KV_LEAVES}
     yield from _listed("TF-K7-106", "KV scales are missing", wanted - set(scales), "Calibrate and export again")
     values = {name: float(checkpoint.values(info).flat[0]) for name, info in scales.items()}
     yield from _listed(

@@ -32,7 +32,7 @@ from quantize.quiet import quiet
 from trtforge.formats import format_of_algorithm
 from trtforge.formats.base import Format, InputOperation
 from trtforge.formats.kv import rounded
-from trtforge.formats.table import carried_kv, formats_by_algorithm, linear_parts
+from trtforge.formats.table import KV_LEAVES, carried_kv, formats_by_algorithm, linear_parts
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_object
 from trtforge.ground.safetensors_header import weight_files
@@ -208,14 +208,12 @@ def _separate(tensors: Parts, format: Format) -> tuple[Parts, dict[str, InputOpe
     kv_scales: dict[str, dict[str, float]] = {}
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")
-        if leaf in ("k_scale", "v_scale"):
+        if leaf in KV_LEAVES:
             kv_scales.setdefault(module.rpartition(".")[0], {})[leaf] = float(tensor)
         elif leaf in linear_parts():
             parts.setdefault(module, {})[leaf] = tensor
     weights = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name.rpartition(".")[2] not in (*linear_parts(), "k_scale", "v_scale")
+        name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in (*linear_parts(), *KV_LEAVES)
     }
     inputs: dict[str, InputOperation] = {}
     for module, found in parts.items():

@@ -19,7 +19,7 @@ from builder import opset
 from builder.graphs.emitter import Emitter, scope_of
 from builder.graphs.tensors import CheckpointTensors
 from trtforge.formats import format_named
-from trtforge.formats.base import LinearTensors
+from trtforge.formats.base import INPUT_FACTORS, LinearTensors
 from trtforge.ground.safetensors_header import TensorInfo
 
 
@@ -81,7 +81,7 @@ class LinearWriter:
             factor = self.in_model_type(factors, scope, label="Cast_pre_quant_scale")
             return self.emitter.node("Mul", [x, factor], scope, label="Mul_pre_quant_scale")
 
-        return self.once("pre_quant_scale", x, factors, write)
+        return self.once(INPUT_FACTORS, x, factors, write)
 
     def round_e4m3(self, x: str, scale: str, scope: str) -> str:
         """``x`` rounded to E4M3 under one scale: QuantizeLinear, DequantizeLinear."""

@@ -32,7 +32,6 @@ class QuantConfig:
 
     algorithm: str | None = None
     kv_cache: str | None = None
-    group_size: int | None = None
 
 
 def read_quant_config(directory: Path) -> QuantConfig:
@@ -68,7 +67,6 @@ def read_quant_config(directory: Path) -> QuantConfig:
     return QuantConfig(
         algorithm=algorithm,
         kv_cache=section.get("kv_cache_quant_algo") or None,
-        group_size=section.get("group_size") or None,
     )
 
 

@@ -16,6 +16,7 @@ from builder.planner.types import bad_input
 from trtforge.formats.table import counted_as, kv_modes_by
 from trtforge.ground.json_file import read_json_file
 from trtforge.models.by_class import class_fields
+from trtforge.models.config import MOST_LAYERS
 from trtforge.models.record import Experts, Latent, Model
 from trtforge.tables.decoders import CountedType, Decoder, decoder_table
 
@@ -32,8 +33,6 @@ _DTYPES = {
 _OUTER = ("tie_word_embeddings",)
 #: spellings of the context
 _POSITIONS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
-#: deeper than any model by far; keeps a damaged number from being taken for work to do
-_MOST_LAYERS = 10_000
 #: no size of a model is as large
 _MOST = 2**40
 
@@ -75,7 +74,7 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
     architecture = str(named[0]) if isinstance(named, list) and named else kind or "decoder"
     assumed = check_family(config, kind, architecture)
     layers, hidden = _size(config, "num_hidden_layers"), _size(config, "hidden_size")
-    if layers > _MOST_LAYERS:
+    if layers > MOST_LAYERS:
         raise _bad_config(f"no model has {layers:,} layers", "num_hidden_layers")
     heads = _size(config, "num_attention_heads")
     kv_heads = _size(config, "num_key_value_heads", default=heads)

@@ -85,8 +85,7 @@ def model_facts(graph: GraphInfo) -> dict[str, Any]:
     }
 
 
-def graph_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str, Any]:
-    """What engine.json says of the graph, the limits and the KV pool, for every target that serves the paged graph."""
+def _pooled(graph: GraphInfo, limits: Limits, plan: MemoryPlan, bytes_per_block: int) -> dict[str, Any]:
     return {
         **model_facts(graph),
         "limits": limits.model_dump(),
@@ -95,26 +94,20 @@ def graph_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str,
             "scales": graph.kv_cache["scales"],
             "block_size": plan.block_size,
             "num_blocks": plan.num_blocks,
-            "bytes_per_block": plan.target_bytes_per_block,
+            "bytes_per_block": bytes_per_block,
         },
-        "memory_plan": plan.to_json(),
     }
+
+
+def graph_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str, Any]:
+    """What engine.json says of the graph, the limits and the KV pool, for every target that serves the paged graph."""
+    return {**_pooled(graph, limits, plan, plan.target_bytes_per_block), "memory_plan": plan.to_json()}
 
 
 def draft_facts(graph: GraphInfo, limits: Limits, plan: MemoryPlan) -> dict[str, Any]:
     """What the draft's engine.json says of its graph, its limits (the target's) and its pools."""
-    return {
-        **model_facts(graph),
-        "limits": limits.model_dump(),
-        "kv_cache": {
-            "format": graph.kv_cache["format"],
-            "scales": graph.kv_cache["scales"],
-            "block_size": plan.block_size,
-            "num_blocks": plan.num_blocks,
-            "bytes_per_block": plan.draft_bytes_per_block,
-        },
-        **({"drafter": graph.drafter} if graph.drafter else {}),
-    }
+    pooled = _pooled(graph, limits, plan, plan.draft_bytes_per_block)
+    return {**pooled, "drafter": graph.drafter} if graph.drafter else pooled
 
 
 def check_draft(graph: GraphInfo, draft: GraphInfo) -> None:

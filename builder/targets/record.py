@@ -1,7 +1,8 @@
-"""engine.json: reading the record of an engine, of whatever target."""
+"""engine.json: reading and writing the record of an engine, of whatever target."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from trtforge.targets import TARGETS
 from trtforge.targets.engine_json import record_of
 from trtforge.targets.record import ENGINE_VERSION
 
+ENGINE_FILE = "engine.json"
+
 
 def read_engine(engine_dir: Path) -> dict[str, Any]:
     """engine.json of an engine directory.
@@ -18,7 +21,7 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
     Raises:
         ForgeError: ``TF-BLD-020`` it is missing, malformed or of another version.
     """
-    path = Path(engine_dir) / "engine.json"
+    path = Path(engine_dir) / ENGINE_FILE
     try:
         engine = read_json_file(path)
         if engine["version"] != ENGINE_VERSION or engine["target"] not in TARGETS:
@@ -32,6 +35,16 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
             remedies=["Point at the engine directory of a bundle (BUNDLE/engine)", "Build the engine again"],
         ) from error
     result: dict[str, Any] = engine
+    return result
+
+
+def write_engine(out: Path, engine: dict[str, Any]) -> dict[str, Any]:
+    """Write engine.json last, whole or not at all; returns what it holds."""
+    text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
+    partial = out / f"{ENGINE_FILE}.partial"
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(out / ENGINE_FILE)
+    result: dict[str, Any] = json.loads(text)
     return result
 
 
@@ -52,7 +65,7 @@ def changed(engine_dir: Path, how: str) -> ForgeError:
     return ForgeError(
         "TF-BLD-020",
         f"The record of the engine {how}",
-        asked=str(Path(engine_dir) / "engine.json"),
+        asked=str(Path(engine_dir) / ENGINE_FILE),
         why="It was changed or cut short; no engine that this version writes is like that.",
         remedies=["trtforge verify BUNDLE names what was changed", "Build the engine again"],
     )

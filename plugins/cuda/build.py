@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from plugins.building import REPORT, answer_of, build_once, call, is_whole
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.native.build import find_cmake
 from trtforge.native.cache import cache_folder
 
 #: Every family whose instructions differ: A100, A10, L4/L40S, H100/H200, B200/B300, RTX 50/GB10. None with an "a": no
@@ -236,20 +236,6 @@ def _compile(plugins: Path, scratch: Path, options: list[str], jobs: int, progre
     return log
 
 
-def find_cmake() -> str:
-    """Path of cmake.
-
-    Raises:
-        EnvironmentLacks: TF-ENV-002 when there is none.
-    """
-    cmake = shutil.which("cmake") or _beside_python("cmake")
-    if cmake is None:
-        raise EnvironmentLacks(
-            "TF-ENV-002", "cmake was not found", asked="cmake", remedies=["apt-get install cmake", "pip install cmake"]
-        )
-    return cmake
-
-
 def run_build_step(command: list[str]) -> str:
     """The output of a compiler's driver.
 
@@ -287,11 +273,6 @@ def _host_compiler() -> str:
             remedies=["apt-get install g++", *(["unset CXX"] if named else [])],
         )
     return f"gcc{version.splitlines()[0]}"
-
-
-def _beside_python(name: str) -> str | None:
-    path = Path(sys.executable).parent / name
-    return str(path) if path.is_file() else None
 
 
 def read_report(folder: Path) -> tuple[KernelUse, ...]:

@@ -21,7 +21,6 @@ from plugins.cuda.build import (
     ARCHITECTURES,
     build_cuda_library,
     build_shim_library,
-    find_cmake,
     find_nvcc,
     run_build_step,
     source_tree,
@@ -29,6 +28,7 @@ from plugins.cuda.build import (
 from trtforge import __version__
 from trtforge.ground.errors import EnvironmentLacks
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.native.build import find_cmake
 from trtforge.native.cache import cache_folder
 from trtforge.native.plugin_library import LIBRARY
 

@@ -7,16 +7,11 @@ else is refused with its name: loading it as if it were plain weights drops the 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from trtforge.formats.table import formats_by_algorithm, kv_modes_by
+from trtforge.formats.table import KV_LEAVES, formats_by_algorithm, kv_modes_by, linear_parts
 from trtforge.ground.errors import ForgeError
-
-_QUANTIZATION_TENSOR = re.compile(
-    r"\.(weight_scale|weight_scale_2|input_scale|pre_quant_scale|k_scale|v_scale|output_scale|k_proj\.output_scale)$"
-)
 
 
 @dataclass(frozen=True)
@@ -29,7 +24,7 @@ class Prequantized:
 
 def is_quantization_tensor(name: str) -> bool:
     """Whether ``name`` is a scale that ModelOpt stores beside a weight or for the KV cache."""
-    return _QUANTIZATION_TENSOR.search(name) is not None
+    return name.rpartition(".")[2] in {*linear_parts(), *KV_LEAVES, "output_scale"} and "." in name
 
 
 def recognize(config: dict[str, Any], quant_config: dict[str, Any] | None) -> Prequantized | None:

@@ -236,7 +236,7 @@ def open_draft(
     if record is None or record.draft is None:
         raise _no_draft(engine_dir, "its record of speculation names none")
     folder, blocks = Path(engine_dir) / record.draft, info.num_blocks if num_blocks is None else num_blocks
-    compiled, head = TARGETS[info.raw["target"]].has_plan, record.method == "eagle3"
+    compiled, head = TARGETS[info.record.target].has_plan, record.method == "eagle3"
     own = read_tensorrt_engine(folder).info if compiled else read_engine(folder)
     same = {
         "limits": (own.limits, info.limits),

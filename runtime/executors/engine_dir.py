@@ -16,17 +16,14 @@ from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.formats.pools import pools
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
-from trtforge.native.ops import SAME_OPS
+from trtforge.native.ops import OPS_VERSIONS, SAME_OPS
 from trtforge.targets.engine_json import record_of
 from trtforge.targets.record import ENGINE_VERSION, ServedRecord
 from trtforge.targets.torch import TORCH
 
 ENGINE_FILE = "engine.json"
 GRAPH_FILE = "model.onnx"
-#: op contracts that are run: version 2 gave a tree mask of one column a meaning, and took none away
-OPS_VERSIONS = (1, 2)
 DTYPES = ("float32", "float16", "bfloat16")
-KV_FORMATS = tuple(pools())
 _REBUILD = ["build the engine again with this version of trtforge", "install the version that built it"]
 
 
@@ -46,6 +43,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     raw: dict[str, Any]
+    record: ServedRecord
     speculation: SpeculationRecord | None = None
 
 
@@ -117,8 +115,8 @@ def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
     if not isinstance(record, ServedRecord):
         raise ValueError(f"target {record.target} is not run here")
     limits, cache = record.limits, record.kv_cache
-    if cache.format not in KV_FORMATS:
-        raise ValueError(f"kv_cache.format {cache.format!r} is none of {', '.join(KV_FORMATS)}")
+    if cache.format not in pools():
+        raise ValueError(f"kv_cache.format {cache.format!r} is none of {', '.join(pools())}")
     if record.dtype not in DTYPES:
         raise ValueError(f"dtype {record.dtype!r} is none of {', '.join(DTYPES)}")
     speculation = read_speculation(raw)
@@ -145,5 +143,6 @@ def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
         eos_token_ids=tuple(record.eos_token_ids or ()),
         bos_token_id=record.bos_token_id,
         raw=raw,
+        record=record,
         speculation=speculation,
     )

@@ -7,13 +7,14 @@ is ``e4m3(amax / 6 / global)`` times ``global`` and values are rounded to E2M1, 
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from trtforge.formats.elements import E2M1_MAGNITUDES, E2M1_MAX, E4M3_MAX
+from trtforge.formats import elements
+from trtforge.formats.elements import E2M1_MAX, E4M3_MAX, e2m1_decode, e2m1_round, signed_nibbles
 
 NVFP4_BLOCK = 16
-#: the sixteen E2M1 codes, low three bits magnitude, the high bit sign
-E2M1_VALUES = (*E2M1_MAGNITUDES, *(-magnitude for magnitude in E2M1_MAGNITUDES))
 
 
 def to_e4m3(x: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
@@ -26,13 +27,6 @@ def fp8_fake_quant(x: torch.Tensor, scale: float, out_scale: float) -> torch.Ten
     return (to_e4m3(x, scale).float() * out_scale).to(x.dtype)
 
 
-def round_e2m1(x: torch.Tensor) -> torch.Tensor:
-    """Round float32 to the nearest E2M1 value, ties to even, saturating at 6."""
-    magnitude = x.abs()
-    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
-    return (x / step).round().mul(step).clamp(-E2M1_MAX, E2M1_MAX)
-
-
 def nvfp4_fake_quant(x: torch.Tensor, global_scale: float, out_scale: float = 1.0) -> torch.Tensor:
     """Quantize and de-quantize ``x`` [..., K] in blocks of 16 along its last axis, times ``out_scale``."""
     blocks = x.float().reshape(-1, NVFP4_BLOCK)
@@ -40,24 +34,20 @@ def nvfp4_fake_quant(x: torch.Tensor, global_scale: float, out_scale: float = 1.
     unit = global_scale or 1.0
     scale = (amax / E2M1_MAX / unit).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn).float() * unit
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return (round_e2m1(blocks / scale) * (scale * out_scale)).reshape(x.shape).to(x.dtype)
+    return (e2m1_round(blocks / scale) * (scale * out_scale)).reshape(x.shape).to(x.dtype)
 
 
 def unpack_nibbles(data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """uint8 bytes with two codes each (low nibble first) → uint8 codes 0…15 of ``shape``."""
-    codes = torch.stack((data & 0xF, data >> 4), dim=-1).flatten()
-    count = 1
-    for size in shape:
-        count *= size
-    return codes[:count].view(shape)
+    return elements.unpack_nibbles(data).flatten()[: math.prod(shape)].view(shape)
 
 
 def unpack_int4(data: torch.Tensor, shape: tuple[int, ...], signed: bool) -> torch.Tensor:
     """4-bit integers as int8 of ``shape``."""
-    codes = unpack_nibbles(data, shape).to(torch.int8)
-    return ((codes ^ 8) - 8) if signed else codes
+    codes = unpack_nibbles(data, shape)
+    return signed_nibbles(codes) if signed else codes.to(torch.int8)
 
 
 def unpack_e2m1(data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """E2M1 codes as float32 of ``shape``."""
-    return torch.tensor(E2M1_VALUES)[unpack_nibbles(data, shape).long()]
+    return e2m1_decode(unpack_nibbles(data, shape))

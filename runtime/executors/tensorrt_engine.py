@@ -14,12 +14,12 @@ from typing import Any
 from packaging.version import Version
 
 from runtime.executors.base import ExecutorLimits
-from runtime.executors.engine_dir import ENGINE_FILE, OPS_VERSIONS, EngineInfo, parse_engine
+from runtime.executors.engine_dir import ENGINE_FILE, EngineInfo, parse_engine
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.native.ops import OPS_VERSIONS
 from trtforge.native.plugin_library import PluginLibrary
 from trtforge.targets import DEFAULT
-from trtforge.targets.engine_json import record_of
 from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.tensorrt import TENSORRT, Stamp, TensorrtRecord
 
@@ -102,9 +102,9 @@ def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
                 why="an op's contract changes its meaning or its arguments with its version",
                 remedies=[_REBUILD, "install the version of trtforge that built it"],
             )
-        info, record = parse_engine(raw, directory), record_of(raw)
-        assert isinstance(record, TensorrtRecord)
-        stamp = record.tensorrt
+        info = parse_engine(raw, directory)
+        assert isinstance(info.record, TensorrtRecord)
+        stamp = info.record.tensorrt
         Version(stamp.version)
         plan = directory / Path(stamp.plan).name
         engine = TensorrtEngine(

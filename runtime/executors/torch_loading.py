@@ -25,7 +25,6 @@ from trtforge.formats.pools import pools as known_pools
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress
 
-POOL_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, pool.dtype) for name, pool in known_pools().items()}
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _INTEGERS = {
     "input_ids": np.int64,
@@ -62,7 +61,7 @@ def allocate_pools(graph: Graph, info: EngineInfo, num_blocks: int, device: str)
     """
     if num_blocks <= 0:
         raise _bad_pool(num_blocks, 0, "a pool has at least one block")
-    dtype = POOL_DTYPES[info.kv_format]
+    dtype: torch.dtype = getattr(torch, known_pools()[info.kv_format].dtype)
     pools = {}
     for name, value in graph.inputs.items():
         if not name.startswith("kv_pool_"):

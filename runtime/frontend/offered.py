@@ -88,9 +88,9 @@ def refuse_not_offered(rows: Rows) -> None:
     Raises:
         ForgeError: ``TF-RUN-107`` naming the input; ``TF-RUN-103`` for beams.
     """
-    elsewhere = " or ".join(f"build.target: {target}" for target in names(lambda target: target.trtllm_build))
     for name, (why, asks) in NOT_OFFERED.items():
         if name in rows and asks(rows.tensors[name]):
+            elsewhere = " or ".join(f"build.target: {target}" for target in names(lambda target: target.trtllm_build))
             raise ForgeError(
                 "TF-RUN-107",
                 f"{name} is not offered by this model",

@@ -56,6 +56,7 @@ class StepCosts:
         first = np.searchsorted(self._bin, np.arange(len(self._own)))
         self._octave = np.log2(np.maximum(first, 1).astype(np.float64))
         self._seen = np.zeros(int(self._bin[-1]) + 1)
+        self._near: dict[int, Seconds] = {}
         self._drafts: dict[int, list[float]] = {}
         self._hosts: dict[tuple[bool, int], list[float]] = {}
         self.scale = 0.0
@@ -118,7 +119,9 @@ class StepCosts:
             self.scale += off * max(_SCALE_STEP, 1 / (self._steps + 1))
             # Sizes near by are told too, the less the better they are known themselves: a large step is rarely run
             # twice with the same number of tokens.
-            near = np.exp(-(((self._octave - self._octave[place]) / _NEAR) ** 2))
+            near = self._near.get(place)
+            if near is None:
+                near = self._near[place] = np.exp(-(((self._octave - self._octave[place]) / _NEAR) ** 2))
             self._own += off * near * np.maximum(_OWN_STEP, 1 / (self._seen + _OWN_FIRST))
             self._seen += near
         elif part == "draft" and tokens >= 1 and self._pass is not None:

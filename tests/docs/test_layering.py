@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("trtforge", "quantize", "builder", "plugins", "triton_repo", "runtime", "evals", "launcher")
+from tests.support.sources import PACKAGES, ROOT, python_files
+
 #: run by a server and not by trtforge: what a repository's ``model.py`` stands on, copied or imported there
 SERVED = ("triton_repo.layouts.ifb_code.", "triton_repo.layouts.llmapi_code.", "triton_repo.layouts.native_model")
 
 
 def _modules() -> dict[str, Path]:
     found = {}
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            found[name.removesuffix(".__init__")] = path
+    for file, path in python_files():
+        found[file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")] = path
     return found
 
 

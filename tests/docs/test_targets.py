@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from tests.support.sources import PACKAGES, ROOT, python_files
 from trtforge.targets import TARGETS, Target
 
-ROOT = Path(__file__).resolve().parents[2]
 #: files outside a target's own that may name it
 MOST = 6
-_FOLDERS = (
-    "trtforge", "quantize", "builder", "plugins", "runtime", "evals", "triton_repo", "launcher",
-    "benchmarks", "scripts",
-)  # fmt: skip
 
 
 @cache
 def _sources() -> dict[str, str]:
     """Python outside tests and tables, by its path from the root."""
     found = {}
-    for folder in _FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if not name.startswith("trtforge/tables/") and name != "trtforge/targets/__init__.py":
-                found[name] = path.read_text(encoding="utf-8")
+    for name, path in python_files(*PACKAGES, "benchmarks", "scripts"):
+        if not name.startswith("trtforge/tables/") and name != "trtforge/targets/__init__.py":
+            found[name] = path.read_text(encoding="utf-8")
     return found
 
 
 def _module(target: Target) -> str:
     """The module of the registry that holds the object."""
-    holding = [name for name, text in _sources().items() if f'name="{target.name}"' in text]
+    return _module_of(target.name)
+
+
+@cache
+def _module_of(target: str) -> str:
+    holding = [name for name, text in _sources().items() if f'name="{target}"' in text]
     own = [name for name in holding if name.startswith("trtforge/targets/")]
     assert len(own) == 1, own
     return own[0].removesuffix(".py").rpartition("/")[2]
@@ -41,9 +39,14 @@ def _module(target: Target) -> str:
 
 def _names(target: Target) -> re.Pattern[str]:
     """Where a target is named: its name (where that is a package's too, only as a target's), or its modules."""
-    name, module = re.escape(target.name), _module(target)
-    modules = rf"\btargets\.(?:{module}|{target.folder})\b|\btargets import (?:.*, )?(?:{module}|{target.folder})\b"
-    if "-" in target.name:
+    return _pattern(target.name, target.folder)
+
+
+@cache
+def _pattern(target: str, folder: str) -> re.Pattern[str]:
+    name, module = re.escape(target), _module_of(target)
+    modules = rf"\btargets\.(?:{module}|{folder})\b|\btargets import (?:.*, )?(?:{module}|{folder})\b"
+    if "-" in target:
         return re.compile(rf"(?<![\w/-]){name}(?![\w-])|{modules}")
     said = rf"(?:build\.|--)target:? {name}(?![\w.-])"
     compared = rf"target\b[\"'\])]*\s*(?:==|!=|not in|in)[^\n]*[\"']{name}[\"']"

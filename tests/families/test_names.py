@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.sources import ROOT, python_files
 from trtforge.tables.decoders import decoders
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("builder", "evals", "launcher", "plugins", "quantize", "runtime", "triton_repo", "trtforge")
 NAMES = {name for row in decoders().values() for name in (row.architecture, row.model_type)}
 #: files of formats that others define: what is named there is a drafter's class or a tokenizer's kind, not a family
 FOREIGN = {
@@ -35,12 +34,10 @@ def named(path: Path) -> Iterator[str]:
 
 def test_no_code_names_a_family() -> None:
     found = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            file = str(path.relative_to(ROOT))
-            names = sorted(set(named(path)))
-            if names and file not in FOREIGN and not file.startswith("builder/graphs/families/"):
-                found[file] = names
+    for file, path in python_files():
+        names = sorted(set(named(path)))
+        if names and file not in FOREIGN and not file.startswith("builder/graphs/families/"):
+            found[file] = names
     assert not found
 
 

@@ -69,7 +69,7 @@ def bench(
     store: StoreOption = None,
 ) -> None:
     """Measure throughput and latency over a concurrency sweep; exit 1 when the SLO is missed."""
-    from trtforge.recipe.shipped import SUFFIXES, is_shipped
+    from trtforge.recipe.shipped import names_recipe
 
     options: dict[str, Any] = {
         "bench.concurrency": None if concurrency is None else parse_levels(concurrency),
@@ -79,7 +79,7 @@ def bench(
         "bench.slo.ttft_p99": ttft_p99,
         "bench.slo.itl_p99": itl_p99,
     }
-    if target is not None and (target.endswith(SUFFIXES) or is_shipped(target)):
+    if target is not None and names_recipe(target):
         _bench_recipe(console, target, options, overrides or [], store)
         return
     if target is not None:

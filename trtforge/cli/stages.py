@@ -135,12 +135,12 @@ def recipe_for(source: str, options: dict[str, Any], overrides: list[str]) -> Lo
 
     from quantize.intake import inspect_source
     from trtforge.recipe.load import load_recipe, recipe_from_mapping
-    from trtforge.recipe.shipped import SUFFIXES, is_shipped
+    from trtforge.recipe.shipped import names_recipe
     from trtforge.recipe.starter import fitting_sections, recipe_name
 
     # options first: --set is the more explicit of the two; JSON is YAML, so any text survives
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
-    if source.endswith(SUFFIXES) or is_shipped(source):
+    if names_recipe(source):
         return load_recipe(source, [*given, *overrides])
     name = recipe_name(source, str(options.get("quantize.format") or "none"))
     data: dict[str, Any] = {"name": name, "model": {"source": source}}

@@ -136,12 +136,6 @@ def two_level_scale(amax: torch.Tensor) -> torch.Tensor:
     return amax.to(torch.float32) / (E2M1_MAX * E4M3_MAX)
 
 
-def two_level_block_scales(x: torch.Tensor, global_scale: torch.Tensor | float, block: int = 16) -> torch.Tensor:
-    """E4M3 scales of the blocks of ``x`` [..., K] as float32 [..., K/G] (not yet times ``global_scale``)."""
-    amax = in_blocks(x, block).abs().amax(-1)
-    return e4m3_round_fast(amax / (E2M1_MAX * global_scale))
-
-
 def fake_quant_two_level(
     x: torch.Tensor, global_scale: torch.Tensor | float, *, block: int = 16, scale_floor: float = 0.0
 ) -> torch.Tensor:

@@ -233,6 +233,10 @@ def linear_parts() -> frozenset[str]:
     return frozenset(leaf for row in load_formats().formats for leaf in row.tensors) - {"weight"}
 
 
+#: the last parts of the names of an attention's KV scales
+KV_LEAVES = ("k_scale", "v_scale")
+
+
 @functools.cache
 def formats_by_algorithm() -> Mapping[str, str]:
     """ModelOpt's ``quant_algo`` -> the format that it writes."""

@@ -35,11 +35,7 @@ def build_host_library(
         )
     if shutil.which("g++") is None and shutil.which("c++") is None:
         raise EnvironmentLacks("TF-ENV-001", "no C++ compiler was found", asked="g++", remedies=["apt-get install g++"])
-    cmake = shutil.which("cmake") or _beside_python("cmake")
-    if cmake is None:
-        raise EnvironmentLacks(
-            "TF-ENV-002", "cmake was not found", asked="cmake", remedies=["apt-get install cmake", "pip install cmake"]
-        )
+    cmake = find_cmake()
     folder = (build_dir or _build_folder(tree)).resolve()
     progress.start("configuring", 2)
     _call([cmake, "-S", str(tree), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release"])
@@ -61,6 +57,20 @@ def build_host_library(
 def _build_folder(tree: Path) -> Path:
     """In the tree, as a developer expects; what lies in site-packages is pip's, and often read-only."""
     return cache_folder() / "host" if tree == Path(root()).resolve() and in_wheel() else tree / "build" / "host"
+
+
+def find_cmake() -> str:
+    """Path of cmake.
+
+    Raises:
+        EnvironmentLacks: TF-ENV-002 when there is none.
+    """
+    cmake = shutil.which("cmake") or _beside_python("cmake")
+    if cmake is None:
+        raise EnvironmentLacks(
+            "TF-ENV-002", "cmake was not found", asked="cmake", remedies=["apt-get install cmake", "pip install cmake"]
+        )
+    return cmake
 
 
 def _beside_python(name: str) -> str | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import os
 from pathlib import Path
 
-from trtforge.ground.hashing import hash_file
+from trtforge.ground.hashing import HashMemo
 from trtforge.ground.own_packages import FOLDER, root
 from trtforge.ground.shared_object import open_library
 
 HOST_LIBRARY = "libtrtforge_host.so"
 #: names another file
 VARIABLE = "TRTFORGE_HOST_LIBRARY"
+_HASHES = HashMemo()
 
 
 def folders() -> tuple[Path, ...]:
@@ -33,18 +33,10 @@ def host_library_path() -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-@functools.cache
-def _hash_at(path: Path, size: int, mtime_ns: int) -> str:
-    return hash_file(path)
-
-
 def host_library_hash() -> str | None:
     """SHA-256 of the plugins' host library; ``None`` when it is not built."""
     path = host_library_path()
-    if path is None:
-        return None
-    status = path.stat()
-    return _hash_at(path, status.st_size, status.st_mtime_ns)
+    return None if path is None else _HASHES.file(path)
 
 
 def host_library_abi() -> int | None:

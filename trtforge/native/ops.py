@@ -18,6 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+#: versions of the op contracts (domain trtforge) that are run: version 2 gave a tree mask of one column a meaning, and
+#: took none away; graphs are written for the last
+OPS_VERSIONS: Final = (1, 2)
+OPS_VERSION: Final = OPS_VERSIONS[-1]
 ABI_VERSION: Final = 4
 #: versions that differ from this one in how arguments are handed over only: engines stamped with them run
 SAME_OPS: Final = (3, ABI_VERSION)

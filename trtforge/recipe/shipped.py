@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.names import nearest
 from trtforge.ground.own_packages import root
-from trtforge.recipe.keys import nearest
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -25,6 +25,11 @@ def shipped() -> Mapping[str, Path]:
 def is_shipped(text: str) -> bool:
     """Whether ``text`` names a recipe that ships, and nothing that lies in the working directory."""
     return text in shipped() and not Path(text).exists()
+
+
+def names_recipe(text: str) -> bool:
+    """Whether an argument means a recipe: a file by its suffix, or a recipe that ships."""
+    return text.endswith(SUFFIXES) or is_shipped(text)
 
 
 def recipe_file(path: Path) -> Path:

@@ -23,7 +23,7 @@ from trtforge.ground.hashing import hash_file
 from trtforge.machine.record import Machine, this_machine
 from trtforge.machine.software import tool_versions
 from trtforge.native.host_library import host_library_abi, host_library_hash
-from trtforge.native.ops import SAME_OPS
+from trtforge.native.ops import OPS_VERSIONS, SAME_OPS
 from trtforge.native.plugin_library import find_plugin_library, plugin_library
 from trtforge.stack.check import check_piece
 from trtforge.stack.probe import Loaded, probe
@@ -31,8 +31,6 @@ from trtforge.store.integrity import VerifyFinding
 from trtforge.tables import Component
 from trtforge.targets import TARGETS, Target
 
-#: versions of the op contracts (domain trtforge) that this version's executors run
-OPS_VERSIONS = (1, 2)
 #: findings after which a bundle cannot be served here, whatever their severity
 UNSERVABLE = frozenset({"TF-BND-020", "TF-BND-027", "TF-BND-031", "TF-BND-032", "TF-BND-034"})
 #: pieces of a stack whose other version cannot load what the bundle holds

@@ -22,7 +22,6 @@ from trtforge.formats.table import load_formats
 _VIEWS = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Transpose", "Identity", "Flatten"})
 #: nodes between a linear and the op that made its input
 _ROUNDING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicBlockQuantize", "Cast"})
-_STATE_INPUTS = frozenset({"positions", "query_start", "sequence_lengths", "block_table", "logit_indices"})
 _LAYER = re.compile(r"\.layers\.\d+\.")
 _COLUMNS = ("o_proj", "down_proj")
 _PREPARES = frozenset({"Transpose", "DequantizeLinear", "Cast"})

@@ -21,11 +21,12 @@ from typing import Any
 from builder.graphs.info import GRAPH_FILE, GraphInfo
 from builder.special_tokens import special_tokens
 from builder.targets.parts import check_limits, model_facts
+from builder.targets.record import write_engine
 from builder.targets.rtx import refusals
 from builder.targets.rtx.compiler import Request, compile_engine
 from builder.targets.rtx.heap import compile_heap
 from builder.targets.rtx.profiles import Profile, input_dims, make_profiles
-from builder.targets.trtllm.common import copy_tokenizer, write_engine
+from builder.targets.trtllm.common import copy_tokenizer
 from trtforge.drafting.record import SpeculationRecord
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_file

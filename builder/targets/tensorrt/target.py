@@ -20,7 +20,6 @@ one with fewer copies is kept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -39,6 +38,7 @@ from builder.targets.parts import (
     graph_facts,
     hash_files,
 )
+from builder.targets.record import ENGINE_FILE, write_engine
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.lowering import Network, lower
 from builder.targets.tensorrt.process import run_worker
@@ -52,18 +52,16 @@ from trtforge.ground.hashing import hash_file
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import WEIGHTS_NAME, read_headers
 from trtforge.machine.gpus import free_gpu_memory
+from trtforge.native.ops import OPS_VERSION
 from trtforge.native.plugin_library import PluginLibrary
 from trtforge.recipe.schema import Build, Limits
 from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.tensorrt import TENSORRT
 
 NAME = TENSORRT.name
-ENGINE_FILE = "engine.json"
 PLAN_FILE = "engine.plan"
 LOG_FILE = "build.log"
 NETWORK_FILE = "network.onnx"
-#: version of the op contracts (domain trtforge) that the engine's graph uses
-OPS_VERSION = 2
 #: files of an engine that two builds of the same inputs need not agree on: kernels are chosen by measured times
 MEASURED = (PLAN_FILE, LOG_FILE, ENGINE_FILE, *(f"{DRAFT_DIR}/{name}" for name in (PLAN_FILE, LOG_FILE, ENGINE_FILE)))
 _SPEC_FILE = "spec.json"
@@ -197,12 +195,7 @@ class _Model:
             **special_tokens(self.directory),
             "sha256": {**hash_files(out, frozenset({ENGINE_FILE, LOG_FILE}), progress), **(hashes or {})},
         }
-        text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
-        unfinished = out / f"{ENGINE_FILE}.partial"
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(out / ENGINE_FILE)
-        result: dict[str, Any] = json.loads(text)
-        return result
+        return write_engine(out, engine)
 
 
 def make_spec(

@@ -8,7 +8,6 @@ graph, recipe section and kind of processor give the same bytes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from builder.targets.parts import (
     graph_facts,
     hash_files,
 )
+from builder.targets.record import ENGINE_FILE, write_engine
 from builder.targets.torch.kernels import choose, table, weight_bytes
 from trtforge.drafting.record import DRAFT_DIR, SpeculationRecord
 from trtforge.ground.errors import ForgeError
@@ -34,15 +34,12 @@ from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.machine.memory import memory
 from trtforge.machine.processor import processor
-from trtforge.native.ops import ABI_VERSION
+from trtforge.native.ops import ABI_VERSION, OPS_VERSION
 from trtforge.recipe.schema import Build, Limits
 from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.torch import TORCH
 
 NAME = TORCH.name
-ENGINE_FILE = "engine.json"
-#: version of the op contracts (domain trtforge) that the engine's graph uses
-OPS_VERSION = 2
 _STORED_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
@@ -152,12 +149,7 @@ class _Model:
             **special_tokens(out),
             "sha256": {**hash_files(out, frozenset({ENGINE_FILE}), progress), **(hashes or {})},
         }
-        text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
-        partial = out / f"{ENGINE_FILE}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(out / ENGINE_FILE)
-        result: dict[str, Any] = json.loads(text)
-        return result
+        return write_engine(out, engine)
 
 
 #: names of the embedding table: a decoder's, and an EAGLE-3 head's

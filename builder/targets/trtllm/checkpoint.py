@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from builder.targets.trtllm.ranks import Rank, all_ranks, layers_of
 from builder.targets.trtllm.source import Checkpoint
 from builder.targets.trtllm.tensors import Requantized, Tensor, rank_tensors
+from trtforge.formats.base import INPUT_FACTORS
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.models.record import Model
@@ -194,7 +195,7 @@ def trtllm_config(source: Checkpoint, tp: int, pp: int) -> dict[str, Any]:
             "kv_cache_quant_algo": source.kv_algorithm,
             "group_size": source.group or 128,
             "has_zero_point": False,
-            "pre_quant_scale": "pre_quant_scale" in source.row.tensors,
+            "pre_quant_scale": INPUT_FACTORS in source.row.tensors,
             "exclude_modules": _excluded(source, pp),
         },
     }

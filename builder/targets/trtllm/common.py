@@ -1,8 +1,7 @@
-"""What both targets of TensorRT-LLM share: the stack's row, the model's facts, the tokenizer, engine.json."""
+"""What both targets of TensorRT-LLM share: the stack's row, the model's facts, the tokenizer."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from trtforge.ground.errors import ForgeError
 from trtforge.models.kv import fullest_stage, kv_bytes_per_token
 from trtforge.tables import StackRow, stack_table
 
-ENGINE_FILE = "engine.json"
 COMPONENT = "TensorRT-LLM"
 #: what tokenization needs, beside the engine
 TOKENIZER_FILES = (
@@ -82,13 +80,3 @@ def copy_tokenizer(checkpoint: Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
         if (checkpoint / name).is_file():
             copy_file(checkpoint / name, out / name)
-
-
-def write_engine(out: Path, engine: dict[str, Any]) -> dict[str, Any]:
-    """Write engine.json last, whole or not at all; returns what it holds."""
-    text = json.dumps(engine, indent=1, sort_keys=True) + "\n"
-    partial = out / f"{ENGINE_FILE}.partial"
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(out / ENGINE_FILE)
-    result: dict[str, Any] = json.loads(text)
-    return result

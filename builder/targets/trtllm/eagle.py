@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from builder.targets.trtllm.tensors import Tensor
 from trtforge.drafting.kinds import is_eagle_3
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
-from trtforge.models.record import Model
+from trtforge.models.record import Model, projections
 from trtforge.recipe.schema import Build, Speculation
 
 ARCHITECTURE = "EagleForCausalLM"
@@ -340,8 +340,9 @@ def refuse_engine(target: Checkpoint, build: Build) -> None:
 
 def _layout(net: Model, attention_bias: bool, mlp_bias: bool) -> dict[str, tuple[int, ...]]:
     """The tensors of such a drafter and their shapes."""
-    width, ffn = net.hidden, net.ffn
-    queries, keys = net.heads * net.head_size, net.kv_heads * net.head_size
+    width = net.hidden
+    biased = replace(net, fused=False, attention_bias=attention_bias, o_bias=attention_bias, mlp_bias=mlp_bias)
+    linears = projections(biased)
     wanted: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (net.vocab, width),
         "fc.weight": (width, 2 * width),
@@ -352,19 +353,10 @@ def _layout(net: Model, attention_bias: bool, mlp_bias: bool) -> dict[str, tuple
         if layer:
             wanted[f"{name}.input_layernorm.weight"] = (width,)
         wanted[f"{name}.post_attention_layernorm.weight"] = (width,)
-        linears = {
-            "self_attn.q_proj": ((queries, width), attention_bias),
-            "self_attn.k_proj": ((keys, width), attention_bias),
-            "self_attn.v_proj": ((keys, width), attention_bias),
-            "self_attn.o_proj": ((width, queries), attention_bias),
-            "mlp.gate_proj": ((ffn, width), mlp_bias),
-            "mlp.up_proj": ((ffn, width), mlp_bias),
-            "mlp.down_proj": ((width, ffn), mlp_bias),
-        }
-        for linear, (shape, bias) in linears.items():
-            wanted[f"{name}.{linear}.weight"] = shape
-            if bias:
-                wanted[f"{name}.{linear}.bias"] = shape[:1]
+        for linear in linears:
+            wanted[f"{name}.{linear.path}.weight"] = (linear.rows, linear.columns)
+            if linear.bias:
+                wanted[f"{name}.{linear.path}.bias"] = (linear.rows,)
     return wanted
 
 

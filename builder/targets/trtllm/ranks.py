@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trtforge.models.kv import stage_layers
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -42,9 +44,7 @@ def all_ranks(tp: int, pp: int) -> list[Rank]:
 
 def layers_of(layers: int, pp: int, pp_rank: int) -> range:
     """The layers of a pipeline stage."""
-    each, more = divmod(layers, pp)
-    begin = pp_rank * each + min(pp_rank, more)
-    return range(begin, begin + each + (pp_rank < more))
+    return stage_layers(layers, pp)[pp_rank]
 
 
 def kv_heads_of(kv_heads: int, tp: int, tp_rank: int) -> range:

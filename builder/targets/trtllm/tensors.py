@@ -23,6 +23,7 @@ import numpy as np
 from builder.targets.trtllm.ranks import Rank, kv_heads_of, layers_of
 from builder.targets.trtllm.source import BITS, Array, Checkpoint, widen
 from trtforge.formats import format_named
+from trtforge.formats.base import INPUT_FACTORS
 from trtforge.formats.table import UNQUANTIZED
 from trtforge.ground.e4m3 import largest_change
 from trtforge.ground.errors import ForgeError
@@ -240,10 +241,10 @@ class _Plan:
         """Factors of the input's channels; where they were folded into the norm before, TensorRT-LLM wants ones."""
         width = self.source.read(f"{parts[0].module}.weight").shape[1]
         begin, end = columns or (0, width)
-        names = [f"{part.module}.pre_quant_scale" for part in parts]
+        names = [f"{part.module}.{INPUT_FACTORS}" for part in parts]
         present = [self.source.read(name) for name in names if self.source.has(name)]
         if present and (len(present) < len(parts) or any(not np.array_equal(present[0], other) for other in present)):
-            raise self.unlike(out, parts, "their inputs have different factors (pre_quant_scale)", {})
+            raise self.unlike(out, parts, f"their inputs have different factors ({INPUT_FACTORS})", {})
         if present:
             dtype = self.source.headers[names[0]].dtype
             values = present[0][begin:end]

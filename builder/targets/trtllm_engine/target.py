@@ -18,15 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from builder.files import copy_file
+from builder.targets.record import write_engine
 from builder.targets.trtllm import script
 from builder.targets.trtllm.changes import settled
 from builder.targets.trtllm.checkpoint import LOGITS_DTYPE, Drafting, convert_checkpoint
-from builder.targets.trtllm.common import (
-    copy_tokenizer,
-    describe_model,
-    engine_stack,
-    write_engine,
-)
+from builder.targets.trtllm.common import copy_tokenizer, describe_model, engine_stack
 from builder.targets.trtllm.draft_engine import alone_on_one_gpu, check_pair
 from builder.targets.trtllm.eagle import EagleDrafter, refuse_engine
 from builder.targets.trtllm.flags import build_arguments, settings_of

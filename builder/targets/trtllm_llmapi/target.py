@@ -17,12 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from builder.files import copy_directory
-from builder.targets.trtllm.common import (
-    copy_tokenizer,
-    describe_model,
-    engine_stack,
-    write_engine,
-)
+from builder.targets.record import write_engine
+from builder.targets.trtllm.common import copy_tokenizer, describe_model, engine_stack
 from builder.targets.trtllm.settings import LlmSettings
 from builder.targets.trtllm.source import Checkpoint
 from trtforge.drafting.inspection import inspect_folder

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from tests.support.preflight import H100
+from tests.support.preflight import SMALL as MACHINE
 from trtforge.examination import doctor, engines, host, safety
 from trtforge.examination.items import ALL, Item
 from trtforge.ground.errors import EnvironmentLacks
-from trtforge.preflight import Surroundings
 from trtforge.stack.probe import Loaded
 from trtforge.tables import Component, stack_table
 from trtforge.tritonserver.server_launch import closing
 
-MACHINE = Surroundings(memory_total=24 << 30, memory_available=20 << 30, disk_free=100 << 30, cores=2)
 TABLE = stack_table()
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.support.sources import ROOT, python_files
 from trtforge.formats import Format, format_of_algorithm, formats
 from trtforge.formats.table import FormatRow, load_formats
 
-ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("trtforge", "quantize", "builder", "plugins", "triton_repo", "runtime", "evals", "launcher")
 #: files outside a format's module, tests, documents and tables that may name it
 BAR = 5
 ROWS = [row for row in load_formats().formats if row.weight is not None]
@@ -35,9 +35,9 @@ def _strings(path: Path) -> Iterator[str]:
             yield node.value
 
 
-STRINGS = {
-    str(path.relative_to(ROOT)): list(_strings(path)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")
-}
+@cache
+def _all_strings() -> dict[str, list[str]]:
+    return {name: list(_strings(path)) for name, path in python_files()}
 
 
 def _naming(row: FormatRow) -> list[str]:
@@ -47,7 +47,7 @@ def _naming(row: FormatRow) -> list[str]:
     own = f"trtforge/formats/{row.name}.py"
     return [
         name
-        for name, strings in STRINGS.items()
+        for name, strings in _all_strings().items()
         if name != own and any(word.search(text) or text in algorithms for text in strings)
     ]
 

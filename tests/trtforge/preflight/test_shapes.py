@@ -15,6 +15,7 @@ from tests.support.preflight import SMOL, codes
 from tests.support.public_models import CONFIGS
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, RTX, build, merged
 from trtforge.ground.errors import ForgeError
+from trtforge.models.kv import stage_layers
 from trtforge.preflight.rules import shapes
 from trtforge.targets import TARGETS
 from trtforge.targets.tensorrt import TENSORRT
@@ -57,7 +58,7 @@ def test_a_waiver_of_the_context_does_not_reach_the_build() -> None:
 
 @pytest.mark.parametrize(("layers", "pp"), [(30, 2), (30, 4), (7, 3), (5, 5)])
 def test_stages_are_the_converter_s(layers: int, pp: int) -> None:
-    assert list(shapes._stages(layers, pp)) == [layers_of(layers, pp, rank) for rank in range(pp)]
+    assert stage_layers(layers, pp) == [layers_of(layers, pp, rank) for rank in range(pp)]
 
 
 @pytest.mark.parametrize("target", ["torch", "tensorrt", "tensorrt-rtx"])

@@ -22,7 +22,7 @@ EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def _is_rtx(facts: Facts) -> bool:
-    return facts.recipe.build.target == RTX.name
+    return facts.target.runtime == "rtx"
 
 
 @rule(

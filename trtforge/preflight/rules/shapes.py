@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.ground.paths import real_path
+from trtforge.models.kv import stage_layers
 from trtforge.models.shape import linears, matches
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import weight_format
@@ -123,16 +124,6 @@ def graph_has_positions(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def _stages(layers: int, pp: int) -> Iterator[range]:
-    """The layers of each pipeline stage; the first ones take one more where they do not divide."""
-    each, more = divmod(layers, pp)
-    begin = 0
-    for stage in range(pp):
-        end = begin + each + (stage < more)
-        yield range(begin, end)
-        begin = end
-
-
 @rule(
     "TF-K16-009",
     "pipeline stages that leave different layers unquantized",
@@ -155,7 +146,7 @@ def stages_exclude_alike(facts: Facts) -> Iterator[Violation]:
             for linear in kinds
             if any(matches(linear.names[layer], pattern) for pattern in exclude)
         }
-        for stage in _stages(model.layers, pp)
+        for stage in stage_layers(model.layers, pp)
     ]
     if any(stage != plain[0] for stage in plain):
         yield Violation(
