@@ -28,7 +28,6 @@ RANDOM = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
 )
-HALVES = (torch.bfloat16, torch.float16)
 
 
 def attend(library: CudaLibrary, batch: Batch, **changes: object) -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,9 +30,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> EngineTokenizer:
     return EngineTokenizer.load(write_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", layers=1))
 
 
-Scripted = Callable[..., Engine]
-
-
 class ScriptExecutor(SimulatedExecutor):
     """Makes the likeliest tokens those of a script (by position after a prompt of one token)."""
 

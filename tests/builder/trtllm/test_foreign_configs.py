@@ -21,7 +21,6 @@ from trtforge.ground.errors import ForgeError
 VALUES = st.sampled_from(
     [None, True, 0, -1, 1.5, 10**30, float("inf"), float("nan"), "", "x", "FP8", [], [None, 1], {}, {"a": {}}]
 )
-SECTIONS = ("pretrained_config", "build_config")
 
 
 def paths(value: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -1,10 +1,8 @@
-"""Directories: what is taken, what is changed on the way, and every refusal."""
+"""Directories: what is taken, what is changed on the way, and what their contents are refused for."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,44 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import quantize.intake.disk as disk
-from quantize.intake import CheckpointInfo, fetch_checkpoint, fingerprint_source, inspect_source, load_info
-from quantize.intake.hashing import folder_digest, sha256_file
+from quantize.intake import inspect_source, load_info
+from quantize.intake.hashing import sha256_file
+from tests.quantize.intake.folders import both_refuse, edit, fetch
 from tests.support.refusals import refusal
 from tests.support.tiny import BOS_ID, EOS_ID, to_bfloat16_bits, write_safetensors, write_tiny_llama
 from tests.support.tiny_gguf import read_float32
-from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.ground.safetensors_header import read_headers
-
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 269060552\n"
-
-
-def fetch(source: Path | str, tmp_path: Path, out: str = "out", **options: Any) -> CheckpointInfo:
-    options.setdefault("base_dir", tmp_path)
-    return fetch_checkpoint(str(source), tmp_path / out, cache_dir=tmp_path / "cache", **options)
-
-
-def both_refuse(source: Path, tmp_path: Path, **options: Any) -> ForgeError:
-    """Inspecting and fetching refuse alike, and the fetch leaves nothing behind."""
-    error = refusal(inspect_source, str(source), tmp_path, **options)
-    assert refusal(fetch, source, tmp_path, **options).code == error.code
-    assert not (tmp_path / "out" / "checkpoint.json").exists()
-    return error
-
-
-def edit(path: Path, **changes: Any) -> None:
-    value = json.loads(path.read_text())
-    for key, new in changes.items():
-        if new is ...:
-            value.pop(key, None)
-        else:
-            value[key] = new
-    path.write_text(json.dumps(value))
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write_tiny_llama(tmp_path / "model")
 
 
 def test_everything_travels(model: Path, tmp_path: Path) -> None:
@@ -275,144 +242,12 @@ def test_broken_json(model: Path, tmp_path: Path, text: str) -> None:
         (model / name).write_text(good)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_lfs_pointers(model: Path, tmp_path: Path, name: str) -> None:
-    (model / name).write_text(POINTER)
-    error = both_refuse(model, tmp_path)
-    assert error.code == "TF-SRC-004" and name in error.message
-
-
-def test_truncated_weights(model: Path, tmp_path: Path) -> None:
-    path = model / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    error = both_refuse(model, tmp_path)
-    assert error.code == "TF-SRC-005" and error.numbers
-
-
-def test_missing_shard(tmp_path: Path) -> None:
-    model = write_tiny_llama(tmp_path / "model", shards=3)
-    (model / "model-00002-of-00003.safetensors").unlink()
-    error = both_refuse(model, tmp_path)
-    assert error.code == "TF-SRC-006" and error.numbers == {"missing": 1, "needed": 3}
-
-
-def test_missing_tokenizer(model: Path, tmp_path: Path) -> None:
-    (model / "tokenizer.json").unlink()
-    assert both_refuse(model, tmp_path).code == "TF-SRC-008"
-    (model / "tokenizer.model").write_bytes(b"sentencepiece")
-    assert "tokenizer.model" in both_refuse(model, tmp_path).message
-
-
-def test_remote_code(model: Path, tmp_path: Path) -> None:
-    (model / "modeling_custom.py").write_text("raise SystemExit('run')\n")
-    assert both_refuse(model, tmp_path).code == "TF-SRC-010"
-    info = fetch("model", tmp_path, allow_remote_code=True)
-    assert "modeling_custom.py" in {record.name for record in info.files}
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_auto_map_is_remote_code(model: Path, tmp_path: Path, name: str) -> None:
-    edit(model / name, auto_map={"AutoModel": "modeling_custom.Model"})
-    error = both_refuse(model, tmp_path)
-    assert error.code == "TF-SRC-010" and name in error.message
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth"])
-def test_pickle_weights(model: Path, tmp_path: Path, name: str) -> None:
-    (model / "model.safetensors").rename(model / name)
-    error = both_refuse(model, tmp_path)
-    assert error.code == "TF-SRC-011" and name in error.message
-    assert refusal(fetch, "model", tmp_path, allow_remote_code=True).code == "TF-SRC-011"
-
-
-def test_pickles_beside_safetensors_stay_behind(model: Path, tmp_path: Path) -> None:
-    (model / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    fetch("model", tmp_path)
-    assert not (tmp_path / "out" / "pytorch_model.bin").exists()
-
-
-def test_no_checkpoint(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert both_refuse(empty, tmp_path).code == "TF-SRC-028"
-    (empty / "x.gguf").write_bytes(b"GGUF")
-    assert "x.gguf" in both_refuse(empty, tmp_path).remedies[0]
-    (empty / "adapter_config.json").write_text("{}")
-    assert "merge" in both_refuse(empty, tmp_path).remedies[0]
-    edit_free = write_tiny_llama(tmp_path / "weightless")
-    (edit_free / "model.safetensors").unlink()
-    refused = both_refuse(edit_free, tmp_path)
-    assert refused.code == "TF-SRC-028"
-    assert any("trtforge plan" in remedy for remedy in refused.remedies)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_links_out_of_the_folder(model: Path, tmp_path: Path, name: str) -> None:
-    (model / name).rename(tmp_path / f"outside-{name}")
-    (model / name).symlink_to(tmp_path / f"outside-{name}")
-    assert both_refuse(model, tmp_path).code == "TF-SRC-003"
-    assert refusal(fingerprint_source, "model", tmp_path).code == "TF-SRC-003"
-
-
-def test_links_inside_the_folder_become_files(model: Path, tmp_path: Path) -> None:
-    (model / "model.safetensors").rename(model / "real.bin")
-    (model / "model.safetensors").symlink_to("real.bin")
-    fetch("model", tmp_path)
-    assert not (tmp_path / "out" / "model.safetensors").is_symlink()
-
-
-def test_too_little_disk(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda path: 1 << 20)
-    error = refusal(fetch, "model", tmp_path)
-    assert error.code == "TF-SRC-012"
-    assert error.numbers["free_bytes"] == 1 << 20 < error.numbers["needed_bytes"]
-    assert not (tmp_path / "out").exists()
-
-
-def test_disk_that_fills_up(model: Path, tmp_path: Path) -> None:
-    if not Path("/dev/full").exists():  # pragma: no cover - Linux has it
-        return
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "model.safetensors").symlink_to("/dev/full")
-    error = refusal(fetch, "model", tmp_path)
-    assert (error.code, error.exit_code) == ("TF-SRC-012", ExitCode.ENVIRONMENT)
-
-
-def test_a_limit_on_file_sizes_is_no_bug(tmp_path: Path) -> None:
-    def write() -> None:
-        with disk.system_answers(tmp_path, "fetching x"):
-            raise OSError(errno.EFBIG, "File too large")
-
-    assert refusal(write).code == "TF-SRC-012"
-
-
-def test_what_the_system_does_not_allow(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file in the folder's place")
-    assert refusal(fetch, "model", tmp_path).code == "TF-SRC-031"
-    assert refusal(inspect_source, "x" * 300, tmp_path).code == "TF-SRC-001"
-    (model / "tokenizer.json").unlink()
-    (model / "tokenizer.json").mkdir()
-    assert refusal(inspect_source, "model", tmp_path).code == "TF-SRC-008"
-    (tmp_path / "circle").symlink_to("circle")
-    assert refusal(inspect_source, "circle", tmp_path).code == "TF-SRC-003"
-
-
 def test_text_that_is_no_text(model: Path, tmp_path: Path) -> None:
     (model / "chat_template.jinja").write_bytes(b"{{ messages }} \xff")
     assert refusal(fetch, "model", tmp_path).code == "TF-SRC-021"
     (model / "chat_template.jinja").write_text("{{ messages }} é")
     (model / "config.json").write_text((model / "config.json").read_text().replace("10000.0", "NaN"))
     assert both_refuse(model, tmp_path).code == "TF-SRC-021"
-
-
-def test_hash_of_a_directory(model: Path, tmp_path: Path) -> None:
-    names = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-    digest = folder_digest({name: sha256_file(model / name) for name in names})
-    assert fetch("model", tmp_path, sha256=digest).sha256 == digest
-    error = refusal(fetch, "model", tmp_path, sha256="0" * 64)
-    assert error.code == "TF-SRC-013" and digest in error.numbers.values()
-    assert fingerprint_source("model", tmp_path, cache_dir=tmp_path / "cache")["sha256"] == digest
 
 
 def damage_tokenizer(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
@@ -475,21 +310,6 @@ def test_template_features_of_transformers_compile(model: Path, tmp_path: Path) 
     fetch("model", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "other.safetensors"])
-def test_pipes_are_not_waited_for(model: Path, tmp_path: Path, name: str) -> None:
-    (model / "model.safetensors").unlink()
-    os.mkfifo(model / name)
-    assert both_refuse(model, tmp_path).code == "TF-SRC-032"
-    assert refusal(fingerprint_source, "model", tmp_path).code == "TF-SRC-032"
-    assert refusal(read_headers, model).code == "TF-SRC-032"
-
-
-def test_a_pipe_called_gguf(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "m.gguf")
-    for call in (inspect_source, fingerprint_source):
-        assert refusal(call, "m.gguf", tmp_path).code == "TF-SRC-032"
-
-
 def test_no_end_token_at_all(model: Path, tmp_path: Path) -> None:
     edit(model / "config.json", eos_token_id=...)
     edit(model / "generation_config.json", eos_token_id=...)
@@ -539,78 +359,12 @@ def test_scales_in_a_plain_checkpoint_are_refused(model: Path, tmp_path: Path) -
     assert both_refuse(model, tmp_path).code == "TF-SRC-022"
 
 
-def test_fingerprint_follows_content(model: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    before = fingerprint_source("model", tmp_path, cache_dir=cache)
-    assert json.loads(json.dumps(before)) == before
-    (model / "notes.txt").write_text("not part of the model")
-    assert fingerprint_source("model", tmp_path, cache_dir=cache) == before
-    edit(model / "generation_config.json", temperature=0.5)
-    assert fingerprint_source("model", tmp_path, cache_dir=cache) != before
-
-
-def test_hashes_are_remembered_for_settled_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import quantize.intake.hashing as hashing
-
-    reads: list[str] = []
-    real = hashing.sha256_file
-
-    def counted(path: Path, on_bytes: Any = None) -> str:
-        reads.append(path.name)
-        return real(path, on_bytes)
-
-    monkeypatch.setattr(hashing, "sha256_file", counted)
-    for path in model.iterdir():
-        os.utime(path, (1_700_000_000, 1_700_000_000))
-    first = fingerprint_source("model", tmp_path, cache_dir=tmp_path / "cache")
-    assert len(reads) == 5
-    assert fingerprint_source("model", tmp_path, cache_dir=tmp_path / "cache") == first
-    assert len(reads) == 5, "unchanged files are not read again"
-    edit(model / "config.json", note="x")  # just written: within the clock's granularity, so never remembered
-    for count in (6, 7):
-        fingerprint_source("model", tmp_path, cache_dir=tmp_path / "cache")
-        assert len(reads) == count
-    (tmp_path / "cache" / "hashes").joinpath(next((tmp_path / "cache" / "hashes").iterdir()).name).write_text("{broken")
-    assert fingerprint_source("model", tmp_path, cache_dir=tmp_path / "cache")["kind"] == "directory"
-
-
-def test_inspection_needs_no_heavy_import(model: Path, tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; from pathlib import Path; from quantize.intake import inspect_source\n"
-        f"inspect_source({str(model)!r}, Path({str(tmp_path)!r}))\n"
-        "print([m for m in ('torch', 'transformers', 'numpy', 'gguf', 'tokenizers') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
-
-
 def test_a_tokenizer_whose_rules_backtrack_without_end(model: Path, tmp_path: Path) -> None:
     """The library panics on the sample, with an exception that is none to ``except Exception``."""
     path = model / "tokenizer.json"
     rule = {"type": "Split", "pattern": {"Regex": "([A-Za-z ]+)+$"}, "behavior": "Isolated", "invert": False}
     path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": rule}))
     assert refusal(fetch, "model", tmp_path).code == "TF-SRC-023"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-        "chat_template.json", "model.safetensors.index.json",
-    ],
-)  # fmt: skip
-def test_a_giant_in_the_place_of_a_small_file_is_not_read(model: Path, tmp_path: Path, name: str) -> None:
-    """A sparse file of a terabyte costs nothing on disk, and all memory when it is read."""
-    if name == "model.safetensors.index.json":
-        (model / "model.safetensors").unlink()
-    if name == "chat_template.json":
-        (model / "tokenizer_config.json").write_text("{}")
-    with (model / name).open("wb") as file:
-        file.truncate(2**40)
-    assert refusal(fetch, "model", tmp_path).code in {"TF-SRC-021", "TF-SRC-023", "TF-SRC-007"}
 
 
 def test_a_record_of_before_is_read(tmp_path: Path) -> None:

@@ -206,10 +206,13 @@ def test_many_publish_the_same_while_objects_are_collected(store: Store) -> None
     faults: list[BaseException] = []
 
     def sweep() -> None:
-        while not stop.is_set():
-            for path in list((store.root / "objects").rglob("*")):
-                if path.is_file():
-                    path.unlink(missing_ok=True)
+        try:
+            while not stop.is_set():
+                for path in list((store.root / "objects").rglob("*")):
+                    if path.is_file():
+                        path.unlink(missing_ok=True)
+        except BaseException as error:
+            faults.append(error)
 
     def work(first: int) -> None:
         try:
