@@ -6,12 +6,12 @@ The key alone would leave others that the new target refuses or does not read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trtforge.models.shape import fits, quantized_linears
 from trtforge.preflight.remedies import line
-from trtforge.targets import TARGETS
+from trtforge.targets import TARGETS, Target, names
 
 if TYPE_CHECKING:
     from trtforge.preflight.engine import Facts
@@ -49,6 +49,11 @@ def to_target(facts: Facts, target: str, *, layout: str | None = None, method: s
         parts.append("remove build.architectures")
     parts += [f"remove {key}" for key in _without_effect(facts, target, layout, method)]
     return " with ".join(parts)
+
+
+def to_targets(facts: Facts, where: Callable[[Target], bool], *, method: str | None = None) -> list[str]:
+    """:func:`to_target` for every target of which ``where`` holds."""
+    return [to_target(facts, name, method=method) for name in names(where)]
 
 
 def to_layout(facts: Facts, layout: str) -> str:

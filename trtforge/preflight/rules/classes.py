@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
-from trtforge.preflight.retarget import to_target
+from trtforge.preflight.retarget import to_target, to_targets
 from trtforge.tables.decoders import decoders
-from trtforge.targets import DEFAULT, names
+from trtforge.targets import DEFAULT
 
 
 @rule(
@@ -32,7 +32,7 @@ def window_is_read(facts: Facts) -> Iterator[Violation]:
             [
                 f"build.limits.max_seq_len: {window}",
                 to_target(facts, DEFAULT.name),
-                *(to_target(facts, name) for name in names(lambda target: target.trtllm_build)),
+                *to_targets(facts, lambda target: target.trtllm_build),
             ],
         )
 
@@ -58,7 +58,7 @@ def output_bias_has_a_place(facts: Facts) -> Iterator[Violation]:
             f"TensorRT-LLM's {name} has no bias on the output projection of its attention",
             f"config.json: {row.o_bias}: true",
             {"architecture": name},
-            [to_target(facts, name) for name in names(lambda target: target.runs_here)],
+            to_targets(facts, lambda target: target.runs_here),
         )
 
 
@@ -85,5 +85,5 @@ def class_is_known(facts: Facts) -> Iterator[Violation]:
             f"TensorRT-LLM's {where} has no {model.architecture}",
             f"build.target: {facts.recipe.build.target}",
             {"architecture": model.architecture, "known": takes},
-            [to_target(facts, name) for name in names(lambda target: target.from_graph)],
+            to_targets(facts, lambda target: target.from_graph),
         )

@@ -12,7 +12,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import engine_version
 from trtforge.preflight.remedies import by_hand
-from trtforge.preflight.retarget import to_target, without_speculation
+from trtforge.preflight.retarget import to_target, to_targets, without_speculation
 from trtforge.tables import StackRow
 from trtforge.targets import names
 
@@ -38,7 +38,7 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
             {"fc": next((list(info.shape) for name, info in files.tensors.items() if name == "fc.weight"), None)},
             [
                 *by_hand("a drafter of EAGLE-1 or -2"),
-                *(to_target(facts, name, method="eagle3") for name in names(lambda target: target.llm_api)),
+                *to_targets(facts, lambda target: target.llm_api, method="eagle3"),
             ],
         )
         return

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format
 from trtforge.preflight.remedies import by_hand, line
-from trtforge.preflight.retarget import to_target
-from trtforge.targets import names
+from trtforge.preflight.retarget import to_targets
 from trtforge.targets.rtx import RTX
 
 _DOCS = "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html"
@@ -41,7 +40,7 @@ def rtx_kv_cache(facts: Facts) -> Iterator[Violation]:
             {"kv_cache": mode, "works": ["none"]},
             [
                 *(by_hand("give a checkpoint without KV-cache scales") if stored else ["quantize.kv_cache: none"]),
-                *(to_target(facts, name) for name in names(lambda target: target.cuda_plugins)),
+                *to_targets(facts, lambda target: target.cuda_plugins),
             ],
         )
 
@@ -103,5 +102,5 @@ def rtx_experts(facts: Facts) -> Iterator[Violation]:
             f"the model has {next(iter(found.values()))} experts, which RTX engines cannot run",
             f"model.source: {facts.recipe.model.source}, build.target: {RTX.name}",
             dict(found),
-            [*(to_target(facts, name) for name in names(lambda target: target.llm_api)), *by_hand("a dense model")],
+            [*to_targets(facts, lambda target: target.llm_api), *by_hand("a dense model")],
         )

@@ -13,9 +13,9 @@ from trtforge.models.shape import linears, matches
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import weight_format
 from trtforge.preflight.remedies import by_hand
-from trtforge.preflight.retarget import to_target
+from trtforge.preflight.retarget import to_target, to_targets
 from trtforge.preflight.rules.heads import is_compiled
-from trtforge.targets import TARGETS, names
+from trtforge.targets import TARGETS
 
 #: head sizes that PagedAttention takes; of which number they are multiples is the target's
 HEAD_SIZES = (64, 256)
@@ -73,7 +73,7 @@ def layers_alike(facts: Facts) -> Iterator[Violation]:
             {kind: given.count(kind) for kind in kinds},
             [
                 *by_hand("a checkpoint whose layers are alike"),
-                *(to_target(facts, name) for name in names(lambda target: target.llm_api)),
+                *to_targets(facts, lambda target: target.llm_api),
             ],
         )
 

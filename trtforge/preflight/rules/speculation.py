@@ -12,10 +12,10 @@ from trtforge.preflight.retarget import (
     methods,
     to_method,
     to_target,
+    to_targets,
     without_speculation,
 )
 from trtforge.preflight.rules.trees import lookahead_draft_len
-from trtforge.targets import names
 
 #: with this many requests in a step the GPU is busy without drafts
 _BUSY_BATCH = 64
@@ -360,7 +360,7 @@ def drafts_have_kernels(facts: Facts) -> Iterator[Violation]:
             [
                 without_speculation(facts),
                 *for_architectures(facts, named[0], ["sm_90"]),
-                *(to_target(facts, name) for name in names(lambda target: target.llm_api)),
+                *to_targets(facts, lambda target: target.llm_api),
             ],
         )
 
