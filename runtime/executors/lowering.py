@@ -214,7 +214,7 @@ class Lowering:
             indexes = [n for n in (*node.inputs[4:7], *node.inputs[9:10]) if n]
             caches = (found.rotary.cos, found.rotary.sin) if found.rotary is not None else ()
             for cache in caches:
-                self._rotary_table(cache, i)
+                self._rotary_table(cache)
             ins = [found.q, found.k, found.v, pool, *indexes, *(f"{cache}:rows" for cache in caches)]
             op = Op("attention", i, ins, [out], {out: params.num_heads * params.head_size})
             op.params = {"match": found, "params": params}
@@ -234,7 +234,7 @@ class Lowering:
         weight: torch.Tensor = self.view.evaluate(name)
         return weight.float().contiguous() if self.device == "cpu" else weight.to(self.device)
 
-    def _rotary_table(self, name: str, index: int) -> None:
+    def _rotary_table(self, name: str) -> None:
         """Evaluate a positions-only expression once for all positions; the program then looks rows up."""
         out = f"{name}:rows"
         if out in self.producer:
