@@ -81,14 +81,7 @@ def write_llmapi(repository: Repository, models: Chain, target: Path, result: Up
     settings = yaml.safe_load(path.read_text(encoding="utf-8"))["triton_config"]
     document = {"triton_config": settings, **_arguments(engine, model_reference, result, settings)}
     path.write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
-    result.done.append(
-        Step(
-            name,
-            "rewritten",
-            "one model of the LLM API",
-            f"in place of {', '.join(sorted(gone))}",
-        )
-    )
+    result.done.append(Step(name, "rewritten", "one model of the LLM API", f"in place of {', '.join(sorted(gone))}"))
     _others(repository, gone, name, result)
     _clients(repository, gone, result)
 

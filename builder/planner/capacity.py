@@ -17,13 +17,7 @@ import numpy as np
 from builder.planner.hardware import Gpu
 from builder.planner.memory import activation_terms, plan_memory
 from builder.planner.precision import KV_BITS
-from builder.planner.types import (
-    MemoryPlan,
-    ParallelPlan,
-    Precision,
-    Serving,
-    Workload,
-)
+from builder.planner.types import MemoryPlan, ParallelPlan, Precision, Serving, Workload
 from builder.planner.weights import TensorGroup
 from trtforge.models.kv import kv_bytes_per_token
 from trtforge.models.kv_window import KvWindows
@@ -88,12 +82,7 @@ def _whole(room: float, each: float) -> int:
 
 
 def capacity(
-    model: Model,
-    memory: Sequence[MemoryPlan],
-    workload: Workload,
-    serving: Serving,
-    *,
-    shared: bool = True,
+    model: Model, memory: Sequence[MemoryPlan], workload: Workload, serving: Serving, *, shared: bool = True
 ) -> Capacity:
     """Requests that a replica holds at once.
 
@@ -169,15 +158,7 @@ def kv_trade(
     for kv in dict.fromkeys((precision.base, *narrow, precision.kv)):
         chosen = replace(precision, kv=kv)
         memory = plan_memory(
-            model,
-            weights,
-            chosen,
-            parallel,
-            serving,
-            gpu,
-            draft=draft,
-            draft_weights=draft_weights,
-            reserved=reserved,
+            model, weights, chosen, parallel, serving, gpu, draft=draft, draft_weights=draft_weights, reserved=reserved
         )
         found = capacity(model, memory, workload, serving)
         kernel = "yes" if kv == precision.base else stated.get(kv, "no")

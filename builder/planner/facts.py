@@ -75,11 +75,7 @@ def served_precision(recipe: Recipe, model: Model) -> Precision:
     """The recipe's precision; a checkpoint that is quantized already keeps its own."""
     quantize = recipe.quantize
     precision = recipe_precision(
-        quantize.format,
-        quantize.kv_cache,
-        recipe.model.dtype,
-        group_size=quantize.group_size,
-        exclude=quantize.exclude,
+        quantize.format, quantize.kv_cache, recipe.model.dtype, group_size=quantize.group_size, exclude=quantize.exclude
     )
     if model.prequantized:
         precision = replace(precision, weights=model.prequantized, exclude=(*precision.exclude, *model.unquantized))
@@ -277,12 +273,7 @@ def _prefix_notes(recipe: Recipe, workload: Workload) -> list[str]:
 
 
 def _choose(
-    model: Model,
-    precision: Precision,
-    asked: ParallelPlan | None,
-    count: int,
-    found: Sequence[Split],
-    goal: Goal,
+    model: Model, precision: Precision, asked: ParallelPlan | None, count: int, found: Sequence[Split], goal: Goal
 ) -> tuple[ParallelPlan, str]:
     if asked is not None:
         reasons = invalid_reasons(model, precision, asked, count)

@@ -18,15 +18,7 @@ from builder.planner.communication import StepCommunication, step_communication
 from builder.planner.hardware import Gpu, link
 from builder.planner.memory import plan_memory
 from builder.planner.precision import compute_format, weight_format
-from builder.planner.types import (
-    Goal,
-    MemoryPlan,
-    ParallelPlan,
-    Precision,
-    Serving,
-    Workload,
-    bad_input,
-)
+from builder.planner.types import Goal, MemoryPlan, ParallelPlan, Precision, Serving, Workload, bad_input
 from builder.planner.weights import TensorGroup, active_parameters
 from trtforge.models.record import Model
 

@@ -37,13 +37,7 @@ class RuntimeItem(BaseModel):
         mib = 2**20
         formula = f"{self.typical} MiB, between {self.low} and {self.high}: {self.why}"
         return Term(
-            self.title,
-            "runtime",
-            self.typical * mib,
-            formula,
-            self.low * mib,
-            self.high * mib,
-            self.sources[0].url,
+            self.title, "runtime", self.typical * mib, formula, self.low * mib, self.high * mib, self.sources[0].url
         )
 
 

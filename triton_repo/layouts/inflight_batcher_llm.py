@@ -16,14 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from triton_repo.configs import (
-    add_cpu_instance,
-    add_queue,
-    add_tensors,
-    new_config,
-    print_config,
-    set_parameters,
-)
+from triton_repo.configs import add_cpu_instance, add_queue, add_tensors, new_config, print_config, set_parameters
 from triton_repo.layouts import ifb_settings
 from triton_repo.layouts import ifb_tensors as tensors
 from triton_repo.layouts.ifb_engine import engine_facts, window_parameter, with_window

@@ -64,10 +64,7 @@ def emit(
     engine = read_engine(engine_dir)
     if out.exists() and any(out.iterdir()):
         raise ForgeError(
-            "TF-TRI-003",
-            "the repository's folder is not empty",
-            asked=str(out),
-            remedies=["name an empty folder"],
+            "TF-TRI-003", "the repository's folder is not empty", asked=str(out), remedies=["name an empty folder"]
         )
     limits = engine["limits"]
     rows = limits["max_batch_size"]
@@ -115,10 +112,7 @@ def _add_warmup(config: Any, model_dir: Path) -> None:
     from tritonclient.grpc import model_config_pb2 as pb
 
     prompt = b"Hello"
-    contents = {
-        "text_input": struct.pack("<I", len(prompt)) + prompt,
-        "max_tokens": struct.pack("<i", WARMUP_TOKENS),
-    }
+    contents = {"text_input": struct.pack("<I", len(prompt)) + prompt, "max_tokens": struct.pack("<i", WARMUP_TOKENS)}
     folder = model_dir / "warmup"
     folder.mkdir()
     sample = config.model_warmup.add(name="first_request", batch_size=1, count=1)

@@ -91,8 +91,5 @@ def _typed(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
 INPUTS: tuple[TensorRow, ...] = _typed((*_NATIVE_INPUTS, *_others((*BLS_INPUTS, *ENGINE_INPUTS), _NATIVE_INPUTS)))
 #: inputs and outputs of ours that models with other names have too, so that nothing is silent there
 OWN_INPUTS = tuple(row for row in _NATIVE_INPUTS if row.name in ("min_p", "priority", "timeout_ms", "speculate"))
-OWN_OUTPUTS: tuple[TensorRow, ...] = (
-    *_NATIVE_OUTPUTS,
-    *(row for row in BLS_OUTPUTS if row.name == "finish_reason"),
-)
+OWN_OUTPUTS: tuple[TensorRow, ...] = (*_NATIVE_OUTPUTS, *(row for row in BLS_OUTPUTS if row.name == "finish_reason"))
 OUTPUTS: tuple[TensorRow, ...] = _typed((*_NATIVE_OUTPUTS, *_others((*BLS_OUTPUTS, *ENGINE_OUTPUTS), _NATIVE_OUTPUTS)))

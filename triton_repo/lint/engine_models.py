@@ -49,10 +49,7 @@ def device_faults(model: Model, ranks: int | None) -> Iterator[Hit]:
         yield hit(
             model,
             f"{len(sets)} set{'s' if len(sets) > 1 else ''} of GPUs for {count} instance{'s' if count > 1 else ''}",
-            (
-                _instances(model, len(sets)),
-                person(f"{count} sets parted by semicolons"),
-            ),
+            (_instances(model, len(sets)), person(f"{count} sets parted by semicolons")),
             *at(model, "gpu_device_ids"),
         )
     used = [device for group in sets for device in group]

@@ -13,7 +13,7 @@ from triton_repo.lint.remedies import Remedies, Remedy, alternatives, said
 from triton_repo.lint.repository import Model, Repository
 from trtforge.rules import rule as rule_engine
 from trtforge.rules.registry import Registry
-from trtforge.rules.rule import Breach, Severity
+from trtforge.rules.rule import Breach, Severity, reason
 
 TRITON_CONFIG = (
     "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/model_configuration.html"
@@ -30,17 +30,6 @@ TRITON_PYTHON = "https://github.com/triton-inference-server/python_backend"
 TRTLLM_PARAMETERS = "https://github.com/triton-inference-server/tensorrtllm_backend/blob/v0.19.0/docs/model_config.md"
 TRTLLM_LLMAPI = "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/llmapi.md"
 VLLM_BACKEND = "https://github.com/triton-inference-server/vllm_backend"
-
-
-def thread(name: str) -> str:
-    """The address of an issue thread: ``TB#61``, ``TS#8592``, ``TL#2820``."""
-    repository, number = name.split("#")
-    owners = {
-        "TB": "triton-inference-server/tensorrtllm_backend",
-        "TS": "triton-inference-server/server",
-        "TL": "NVIDIA/TensorRT-LLM",
-    }
-    return f"https://github.com/{owners[repository]}/issues/{number}"
 
 
 #: findings of one rule in one model that are listed; a file with more is wrong as a whole
@@ -115,13 +104,11 @@ class Finding(rule_engine.Finding[Hit]):
 RULES: Registry[Rule] = Registry("triton_repo.lint.checks", codes=r"TF-TRI-\d{3}")
 
 
-def rule(
-    code: str, severity: Severity, title: str, *, why: str, source: str, last: bool = False
-) -> Callable[[Check], Check]:
-    """Register a check of the whole repository."""
+def rule(code: str, severity: Severity, title: str, source: str, *, last: bool = False) -> Callable[[Check], Check]:
+    """Register a check of the whole repository; its docstring says why a breach cannot work."""
 
     def register(check: Check) -> Check:
-        RULES.declare(Rule(code, severity, title, why, source, check=check, last=last))
+        RULES.declare(Rule(code, severity, title, reason(check), source, check=check, last=last))
         return check
 
     return register

@@ -140,11 +140,7 @@ def _check(config: Config, node: Node, descriptor: Any, path: tuple[str, ...], b
         fields = descriptor.fields_by_name
 
         def fault(
-            kind: FaultKind,
-            message: str,
-            remedies: tuple[Remedy, ...],
-            at: Node = child,
-            name: tuple[str, ...] = where,
+            kind: FaultKind, message: str, remedies: tuple[Remedy, ...], at: Node = child, name: tuple[str, ...] = where
         ) -> None:
             offset = at.start if kind in ("unknown", "twice", "schedulers") else at.value_start
             place = (_spliced(config, at, ""),)

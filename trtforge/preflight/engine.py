@@ -1,7 +1,7 @@
 """The preflight engine: rules over a recipe, the model's headers, the tables and the machine.
 
-Policy: a rule is a pure function that yields violations; its code, severity, reason and source are declared
-beside it and never reused. A rule whose facts are missing is skipped and named as skipped, never passed
+Policy: a rule is a pure function that yields violations; its code, severity and source are declared beside it and
+never reused, its docstring is the reason. A rule whose facts are missing is skipped and named as skipped, never passed
 in silence. A finding may be waived in the recipe by its code with a justification, unless what it
 refuses cannot happen at all (something that this version does not have).
 """
@@ -25,7 +25,7 @@ from trtforge.recipe.load import LoadedRecipe, recipe_from_mapping
 from trtforge.recipe.schema import Recipe
 from trtforge.rules import rule as rule_engine
 from trtforge.rules.registry import Registry
-from trtforge.rules.rule import Breach, Severity
+from trtforge.rules.rule import Breach, Severity, reason
 from trtforge.rules.waivers import justification
 from trtforge.tables import Architecture, ArchitectureTable, StackTable
 from trtforge.tables.features import FeatureTable, KernelTable
@@ -308,17 +308,20 @@ RULES: Registry[Rule] = Registry("trtforge.preflight.rules", codes=r"TF-K\d+-\d{
 def rule(
     code: str,
     title: str,
-    *,
-    why: str,
-    severity: Severity = "error",
     source: str | None = None,
+    *,
+    severity: Severity = "error",
     needs: tuple[Need, ...] = (),
     waivable: bool = True,
     machine_lacks: bool = False,
 ) -> Callable[[Check], Check]:
-    """Register a check under its code; ``machine_lacks``: what it finds only keeps this machine from building."""
+    """Register a check under its code; its docstring says why a breach cannot work.
+
+    ``machine_lacks``: what it finds only keeps this machine from building.
+    """
 
     def register(check: Check) -> Check:
+        why = reason(check)
         RULES.declare(
             Rule(code, severity, title, why, source, waivable, check=check, needs=needs, machine_lacks=machine_lacks)
         )

@@ -156,8 +156,7 @@ class SpeculationGate(Section):
         0, description="Most greedy answers that leave the ones without speculation further than rounding explains"
     )
     alpha: Annotated[Fraction, Field(gt=0, lt=1)] | None = Field(
-        0.0001,
-        description="How often a right engine's samples may miss the test against the model's own probabilities",
+        0.0001, description="How often a right engine's samples may miss the test against the model's own probabilities"
     )
     min_accepted_length: Annotated[float, Field(ge=1)] | None = Field(
         None,

@@ -19,11 +19,7 @@ from trtforge.ground.units import format_size
 from trtforge.machine.record import Machine
 from trtforge.models.kv import blocks_of, kv_bytes_per_token
 from trtforge.models.record import Model
-from trtforge.models.shape import (
-    DTYPE_BYTES,
-    outlier_keys,
-    quantized_linears,
-)
+from trtforge.models.shape import DTYPE_BYTES, outlier_keys, quantized_linears
 from trtforge.recipe.starter_target import StarterTarget
 from trtforge.targets import DEFAULT
 

@@ -82,6 +82,11 @@ class Rule(Identity, Generic[SubjectT, BreachT]):
         return self.check.__module__.rpartition(".")[2]
 
 
+def reason(check: Callable[..., object]) -> str:
+    """A check's docstring as one line: why what it finds cannot work."""
+    return " ".join((check.__doc__ or "").split())
+
+
 @dataclass(frozen=True)
 class Finding(Generic[BreachT]):
     """What was found: the rule and where it does not hold.

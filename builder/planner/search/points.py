@@ -164,12 +164,7 @@ def evaluate(
                     if not usable.any():
                         continue
                     served = steady_state(
-                        engine,
-                        load,
-                        batches[usable],
-                        max_num_tokens=tokens,
-                        speculating=speculating,
-                        draft=beside,
+                        engine, load, batches[usable], max_num_tokens=tokens, speculating=speculating, draft=beside
                     )
                     points += _points(
                         served,
@@ -227,10 +222,7 @@ def _valid(model: Model, precisions: Sequence[Precision], parallel: ParallelPlan
 
 def _serving(serving: Serving, space: Space, speculating: Speculating, tokens: int) -> Serving:
     return replace(
-        serving,
-        max_batch_size=max(space.batches),
-        max_num_tokens=tokens,
-        draft_tokens=speculating.verified_tokens - 1,
+        serving, max_batch_size=max(space.batches), max_num_tokens=tokens, draft_tokens=speculating.verified_tokens - 1
     )
 
 

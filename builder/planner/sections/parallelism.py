@@ -38,9 +38,7 @@ def section(facts: Facts) -> Section:
     data: dict[str, Any] = {
         "recommended": advice,
         "splits": [_row(split) for split in facts.splits],
-        "communication": {
-            "tokens": {str(tokens): plain(prefill), str(facts.serving.max_batch_size): plain(decode)},
-        },
+        "communication": {"tokens": {str(tokens): plain(prefill), str(facts.serving.max_batch_size): plain(decode)}},
     }
     rows = [
         (

@@ -13,15 +13,10 @@ from trtforge.rules.tables import Section
 SECTION = Section(30, "Backend and platform")
 
 
-@rule(
-    "TF-TRI-125",
-    "error",
-    "nothing says which backend serves the model",
-    why="Neither backend nor platform is set, and no file in the version folder has a name that tells.",
-    source=TRITON_CORE,
-)
+@rule("TF-TRI-125", "error", "nothing says which backend serves the model", TRITON_CORE)
 @each_model
 def no_backend(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Neither backend nor platform is set, and no file in the version folder has a name that tells."""
     if model.is_ensemble or not (model.knows("backend") and model.knows("platform")):
         return
     if not model.versions or any(version.names is None for version in model.versions):
@@ -30,15 +25,10 @@ def no_backend(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(model, "neither backend nor platform is set", _by_files(model), "name")
 
 
-@rule(
-    "TF-TRI-126",
-    "error",
-    "platform and backend do not go together",
-    why="Triton knows each platform with one backend and refuses other pairs and unknown platforms.",
-    source=TRITON_CORE,
-)
+@rule("TF-TRI-126", "error", "platform and backend do not go together", TRITON_CORE)
 @each_model
 def platform(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Triton knows each platform with one backend and refuses other pairs and unknown platforms."""
     stated, backend = model.message.platform, model.message.backend
     if not stated or stated == "ensemble" or HOLE.search(stated):
         return
@@ -135,15 +125,10 @@ _BACKENDS = (
 )
 
 
-@rule(
-    "TF-TRI-129",
-    "error",
-    "the backend's name is misspelt",
-    why="The server looks for a library backends/NAME/libtriton_NAME.so and finds none.",
-    source="https://github.com/triton-inference-server/backend",
-)
+@rule("TF-TRI-129", "error", "the backend's name is misspelt", "https://github.com/triton-inference-server/backend")
 @each_model
 def backend_name(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The server looks for a library backends/NAME/libtriton_NAME.so and finds none."""
     stated = model.message.backend
     if stated in _BACKENDS or not stated or HOLE.search(stated):
         return
@@ -162,15 +147,10 @@ def _backend_like(stated: str) -> str | None:
     return others.get(near or "", near)
 
 
-@rule(
-    "TF-TRI-153",
-    "error",
-    "the runtime is no library of a backend",
-    why="runtime names the file that the server loads from the backend's or the model's folder, and from nowhere else.",
-    source=TRITON_CORE,
-)
+@rule("TF-TRI-153", "error", "the runtime is no library of a backend", TRITON_CORE)
 @each_model
 def runtime(model: Model, repository: Repository) -> Iterator[Hit]:
+    """runtime names the file that the server loads from the backend's or the model's folder, and from nowhere else."""
     stated = model.message.runtime
     if not stated or HOLE.search(stated) or model.is_ensemble:
         return

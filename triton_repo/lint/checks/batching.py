@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from triton_repo.lint.hits import (
-    TRITON_BATCHER,
-    TRITON_CONFIG,
-    TRITON_CORE,
-    Hit,
-    each_model,
-    hit,
-    rule,
-    thread,
-)
+from triton_repo.lint.hits import TRITON_BATCHER, TRITON_CONFIG, TRITON_CORE, Hit, each_model, hit, rule
 from triton_repo.lint.remedies import Edit, Remedy, drop, here, out, person, put
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.shapes import agree, text
 from trtforge.ground.names import nearest
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(40, "Schedulers and warm-up")
@@ -27,15 +19,10 @@ _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _CORRELATION = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
-@rule(
-    "TF-TRI-131",
-    "error",
-    "a preferred batch size is outside the model's batches",
-    why="Triton refuses preferred sizes below 1 or above max_batch_size.",
-    source=TRITON_CORE,
-)
+@rule("TF-TRI-131", "error", "a preferred batch size is outside the model's batches", TRITON_CORE)
 @each_model
 def preferred_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Triton refuses preferred sizes below 1 or above max_batch_size."""
     maximum = model.message.max_batch_size
     if not model.knows("max_batch_size"):
         return
@@ -55,15 +42,10 @@ def preferred_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-132",
-    "warning",
-    "dynamic batching of a model that does not batch",
-    why="With max_batch_size 0 there is nothing to batch; requests go one by one.",
-    source=TRITON_BATCHER,
-)
+@rule("TF-TRI-132", "warning", "dynamic batching of a model that does not batch", TRITON_BATCHER)
 @each_model
 def dynamic_without_batch(model: Model, repository: Repository) -> Iterator[Hit]:
+    """With max_batch_size 0 there is nothing to batch; requests go one by one."""
     message = model.message
     if message.HasField("dynamic_batching") and message.max_batch_size == 0 and model.knows("max_batch_size"):
         if model.config is not None and not model.config.states("max_batch_size"):
@@ -75,16 +57,11 @@ def dynamic_without_batch(model: Model, repository: Repository) -> Iterator[Hit]
         yield hit(model, "dynamic_batching with max_batch_size 0", remedies, "dynamic_batching")
 
 
-@rule(
-    "TF-TRI-134",
-    "error",
-    "a sequence control is declared wrongly",
-    why="Each control has a tensor of its own, once, with exactly the two values of false and true; a "
-    "correlation id has a type instead.",
-    source=TRITON_CORE,
-)
+@rule("TF-TRI-134", "error", "a sequence control is declared wrongly", TRITON_CORE)
 @each_model
 def sequence_controls(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Each control has a tensor of its own, once, with exactly the two values of false and true; a correlation id has a
+    type instead."""
     names: set[str] = set()
     kinds: set[int] = set()
     for index, row in enumerate(model.message.sequence_batching.control_input):
@@ -114,12 +91,7 @@ def _control(model: Model, name: str, control: Any, kind: str, place: tuple[str 
         given = pb.DataType.Name(control.data_type)
         if given not in _CORRELATION:
             yield hit(
-                model,
-                f"the correlation id {name!r} is {given}",
-                here("TYPE_UINT64"),
-                *place,
-                "control",
-                "data_type",
+                model, f"the correlation id {name!r} is {given}", here("TYPE_UINT64"), *place, "control", "data_type"
             )
         return
     if len(pairs) != 1 or len(pairs[0]) != 2:
@@ -132,15 +104,10 @@ def _control(model: Model, name: str, control: Any, kind: str, place: tuple[str 
         yield hit(model, f"{kind} of {name!r} has values {pairs}", remedy, *place, "control")
 
 
-@rule(
-    "TF-TRI-135",
-    "error",
-    "sequence batching is set beyond its range",
-    why="minimum_slot_utilization is a share of the slots, from 0 to 1.",
-    source=TRITON_CORE,
-)
+@rule("TF-TRI-135", "error", "sequence batching is set beyond its range", TRITON_CORE)
 @each_model
 def sequence_ranges(model: Model, repository: Repository) -> Iterator[Hit]:
+    """minimum_slot_utilization is a share of the slots, from 0 to 1."""
     direct = model.message.sequence_batching.direct
     if not 0.0 <= direct.minimum_slot_utilization <= 1.0:
         yield hit(
@@ -157,11 +124,11 @@ def sequence_ranges(model: Model, repository: Repository) -> Iterator[Hit]:
     "TF-TRI-137",
     "error",
     "states of a sequence do not fit",
-    why="A state has the name that the model reads and the name that it writes, and each is declared once.",
-    source="https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/implicit_state_management.html",
+    "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/implicit_state_management.html",
 )
 @each_model
 def states(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A state has the name that the model reads and the name that it writes, and each is declared once."""
     seen: set[str] = set()
     for index, state in enumerate(model.message.sequence_batching.state):
         place = ("sequence_batching", "state", index)
@@ -174,15 +141,10 @@ def states(model: Model, repository: Repository) -> Iterator[Hit]:
         seen.add(state.input_name)
 
 
-@rule(
-    "TF-TRI-146",
-    "error",
-    "priorities or queue policies contradict each other",
-    why="The default level is one of the levels, and preserve_ordering allows one level and no DELAY.",
-    source=TRITON_CORE,
-)
+@rule("TF-TRI-146", "error", "priorities or queue policies contradict each other", TRITON_CORE)
 @each_model
 def priorities(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The default level is one of the levels, and preserve_ordering allows one level and no DELAY."""
     batching = model.message.dynamic_batching
     levels = batching.priority_levels
     if levels and not 1 <= batching.default_priority_level <= levels:
@@ -223,15 +185,10 @@ def priorities(model: Model, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-143",
-    "error",
-    "a warm-up request does not fit the model",
-    why="Triton builds the request at load; one that does not fit fails the load.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-143", "error", "a warm-up request does not fit the model", TRITON_CONFIG)
 @each_model
 def warmup(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Triton builds the request at load; one that does not fit fails the load."""
     declared = {row.name: row for row in model.message.input}
     if not declared or not model.knows("input", "data_type") or not model.knows("input", "dims"):
         return
@@ -270,16 +227,11 @@ def warmup(model: Model, repository: Repository) -> Iterator[Hit]:
             yield from _warmup_tensor(model, sample.inputs[name], declared[name], where)
 
 
-@rule(
-    "TF-TRI-152",
-    "error",
-    "warm-up of a model with correlation ids of text",
-    why="Warm-up requests have a number as correlation id; a control of TYPE_STRING refuses it and the model does not "
-    "load.",
-    source=thread("TS#8110"),
-)
+@rule("TF-TRI-152", "error", "warm-up of a model with correlation ids of text", thread("TS#8110"))
 @each_model
 def warmup_of_text_ids(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Warm-up requests have a number as correlation id; a control of TYPE_STRING refuses it and the model does not
+    load."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     if not model.message.model_warmup:

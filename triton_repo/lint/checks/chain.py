@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from triton_repo.lint.engine_models import at
 from triton_repo.lint.files import there
-from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
+from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, hit, listed, rule
 from triton_repo.lint.remedies import Remedy, here, leaving, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import DEFAULT_FRACTION, Chain, chain, device_sets, flag, number
 from trtforge.ground.names import nearest
 from trtforge.ground.paths import real_path
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(90, "Across TensorRT-LLM's models")
@@ -39,16 +40,11 @@ def _asked(models: Chain, bls: Model) -> list[Model]:
     return [engine for engine in models.engines if engine.name in names]
 
 
-@rule(
-    "TF-TRI-203",
-    "error",
-    "decoupled flags differ between models that hand a stream on",
-    why="A stream is only a stream when every model in it is decoupled: a BLS model that is and an engine that is "
-    "not (or the other way round) gives one answer or an error.",
-    source=thread("TB#34"),
-)
+@rule("TF-TRI-203", "error", "decoupled flags differ between models that hand a stream on", thread("TB#34"))
 @each_chain
 def decoupled(models: Chain, repository: Repository) -> Iterator[Hit]:
+    """A stream is only a stream when every model in it is decoupled: a BLS model that is and an engine that is not (or
+    the other way round) gives one answer or an error."""
     for bls in models.bls:
         for engine in _asked(models, bls):
             known = bls.knows("model_transaction_policy", "decoupled") and engine.knows(
@@ -74,15 +70,10 @@ def decoupled(models: Chain, repository: Repository) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "TF-TRI-204",
-    "warning",
-    "batch sizes differ between the models of one chain",
-    why="A request goes through all of them whole, so the smallest one is the limit that clients meet.",
-    source=thread("TB#189"),
-)
+@rule("TF-TRI-204", "warning", "batch sizes differ between the models of one chain", thread("TB#189"))
 @each_chain
 def batch_sizes(models: Chain, repository: Repository) -> Iterator[Hit]:
+    """A request goes through all of them whole, so the smallest one is the limit that clients meet."""
     parts = [m for m in (*models.preprocessing, *models.postprocessing, *models.bls) if m.knows("max_batch_size")]
     if len(models.engines) != 1 or not models.engines[0].knows("max_batch_size"):
         return
@@ -99,14 +90,9 @@ def batch_sizes(models: Chain, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-205",
-    "error",
-    "a BLS model asks a model that is not there",
-    why="The name is looked up when a request comes; until then nothing tells.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-205", "error", "a BLS model asks a model that is not there", TRTLLM_PARAMETERS)
 def bls_names(repository: Repository) -> Iterator[Hit]:
+    """The name is looked up when a request comes; until then nothing tells."""
     models = chain(repository)
     broken = {problem.path.name for problem in repository.problems}
     for bls in models.bls:
@@ -131,15 +117,10 @@ def bls_names(repository: Repository) -> Iterator[Hit]:
                 yield hit(bls, f"it asks {name!r}, and there is no such model", person(f"a folder {name}/"), "name")
 
 
-@rule(
-    "TF-TRI-216",
-    "warning",
-    "accumulated tokens and beams",
-    why="NVIDIA's BLS model keeps the tokens of a stream for one beam only: requests with more are refused.",
-    source=thread("TB#513"),
-)
+@rule("TF-TRI-216", "warning", "accumulated tokens and beams", thread("TB#513"))
 @each_chain
 def accumulated_beams(models: Chain, repository: Repository) -> Iterator[Hit]:
+    """NVIDIA's BLS model keeps the tokens of a stream for one beam only: requests with more are refused."""
     beams = {engine.name: number(engine, "max_beam_width") or 1 for engine in models.engines}
     for bls in models.bls:
         asked = bls.parameter("tensorrt_llm_model_name") or "tensorrt_llm"
@@ -184,16 +165,11 @@ def _count(model: Model, count: int) -> Remedy:
     return put(model, str(count), "instance_group", 0, "count")
 
 
-@rule(
-    "TF-TRI-206",
-    "note",
-    "text of a stream is decoded token by token",
-    why="A tokenizer may need its neighbours to write a space or a character: decoded alone, pieces lose them. "
-    "A BLS model with accumulate_tokens keeps the tokens of a stream (beam width 1 only).",
-    source=thread("TB#332"),
-)
+@rule("TF-TRI-206", "note", "text of a stream is decoded token by token", thread("TB#332"))
 @each_chain
 def token_by_token(models: Chain, repository: Repository) -> Iterator[Hit]:
+    """A tokenizer may need its neighbours to write a space or a character: decoded alone, pieces lose them. A BLS model
+    with accumulate_tokens keeps the tokens of a stream (beam width 1 only)."""
     for bls in models.bls:
         if _decoupled(bls) and flag(bls, "accumulate_tokens") is not True:
             yield hit(
@@ -216,47 +192,29 @@ def token_by_token(models: Chain, repository: Repository) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "TF-TRI-207",
-    "note",
-    "one tokenizer feeds the engine",
-    why="Pre- and postprocessing run on one CPU thread an instance; with one of them a batch of requests waits "
-    "in line before the engine sees it. NVIDIA's advice is about 5, or as many as the batch size.",
-    source=thread("TB#532"),
-)
+@rule("TF-TRI-207", "note", "one tokenizer feeds the engine", thread("TB#532"))
 @each_chain
 def one_tokenizer(models: Chain, repository: Repository) -> Iterator[Hit]:
+    """Pre- and postprocessing run on one CPU thread an instance; with one of them a batch of requests waits in line
+    before the engine sees it. NVIDIA's advice is about 5, or as many as the batch size."""
     for model in (*models.preprocessing, *models.postprocessing):
         count = sum(max(group.count, 1) for group in model.message.instance_group) or 1
         size = model.message.max_batch_size
         if count == 1 and size >= 8 and model.knows("instance_group", "count"):
-            yield hit(
-                model,
-                f"1 instance for batches of {size}",
-                _count(model, min(size, 5)),
-                "instance_group",
-            )
+            yield hit(model, f"1 instance for batches of {size}", _count(model, min(size, 5)), "instance_group")
     for bls in models.bls:
         count = sum(max(group.count, 1) for group in bls.message.instance_group) or 1
         size = bls.message.max_batch_size
         if count == 1 and size >= 8 and not _decoupled(bls) and bls.knows("instance_group", "count"):
             yield hit(
-                bls,
-                f"1 BLS instance: requests of a batch of {size} go one by one",
-                _count(bls, size),
-                "instance_group",
+                bls, f"1 BLS instance: requests of a batch of {size} go one by one", _count(bls, size), "instance_group"
             )
 
 
-@rule(
-    "TF-TRI-208",
-    "error",
-    "the models of one chain have different tokenizers",
-    why="Ids of one tokenizer are words of another: the answer is nonsense, without an error.",
-    source=thread("TB#197"),
-)
+@rule("TF-TRI-208", "error", "the models of one chain have different tokenizers", thread("TB#197"))
 @each_chain
 def tokenizers(models: Chain, repository: Repository) -> Iterator[Hit]:
+    """Ids of one tokenizer are words of another: the answer is nonsense, without an error."""
     if len(models.preprocessing) != 1 or len(models.postprocessing) != 1:
         return
     pre, post = models.preprocessing[0], models.postprocessing[0]
@@ -275,15 +233,10 @@ def tokenizers(models: Chain, repository: Repository) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-213",
-    "error",
-    "a tokenizer's folder has no tokenizer",
-    why="The folder is there and none of the files that a tokenizer is loaded from are in it.",
-    source=thread("TB#109"),
-)
+@rule("TF-TRI-213", "error", "a tokenizer's folder has no tokenizer", thread("TB#109"))
 @each_chain
 def tokenizer_files(models: Chain, repository: Repository) -> Iterator[Hit]:
+    """The folder is there and none of the files that a tokenizer is loaded from are in it."""
     files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
     for model in (*models.preprocessing, *models.postprocessing):
         stated = model.parameter("tokenizer_dir")
@@ -308,16 +261,11 @@ def _gpus(model: Model) -> set[int] | None:
     return {device for group in sets for device in group} if sets else None
 
 
-@rule(
-    "TF-TRI-198",
-    "warning",
-    "several engines take a share of the same free memory",
-    why="kv_cache_free_gpu_mem_fraction is a share of what is free when the model loads: the first takes most, and "
-    "what the second gets depends on the order of loading.",
-    source=thread("TB#456"),
-)
+@rule("TF-TRI-198", "warning", "several engines take a share of the same free memory", thread("TB#456"))
 @each_chain
 def shared_gpu(models: Chain, repository: Repository) -> Iterator[Hit]:
+    """kv_cache_free_gpu_mem_fraction is a share of what is free when the model loads: the first takes most, and what
+    the second gets depends on the order of loading."""
     free = [m for m in models.engines if m.parameter("max_tokens_in_paged_kv_cache") is None]
     for index, model in enumerate(free):
         together_with = [

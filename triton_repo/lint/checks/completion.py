@@ -27,16 +27,11 @@ _TENSORS = {
 }
 
 
-@rule(
-    "TF-TRI-158",
-    "error",
-    "auto_complete_config is refused",
-    why="A server that completes configurations, as it does unless told otherwise, checks what the function returns "
-    "and every dict that it adds, and lets nothing change that the configuration states.",
-    source=f"{TRITON_PYTHON}#auto_complete_config",
-)
+@rule("TF-TRI-158", "error", "auto_complete_config is refused", f"{TRITON_PYTHON}#auto_complete_config")
 @each_model
 def completion(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A server that completes configurations, as it does unless told otherwise, checks what the function returns and
+    every dict that it adds, and lets nothing change that the configuration states."""
     tree = model.syntax
     function = _function(tree) if model.backend == "python" and isinstance(tree, ast.Module) else None
     if function is None:

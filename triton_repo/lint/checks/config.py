@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from triton_repo.lint.hits import (
-    TRITON_CONFIG,
-    TRITON_CORE,
-    Hit,
-    each_model,
-    hit,
-    hit_file,
-    rule,
-    thread,
-)
+from triton_repo.lint.hits import TRITON_CONFIG, TRITON_CORE, Hit, each_model, hit, hit_file, rule
 from triton_repo.lint.remedies import drop, here, out, person, put, removed, together
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.shapes import reshapes, text
 from trtforge.ground.names import nearest
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(20, "One model's configuration")
@@ -27,15 +19,10 @@ SECTION = Section(20, "One model's configuration")
 _NO_COMPLETION = frozenset({"tensorrtllm", "pytorch"})
 
 
-@rule(
-    "TF-TRI-024",
-    "error",
-    "a tensor is declared wrongly",
-    why="Every tensor has a name of its own, a data type and at least one dim of -1 or more than 0.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-024", "error", "a tensor is declared wrongly", TRITON_CONFIG)
 @each_model
 def tensors(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Every tensor has a name of its own, a data type and at least one dim of -1 or more than 0."""
     for kind, rows in (("input", model.message.input), ("output", model.message.output)):
         if not rows and not model.knows(kind):
             continue
@@ -83,10 +70,7 @@ def _tensor(model: Model, kind: str, index: int, row: Any) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"{kind} {row.name!r} is reshaped to nothing in a model without batching",
-                (
-                    drop(model, kind, index, "reshape", text="no reshape"),
-                    person("max_batch_size of at least 1"),
-                ),
+                (drop(model, kind, index, "reshape", text="no reshape"), person("max_batch_size of at least 1")),
                 kind,
                 index,
                 "reshape",
@@ -117,28 +101,18 @@ def _stated(model: Model, kind: str, index: int, field: str) -> bool:
     return model.config.states(kind, index, field) or _tensors_needed(model)
 
 
-@rule(
-    "TF-TRI-130",
-    "error",
-    "the batch size is negative",
-    why="max_batch_size is 0 (no batching) or the largest batch.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-130", "error", "the batch size is negative", TRITON_CONFIG)
 @each_model
 def negative_batch(model: Model, repository: Repository) -> Iterator[Hit]:
+    """max_batch_size is 0 (no batching) or the largest batch."""
     if model.message.max_batch_size < 0:
         yield hit(model, f"max_batch_size is {model.message.max_batch_size}", here("0"), "max_batch_size")
 
 
-@rule(
-    "TF-TRI-026",
-    "warning",
-    "an instance group has no instance",
-    why="Triton starts one instance in place of a count below 1.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-026", "warning", "an instance group has no instance", TRITON_CONFIG)
 @each_model
 def instance_count(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Triton starts one instance in place of a count below 1."""
     assert model.config is not None
     for index, group in enumerate(model.message.instance_group):
         stated = model.config.states("instance_group", index, "count") and model.knows("instance_group", "count")
@@ -153,15 +127,10 @@ def instance_count(model: Model, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-138",
-    "error",
-    "an instance group names GPUs and is not on a GPU",
-    why="Triton refuses gpus in a group of KIND_CPU or KIND_MODEL.",
-    source=TRITON_CORE,
-)
+@rule("TF-TRI-138", "error", "an instance group names GPUs and is not on a GPU", TRITON_CORE)
 @each_model
 def gpus_without_gpu(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Triton refuses gpus in a group of KIND_CPU or KIND_MODEL."""
     for index, group in enumerate(model.message.instance_group):
         kind = group.Kind.Name(group.kind)
         if group.gpus and kind in ("KIND_CPU", "KIND_MODEL"):
@@ -175,15 +144,10 @@ def gpus_without_gpu(model: Model, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-139",
-    "error",
-    "an instance group's GPUs cannot be",
-    why="GPU ids count from 0; one that is named twice gets its instances twice, without a word.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-139", "error", "an instance group's GPUs cannot be", TRITON_CONFIG)
 @each_model
 def gpu_ids(model: Model, repository: Repository) -> Iterator[Hit]:
+    """GPU ids count from 0; one that is named twice gets its instances twice, without a word."""
     for index, group in enumerate(model.message.instance_group):
         gpus = list(group.gpus)
         if any(gpu < 0 for gpu in gpus):
@@ -207,15 +171,10 @@ def gpu_ids(model: Model, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-136",
-    "error",
-    "a response cache on a model that cannot have one",
-    why="Triton refuses the response cache with decoupled responses and with sequence batching.",
-    source=TRITON_CORE,
-)
+@rule("TF-TRI-136", "error", "a response cache on a model that cannot have one", TRITON_CORE)
 @each_model
 def response_cache(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Triton refuses the response cache with decoupled responses and with sequence batching."""
     message = model.message
     if not message.response_cache.enable:
         return
@@ -229,11 +188,11 @@ def response_cache(model: Model, repository: Repository) -> Iterator[Hit]:
     "TF-TRI-147",
     "error",
     "a ragged batch names tensors that are not there",
-    why="batch_input and batch_output are computed from the declared tensors.",
-    source="https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/ragged_batching.html",
+    "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/ragged_batching.html",
 )
 @each_model
 def batch_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
+    """batch_input and batch_output are computed from the declared tensors."""
     inputs = {row.name for row in model.message.input}
     outputs = {row.name for row in model.message.output}
     written: set[str] = set()
@@ -263,11 +222,11 @@ def batch_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
     "TF-TRI-148",
     "warning",
     "ragged input without batching",
-    why="Only a batch can be ragged; without batching the flag means nothing.",
-    source="https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/ragged_batching.html",
+    "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/ragged_batching.html",
 )
 @each_model
 def ragged(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Only a batch can be ragged; without batching the flag means nothing."""
     if model.message.max_batch_size == 0 and model.knows("max_batch_size") and not model.is_ensemble:
         for index, row in enumerate(model.message.input):
             if row.allow_ragged_batch:
@@ -292,15 +251,10 @@ def ragged(model: Model, repository: Repository) -> Iterator[Hit]:
                 return
 
 
-@rule(
-    "TF-TRI-151",
-    "warning",
-    "a file that the configuration names is missing",
-    why="Labels are read from the model's folder when the model is loaded.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-151", "warning", "a file that the configuration names is missing", TRITON_CONFIG)
 @each_model
 def label_files(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Labels are read from the model's folder when the model is loaded."""
     for index, row in enumerate(model.message.output):
         name = row.label_filename
         if name and not HOLE.search(name) and not model.has(name):
@@ -314,15 +268,10 @@ def label_files(model: Model, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-154",
-    "warning",
-    "a parameter is set twice",
-    why="The second entry of a map replaces the first without a word; an edit of the first has no effect.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-154", "warning", "a parameter is set twice", TRITON_CONFIG)
 @each_model
 def entries_twice(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The second entry of a map replaces the first without a word; an edit of the first has no effect."""
     assert model.config is not None
     for field in ("parameters", "metric_tags", "cc_model_filenames"):
         first: dict[str, int] = {}
@@ -357,14 +306,9 @@ def _same(model: Model, field: str, index: int) -> bool:
     )
 
 
-@rule(
-    "TF-TRI-110",
-    "note",
-    "the folder holds files that Triton ignores",
-    why="Editors' copies beside config.pbtxt are a sign of an edit that was not saved where it counts.",
-    source=thread("TS#6813"),
-)
+@rule("TF-TRI-110", "note", "the folder holds files that Triton ignores", thread("TS#6813"))
 def leftovers(repository: Repository) -> Iterator[Hit]:
+    """Editors' copies beside config.pbtxt are a sign of an edit that was not saved where it counts."""
     for model in repository.models.values():
         if model.config is None:
             continue

@@ -13,10 +13,11 @@ from pathlib import Path
 from triton_repo.folder_kind import folder_kind
 from triton_repo.lint.engine_models import at, device_faults, each_engine_model
 from triton_repo.lint.files import there
-from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, each_model, hit, rule, thread
+from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, each_model, hit, rule
 from triton_repo.lint.remedies import Edit, Remedy, here, leaving, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import Engine, Model, Repository
 from triton_repo.lint.roles import flag, number, role
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(80, "Against the TensorRT-LLM engine")
@@ -66,15 +67,10 @@ def _in_every(repository: Repository, name: str, wanted: str) -> Iterator[Remedy
                 yield put(other, wanted, "output", index, "data_type")
 
 
-@rule(
-    "TF-TRI-188",
-    "error",
-    "the engine's folder holds no engine",
-    why="The backend reads config.json and one rankN.engine a rank from gpt_model_path.",
-    source=thread("TB#79"),
-)
+@rule("TF-TRI-188", "error", "the engine's folder holds no engine", thread("TB#79"))
 @each_engine_model
 def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The backend reads config.json and one rankN.engine a rank from gpt_model_path."""
     stated = model.parameter("gpt_model_path")
     if stated is None:
         return
@@ -109,15 +105,10 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-191",
-    "error",
-    "KV-cache reuse needs paged-context attention",
-    why="Reused blocks are read by the context phase, which only kernels built with use_paged_context_fmha do.",
-    source=thread("TB#271"),
-)
+@rule("TF-TRI-191", "error", "KV-cache reuse needs paged-context attention", thread("TB#271"))
 @each_engine
 def reuse(model: Model, engine: Engine) -> Iterator[Hit]:
+    """Reused blocks are read by the context phase, which only kernels built with use_paged_context_fmha do."""
     if flag(model, "enable_kv_cache_reuse") and engine.plugins.get("use_paged_context_fmha") is False:
         yield hit(
             model,
@@ -127,15 +118,10 @@ def reuse(model: Model, engine: Engine) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-192",
-    "error",
-    "chunked context needs paged-context attention",
-    why="A chunk attends to the blocks of the chunks before it.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-192", "error", "chunked context needs paged-context attention", TRTLLM_PARAMETERS)
 @each_engine
 def chunked(model: Model, engine: Engine) -> Iterator[Hit]:
+    """A chunk attends to the blocks of the chunks before it."""
     if flag(model, "enable_chunked_context") and engine.plugins.get("use_paged_context_fmha") is False:
         yield hit(
             model,
@@ -145,15 +131,10 @@ def chunked(model: Model, engine: Engine) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-215",
-    "error",
-    "in-flight batching needs a paged KV cache",
-    why="Requests that come and go need blocks; an engine with a contiguous cache runs static batches only.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-215", "error", "in-flight batching needs a paged KV cache", TRTLLM_PARAMETERS)
 @each_engine
 def paged_cache(model: Model, engine: Engine) -> Iterator[Hit]:
+    """Requests that come and go need blocks; an engine with a contiguous cache runs static batches only."""
     kind = str(engine.build.get("kv_cache_type", "PAGED")).upper().removeprefix("KVCACHETYPE.")
     contiguous = kind in ("CONTINUOUS", "DISABLED") or engine.plugins.get("paged_kv_cache") is False
     static = (model.parameter("gpt_model_type") or "").lower() == "v1"
@@ -172,15 +153,10 @@ def paged_cache(model: Model, engine: Engine) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-193",
-    "error",
-    "a limit above the engine's",
-    why="The engine was built for its limits; more is refused, at load or at the first such request.",
-    source=thread("TB#115"),
-)
+@rule("TF-TRI-193", "error", "a limit above the engine's", thread("TB#115"))
 @each_engine_model
 def limits(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The engine was built for its limits; more is refused, at load or at the first such request."""
     engine = model.engine
     if engine is None:
         return
@@ -203,15 +179,10 @@ def limits(model: Model, repository: Repository) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-194",
-    "warning",
-    "the KV cache is too small for one full-length request",
-    why="A request that needs more blocks than there are is refused, however idle the server is.",
-    source=thread("TB#565"),
-)
+@rule("TF-TRI-194", "warning", "the KV cache is too small for one full-length request", thread("TB#565"))
 @each_engine
 def cache_tokens(model: Model, engine: Engine) -> Iterator[Hit]:
+    """A request that needs more blocks than there are is refused, however idle the server is."""
     tokens, length = number(model, "max_tokens_in_paged_kv_cache"), engine.limit("max_seq_len")
     width = number(model, "max_beam_width") or 1
     window = model.parameter("max_attention_window_size")
@@ -237,15 +208,10 @@ def cache_tokens(model: Model, engine: Engine) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-200",
-    "error",
-    "gpu_device_ids do not match the engine's ranks",
-    why="Every rank of tp × pp has a GPU of its own.",
-    source=thread("TL#2021"),
-)
+@rule("TF-TRI-200", "error", "gpu_device_ids do not match the engine's ranks", thread("TL#2021"))
 @each_engine
 def ranks(model: Model, engine: Engine) -> Iterator[Hit]:
+    """Every rank of tp × pp has a GPU of its own."""
     size = engine.world_size
     if size is not None:
         for found in device_faults(model, size):
@@ -253,15 +219,10 @@ def ranks(model: Model, engine: Engine) -> Iterator[Hit]:
                 yield found
 
 
-@rule(
-    "TF-TRI-211",
-    "error",
-    "LoRA weights of another type than the engine's",
-    why="The plugin reads the bytes as its own type: the adapter has no effect, or a wrong one, without an error.",
-    source=thread("TB#750"),
-)
+@rule("TF-TRI-211", "error", "LoRA weights of another type than the engine's", thread("TB#750"))
 @each_engine
 def lora_type(model: Model, engine: Engine) -> Iterator[Hit]:
+    """The plugin reads the bytes as its own type: the adapter has no effect, or a wrong one, without an error."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     plugin = engine.plugins.get("lora_plugin")
@@ -291,15 +252,10 @@ def lora_type(model: Model, engine: Engine) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-214",
-    "error",
-    "the decoding mode does not match the engine",
-    why="An engine is built for one way to speculate; another one has no heads or buffers in it.",
-    source=thread("TL#1449"),
-)
+@rule("TF-TRI-214", "error", "the decoding mode does not match the engine", thread("TL#1449"))
 @each_engine
 def engine_speculation(model: Model, engine: Engine) -> Iterator[Hit]:
+    """An engine is built for one way to speculate; another one has no heads or buffers in it."""
     built = engine.build.get("speculative_decoding_mode")
     mode = model.parameter("decoding_mode")
     if built is None or mode is None:
@@ -316,15 +272,10 @@ def engine_speculation(model: Model, engine: Engine) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-210",
-    "error",
-    "logits are declared in another type than the engine's",
-    why="Triton copies the bytes of the logits into a tensor of the declared type.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-210", "error", "logits are declared in another type than the engine's", TRTLLM_PARAMETERS)
 @each_model
 def logits_type(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Triton copies the bytes of the logits into a tensor of the declared type."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     engine = model.engine if "gpt_model_type" in model.message.parameters else None

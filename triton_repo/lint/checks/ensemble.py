@@ -8,24 +8,20 @@ from typing import Any
 
 from triton_repo.lint.ensemble_graph import each_ensemble, judged, running_order, step_path
 from triton_repo.lint.ensemble_remedies import another_key
-from triton_repo.lint.hits import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule, thread
+from triton_repo.lint.hits import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule
 from triton_repo.lint.remedies import drop, here, out, person, put
 from triton_repo.lint.repository import HOLE, Model, Repository
 from trtforge.ground.names import nearest
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(50, "Ensembles")
 
 
-@rule(
-    "TF-TRI-160",
-    "error",
-    "an ensemble is declared by halves",
-    why="An ensemble has platform ensemble, no backend, and at least one step.",
-    source=TRITON_ENSEMBLE,
-)
+@rule("TF-TRI-160", "error", "an ensemble is declared by halves", TRITON_ENSEMBLE)
 @each_model
 def halves(model: Model, repository: Repository) -> Iterator[Hit]:
+    """An ensemble has platform ensemble, no backend, and at least one step."""
     message = model.message
     scheduling = message.HasField("ensemble_scheduling")
     if scheduling and message.platform != "ensemble" and model.knows("platform"):
@@ -39,15 +35,10 @@ def halves(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(model, "the ensemble has no step", remedy, "ensemble_scheduling")
 
 
-@rule(
-    "TF-TRI-161",
-    "error",
-    "an ensemble sets what only its steps may",
-    why="An ensemble runs nothing itself: Triton refuses instance groups, optimization and warm-up on one.",
-    source=TRITON_ENSEMBLE,
-)
+@rule("TF-TRI-161", "error", "an ensemble sets what only its steps may", TRITON_ENSEMBLE)
 @each_ensemble
 def not_for_ensembles(model: Model, repository: Repository) -> Iterator[Hit]:
+    """An ensemble runs nothing itself: Triton refuses instance groups, optimization and warm-up on one."""
     message = model.message
     if message.instance_group:
         yield hit(
@@ -66,15 +57,10 @@ def not_for_ensembles(model: Model, repository: Repository) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-162",
-    "error",
-    "an ensemble names a model that is not there",
-    why="Every step's model is in a repository of the same server.",
-    source=TRITON_ENSEMBLE,
-)
+@rule("TF-TRI-162", "error", "an ensemble names a model that is not there", TRITON_ENSEMBLE)
 @each_ensemble
 def unknown_model(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Every step's model is in a repository of the same server."""
     broken = {problem.path.name for problem in repository.problems}
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         name = step.model_name
@@ -102,15 +88,10 @@ def _takes(model: Model, step: Any) -> bool:
     }
 
 
-@rule(
-    "TF-TRI-163",
-    "error",
-    "a step is incomplete",
-    why="A step has a model, at least one input and at least one output.",
-    source=TRITON_ENSEMBLE,
-)
+@rule("TF-TRI-163", "error", "a step is incomplete", TRITON_ENSEMBLE)
 @each_ensemble
 def incomplete_step(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A step has a model, at least one input and at least one output."""
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field) and model.knows("ensemble_scheduling", "step", field):
@@ -118,15 +99,10 @@ def incomplete_step(model: Model, repository: Repository) -> Iterator[Hit]:
                 yield hit(model, f"step {index + 1} has no {field}", remedy, *step_path(index, "model_name"))
 
 
-@rule(
-    "TF-TRI-164",
-    "error",
-    "a step maps a tensor that its model does not have",
-    why="The keys of input_map and output_map are the model's own names.",
-    source=TRITON_ENSEMBLE,
-)
+@rule("TF-TRI-164", "error", "a step maps a tensor that its model does not have", TRITON_ENSEMBLE)
 @each_ensemble
 def unknown_tensor(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The keys of input_map and output_map are the model's own names."""
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         used = judged(repository, step.model_name)
         if used is None:
@@ -146,15 +122,10 @@ def unknown_tensor(model: Model, repository: Repository) -> Iterator[Hit]:
                     )
 
 
-@rule(
-    "TF-TRI-165",
-    "error",
-    "a required input of a step is not mapped",
-    why="A model's input that is not optional gets a tensor of the ensemble.",
-    source=TRITON_ENSEMBLE,
-)
+@rule("TF-TRI-165", "error", "a required input of a step is not mapped", TRITON_ENSEMBLE)
 @each_ensemble
 def unmapped_input(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A model's input that is not optional gets a tensor of the ensemble."""
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         used = judged(repository, step.model_name)
         if used is None or not used.knows("input", "optional"):
@@ -172,15 +143,10 @@ def unmapped_input(model: Model, repository: Repository) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "TF-TRI-177",
-    "error",
-    "a step maps one name twice",
-    why="The second entry of a map replaces the first without a word; the tensor of the first gets lost.",
-    source=TRITON_ENSEMBLE,
-)
+@rule("TF-TRI-177", "error", "a step maps one name twice", TRITON_ENSEMBLE)
 @each_ensemble
 def mapped_twice(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The second entry of a map replaces the first without a word; the tensor of the first gets lost."""
     assert model.config is not None
     scheduling = model.config.text.find("ensemble_scheduling")
     for index, step in enumerate(scheduling.all("step") if scheduling is not None else []):
@@ -201,15 +167,10 @@ def mapped_twice(model: Model, repository: Repository) -> Iterator[Hit]:
                     )
 
 
-@rule(
-    "TF-TRI-173",
-    "error",
-    "the ensemble's batch is larger than a step's",
-    why="A request goes through every step whole; Triton refuses a step with a smaller max_batch_size.",
-    source=thread("TB#189"),
-)
+@rule("TF-TRI-173", "error", "the ensemble's batch is larger than a step's", thread("TB#189"))
 @each_ensemble
 def batch_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A request goes through every step whole; Triton refuses a step with a smaller max_batch_size."""
     size = model.message.max_batch_size
     sizes: dict[str, int] = {}
     for step in model.message.ensemble_scheduling.step:
@@ -231,16 +192,11 @@ def batch_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-174",
-    "error",
-    "the ensemble's decoupled flag contradicts its steps",
-    why="An ensemble is decoupled when one of its steps is; what its own file says is replaced, and a step "
-    "cannot join the streams of two decoupled models.",
-    source=thread("TB#177"),
-)
+@rule("TF-TRI-174", "error", "the ensemble's decoupled flag contradicts its steps", thread("TB#177"))
 @each_ensemble
 def decoupled_flags(model: Model, repository: Repository) -> Iterator[Hit]:
+    """An ensemble is decoupled when one of its steps is; what its own file says is replaced, and a step cannot join the
+    streams of two decoupled models."""
     steps = model.message.ensemble_scheduling.step
     models = [repository.get(step.model_name) for step in steps]
     if any(used is None or not used.knows("model_transaction_policy", "decoupled") for used in models):
@@ -289,15 +245,10 @@ def _joined(model: Model, flags: list[bool]) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-176",
-    "error",
-    "a step asks for a version that is not there",
-    why="model_version is -1 for the latest, or the number of a version folder; left out, it is 0.",
-    source=thread("TS#5474"),
-)
+@rule("TF-TRI-176", "error", "a step asks for a version that is not there", thread("TS#5474"))
 @each_ensemble
 def step_version(model: Model, repository: Repository) -> Iterator[Hit]:
+    """model_version is -1 for the latest, or the number of a version folder; left out, it is 0."""
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         used = repository.get(step.model_name)
         if used is None or step.model_version == -1 or not used.versions or not model.knows("ensemble_scheduling"):

@@ -22,15 +22,10 @@ SECTION = ensemble.SECTION
 _CORE = "https://github.com/triton-inference-server/core/blob/main/src/ensemble_scheduler/ensemble_utils.cc"
 
 
-@rule(
-    "TF-TRI-167",
-    "error",
-    "a step reads a tensor that nobody writes",
-    why="A tensor comes from the ensemble's inputs or from another step; otherwise its step never runs.",
-    source=TRITON_ENSEMBLE,
-)
+@rule("TF-TRI-167", "error", "a step reads a tensor that nobody writes", TRITON_ENSEMBLE)
 @each_ensemble
 def unwritten(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A tensor comes from the ensemble's inputs or from another step; otherwise its step never runs."""
     if not all_named(model):
         return
     graph = graph_of(model, repository)
@@ -57,15 +52,10 @@ def unwritten(model: Model, repository: Repository) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "TF-TRI-168",
-    "error",
-    "two steps write one tensor",
-    why="A tensor of an ensemble is written once; which of the two would count is not defined.",
-    source=_CORE,
-)
+@rule("TF-TRI-168", "error", "two steps write one tensor", _CORE)
 @each_ensemble
 def written_twice(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A tensor of an ensemble is written once; which of the two would count is not defined."""
     for tensor, writers in graph_of(model, repository).writers.items():
         if len(writers) > 1:
             index, key = writers[-1]
@@ -74,15 +64,10 @@ def written_twice(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(model, f"{tensor!r} is also written by {others}", person("another value"), *place)
 
 
-@rule(
-    "TF-TRI-169",
-    "error",
-    "a tensor of the ensemble is not used",
-    why="Triton refuses an ensemble with an input that no step reads, or with a step's output that nobody reads.",
-    source=_CORE,
-)
+@rule("TF-TRI-169", "error", "a tensor of the ensemble is not used", _CORE)
 @each_ensemble
 def unused(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Triton refuses an ensemble with an input that no step reads, or with a step's output that nobody reads."""
     if not all_named(model):
         return
     graph = graph_of(model, repository)
@@ -95,10 +80,7 @@ def unused(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"no step reads the input {tensor!r} of the ensemble",
-                (
-                    *no_input(model, repository, tensor),
-                    person(f'input_map {{ … value: "{tensor}" }}'),
-                ),
+                (*no_input(model, repository, tensor), person(f'input_map {{ … value: "{tensor}" }}')),
                 "input",
                 f"name={tensor}",
                 "name",
@@ -114,15 +96,10 @@ def unused(model: Model, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-170",
-    "error",
-    "an ensemble waits for itself",
-    why="Steps that wait for each other never start, and ensembles that hold each other never load.",
-    source=_CORE,
-)
+@rule("TF-TRI-170", "error", "an ensemble waits for itself", _CORE)
 @each_ensemble
 def cycles(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Steps that wait for each other never start, and ensembles that hold each other never load."""
     steps = model.message.ensemble_scheduling.step
     waiting = running_order(model)[1]
     if waiting:
@@ -165,15 +142,10 @@ def _mismatches(model: Model, repository: Repository) -> Iterator[tuple[str, End
             yield tensor, ends[0], end, len(ends) == 2
 
 
-@rule(
-    "TF-TRI-171",
-    "error",
-    "a tensor has two data types",
-    why="An ensemble hands a tensor on as it is; the type of who writes it is the type of who reads it.",
-    source=_CORE,
-)
+@rule("TF-TRI-171", "error", "a tensor has two data types", _CORE)
 @each_ensemble
 def data_types(model: Model, repository: Repository) -> Iterator[Hit]:
+    """An ensemble hands a tensor on as it is; the type of who writes it is the type of who reads it."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     if not (model.knows("input", "data_type") and model.knows("output", "data_type")):
@@ -192,15 +164,10 @@ def data_types(model: Model, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-172",
-    "error",
-    "a tensor has two shapes",
-    why="Where both declarations fix an axis they must fix it alike, the batch axis included.",
-    source=_CORE,
-)
+@rule("TF-TRI-172", "error", "a tensor has two shapes", _CORE)
 @each_ensemble
 def shapes(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Where both declarations fix an axis they must fix it alike, the batch axis included."""
     if not (model.knows("input", "dims") and model.knows("output", "dims") and model.knows("max_batch_size")):
         return
     for tensor, first, end, alone in _mismatches(model, repository):

@@ -16,7 +16,6 @@ from triton_repo.lint.hits import (
     hit_file,
     listed,
     rule,
-    thread,
 )
 from triton_repo.lint.remedies import Edit, Remedy, here, moved, out, person, put
 from triton_repo.lint.repository import CONFIG, HOLE, MODEL_FILES, Model, Repository, Version
@@ -24,6 +23,7 @@ from triton_repo.lint.roles import role
 from triton_repo.lint.schema import Fault, FaultKind
 from trtforge.ground.names import nearest
 from trtforge.ground.paths import real_path
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(10, "Files, names and texts")
@@ -32,14 +32,9 @@ SECTION = Section(10, "Files, names and texts")
 _FREE_FILES = frozenset({"dali", "fil", "tensorrtllm", "vllm", "openvino", "tensorflow"})
 
 
-@rule(
-    "TF-TRI-020",
-    "error",
-    "the repository holds no model",
-    why="Every sub-folder of a repository is a model; a server started on this one serves nothing.",
-    source=TRITON_REPOSITORY,
-)
+@rule("TF-TRI-020", "error", "the repository holds no model", TRITON_REPOSITORY)
 def no_model(repository: Repository) -> Iterator[Hit]:
+    """Every sub-folder of a repository is a model; a server started on this one serves nothing."""
     if repository.models or repository.problems:
         return
     meant = (repository.root / CONFIG).is_file()
@@ -51,15 +46,9 @@ def no_model(repository: Repository) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-TRI-106",
-    "error",
-    "a file or folder cannot be read",
-    why="The server reads it too, and would fail or wait there.",
-    source=TRITON_REPOSITORY,
-    last=True,
-)
+@rule("TF-TRI-106", "error", "a file or folder cannot be read", TRITON_REPOSITORY, last=True)
 def unreadable(repository: Repository) -> Iterator[Hit]:
+    """The server reads it too, and would fail or wait there."""
     for problem in repository.problems:
         if not problem.outside:
             readable = (person("a readable folder"),)
@@ -77,15 +66,9 @@ def unreadable(repository: Repository) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "TF-TRI-107",
-    "note",
-    "a link leaves the repository and is not followed",
-    why="What lies behind it is outside the folder that was asked for, so it is neither read nor judged.",
-    source=TRITON_REPOSITORY,
-    last=True,
-)
+@rule("TF-TRI-107", "note", "a link leaves the repository and is not followed", TRITON_REPOSITORY, last=True)
 def links_outside(repository: Repository) -> Iterator[Hit]:
+    """What lies behind it is outside the folder that was asked for, so it is neither read nor judged."""
     for problem in repository.problems:
         if problem.outside:
             elsewhere = (person("lint the folder that it leads to"),)
@@ -101,14 +84,9 @@ def links_outside(repository: Repository) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "TF-TRI-022",
-    "error",
-    "config.pbtxt is missing",
-    why="Nothing in the folder says which backend serves it, so auto-complete cannot either.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-022", "error", "config.pbtxt is missing", TRITON_CONFIG)
 def config_missing(repository: Repository) -> Iterator[Hit]:
+    """Nothing in the folder says which backend serves it, so auto-complete cannot either."""
     for model in repository.models.values():
         if model.config is not None or there(model.path) or _completes(model):
             continue
@@ -132,15 +110,10 @@ def _completes(model: Model) -> bool:
     return bool(model.backend) or ("." in model.name and bool(model.versions))
 
 
-@rule(
-    "TF-TRI-104",
-    "note",
-    "the configuration is left to auto-complete",
-    why="It works with a server that may complete configurations; --disable-auto-complete-config, which "
-    "TensorRT-LLM's launch script sets on all ranks but the first, refuses the model.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-104", "note", "the configuration is left to auto-complete", TRITON_CONFIG)
 def auto_complete(repository: Repository) -> Iterator[Hit]:
+    """It works with a server that may complete configurations; --disable-auto-complete-config, which TensorRT-LLM's
+    launch script sets on all ranks but the first, refuses the model."""
     for model in repository.models.values():
         if model.config is None and not there(model.path) and _completes(model):
             yield hit_file(
@@ -151,14 +124,9 @@ def auto_complete(repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-023",
-    "error",
-    "the configuration is named otherwise than its folder",
-    why="Triton refuses a model whose configuration has another name than its folder.",
-    source=TRITON_REPOSITORY,
-)
+@rule("TF-TRI-023", "error", "the configuration is named otherwise than its folder", TRITON_REPOSITORY)
 def name_differs(repository: Repository) -> Iterator[Hit]:
+    """Triton refuses a model whose configuration has another name than its folder."""
     for model in repository.models.values():
         name = model.message.name
         if model.knows("name") and name and name != model.name:
@@ -170,14 +138,9 @@ def name_differs(repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-124",
-    "error",
-    "two models have one name",
-    why="A name stands for one model in all repositories of a server; the second is not loaded.",
-    source=TRITON_REPOSITORY,
-)
+@rule("TF-TRI-124", "error", "two models have one name", TRITON_REPOSITORY)
 def duplicate_names(repository: Repository) -> Iterator[Hit]:
+    """A name stands for one model in all repositories of a server; the second is not loaded."""
     first: dict[str, str] = {}
     for model in repository.models.values():
         name = model.message.name if model.readable else ""
@@ -194,14 +157,9 @@ def _versions_needed(model: Model) -> bool:
     return not model.is_ensemble
 
 
-@rule(
-    "TF-TRI-025",
-    "error",
-    "a version folder or its model.py is missing",
-    why="Triton loads numbered folders only, and its Python backend waits for ever on one without model.py.",
-    source=TRITON_REPOSITORY,
-)
+@rule("TF-TRI-025", "error", "a version folder or its model.py is missing", TRITON_REPOSITORY)
 def versions(repository: Repository) -> Iterator[Hit]:
+    """Triton loads numbered folders only, and its Python backend waits for ever on one without model.py."""
     for model in repository.models.values():
         if not model.readable:
             continue
@@ -232,15 +190,10 @@ def loaded(model: Model) -> list[Version]:
     return model.versions[-max(count, 1) :]
 
 
-@rule(
-    "TF-TRI-120",
-    "error",
-    "the version policy asks for versions that are not there",
-    why="A version that the policy names and that has no folder is not served; with none left, the model is not.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-120", "error", "the version policy asks for versions that are not there", TRITON_CONFIG)
 @each_model
 def version_policy(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A version that the policy names and that has no folder is not served; with none left, the model is not."""
     policy = model.message.version_policy
     numbers = {version.number for version in model.versions}
     if policy.HasField("specific"):
@@ -266,15 +219,10 @@ def version_policy(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(model, "latest 0 versions are none", here("1"), *place)
 
 
-@rule(
-    "TF-TRI-121",
-    "error",
-    "the model file is missing in a version folder",
-    why="The backend looks for this one name in every version that it loads.",
-    source=TRITON_REPOSITORY,
-)
+@rule("TF-TRI-121", "error", "the model file is missing in a version folder", TRITON_REPOSITORY)
 @each_model
 def model_file(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The backend looks for this one name in every version that it loads."""
     if model.backend in ("python", "") or model.is_ensemble:
         return
     stated = model.message.default_model_filename
@@ -304,14 +252,9 @@ def model_file(model: Model, repository: Repository) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-122",
-    "warning",
-    "a folder looks like a version and is not loaded",
-    why="Only folders whose name is a number without a leading zero are versions; others are ignored silently.",
-    source=TRITON_REPOSITORY,
-)
+@rule("TF-TRI-122", "warning", "a folder looks like a version and is not loaded", TRITON_REPOSITORY)
 def odd_versions(repository: Repository) -> Iterator[Hit]:
+    """Only folders whose name is a number without a leading zero are versions; others are ignored silently."""
     for model in repository.models.values():
         for folder in model.odd_folders:
             digits = folder.name.lower().removeprefix("version").removeprefix("v").lstrip("_-0").split(".")[0]
@@ -364,69 +307,39 @@ def _agreed(repository: Repository, model: Model, fault: Fault) -> tuple[Remedy,
     return (Remedy(f"{name}: {value}, as in the models around it", edits),)
 
 
-@rule(
-    "TF-TRI-001",
-    "error",
-    "the configuration cannot be parsed",
-    why="Triton reads it as protobuf text of the message ModelConfig and refuses what does not parse.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-001", "error", "the configuration cannot be parsed", TRITON_CONFIG)
 def syntax(repository: Repository) -> Iterator[Hit]:
+    """Triton reads it as protobuf text of the message ModelConfig and refuses what does not parse."""
     return _faults(repository, "syntax")
 
 
-@rule(
-    "TF-TRI-101",
-    "error",
-    "a template placeholder was not filled in",
-    why='A number, a flag or a type is read there; Triton says "Expected integer, got: $".',
-    source=thread("TB#61"),
-)
+@rule("TF-TRI-101", "error", "a template placeholder was not filled in", thread("TB#61"))
 def placeholder(repository: Repository) -> Iterator[Hit]:
+    """A number, a flag or a type is read there; Triton says "Expected integer, got: $"."""
     return _faults(repository, "placeholder")
 
 
-@rule(
-    "TF-TRI-102",
-    "error",
-    "a field does not exist",
-    why="One unknown field makes Triton refuse the whole configuration.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-102", "error", "a field does not exist", TRITON_CONFIG)
 def unknown_field(repository: Repository) -> Iterator[Hit]:
+    """One unknown field makes Triton refuse the whole configuration."""
     return _faults(repository, "unknown")
 
 
-@rule(
-    "TF-TRI-103",
-    "error",
-    "a value has the wrong type",
-    why="The field's type is fixed in the message ModelConfig; another one does not parse.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-103", "error", "a value has the wrong type", TRITON_CONFIG)
 def wrong_type(repository: Repository) -> Iterator[Hit]:
+    """The field's type is fixed in the message ModelConfig; another one does not parse."""
     return _faults(repository, "type")
 
 
-@rule(
-    "TF-TRI-109",
-    "error",
-    "a field is set twice",
-    why="A field that is not repeated may stand once; the parser refuses the second.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-109", "error", "a field is set twice", TRITON_CONFIG)
 def set_twice(repository: Repository) -> Iterator[Hit]:
+    """A field that is not repeated may stand once; the parser refuses the second."""
     return _faults(repository, "twice")
 
 
-@rule(
-    "TF-TRI-133",
-    "error",
-    "two schedulers are asked for",
-    why="A model has one scheduler: dynamic batching, sequence batching or an ensemble.",
-    source=TRITON_CONFIG,
-)
+@rule("TF-TRI-133", "error", "two schedulers are asked for", TRITON_CONFIG)
 def two_schedulers(repository: Repository) -> Iterator[Hit]:
+    """A model has one scheduler: dynamic batching, sequence batching or an ensemble."""
     return _faults(repository, "schedulers")
 
 
@@ -434,10 +347,10 @@ def two_schedulers(repository: Repository) -> Iterator[Hit]:
     "TF-TRI-105",
     "note",
     "a field of a newer Triton",
-    why="It exists in current releases and not in older ones, which refuse the configuration; it is not judged.",
-    source="https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto",
+    "https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto",
 )
 def newer_field(repository: Repository) -> Iterator[Hit]:
+    """It exists in current releases and not in older ones, which refuse the configuration; it is not judged."""
     for model in repository.models.values():
         if model.config is not None:
             for node in model.config.newer:
@@ -452,14 +365,9 @@ def newer_field(repository: Repository) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "TF-TRI-108",
-    "error",
-    "a placeholder stands in a name or a path of the configuration",
-    why="The text is taken as it stands: the name of a file, a model or a tensor with ${…} in it exists nowhere.",
-    source=thread("TB#79"),
-)
+@rule("TF-TRI-108", "error", "a placeholder stands in a name or a path of the configuration", thread("TB#79"))
 def placeholder_in_text(repository: Repository) -> Iterator[Hit]:
+    """The text is taken as it stands: the name of a file, a model or a tensor with ${…} in it exists nowhere."""
     for model in repository.models.values():
         if model.config is None:
             continue

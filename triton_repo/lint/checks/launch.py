@@ -28,29 +28,19 @@ def _texts(repository: Repository) -> Iterator[tuple[Path, str]]:
             continue
 
 
-@rule(
-    "TF-TRI-260",
-    "warning",
-    "a start leaves dangerous APIs open to every client",
-    why="Triton opens all its APIs to whoever reaches a port: through shared memory a client reads and writes other "
-    "clients' data and ends the server, through logs and traces it writes files.",
-    source=_DEPLOY,
-)
+@rule("TF-TRI-260", "warning", "a start leaves dangerous APIs open to every client", _DEPLOY)
 def open_to_clients(repository: Repository) -> Iterator[Hit]:
+    """Triton opens all its APIs to whoever reaches a port: through shared memory a client reads and writes other
+    clients' data and ends the server, through logs and traces it writes files."""
     for path, text in _texts(repository):
         for launch in launch_lines(text, path.name):
             for weakness in weaknesses(launch):
                 yield Hit(weakness.what, (person(weakness.remedy),), "", path, launch.line)
 
 
-@rule(
-    "TF-TRI-261",
-    "warning",
-    "the image's Triton has known holes",
-    why="NVIDIA's security bulletins name the releases that have them; a later image is the only repair.",
-    source=_BULLETINS,
-)
+@rule("TF-TRI-261", "warning", "the image's Triton has known holes", _BULLETINS)
 def holes_of_images(repository: Repository) -> Iterator[Hit]:
+    """NVIDIA's security bulletins name the releases that have them; a later image is the only repair."""
     for path, text in _texts(repository):
         for line, image, month in images(text):
             known = known_holes(SERVER, month)
@@ -59,14 +49,9 @@ def holes_of_images(repository: Repository) -> Iterator[Hit]:
                 yield Hit(f"{image}: {summary(known)}", (remedy,), "", path, line)
 
 
-@rule(
-    "TF-TRI-262",
-    "error",
-    "a launch file says nothing",
-    why="It was named to be looked at, and it cannot be read or holds no line that starts a server on a repository.",
-    source=_DEPLOY,
-)
+@rule("TF-TRI-262", "error", "a launch file says nothing", _DEPLOY)
 def nothing_to_look_at(repository: Repository) -> Iterator[Hit]:
+    """It was named to be looked at, and it cannot be read or holds no line that starts a server on a repository."""
     for path in repository.named_launch_files:
         try:
             text = read_text(path, Path(os.path.realpath(path.parent)))

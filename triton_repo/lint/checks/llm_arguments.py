@@ -23,15 +23,10 @@ SECTION = Section(110, "The LLM API: arguments")
 _REFERENCE = "https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 
 
-@rule(
-    "TF-TRI-223",
-    "error",
-    "a key of model.yaml is misspelt, misplaced or removed",
-    why="LLM() and its sections refuse names that they do not have.",
-    source=_REFERENCE,
-)
+@rule("TF-TRI-223", "error", "a key of model.yaml is misspelt, misplaced or removed", _REFERENCE)
 @each_document
 def yaml_keys(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """LLM() and its sections refuse names that they do not have."""
     table, lines = load_arguments(), Lines(text)
     for name, line, first in keys_twice(text):
         message = f"{name} is set a second time (first in line {first}); the last one holds"
@@ -174,11 +169,11 @@ def _lifted(entry: Entry, path: Path, document: Mapping[str, Any]) -> Remedy:
     "TF-TRI-225",
     "error",
     "a value of model.yaml is none that the key takes",
-    why="LLM() checks its arguments and refuses to start.",
-    source="https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html",
+    "https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html",
 )
 @each_document
 def yaml_values(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """LLM() checks its arguments and refuses to start."""
     table, lines = load_arguments(), Lines(text)
     ranges = {
         row.name.split(" ")[0]: row
@@ -218,11 +213,11 @@ def _no_list(model: Model, entry: Entry, path: Path, line: int) -> Hit:
     "TF-TRI-263",
     "error",
     "two keys say different batches for CUDA graphs",
-    why="LLM() takes batch_sizes or max_batch_size, and refuses both unless the one follows from the other.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/llmapi/llm_args.py",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/llmapi/llm_args.py",
 )
 @each_document
 def graph_batches(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """LLM() takes batch_sizes or max_batch_size, and refuses both unless the one follows from the other."""
     arguments = placed(document, load_arguments())
     listed_ones, largest = (arguments.get(f"cuda_graph_config.{name}") for name in ("batch_sizes", "max_batch_size"))
     if listed_ones is None or largest is None or not isinstance(listed_ones.value, list):
@@ -268,12 +263,12 @@ def _like(spoken: str, values: tuple[str, ...]) -> str | None:
     "TF-TRI-250",
     "warning",
     "guided decoding and this speculation do not go together",
-    why="The grammar's mask and the drafts are made by different parts, which have to agree about the rows of a step; "
-    "releases differ in which ways they do.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/guided-decoding.html",
+    "https://nvidia.github.io/TensorRT-LLM/features/guided-decoding.html",
 )
 @each_document
 def guided_speculation(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """The grammar's mask and the drafts are made by different parts, which have to agree about the rows of a step;
+    releases differ in which ways they do."""
     table, lines = load_arguments(), Lines(text)
     arguments = placed(document, table)
     entry, grammar = arguments.get("speculative_config"), arguments.get("guided_decoding_backend")

@@ -59,15 +59,10 @@ def _section(model: Model, path: Path, text: str, document: Mapping[str, Any]) -
     return _Section(model, path, text, tuple(entry.path), entry.value)
 
 
-@rule(
-    "TF-TRI-265",
-    "error",
-    "lengths of speculative_config that LLM() refuses",
-    why="It checks that a draft has a length, and that lengths by batch begin with the longest one.",
-    source=_SOURCE,
-)
+@rule("TF-TRI-265", "error", "lengths of speculative_config that LLM() refuses", _SOURCE)
 @each_document
 def draft_lengths(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """It checks that a draft has a length, and that lengths by batch begin with the longest one."""
     found = _section(model, path, text, document)
     if found is None:
         return
@@ -122,15 +117,10 @@ def _begun(rows: Mapping[int, int], longest: int) -> dict[str, int]:
     return {str(batch): length for batch, length in sorted({**rows, min(rows): longest}.items())}
 
 
-@rule(
-    "TF-TRI-266",
-    "error",
-    "a draft tree of speculative_config that LLM() refuses",
-    why="A dynamic tree is given by its width, and keeps so many nodes a level at most; a static one lists each node.",
-    source=_SOURCE,
-)
+@rule("TF-TRI-266", "error", "a draft tree of speculative_config that LLM() refuses", _SOURCE)
 @each_document
 def draft_trees(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """A dynamic tree is given by its width, and keeps so many nodes a level at most; a static one lists each node."""
     found = _section(model, path, text, document)
     if found is None:
         return
@@ -168,11 +158,11 @@ def draft_trees(model: Model, path: Path, text: str, document: Mapping[str, Any]
     "TF-TRI-267",
     "warning",
     "a threshold of speculative_config that nothing measures",
-    why="Without a window no acceptance is measured, and drafting is never turned off.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/pull/12905",
+    "https://github.com/NVIDIA/TensorRT-LLM/pull/12905",
 )
 @each_document
 def acceptance_threshold(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """Without a window no acceptance is measured, and drafting is never turned off."""
     found = _section(model, path, text, document)
     if found is None:
         return
@@ -182,8 +172,5 @@ def acceptance_threshold(model: Model, path: Path, text: str, document: Mapping[
     ):
         if found.values.get(name) is not None and not found.values.get(window):
             yield found.hit(
-                name,
-                f"{name} without {window}: nothing is measured",
-                found.put(window, 100),
-                found.without(name),
+                name, f"{name} without {window}: nothing is measured", found.put(window, 100), found.without(name)
             )

@@ -34,15 +34,10 @@ def _yaml(model: Model) -> tuple[Path, str] | None:
     return file_of(model, "model.yaml")
 
 
-@rule(
-    "TF-TRI-220",
-    "error",
-    "model.yaml cannot be used",
-    why="Every key but triton_config is an argument of LLM(), and model is the one that it cannot do without.",
-    source=TRTLLM_LLMAPI,
-)
+@rule("TF-TRI-220", "error", "model.yaml cannot be used", TRTLLM_LLMAPI)
 @each_model
 def model_yaml(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Every key but triton_config is an argument of LLM(), and model is the one that it cannot do without."""
     found = _yaml(model) if is_llmapi(model) else None
     if found is None:
         return
@@ -84,15 +79,10 @@ def each_document(
     return each_model(functools.wraps(check)(checked))
 
 
-@rule(
-    "TF-TRI-224",
-    "error",
-    "a placeholder was left in model.yaml",
-    why="It is handed to LLM() as it stands.",
-    source=TRTLLM_LLMAPI,
-)
+@rule("TF-TRI-224", "error", "a placeholder was left in model.yaml", TRTLLM_LLMAPI)
 @each_model
 def yaml_placeholder(model: Model, repository: Repository) -> Iterator[Hit]:
+    """It is handed to LLM() as it stands."""
     found = _yaml(model) if is_llmapi(model) else None
     if found is None:
         return
@@ -102,16 +92,11 @@ def yaml_placeholder(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit_file(model, found[0], f"{plain.strip()} was never filled in", person("fill it in"), number)
 
 
-@rule(
-    "TF-TRI-221",
-    "error",
-    "triton_config is set wrongly",
-    why="It holds Triton's own settings, the model does not batch in Triton, and what config.pbtxt states too "
-    "cannot be changed from there.",
-    source=TRTLLM_LLMAPI,
-)
+@rule("TF-TRI-221", "error", "triton_config is set wrongly", TRTLLM_LLMAPI)
 @each_document
 def triton_config(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """It holds Triton's own settings, the model does not batch in Triton, and what config.pbtxt states too cannot be
+    changed from there."""
     lines = Lines(text)
     read = _subscripts(model)
     if "triton_config" not in document:
@@ -184,11 +169,11 @@ def _subscripts(model: Model) -> set[str]:
     "TF-TRI-226",
     "error",
     "speculative_config cannot draft",
-    why="LLM() refuses a decoding_type that it does not have, and one that drafts with a model when none is named.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
 )
 @each_document
 def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """LLM() refuses a decoding_type that it does not have, and one that drafts with a model when none is named."""
     table, lines = load_arguments(), Lines(text)
     arguments = placed(document, table)
     entry = arguments.get("speculative_config")
@@ -232,15 +217,10 @@ def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str,
         )
 
 
-@rule(
-    "TF-TRI-222",
-    "error",
-    "the LLM API model's GPUs do not go with its instances or ranks",
-    why="Each instance takes one set of GPUs, as many as tensor_parallel_size × pipeline_parallel_size.",
-    source=TRTLLM_LLMAPI,
-)
+@rule("TF-TRI-222", "error", "the LLM API model's GPUs do not go with its instances or ranks", TRTLLM_LLMAPI)
 @each_document
 def llmapi_devices(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """Each instance takes one set of GPUs, as many as tensor_parallel_size × pipeline_parallel_size."""
     arguments = placed(document, load_arguments())
     sizes = [arguments[name].value if name in arguments else 1 for name in _RANKS]
     wrong = [name for name, size in zip(_RANKS, sizes, strict=True) if type(size) is not int or size < 1]

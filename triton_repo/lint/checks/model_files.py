@@ -8,12 +8,13 @@ from typing import Any
 
 from triton_repo.lint.checks.files import loaded
 from triton_repo.lint.files import Unreadable, inside
-from triton_repo.lint.hits import Hit, each_model, hit, hit_file, listed, rule, thread
+from triton_repo.lint.hits import Hit, each_model, hit, hit_file, listed, rule
 from triton_repo.lint.onnx_graph import Graph, GraphTensor, read_graph
 from triton_repo.lint.remedies import Remedy, here, person, put, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.shapes import full, text
 from trtforge.ground.names import nearest
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(140, "The model's file")
@@ -27,11 +28,11 @@ _HEAVY = (".onnx", ".plan", ".pt", ".pt2", ".bin", ".savedmodel", ".graphdef", "
     "TF-TRI-155",
     "error",
     "a file of the model is a Git LFS pointer",
-    why="The repository was cloned without its large files: a text of three lines stands where the weights belong.",
-    source="https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md",
+    "https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md",
 )
 @each_model
 def pointers(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The repository was cloned without its large files: a text of three lines stands where the weights belong."""
     for version in loaded(model):
         for name in sorted(version.names or ()):
             path = version.folder / name
@@ -54,16 +55,11 @@ def _begins(path: Any, repository: Repository) -> bytes:
         return b""
 
 
-@rule(
-    "TF-TRI-156",
-    "error",
-    "the configuration's tensors are not those of the ONNX model",
-    why="Names, types and fixed sizes are compared when the model is loaded; with batching the model's first axis is "
-    "the batch, which dims leave out and which must be open.",
-    source=thread("TS#1338"),
-)
+@rule("TF-TRI-156", "error", "the configuration's tensors are not those of the ONNX model", thread("TS#1338"))
 @each_model
 def onnx_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Names, types and fixed sizes are compared when the model is loaded; with batching the model's first axis is the
+    batch, which dims leave out and which must be open."""
     message = model.message
     graph = _graph(model, repository)
     if graph is None or not (model.knows("input") and model.knows("output") and model.knows("max_batch_size")):
@@ -89,11 +85,11 @@ def _graph(model: Model, repository: Repository) -> Graph | None:
     "TF-TRI-257",
     "error",
     "an input or output of the ONNX model is no tensor",
-    why="Triton hands tensors over and refuses a model with sequences or maps among its inputs and outputs, as "
-    "converters of scikit-learn's classifiers write them for probabilities.",
-    source="https://github.com/triton-inference-server/onnxruntime_backend",
+    "https://github.com/triton-inference-server/onnxruntime_backend",
 )
 def not_tensors(repository: Repository) -> Iterator[Hit]:
+    """Triton hands tensors over and refuses a model with sequences or maps among its inputs and outputs, as converters
+    of scikit-learn's classifiers write them for probabilities."""
     for model in repository.models.values():
         graph = _graph(model, repository)
         for side, rows in (("input", graph.inputs), ("output", graph.outputs)) if graph is not None else ():
@@ -103,16 +99,11 @@ def not_tensors(repository: Repository) -> Iterator[Hit]:
                     yield hit(model, f"{side} {row.name!r} of the model is a {row.kind}", remedy, side)
 
 
-@rule(
-    "TF-TRI-258",
-    "note",
-    "the configuration fixes a size that the ONNX model leaves open",
-    why="An open size of an output is known only when the model has run: the server loads the model, tells clients "
-    "and ensembles the size in the file, and gives them what came out.",
-    source=thread("TS#1338"),
-)
+@rule("TF-TRI-258", "note", "the configuration fixes a size that the ONNX model leaves open", thread("TS#1338"))
 @each_model
 def open_outputs(model: Model, repository: Repository) -> Iterator[Hit]:
+    """An open size of an output is known only when the model has run: the server loads the model, tells clients and
+    ensembles the size in the file, and gives them what came out."""
     graph = _graph(model, repository)
     if graph is None or not (model.knows("output", "dims") and model.knows("max_batch_size")):
         return

@@ -65,30 +65,20 @@ def _is_native(model: Model) -> bool:
     return model.backend == "python" and "engine_dir" in parameters and any(name in parameters for name in LIMITS)
 
 
-@rule(
-    "TF-TRI-027",
-    "error",
-    "the engine of a native model cannot be read",
-    why="The model loads the engine that engine_dir names, relative to its own folder.",
-    source=TRITON_PYTHON,
-)
+@rule("TF-TRI-027", "error", "the engine of a native model cannot be read", TRITON_PYTHON)
 @each_model
 def engine_missing(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The model loads the engine that engine_dir names, relative to its own folder."""
     if _is_native(model):
         found = _engine(model, repository)[1]
         if found is not None:
             yield found
 
 
-@rule(
-    "TF-TRI-028",
-    "error",
-    "a limit differs from the engine's",
-    why="The runtime refuses to serve an engine under other limits than it was built for.",
-    source=TRITON_PYTHON,
-)
+@rule("TF-TRI-028", "error", "a limit differs from the engine's", TRITON_PYTHON)
 @each_model
 def limits(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The runtime refuses to serve an engine under other limits than it was built for."""
     engine = _engine(model, repository)[0] if _is_native(model) else None
     if engine is None:
         return
@@ -103,15 +93,10 @@ def limits(model: Model, repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-030",
-    "error",
-    "the repository says another speculation than the engine has",
-    why="The model refuses to load: clients and load tests tell by the parameter whether answers count drafts.",
-    source=TRITON_PYTHON,
-)
+@rule("TF-TRI-030", "error", "the repository says another speculation than the engine has", TRITON_PYTHON)
 @each_model
 def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The model refuses to load: clients and load tests tell by the parameter whether answers count drafts."""
     engine = _engine(model, repository)[0] if _is_native(model) else None
     stands = "speculation" in model.message.parameters
     # the code of earlier repositories does not look at it
@@ -128,16 +113,11 @@ def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-029",
-    "error",
-    "a native model streams and is not decoupled",
-    why="Code written before the native layout could choose sends a response for each piece of text, which only a "
-    "decoupled model may.",
-    source=TRITON_PYTHON,
-)
+@rule("TF-TRI-029", "error", "a native model streams and is not decoupled", TRITON_PYTHON)
 @each_model
 def not_decoupled(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Code written before the native layout could choose sends a response for each piece of text, which only a
+    decoupled model may."""
     if (
         _is_native(model)
         and _always_streams(model)

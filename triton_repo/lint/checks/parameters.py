@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from triton_repo.history import load_history
 from triton_repo.lint.engine_models import at
-from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, each_model, hit, listed, rule, thread
+from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, each_model, hit, listed, rule
 from triton_repo.lint.remedies import Remedy, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.roles import role
 from triton_repo.parameters import Parameter, load_parameters
 from trtforge.ground.names import nearest
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(60, "TensorRT-LLM's parameters")
@@ -69,15 +70,10 @@ def _judged_role(model: Model) -> str | None:
     return role(model) if model.readable and model.knows("parameters") else None
 
 
-@rule(
-    "TF-TRI-180",
-    "error",
-    "a parameter that must be set is not",
-    why="Without the engine's or the tokenizer's folder the model cannot load; an unfilled ${…} is taken as a path.",
-    source=thread("TB#61"),
-)
+@rule("TF-TRI-180", "error", "a parameter that must be set is not", thread("TB#61"))
 @each_role
 def mandatory(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[Hit]:
+    """Without the engine's or the tokenizer's folder the model cannot load; an unfilled ${…} is taken as a path."""
     for name in _MANDATORY[found]:
         text = model.raw_parameter(name)
         if text is None:
@@ -106,16 +102,11 @@ def _usual(model: Model, name: str, rows: dict[str, Parameter]) -> Remedy:
     return person(f"fill {(row.template if row is not None else None) or name} in: a path")
 
 
-@rule(
-    "TF-TRI-181",
-    "note",
-    "optional parameters were left as placeholders",
-    why="The backend takes an unfilled ${…} of an optional parameter as not set and uses its default, as in "
-    "NVIDIA's own guide; a value that was meant to be set is not.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-181", "note", "optional parameters were left as placeholders", TRTLLM_PARAMETERS)
 @each_role
 def optional_holes(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[Hit]:
+    """The backend takes an unfilled ${…} of an optional parameter as not set and uses its default, as in NVIDIA's own
+    guide; a value that was meant to be set is not."""
     holes = [
         name
         for name in model.message.parameters
@@ -125,23 +116,15 @@ def optional_holes(model: Model, found: str, rows: dict[str, Parameter]) -> Iter
         yield hit(
             model,
             f"{len(holes)} optional parameter{'s are' if len(holes) > 1 else ' is'} not filled in: {listed(holes)}",
-            (
-                together(*(no_parameter(model, name) for name in holes), text="leave them out"),
-                person("fill them in"),
-            ),
+            (together(*(no_parameter(model, name) for name in holes), text="leave them out"), person("fill them in")),
             *at(model, sorted(holes)[0]),
         )
 
 
-@rule(
-    "TF-TRI-182",
-    "warning",
-    "a parameter is not known",
-    why="The backend asks for the names that it knows and never sees this one; its default holds instead.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-182", "warning", "a parameter is not known", TRTLLM_PARAMETERS)
 @each_role
 def unknown_parameter(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[Hit]:
+    """The backend asks for the names that it knows and never sees this one; its default holds instead."""
     known = set(rows) | _OTHERS[found]
     old = load_history().old_names(found)
     for name in sorted(set(model.message.parameters) - known - set(old)):
@@ -168,15 +151,10 @@ def _named(model: Model, name: str, new: str, value: str | None = None) -> Remed
     return Remedy(f'key: "{new}"' + (f', "{value}"' if value is not None else ""), edits)
 
 
-@rule(
-    "TF-TRI-187",
-    "warning",
-    "a parameter of an older version",
-    why="The backend has dropped or renamed it; the setting is lost without an error. A note where no parameter of the "
-    "repository is newer than the change: a backend of that age reads it.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-187", "warning", "a parameter of an older version", TRTLLM_PARAMETERS)
 def old_parameter(repository: Repository) -> Iterator[Hit]:
+    """The backend has dropped or renamed it; the setting is lost without an error. A note where no parameter of the
+    repository is newer than the change: a backend of that age reads it."""
     history = load_history()
     models = [(model, found) for model in repository.models.values() if (found := _judged_role(model)) is not None]
     # the oldest version that all parameters can be of
@@ -208,15 +186,10 @@ def old_parameter(repository: Repository) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "TF-TRI-183",
-    "error",
-    "a parameter's value is of the wrong type or outside its range",
-    why="The backend refuses it, or puts its default in its place and says so in the log only.",
-    source=_CODE,
-)
+@rule("TF-TRI-183", "error", "a parameter's value is of the wrong type or outside its range", _CODE)
 @each_role
 def values(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[Hit]:
+    """The backend refuses it, or puts its default in its place and says so in the log only."""
     for name, row in rows.items():
         text = model.parameter(name)
         if text is None or row.kind == "choice":
@@ -255,15 +228,10 @@ def _fault(row: Parameter, text: str, found: str) -> str | None:
     return row.fault(text)
 
 
-@rule(
-    "TF-TRI-185",
-    "error",
-    "a parameter's value is none of the known ones",
-    why="gpt_model_type and guided_decoding_backend stop the load; for the others the default holds silently.",
-    source=_CODE,
-)
+@rule("TF-TRI-185", "error", "a parameter's value is none of the known ones", _CODE)
 @each_role
 def choices(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[Hit]:
+    """gpt_model_type and guided_decoding_backend stop the load; for the others the default holds silently."""
     for name, row in rows.items():
         text = model.parameter(name)
         if text is None or row.kind != "choice":

@@ -20,14 +20,9 @@ CLASS = "TritonPythonModel"
 _OWN_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 
 
-@rule(
-    "TF-TRI-127",
-    "error",
-    "model.py has no TritonPythonModel",
-    why="The Python backend makes an instance of the class TritonPythonModel and of no other, and calls its execute.",
-    source=TRITON_PYTHON,
-)
+@rule("TF-TRI-127", "error", "model.py has no TritonPythonModel", TRITON_PYTHON)
 def python_class(repository: Repository) -> Iterator[Hit]:
+    """The Python backend makes an instance of the class TritonPythonModel and of no other, and calls its execute."""
     for model in repository.models.values():
         if model.backend != "python" or not model.readable or model.code is None:
             continue
@@ -72,14 +67,9 @@ def _bound(statement: ast.stmt) -> set[str]:
     return names | {node.name for node in nodes if isinstance(node, defined)}
 
 
-@rule(
-    "TF-TRI-128",
-    "error",
-    "model.py is no Python",
-    why="The Python backend cannot import it.",
-    source=TRITON_PYTHON,
-)
+@rule("TF-TRI-128", "error", "model.py is no Python", TRITON_PYTHON)
 def python_syntax(repository: Repository) -> Iterator[Hit]:
+    """The Python backend cannot import it."""
     for model in repository.models.values():
         if model.backend != "python" or not model.readable:
             continue
@@ -100,11 +90,11 @@ def code_path(model: Model) -> Path:
     "TF-TRI-157",
     "error",
     "the environment of a Python model is missing",
-    why="EXECUTION_ENV_PATH names a packed conda environment that the backend unpacks before it starts the model.",
-    source=f"{TRITON_PYTHON}#creating-custom-execution-environments",
+    f"{TRITON_PYTHON}#creating-custom-execution-environments",
 )
 @each_model
 def environment(model: Model, repository: Repository) -> Iterator[Hit]:
+    """EXECUTION_ENV_PATH names a packed conda environment that the backend unpacks before it starts the model."""
     stated = model.parameter("EXECUTION_ENV_PATH")
     if model.backend != "python" or stated is None or not stated.startswith(_OWN_FOLDER) or HOLE.search(stated):
         return

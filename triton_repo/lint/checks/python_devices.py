@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from triton_repo.lint.hits import Hit, each_model, hit, rule, thread
+from triton_repo.lint.hits import Hit, each_model, hit, rule
 from triton_repo.lint.remedies import Remedy, person, put
 from triton_repo.lint.repository import Model, Repository
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(170, "Models in Python: GPUs")
@@ -18,16 +19,11 @@ _MAPS = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
 _SIZES = frozenset({"tensor_parallel_size", "pipeline_parallel_size", "tp_size", "mp_size"})
 
 
-@rule(
-    "TF-TRI-256",
-    "note",
-    "a Python model that spreads over the GPUs is started once a GPU",
-    why="Where nothing is said, and with KIND_GPU, Triton starts one instance a visible GPU, and each of them loads "
-    "the model over all GPUs: as many copies as GPUs, and memory runs out. KIND_MODEL leaves the GPUs to the model.",
-    source=thread("TS#7169"),
-)
+@rule("TF-TRI-256", "note", "a Python model that spreads over the GPUs is started once a GPU", thread("TS#7169"))
 @each_model
 def spread(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Where nothing is said, and with KIND_GPU, Triton starts one instance a visible GPU, and each of them loads the
+    model over all GPUs: as many copies as GPUs, and memory runs out. KIND_MODEL leaves the GPUs to the model."""
     if model.backend != "python" or not model.knows("instance_group") or not isinstance(model.syntax, ast.Module):
         return
     found = next(_spreading(model.syntax), None)

@@ -9,12 +9,13 @@ from typing import Any
 
 from triton_repo.folder_kind import folder_kind
 from triton_repo.lint.checks.llmapi import each_document
-from triton_repo.lint.hits import Hit, each_model, hit_file, rule, thread
+from triton_repo.lint.hits import Hit, each_model, hit_file, rule
 from triton_repo.lint.llm_arguments import load_arguments
 from triton_repo.lint.remedies import no_key, person
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import is_vllm
 from triton_repo.lint.settings import Lines, file_of, placed
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(150, "The LLM API and vLLM: what is served")
@@ -28,12 +29,12 @@ _VLLM = (*_LLMAPI, "a checkpoint in its maker's own format", "a GGUF file in a f
     "TF-TRI-253",
     "error",
     "the folder that is named as the model is no checkpoint that can be loaded",
-    why="The PyTorch backend and vLLM load Hugging Face checkpoints. A TensorRT-LLM checkpoint (architecture, "
-    "rank0.safetensors) is what trtllm-build reads, and an engine is what it writes.",
-    source=thread("TL#10739"),
+    thread("TL#10739"),
 )
 @each_document
 def llmapi_folder(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """The PyTorch backend and vLLM load Hugging Face checkpoints. A TensorRT-LLM checkpoint (architecture,
+    rank0.safetensors) is what trtllm-build reads, and an engine is what it writes."""
     arguments = placed(document, load_arguments())
     for name in ("model", "speculative_config.speculative_model", "speculative_config.speculative_model_dir"):
         if name in arguments:
@@ -44,12 +45,12 @@ def llmapi_folder(model: Model, path: Path, text: str, document: Mapping[str, An
     "TF-TRI-254",
     "error",
     "the folder that model.json names as the model is no checkpoint that can be loaded",
-    why="vLLM loads checkpoints of Hugging Face or of Mistral, and GGUF files; a TensorRT-LLM checkpoint or engine is "
-    "neither.",
-    source="https://docs.vllm.ai/en/stable/models/supported_models/",
+    "https://docs.vllm.ai/en/stable/models/supported_models/",
 )
 @each_model
 def vllm_folder(model: Model, repository: Repository) -> Iterator[Hit]:
+    """vLLM loads checkpoints of Hugging Face or of Mistral, and GGUF files; a TensorRT-LLM checkpoint or engine is
+    neither."""
     found = file_of(model, "model.json") if is_vllm(model) else None
     if found is None:
         return
@@ -94,15 +95,12 @@ _ASKED = {
 
 
 @rule(
-    "TF-TRI-255",
-    "warning",
-    "a setting that no request can ask for",
-    why="The model's tensors are all that a client can send and get. NVIDIA's llmapi layout has none for guided "
-    "decoding: the backend is loaded, takes memory and time, and is never used.",
-    source="https://github.com/NVIDIA/TensorRT/issues/4855",
+    "TF-TRI-255", "warning", "a setting that no request can ask for", "https://github.com/NVIDIA/TensorRT/issues/4855"
 )
 @each_document
 def unasked(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
+    """The model's tensors are all that a client can send and get. NVIDIA's llmapi layout has none for guided decoding:
+    the backend is loaded, takes memory and time, and is never used."""
     names = [row.name for row in (*model.message.input, *model.message.output)]
     if not names or not (model.knows("input") and model.knows("output")):
         return

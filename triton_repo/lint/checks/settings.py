@@ -7,24 +7,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from triton_repo.lint.engine_models import at, device_faults, each_engine_model
-from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, hit, listed, rule, thread
+from triton_repo.lint.hits import TRTLLM_PARAMETERS, Hit, hit, listed, rule
 from triton_repo.lint.remedies import Remedy, drop, here, leaving, no_parameter, parameter, person, put, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import flag, number
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(70, "Settings of an engine's model")
 
 
-@rule(
-    "TF-TRI-186",
-    "warning",
-    "static batching of an engine",
-    why="V1 waits for the longest answer of a batch before the next batch begins; in-flight batching does not.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-186", "warning", "static batching of an engine", TRTLLM_PARAMETERS)
 @each_engine_model
 def static_batching(model: Model, repository: Repository) -> Iterator[Hit]:
+    """V1 waits for the longest answer of a batch before the next batch begins; in-flight batching does not."""
     text = model.parameter("gpt_model_type")
     if text is not None and text.lower() == "v1":
         decoupled = bool(model.message.model_transaction_policy.decoupled)
@@ -37,15 +33,10 @@ def static_batching(model: Model, repository: Repository) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-189",
-    "error",
-    "speculation is set by halves",
-    why="A tree of choices is used by its own decoding mode only, and lookahead needs all three sizes.",
-    source=thread("TL#2115"),
-)
+@rule("TF-TRI-189", "error", "speculation is set by halves", thread("TL#2115"))
 @each_engine_model
 def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A tree of choices is used by its own decoding mode only, and lookahead needs all three sizes."""
     mode = model.parameter("decoding_mode")
     for name, wanted in (("medusa_choices", "medusa"), ("eagle_choices", "eagle")):
         text = model.parameter(name)
@@ -118,15 +109,10 @@ def _paths(nodes: list[tuple[int, ...]]) -> str:
     return ", ".join("{" + ", ".join(map(str, node)) + "}" for node in nodes)
 
 
-@rule(
-    "TF-TRI-190",
-    "warning",
-    "beams that cannot be used",
-    why="Streaming gives one beam only, and sampling modes ignore beams above one.",
-    source=thread("TB#140"),
-)
+@rule("TF-TRI-190", "warning", "beams that cannot be used", thread("TB#140"))
 @each_engine_model
 def beams(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Streaming gives one beam only, and sampling modes ignore beams above one."""
     width = number(model, "max_beam_width")
     mode = model.parameter("decoding_mode")
     if width is not None and width > 1:
@@ -134,10 +120,7 @@ def beams(model: Model, repository: Repository) -> Iterator[Hit]:
             yield hit(
                 model,
                 f"max_beam_width {width:g} in a decoupled model: requests that stream are refused more than one beam",
-                (
-                    _one_beam(model),
-                    person("decoupled: false, in every model that hands the stream on"),
-                ),
+                (_one_beam(model), person("decoupled: false, in every model that hands the stream on")),
                 *at(model, "max_beam_width"),
                 severity="note",  # requests that do not stream may still use them
             )
@@ -167,28 +150,18 @@ def _wider(model: Model) -> tuple[Remedy, ...]:
     return (parameter(model, "max_beam_width", str(built)),) if built > 1 else ()
 
 
-@rule(
-    "TF-TRI-199",
-    "error",
-    "gpu_device_ids do not go with the instances",
-    why="Each instance takes one set of GPUs; a GPU in two sets is loaded twice.",
-    source=thread("TB#398"),
-)
+@rule("TF-TRI-199", "error", "gpu_device_ids do not go with the instances", thread("TB#398"))
 @each_engine_model
 def devices(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Each instance takes one set of GPUs; a GPU in two sets is loaded twice."""
     yield from device_faults(model, None)
 
 
-@rule(
-    "TF-TRI-202",
-    "warning",
-    "an engine model's instances are on KIND_GPU",
-    why="TensorRT-LLM takes its GPUs itself; KIND_GPU makes Triton start one instance a visible GPU, and all of "
-    "them load the engine.",
-    source=thread("TB#576"),
-)
+@rule("TF-TRI-202", "warning", "an engine model's instances are on KIND_GPU", thread("TB#576"))
 @each_engine_model
 def kind_gpu(model: Model, repository: Repository) -> Iterator[Hit]:
+    """TensorRT-LLM takes its GPUs itself; KIND_GPU makes Triton start one instance a visible GPU, and all of them load
+    the engine."""
     for index, group in enumerate(model.message.instance_group):
         if group.Kind.Name(group.kind) == "KIND_GPU":
             where = f"gpus {list(group.gpus)}" if group.gpus else "no gpus"
@@ -212,16 +185,11 @@ def _on_cpu(model: Model, index: int, gpus: list[int]) -> Remedy:
     return Remedy("kind: KIND_CPU" + (" and gpu_device_ids" if gpus else ""), edits)
 
 
-@rule(
-    "TF-TRI-209",
-    "warning",
-    "a queue delay fights in-flight batching",
-    why="The engine admits new requests at every step, so a batch need not be waited for; the delay is added to "
-    "the time to the first token.",
-    source=thread("TS#5317"),
-)
+@rule("TF-TRI-209", "warning", "a queue delay fights in-flight batching", thread("TS#5317"))
 @each_engine_model
 def queue_delay(model: Model, repository: Repository) -> Iterator[Hit]:
+    """The engine admits new requests at every step, so a batch need not be waited for; the delay is added to the time
+    to the first token."""
     delay = model.message.dynamic_batching.max_queue_delay_microseconds
     if delay and (model.parameter("gpt_model_type") or "inflight").lower() != "v1":
         # NVIDIA's guides use up to 1000 µs to let requests of one moment join; that is below one step
@@ -235,25 +203,17 @@ def queue_delay(model: Model, repository: Repository) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-TRI-212",
-    "error",
-    "guided decoding lacks its tokenizer",
-    why="xgrammar builds its masks from the tokenizer: a file for the C++ backend, a folder for the Python one. "
-    "Without it the C++ backend switches guided decoding off and the requests' grammars are ignored.",
-    source=thread("TL#2166"),
-)
+@rule("TF-TRI-212", "error", "guided decoding lacks its tokenizer", thread("TL#2166"))
 @each_engine_model
 def guided(model: Model, repository: Repository) -> Iterator[Hit]:
+    """xgrammar builds its masks from the tokenizer: a file for the C++ backend, a folder for the Python one. Without it
+    the C++ backend switches guided decoding off and the requests' grammars are ignored."""
     if model.parameter("guided_decoding_backend") is None:
         if model.parameter("xgrammar_tokenizer_info_path") is not None:
             yield hit(
                 model,
                 "xgrammar_tokenizer_info_path without guided_decoding_backend",
-                (
-                    _with_guides(model),
-                    no_parameter(model, "xgrammar_tokenizer_info_path"),
-                ),
+                (_with_guides(model), no_parameter(model, "xgrammar_tokenizer_info_path")),
                 *at(model, "xgrammar_tokenizer_info_path"),
                 severity="warning",
             )
@@ -263,10 +223,7 @@ def guided(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(
             model,
             f"guided_decoding_backend without {needed}",
-            (
-                person(f'{needed}: "…"'),
-                no_parameter(model, "guided_decoding_backend", "no guided_decoding_backend"),
-            ),
+            (person(f'{needed}: "…"'), no_parameter(model, "guided_decoding_backend", "no guided_decoding_backend")),
             *at(model, "guided_decoding_backend"),
         )
 
@@ -285,16 +242,11 @@ def _no_guides(model: Model) -> list[str]:
     return [name for name in ("guided_decoding_guide_type", "guided_decoding_guide") if name not in declared]
 
 
-@rule(
-    "TF-TRI-259",
-    "note",
-    "guided decoding that no request can ask for",
-    why="A grammar comes with a request, in guided_decoding_guide and its type; a model without these inputs builds "
-    "masks that nobody uses.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-259", "note", "guided decoding that no request can ask for", TRTLLM_PARAMETERS)
 @each_engine_model
 def unasked_guide(model: Model, repository: Repository) -> Iterator[Hit]:
+    """A grammar comes with a request, in guided_decoding_guide and its type; a model without these inputs builds masks
+    that nobody uses."""
     if model.parameter("guided_decoding_backend") is None or not model.knows("input"):
         return
     missing = _no_guides(model)
@@ -323,15 +275,10 @@ def unasked_guide(model: Model, repository: Repository) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-TRI-196",
-    "warning",
-    "a setting that works only with another one",
-    why="Alone it is read and has no effect.",
-    source=TRTLLM_PARAMETERS,
-)
+@rule("TF-TRI-196", "warning", "a setting that works only with another one", TRTLLM_PARAMETERS)
 @each_engine_model
 def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
+    """Alone it is read and has no effect."""
     host = number(model, "kv_cache_host_memory_bytes")
     if host and flag(model, "enable_kv_cache_reuse") is False:
         yield hit(

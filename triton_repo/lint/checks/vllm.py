@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from triton_repo.lint.hits import VLLM_BACKEND, Hit, each_model, hit, hit_file, rule, thread
+from triton_repo.lint.hits import VLLM_BACKEND, Hit, each_model, hit, hit_file, rule
 from triton_repo.lint.remedies import Remedy, here, key, key_named, no_key, person, together
 from triton_repo.lint.repository import Model, Repository
 from triton_repo.lint.roles import is_vllm
 from triton_repo.lint.settings import Lines, file_of
 from triton_repo.lint.vllm_arguments import Gone, VllmArguments, fits, kind_of, load_vllm_arguments, meant
 from trtforge.ground.names import nearest
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(130, "vLLM")
@@ -49,15 +50,10 @@ def each_arguments(
     return each_model(functools.wraps(check)(checked))
 
 
-@rule(
-    "TF-TRI-230",
-    "error",
-    "model.json of the vLLM backend cannot be used",
-    why="It holds the engine's arguments as one JSON object; model is the one that it cannot do without.",
-    source=VLLM_BACKEND,
-)
+@rule("TF-TRI-230", "error", "model.json of the vLLM backend cannot be used", VLLM_BACKEND)
 @each_model
 def vllm_json(model: Model, repository: Repository) -> Iterator[Hit]:
+    """It holds the engine's arguments as one JSON object; model is the one that it cannot do without."""
     if not is_vllm(model) or not model.versions or any(version.names is None for version in model.versions):
         return
     if not any(version.names and "model.json" in version.names for version in model.versions):
@@ -105,16 +101,11 @@ def vllm_json(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit_file(model, path, message, remedies, lines.of("enable_lora"))
 
 
-@rule(
-    "TF-TRI-251",
-    "error",
-    "an argument of model.json is misspelt or gone",
-    why="The backend hands every key to AsyncEngineArgs, which raises on a name that it does not have: the model does "
-    "not load. A name that went lately is a warning, since containers in use still have it.",
-    source="https://github.com/vllm-project/vllm/issues/23283",
-)
+@rule("TF-TRI-251", "error", "an argument of model.json is misspelt or gone", thread("VL#23283"))
 @each_arguments
 def vllm_names(model: Model, path: Path, lines: Lines, document: dict[str, Any]) -> Iterator[Hit]:
+    """The backend hands every key to AsyncEngineArgs, which raises on a name that it does not have: the model does not
+    load. A name that went lately is a warning, since containers in use still have it."""
     table = load_vllm_arguments()
     for name in document:
         line = lines.of(name)
@@ -177,16 +168,11 @@ def _json(name: str, value: Any) -> str:
     return f'"{parts[0]}": {text}'
 
 
-@rule(
-    "TF-TRI-252",
-    "error",
-    "an argument of model.json has a value of another kind",
-    why="AsyncEngineArgs takes values as they are: a number in quotes is a text, any text counts as true, and what is "
-    "none of an argument's values ends the load.",
-    source=_CODE,
-)
+@rule("TF-TRI-252", "error", "an argument of model.json has a value of another kind", _CODE)
 @each_arguments
 def vllm_values(model: Model, path: Path, lines: Lines, document: dict[str, Any]) -> Iterator[Hit]:
+    """AsyncEngineArgs takes values as they are: a number in quotes is a text, any text counts as true, and what is none
+    of an argument's values ends the load."""
     table: VllmArguments = load_vllm_arguments()
     for name, value in document.items():
         kinds = table.kinds.get(name, ())
@@ -218,15 +204,10 @@ def _values(model: Model, path: Path, lines: Lines, table: VllmArguments, name: 
         yield hit_file(model, path, f"{name} is {value}; it begins at 1", no_key(path, name), lines.of(name))
 
 
-@rule(
-    "TF-TRI-231",
-    "note",
-    "vLLM's instances on one GPU take more than there is",
-    why="gpu_memory_utilization is a share of the whole GPU, 0.9 when nothing is said; together they must fit. "
-    "Instances of KIND_MODEL all start on the first GPU.",
-    source=thread("TS#6855"),
-)
+@rule("TF-TRI-231", "note", "vLLM's instances on one GPU take more than there is", thread("TS#6855"))
 def vllm_memory(repository: Repository) -> Iterator[Hit]:
+    """gpu_memory_utilization is a share of the whole GPU, 0.9 when nothing is said; together they must fit. Instances
+    of KIND_MODEL all start on the first GPU."""
     shares: list[tuple[Model, Path, str, float, int]] = []
     for model in repository.models.values():
         found = _vllm(model) if is_vllm(model) else None

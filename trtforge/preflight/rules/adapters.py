@@ -9,6 +9,7 @@ from trtforge.models.shape import linears
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.sources import SourceFiles
+from trtforge.rules.sources import thread
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 #: linear of a Llama-like model → what TensorRT-LLM calls it (https://nvidia.github.io/TensorRT-LLM/advanced/lora.html)
@@ -47,14 +48,9 @@ def _modules(files: SourceFiles) -> set[str]:
     return stored or {str(item).rsplit(".", 1)[-1] for item in listed} if isinstance(listed, list) else stored
 
 
-@rule(
-    "TF-K21-002",
-    "an adapter that cannot be looked into",
-    why="A missing adapter, or one whose weights are pickle files, is found out at the first request that names it.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/750",
-    needs=("adapters",),
-)
+@rule("TF-K21-002", "an adapter that cannot be looked into", thread("TB#750"), needs=("adapters",))
 def adapters_are_there(facts: Facts) -> Iterator[Violation]:
+    """A missing adapter, or one whose weights are pickle files, is found out at the first request that names it."""
     for name, place in (facts.adapters or {}).items():
         key = f"build.trtllm.lora.adapters.{name}"
         if place.problem:
@@ -88,12 +84,12 @@ def adapters_are_there(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K21-003",
     "an adapter of a larger rank than the engine takes",
-    why="max_rank sizes the plugin's workspace; a larger adapter is refused at its first request.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1903",
+    thread("TL#1903"),
     needs=("adapters",),
     waivable=False,
 )
 def ranks_fit(facts: Facts) -> Iterator[Violation]:
+    """max_rank sizes the plugin's workspace; a larger adapter is refused at its first request."""
     lora = facts.recipe.build.trtllm.lora
     ranks = {name: _rank(files) for name, files in facts.adapter_files.items()}
     for name, rank in ranks.items():
@@ -107,15 +103,10 @@ def ranks_fit(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K21-004",
-    "an adapter of another type than the engine's",
-    why="The plugin reads the adapter's bytes in its own type: without an error the answers are the base model's, or "
-    "noise.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/791",
-    needs=("adapters",),
-)
+@rule("TF-K21-004", "an adapter of another type than the engine's", thread("TB#791"), needs=("adapters",))
 def types_agree(facts: Facts) -> Iterator[Violation]:
+    """The plugin reads the adapter's bytes in its own type: without an error the answers are the base model's, or
+    noise."""
     if not facts.target.trtllm_build:
         return
     dtype = facts.recipe.model.dtype
@@ -133,13 +124,9 @@ def types_agree(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K21-005",
-    "modules that the engine does not adapt",
-    why="Weights for a module outside target_modules are dropped or refused: the adapter works by half.",
-    source=_LORA,
-)
+@rule("TF-K21-005", "modules that the engine does not adapt", _LORA)
 def modules_fit(facts: Facts) -> Iterator[Violation]:
+    """Weights for a module outside target_modules are dropped or refused: the adapter works by half."""
     lora = facts.recipe.build.trtllm.lora
     if lora is None:
         return
@@ -175,15 +162,9 @@ def modules_fit(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K21-006",
-    "an adapter of another base model",
-    why="Its matrices have the widths of the model that it was trained on.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2022",
-    needs=("model", "adapters"),
-    waivable=False,
-)
+@rule("TF-K21-006", "an adapter of another base model", thread("TL#2022"), needs=("model", "adapters"), waivable=False)
 def bases_agree(facts: Facts) -> Iterator[Violation]:
+    """Its matrices have the widths of the model that it was trained on."""
     shapes = {linear.kind: linear for linear in linears(facts.require_model())}
     for name, files in facts.adapter_files.items():
         for key, info in files.tensors.items():
@@ -207,15 +188,10 @@ def bases_agree(facts: Facts) -> Iterator[Violation]:
                 break
 
 
-@rule(
-    "TF-K21-007",
-    "an adapter with parts that engines drop",
-    why="Only the two low-rank matrices reach the engine: trained copies of modules, biases and magnitudes (DoRA) are "
-    "left behind without an error.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2022",
-    needs=("adapters",),
-)
+@rule("TF-K21-007", "an adapter with parts that engines drop", thread("TL#2022"), needs=("adapters",))
 def adapters_are_plain(facts: Facts) -> Iterator[Violation]:
+    """Only the two low-rank matrices reach the engine: trained copies of modules, biases and magnitudes (DoRA) are left
+    behind without an error."""
     if facts.recipe.build.trtllm.lora is None:
         return
     for name, files in facts.adapter_files.items():
@@ -237,14 +213,9 @@ def adapters_are_plain(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K21-008",
-    "adapters built in, and none named",
-    why="The plugin costs time in every step and memory for its cache.",
-    source=_LORA,
-    severity="warning",
-)
+@rule("TF-K21-008", "adapters built in, and none named", _LORA, severity="warning")
 def adapters_are_named(facts: Facts) -> Iterator[Violation]:
+    """The plugin costs time in every step and memory for its cache."""
     lora = facts.recipe.build.trtllm.lora
     if lora is not None and not lora.adapters:
         yield Violation(

@@ -13,12 +13,12 @@ from trtforge.targets import DEFAULT
 @rule(
     "TF-K13-008",
     "a sliding window that the target's class does not read",
-    why="Every layer would look back over all of the sequence, which the model was not trained for.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_qwen3.py",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_qwen3.py",
     needs=("model",),
     waivable=False,
 )
 def window_is_read(facts: Facts) -> Iterator[Violation]:
+    """Every layer would look back over all of the sequence, which the model was not trained for."""
     model, build = facts.require_model(), facts.recipe.build
     row, window = decoders().get(model.architecture), model.sliding_window
     if not facts.target.llm_api or row is None or row.trtllm.window:
@@ -40,13 +40,13 @@ def window_is_read(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K13-009",
     "a bias that the target's class has no place for",
-    why="TensorRT-LLM's class builds the output projection of its attention without one: it would be left out, and "
-    "every answer would be another one.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/qwen/model.py",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/qwen/model.py",
     needs=("files",),
     waivable=False,
 )
 def output_bias_has_a_place(facts: Facts) -> Iterator[Violation]:
+    """TensorRT-LLM's class builds the output projection of its attention without one: it would be left out, and every
+    answer would be another one."""
     if facts.files is None or not facts.target.trtllm_build:
         return
     config = facts.files.config
@@ -65,13 +65,13 @@ def output_bias_has_a_place(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K13-010",
     "a class that the target does not know",
-    why="TensorRT-LLM computes the classes that it has; a model of another one is refused when the engine is built or "
-    "the server starts, hours after it was quantized.",
-    source="https://nvidia.github.io/TensorRT-LLM/models/supported-models.html",
+    "https://nvidia.github.io/TensorRT-LLM/models/supported-models.html",
     needs=("model",),
     waivable=False,
 )
 def class_is_known(facts: Facts) -> Iterator[Violation]:
+    """TensorRT-LLM computes the classes that it has; a model of another one is refused when the engine is built or the
+    server starts, hours after it was quantized."""
     model, target = facts.require_model(), facts.target
     row = decoders().get(model.architecture)
     if row is None or not target.tensorrt_llm:

@@ -8,6 +8,7 @@ from pathlib import Path
 from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import Remedy, by_hand
+from trtforge.rules.sources import thread
 
 BUILTIN_TEXTS = ("builtin:python-topics",)
 #: the last four are the classes that drafts are measured on
@@ -44,14 +45,9 @@ def _unknown(key: str, spec: str, known: tuple[str, ...]) -> Violation | None:
     return Violation(f"{key}: {spec} names no text", f"{key}: {spec}", {"builtin": list(known)}, remedies)
 
 
-@rule(
-    "TF-K19-001",
-    "a corpus that does not say what it is",
-    why="A bare name would be looked up on a hub at run time, and fail there.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/5247",
-    waivable=False,
-)
+@rule("TF-K19-001", "a corpus that does not say what it is", thread("TL#5247"), waivable=False)
 def known_corpus(facts: Facts) -> Iterator[Violation]:
+    """A bare name would be looked up on a hub at run time, and fail there."""
     for key, (spec, _) in _texts(facts).items():
         found = _unknown(key, spec, BUILTIN_TEXTS)
         if found:
@@ -70,13 +66,9 @@ def known_corpus(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K19-002",
-    "a text file that is missing, empty or too short",
-    why="A token is at least one byte, so the file's size bounds the tokens that it can give.",
-    waivable=False,
-)
+@rule("TF-K19-002", "a text file that is missing, empty or too short", waivable=False)
 def files_suffice(facts: Facts) -> Iterator[Violation]:
+    """A token is at least one byte, so the file's size bounds the tokens that it can give."""
     wanted = {key: item for key, item in _texts(facts).items() if item[0].startswith("file:")}
     if facts.recipe.bench.prompts.startswith("file:"):
         wanted["bench.prompts"] = (facts.recipe.bench.prompts, 1)
@@ -102,14 +94,9 @@ def files_suffice(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K19-003",
-    "a data set of the hub while the machine is set offline",
-    why="HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids the download.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2537",
-    needs=("machine",),
-)
+@rule("TF-K19-003", "a data set of the hub while the machine is set offline", thread("TL#2537"), needs=("machine",))
 def hub_reachable(facts: Facts) -> Iterator[Violation]:
+    """HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids the download."""
     if not facts.require_machine().offline:
         return
     for key, (spec, _) in _texts(facts).items():
@@ -129,13 +116,9 @@ def hub_reachable(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K19-004",
-    "more tokens than the built-in text has",
-    why="The built-in text is CPython's own documentation, shared without overlap between calibration and evaluation.",
-    waivable=False,
-)
+@rule("TF-K19-004", "more tokens than the built-in text has", waivable=False)
 def builtin_suffices(facts: Facts) -> Iterator[Violation]:
+    """The built-in text is CPython's own documentation, shared without overlap between calibration and evaluation."""
     import importlib.util
 
     spec = importlib.util.find_spec("pydoc_data.topics")
@@ -153,14 +136,9 @@ def builtin_suffices(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K19-005",
-    "a data set of the hub without the library that reads it",
-    why="Data sets of the hub are read by the package datasets, which is an extra.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/5247",
-    needs=("machine",),
-)
+@rule("TF-K19-005", "a data set of the hub without the library that reads it", thread("TL#5247"), needs=("machine",))
 def library_reads_hub(facts: Facts) -> Iterator[Violation]:
+    """Data sets of the hub are read by the package datasets, which is an extra."""
     if "datasets" in facts.require_machine().versions:
         return
     for key, (spec, _) in _texts(facts).items():
@@ -180,11 +158,11 @@ def library_reads_hub(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K19-006",
     "a model of the hub that is not here while the machine is set offline",
-    why="HF_HUB_OFFLINE forbids the download, and the cache does not hold the revision.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2537",
+    thread("TL#2537"),
     needs=("machine",),
 )
 def model_reachable(facts: Facts) -> Iterator[Violation]:
+    """HF_HUB_OFFLINE forbids the download, and the cache does not hold the revision."""
     if facts.require_machine().offline and facts.source is not None and facts.source.absent:
         source = facts.recipe.model.source
         yield Violation(
@@ -202,12 +180,12 @@ def model_reachable(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K19-007",
     "a gated model or data set, and no token",
-    why="The publisher shows it to accounts that accepted its licence; without a token the download ends with 401.",
-    source="https://huggingface.co/docs/hub/models-gated",
+    "https://huggingface.co/docs/hub/models-gated",
     needs=("machine",),
     severity="warning",
 )
 def token_for_gated(facts: Facts) -> Iterator[Violation]:
+    """The publisher shows it to accounts that accepted its licence; without a token the download ends with 401."""
     if facts.require_machine().hub_token:
         return
     wanted = {key: spec for key, (spec, _) in _texts(facts).items()}

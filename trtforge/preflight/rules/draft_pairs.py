@@ -24,12 +24,12 @@ def _vocabulary(files: SourceFiles) -> int | None:
 @rule(
     "TF-K12-006",
     "draft and target read different vocabularies",
-    why="A draft token is an id of the target's vocabulary; with another tokenizer hardly one is accepted, or ids run "
-    "past the embedding.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
     needs=("model", "draft"),
 )
 def vocabularies_agree(facts: Facts) -> Iterator[Violation]:
+    """A draft token is an id of the target's vocabulary; with another tokenizer hardly one is accepted, or ids run past
+    the embedding."""
     files, model, speculation = facts.draft_files, facts.require_model(), facts.recipe.speculation
     if files is None:
         return
@@ -69,12 +69,12 @@ def _tokens_differ(one: SourceFiles, other: SourceFiles) -> str | None:
 @rule(
     "TF-K12-007",
     "a draft of another width",
-    why="Heads and EAGLE layers read the target's hidden states, so their width is the target's.",
-    source="https://arxiv.org/abs/2503.01840",
+    "https://arxiv.org/abs/2503.01840",
     needs=("model", "draft"),
     waivable=False,
 )
 def widths_agree(facts: Facts) -> Iterator[Violation]:
+    """Heads and EAGLE layers read the target's hidden states, so their width is the target's."""
     files, model = facts.draft_files, facts.require_model()
     if files is None or facts.recipe.speculation.method not in ("eagle", "eagle3", "medusa"):
         return
@@ -92,24 +92,24 @@ def widths_agree(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-008",
     "a draft that is no cheaper than its target",
-    why="A step drafts several tokens one after another; a draft of half the target's size costs more than it saves.",
-    source="https://arxiv.org/abs/2211.17192",
+    "https://arxiv.org/abs/2211.17192",
     severity="warning",
     needs=("model", "draft"),
 )
 def draft_is_small(facts: Facts) -> Iterator[Violation]:
+    """A step drafts several tokens one after another; a draft of half the target's size costs more than it saves."""
     yield from _compared(facts, ("draft_target", "eagle3"), at_least=0.5, below=1.0)
 
 
 @rule(
     "TF-K12-039",
     "a draft model that is as large as its target",
-    why="Each drafted token takes a step of the draft, one after another, and then the target's own; what drafts at "
-    "the target's cost only adds to it.",
-    source="https://arxiv.org/abs/2211.17192",
+    "https://arxiv.org/abs/2211.17192",
     needs=("model", "draft"),
 )
 def draft_is_smaller(facts: Facts) -> Iterator[Violation]:
+    """Each drafted token takes a step of the draft, one after another, and then the target's own; what drafts at the
+    target's cost only adds to it."""
     yield from _compared(facts, ("draft_target",), at_least=1.0)  # TF-DRF-023 says it of an EAGLE-3 drafter
 
 
@@ -129,15 +129,10 @@ def _compared(facts: Facts, names: tuple[str, ...], *, at_least: float, below: f
     )
 
 
-@rule(
-    "TF-K12-040",
-    "a draft deeper than its head drafts",
-    why="A head that states how many tokens it drafts was trained for those; its further ones are guesses that hardly "
-    "any verification accepts, and each takes a step.",
-    source="https://arxiv.org/abs/2503.01840",
-    needs=("draft",),
-)
+@rule("TF-K12-040", "a draft deeper than its head drafts", "https://arxiv.org/abs/2503.01840", needs=("draft",))
 def head_drafts_so_deep(facts: Facts) -> Iterator[Violation]:
+    """A head that states how many tokens it drafts was trained for those; its further ones are guesses that hardly any
+    verification accepts, and each takes a step."""
     files = facts.draft_files
     if files is not None and facts.recipe.speculation.method == "eagle3":
         yield from _deeper(facts, _declared(files.config), "is made for")
@@ -146,12 +141,12 @@ def head_drafts_so_deep(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-041",
     "a draft deeper than its publisher proposes",
-    why="speculators write the draft length that they measured beside the head; beyond it acceptance falls by step.",
+    "https://docs.vllm.ai/projects/speculators/en/latest/",
     severity="warning",
-    source="https://docs.vllm.ai/projects/speculators/en/latest/",
     needs=("draft",),
 )
 def head_is_used_as_proposed(facts: Facts) -> Iterator[Violation]:
+    """speculators write the draft length that they measured beside the head; beyond it acceptance falls by step."""
     files = facts.draft_files
     if files is None or facts.recipe.speculation.method != "eagle3" or files.has(RECORD):
         return  # a conversion writes the least that the format wants, and nobody measured it

@@ -20,13 +20,13 @@ from trtforge.targets import names
 @rule(
     "TF-K12-024",
     "an EAGLE drafter that the engine cannot take",
-    why="In a TensorRT engine the drafter is a Llama of EAGLE-1 and -2's layout whose keys and values lie in the "
-    "model's pool; EAGLE-3 runs on the PyTorch backend only.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/cpp/tensorrt_llm/runtime/gptJsonConfig.cpp",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/cpp/tensorrt_llm/runtime/gptJsonConfig.cpp",
     needs=("model", "draft"),
     waivable=False,
 )
 def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
+    """In a TensorRT engine the drafter is a Llama of EAGLE-1 and -2's layout whose keys and values lie in the model's
+    pool; EAGLE-3 runs on the PyTorch backend only."""
     files, model, recipe = facts.draft_files, facts.require_model(), facts.recipe
     if files is None or recipe.speculation.method != "eagle" or not facts.target.trtllm_build:
         return
@@ -63,16 +63,10 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
 _DRAFTERS = {kind.name: kind.title for kind in (EAGLE, EAGLE3, MEDUSA)}
 
 
-@rule(
-    "TF-K12-026",
-    "a drafter of another method",
-    why="EAGLE-3 joins hidden states of three layers, EAGLE-1 and -2 an embedding and one hidden state, and Medusa's "
-    "heads read the last one only: the weights of one have no place in another.",
-    source="https://arxiv.org/abs/2503.01840",
-    needs=("draft",),
-    waivable=False,
-)
+@rule("TF-K12-026", "a drafter of another method", "https://arxiv.org/abs/2503.01840", needs=("draft",), waivable=False)
 def drafter_is_of_method(facts: Facts) -> Iterator[Violation]:
+    """EAGLE-3 joins hidden states of three layers, EAGLE-1 and -2 an embedding and one hidden state, and Medusa's heads
+    read the last one only: the weights of one have no place in another."""
     files, recipe = facts.draft_files, facts.recipe
     method = recipe.speculation.method
     found = drafter_method(files.tensors) if files is not None and method in _DRAFTERS else None
@@ -97,24 +91,24 @@ def drafter_is_of_method(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-027",
     "an EAGLE-3 drafter that cannot work",
-    why="What `trtforge draft inspect` refuses drafts nothing that is accepted, or cannot be loaded.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
     needs=("draft",),
     waivable=False,
 )
 def eagle_3_drafter_is_sound(facts: Facts) -> Iterator[Violation]:
+    """What `trtforge draft inspect` refuses drafts nothing that is accepted, or cannot be loaded."""
     yield from _inspected(facts, "error")
 
 
 @rule(
     "TF-K12-028",
     "an EAGLE-3 drafter that asks for a look",
-    why="What `trtforge draft inspect` warns of loads, and may accept little.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
     severity="warning",
     needs=("draft",),
 )
 def eagle_3_drafter_is_plain(facts: Facts) -> Iterator[Violation]:
+    """What `trtforge draft inspect` warns of loads, and may accept little."""
     yield from _inspected(facts, "warning")
 
 
@@ -154,13 +148,13 @@ def _inspected(facts: Facts, severity: str) -> Iterator[Violation]:
 @rule(
     "TF-K12-035",
     "an EAGLE-3 drafter that this TensorRT-LLM does not load",
-    why="The artifact holds the drafter in the dialect of TensorRT-LLM's loader, which ignores what it does not know; "
-    "what has no place there would be lost.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
     needs=("draft",),
     waivable=False,
 )
 def drafter_is_loaded(facts: Facts) -> Iterator[Violation]:
+    """The artifact holds the drafter in the dialect of TensorRT-LLM's loader, which ignores what it does not know; what
+    has no place there would be lost."""
     found, version = _inspection(facts), engine_version(facts)
     if found is None or found.errors or version is None or not facts.target.llm_api:
         return
@@ -201,13 +195,13 @@ _METHODS = ("eagle", "eagle3", "medusa", "draft_target")
 @rule(
     "TF-K12-029",
     "a drafter that no method of a recipe takes",
-    why="DFlash, DSpark, P-EAGLE, MTP, ReDrafter and MLP speculators draft in their own ways; loaded as an EAGLE "
-    "head or as a model, their weights have no place.",
-    source="https://docs.vllm.ai/projects/speculators/en/latest/",
+    "https://docs.vllm.ai/projects/speculators/en/latest/",
     needs=("draft",),
     waivable=False,
 )
 def drafter_has_a_method(facts: Facts) -> Iterator[Violation]:
+    """DFlash, DSpark, P-EAGLE, MTP, ReDrafter and MLP speculators draft in their own ways; loaded as an EAGLE head or
+    as a model, their weights have no place."""
     files, method = facts.draft_files, facts.recipe.speculation.method
     if files is None or method not in _METHODS or not files.tensors:
         return
@@ -227,11 +221,11 @@ def drafter_has_a_method(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-025",
     "a draft model with fewer positions than a request",
-    why="The draft continues the whole text, prompt and answer; past its last position its rotary table ends.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
     needs=("draft",),
 )
 def draft_is_long_enough(facts: Facts) -> Iterator[Violation]:
+    """The draft continues the whole text, prompt and answer; past its last position its rotary table ends."""
     files, recipe = facts.draft_files, facts.recipe
     reads = facts.target.trtllm_build or facts.target.runs_here
     if files is None or recipe.speculation.method != "draft_target" or not reads:

@@ -21,23 +21,18 @@ _OPS = "https://arxiv.org/abs/2406.16858"
 @rule(
     "TF-K12-030",
     "a speculation key that the target or method cannot honour",
-    why="Served without it, the engine would draft otherwise than the recipe says.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
     waivable=False,
 )
 def keys_are_honoured(facts: Facts) -> Iterator[Violation]:
+    """Served without it, the engine would draft otherwise than the recipe says."""
     if facts.recipe.speculation.method != "none":
         yield from unread_keys(facts, facts.features.refusals)
 
 
-@rule(
-    "TF-K12-031",
-    "n-gram sizes without n-gram drafting",
-    why="Sizes of pieces of text say nothing while nothing is drafted from the text.",
-    source="https://arxiv.org/abs/2304.04487",
-    waivable=False,
-)
+@rule("TF-K12-031", "n-gram sizes without n-gram drafting", "https://arxiv.org/abs/2304.04487", waivable=False)
 def sizes_are_used(facts: Facts) -> Iterator[Violation]:
+    """Sizes of pieces of text say nothing while nothing is drafted from the text."""
     speculation = facts.recipe.speculation
     if speculation.method not in ("eagle3", "draft_target") or speculation.ngram_on_top:
         return
@@ -50,14 +45,9 @@ def sizes_are_used(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K12-032",
-    "a draft that the operators do not hold",
-    why="Draft trees, their masks and the walk through them have a fixed most of nodes, levels and children.",
-    source=_OPS,
-    waivable=False,
-)
+@rule("TF-K12-032", "a draft that the operators do not hold", _OPS, waivable=False)
 def operators_hold_draft(facts: Facts) -> Iterator[Violation]:
+    """Draft trees, their masks and the walk through them have a fixed most of nodes, levels and children."""
     speculation, nodes = facts.recipe.speculation, draft_tokens(facts)
     if speculation.method == "none" or not facts.target.runs_here or not nodes:
         return
@@ -82,14 +72,9 @@ def operators_hold_draft(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K12-033",
-    "a draft longer than a step",
-    why="The root and all its draft tokens are verified in one step, and all of them have positions.",
-    source="https://arxiv.org/abs/2211.17192",
-    waivable=False,
-)
+@rule("TF-K12-033", "a draft longer than a step", "https://arxiv.org/abs/2211.17192", waivable=False)
 def step_holds_draft(facts: Facts) -> Iterator[Violation]:
+    """The root and all its draft tokens are verified in one step, and all of them have positions."""
     limits, drafts = facts.recipe.build.limits, draft_tokens(facts)
     if facts.recipe.speculation.method == "none" or not drafts:
         return
@@ -106,12 +91,12 @@ def step_holds_draft(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-034",
     "a draft model that has no graph",
-    why="The draft model runs as the target does, from a graph that is written for classes that trtforge knows.",
-    source="https://arxiv.org/abs/2211.17192",
+    "https://arxiv.org/abs/2211.17192",
     needs=("draft",),
     waivable=False,
 )
 def draft_has_a_graph(facts: Facts) -> Iterator[Violation]:
+    """The draft model runs as the target does, from a graph that is written for classes that trtforge knows."""
     files, recipe = facts.draft_files, facts.recipe
     if files is None or recipe.speculation.method != "draft_target" or not facts.target.runs_here:
         return

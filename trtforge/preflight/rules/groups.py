@@ -11,6 +11,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import Remedy, by_hand, line
 from trtforge.preflight.retarget import group_sizes, k_multiple, mlp_multiple, padded_mlp, to_format
 from trtforge.preflight.rules.heads import TPS, tp_works
+from trtforge.rules.sources import thread
 
 
 def padded(linear: Linear, tp: int, multiple: int) -> int:
@@ -35,12 +36,12 @@ def mlp_padding(facts: Facts, name: str, kinds: Iterable[str]) -> list[Remedy]:
 @rule(
     "TF-K4-001",
     "group size does not divide a linear's input width",
-    why="Every row of a weight is cut into whole groups on every rank; a partial group has no scale, and export fails.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1636",
+    thread("TL#1636"),
     needs=("model", "format"),
     waivable=False,
 )
 def group_divides(facts: Facts) -> Iterator[Violation]:
+    """Every row of a weight is cut into whole groups on every rank; a partial group has no scale, and export fails."""
     row, quantize, tp = facts.format, facts.recipe.quantize, facts.recipe.build.parallel.tp
     if row is None or not row.group_sizes or row.default_group_size is None:
         return
@@ -92,14 +93,9 @@ def group_divides(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K4-002",
-    "group size that the format does not have",
-    why="Kernels exist for the listed group sizes only; a format with one scale a tensor has no groups.",
-    needs=("format",),
-    waivable=False,
-)
+@rule("TF-K4-002", "group size that the format does not have", needs=("format",), waivable=False)
 def group_allowed(facts: Facts) -> Iterator[Violation]:
+    """Kernels exist for the listed group sizes only; a format with one scale a tensor has no groups."""
     row, group = facts.format, facts.recipe.quantize.group_size
     if row is None or group is None or group in row.group_sizes:
         return

@@ -19,6 +19,7 @@ from trtforge.preflight.features import (
 )
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import for_architectures, padded_mlp, to_target
+from trtforge.rules.sources import thread
 from trtforge.tables.features import AttentionKernel
 from trtforge.targets import DEFAULT
 
@@ -47,15 +48,9 @@ def tp_remedies(model: Model, tp: int) -> list[str]:
     return [f"build.parallel.tp: {ranks}" for ranks in near]
 
 
-@rule(
-    "TF-K5-001",
-    "attention heads do not split over the ranks",
-    why="A rank holds whole heads.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2200",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K5-001", "attention heads do not split over the ranks", thread("TL#2200"), needs=("model",), waivable=False)
 def heads_split(facts: Facts) -> Iterator[Violation]:
+    """A rank holds whole heads."""
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
     if model.heads % tp:
         yield Violation(
@@ -66,15 +61,9 @@ def heads_split(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K5-002",
-    "KV heads do not split over the ranks",
-    why="KV heads are shared out over the ranks or copied to groups of ranks, so one number must divide the other.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2310",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K5-002", "KV heads do not split over the ranks", thread("TL#2310"), needs=("model",), waivable=False)
 def kv_heads_split(facts: Facts) -> Iterator[Violation]:
+    """KV heads are shared out over the ranks or copied to groups of ranks, so one number must divide the other."""
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
     if not kv_fits(model.kv_heads, tp):
         yield Violation(
@@ -85,15 +74,9 @@ def kv_heads_split(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K5-003",
-    "KV heads copied to several ranks",
-    why="With more ranks than KV heads each head is kept more than once: the cache of a token no longer shrinks.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2198",
-    severity="warning",
-    needs=("model",),
-)
+@rule("TF-K5-003", "KV heads copied to several ranks", thread("TL#2198"), severity="warning", needs=("model",))
 def kv_heads_copied(facts: Facts) -> Iterator[Violation]:
+    """With more ranks than KV heads each head is kept more than once: the cache of a token no longer shrinks."""
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
     if tp > model.kv_heads and tp % model.kv_heads == 0:
         copies = tp // model.kv_heads
@@ -112,15 +95,9 @@ def kv_heads_copied(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K5-004",
-    "the MLP does not split over the ranks",
-    why="Gate and up are cut along their rows, down along its columns: every rank takes the same width.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1636",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K5-004", "the MLP does not split over the ranks", thread("TL#1636"), needs=("model",), waivable=False)
 def mlp_splits(facts: Facts) -> Iterator[Violation]:
+    """Gate and up are cut along their rows, down along its columns: every rank takes the same width."""
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
     if model.ffn % tp:
         padded = padded_mlp(facts, weight_format(facts))  # so that groups and tiles fit too (TF-K4-001, TF-K4-004)
@@ -135,12 +112,12 @@ def mlp_splits(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K5-005",
     "expert parallelism that model or ranks do not have",
-    why="Experts are shared out over ep of the tp ranks, so ep divides both numbers.",
-    source="https://nvidia.github.io/TensorRT-LLM/advanced/expert-parallelism.html",
+    "https://nvidia.github.io/TensorRT-LLM/advanced/expert-parallelism.html",
     needs=("files",),
     waivable=False,
 )
 def experts_split(facts: Facts) -> Iterator[Violation]:
+    """Experts are shared out over ep of the tp ranks, so ep divides both numbers."""
     parallel = facts.recipe.build.parallel
     if parallel.ep == 1 or not facts.target.needs_gpu or facts.files is None:
         return
@@ -169,13 +146,13 @@ def is_compiled(facts: Facts, target: str, head_size: int) -> bool:
 @rule(
     "TF-K5-007",
     "a head size that TensorRT-LLM's attention is not compiled for",
-    why="Every answer's tokens pass through kernels that exist for some head sizes only: the engine is refused when "
-    "attention is set up, after the weights were converted.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/679",
+    thread("TL#679"),
     needs=("model",),
     waivable=False,
 )
 def head_size_compiled(facts: Facts) -> Iterator[Violation]:
+    """Every answer's tokens pass through kernels that exist for some head sizes only: the engine is refused when
+    attention is set up, after the weights were converted."""
     size, target = facts.require_model().head_size, facts.recipe.build.target
     if is_compiled(facts, target, size):
         return
@@ -184,10 +161,7 @@ def head_size_compiled(facts: Facts) -> Iterator[Violation]:
         f"heads of {size} values; TensorRT-LLM has kernels for {', '.join(map(str, sizes))}",
         f"config.json of {facts.recipe.model.source}: head size {size}",
         {"head_size": size, "compiled": list(sizes)},
-        [
-            *by_hand("a model whose heads have one of these sizes"),
-            to_target(facts, DEFAULT.name),
-        ],
+        [*by_hand("a model whose heads have one of these sizes"), to_target(facts, DEFAULT.name)],
     )
 
 
@@ -219,10 +193,7 @@ def _without_kernel(facts: Facts, row: AttentionKernel, name: str, verdict: str)
         f"{what} on {name} {verdict} heads of {size}",
         f"{context_asked(facts) if context else kv_asked(facts)}, build.architectures: {name}",
         {"head_size": size, "compiled": list(row.head_sizes), "architecture": name},
-        [
-            *(other_context(facts) if context else other_kv(facts)),
-            *for_architectures(facts, name, hosts),
-        ],
+        [*(other_context(facts) if context else other_kv(facts)), *for_architectures(facts, name, hosts)],
         source=row.source,
     )
 
@@ -230,10 +201,10 @@ def _without_kernel(facts: Facts, row: AttentionKernel, name: str, verdict: str)
 @rule(
     "TF-K5-008",
     "heads that FP8 attention has no kernel for on the architecture",
-    why="FP8 attention is compiled for some head sizes on each architecture: others stop the build or the server.",
     needs=("model", "build.architectures"),
 )
 def fp8_attention_has_heads(facts: Facts) -> Iterator[Violation]:
+    """FP8 attention is compiled for some head sizes on each architecture: others stop the build or the server."""
     for row, name in _unfused(facts, "no"):
         yield _without_kernel(facts, row, name, "has no kernel for")
 
@@ -241,11 +212,11 @@ def fp8_attention_has_heads(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K5-009",
     "heads that FP8 attention computes without a fused kernel",
-    why="Without a fused kernel the context is computed whole: it takes much memory, and blocks of earlier requests "
-    "are not reused.",
     severity="warning",
     needs=("model", "build.architectures"),
 )
 def fp8_attention_is_fused(facts: Facts) -> Iterator[Violation]:
+    """Without a fused kernel the context is computed whole: it takes much memory, and blocks of earlier requests are
+    not reused."""
     for row, name in _unfused(facts, "slow"):
         yield _without_kernel(facts, row, name, "is not fused for")

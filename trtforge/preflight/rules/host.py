@@ -10,6 +10,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.rules.memory import weight_bytes
 from trtforge.preflight.rules.ranks import world_size
+from trtforge.rules.sources import thread
 
 #: torch, transformers and ModelOpt loaded, before any weight
 QUANTIZER_BYTES = 1536 * 2**20
@@ -21,14 +22,9 @@ _COPYING = ("quantize", "graph", "build", "bundle")
 BUILD_BYTES_PER_PARAMETER = 4
 
 
-@rule(
-    "TF-K11-001",
-    "not enough memory to quantize and evaluate",
-    why="The model is loaded whole, and the reference evaluation computes in float32.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/102",
-    needs=("model", "machine"),
-)
+@rule("TF-K11-001", "not enough memory to quantize and evaluate", thread("TL#102"), needs=("model", "machine"))
 def host_memory(facts: Facts) -> Iterator[Violation]:
+    """The model is loaded whole, and the reference evaluation computes in float32."""
     parameters, total = facts.require_model().parameters, facts.require_machine().memory_total
     needed = parameters * REFERENCE_BYTES_PER_PARAMETER + QUANTIZER_BYTES
     if needed > total:
@@ -41,15 +37,10 @@ def host_memory(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K11-002",
-    "not enough disk for the artifacts",
-    why="The checkpoint, the quantized weights and an engine of its own bytes are stored once each; one more copy lies "
-    "there while a stage writes, and in the bundle where the store cannot share files.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/743",
-    needs=("model", "machine"),
-)
+@rule("TF-K11-002", "not enough disk for the artifacts", thread("TL#743"), needs=("model", "machine"))
 def host_disk(facts: Facts) -> Iterator[Violation]:
+    """The checkpoint, the quantized weights and an engine of its own bytes are stored once each; one more copy lies
+    there while a stage writes, and in the bundle where the store cannot share files."""
     free = facts.require_machine().disk_free
     plain = facts.require_model().parameters * DTYPE_BYTES[facts.recipe.model.dtype]
     stored = weight_bytes(facts, stored=True)
@@ -87,11 +78,11 @@ def _contents(facts: Facts, made: frozenset[str]) -> int:
 @rule(
     "TF-K11-003",
     "not enough memory to build the ranks at once",
-    why="trtllm-build keeps about 4 GB for each billion parameters of every rank that it builds at the same time.",
-    source="https://github.com/NVIDIA/TensorRT-Edge-LLM/issues/30",
+    "https://github.com/NVIDIA/TensorRT-Edge-LLM/issues/30",
     needs=("model", "machine"),
 )
 def build_memory(facts: Facts) -> Iterator[Violation]:
+    """trtllm-build keeps about 4 GB for each billion parameters of every rank that it builds at the same time."""
     workers, ranks = facts.recipe.build.trtllm.workers, world_size(facts)
     if not facts.target.trtllm_build:
         return
@@ -120,11 +111,11 @@ def build_memory(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K11-004",
     "host memory for KV blocks that is not there",
-    why="The memory is pinned when the server starts: it cannot be swapped, and what is missing ends the server.",
-    source="https://nvidia.github.io/TensorRT-LLM/advanced/kv-cache-reuse.html",
+    "https://nvidia.github.io/TensorRT-LLM/advanced/kv-cache-reuse.html",
     needs=("machine",),
 )
 def host_kv_fits(facts: Facts) -> Iterator[Violation]:
+    """The memory is pinned when the server starts: it cannot be swapped, and what is missing ends the server."""
     asked, machine = facts.recipe.build.trtllm.host_kv_memory, facts.require_machine()
     if asked is not None and asked > machine.memory_total * 0.8:
         fits = int(machine.memory_total * 0.5) // 2**30

@@ -30,15 +30,10 @@ def _misfits(linears: list[Linear], kernel: Kernel, tp: int) -> dict[str, dict[s
     return found
 
 
-@rule(
-    "TF-K4-003",
-    "group size without a kernel on the target",
-    why="The format has the group size, but the target's kernel is compiled for others: the build or the first request "
-    "fails.",
-    needs=("format",),
-    waivable=False,
-)
+@rule("TF-K4-003", "group size without a kernel on the target", needs=("format",), waivable=False)
 def group_has_kernel(facts: Facts) -> Iterator[Violation]:
+    """The format has the group size, but the target's kernel is compiled for others: the build or the first request
+    fails."""
     row, target = facts.format, facts.recipe.build.target
     kernel = facts.kernels.row(row.name, target) if row is not None else None
     if row is None or kernel is None or kernel.groups is None:
@@ -54,13 +49,9 @@ def group_has_kernel(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K4-004",
-    "a rank's share of a linear does not fill the kernel's tiles",
-    why="Kernels take whole tiles only; a narrower share fails at build or, worse, at the first request.",
-    needs=("model",),
-)
+@rule("TF-K4-004", "a rank's share of a linear does not fill the kernel's tiles", needs=("model",))
 def tiles_filled(facts: Facts) -> Iterator[Violation]:
+    """Kernels take whole tiles only; a narrower share fails at build or, worse, at the first request."""
     target, tp, name = facts.recipe.build.target, facts.recipe.build.parallel.tp, weight_format(facts)
     kernel, model = facts.kernels.row(name, target), facts.require_model()
     works = tp_works(model)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import methods, to_layout, to_target
+from trtforge.rules.sources import thread
 from trtforge.tables.features import Effect
 
 #: the longest prompt of the built-in load, in tokens (a generous bound over tokenizers)
@@ -16,14 +17,9 @@ BUILTIN_PROMPT_TOKENS = {
 }  # fmt: skip
 
 
-@rule(
-    "TF-K9-001",
-    "max_seq_len over the model's context",
-    why="Past its trained positions the model writes garbage without an error.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1830",
-    needs=("model",),
-)
+@rule("TF-K9-001", "max_seq_len over the model's context", thread("TL#1830"), needs=("model",))
 def sequence_in_context(facts: Facts) -> Iterator[Violation]:
+    """Past its trained positions the model writes garbage without an error."""
     limit, context = facts.recipe.build.limits.max_seq_len, facts.require_model().usable_positions
     if limit > context:
         yield Violation(
@@ -34,14 +30,9 @@ def sequence_in_context(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-002",
-    "max_input_len leaves no room for an answer",
-    why="Prompt and answer share max_seq_len; an answer has at least one token.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/402",
-    waivable=False,
-)
+@rule("TF-K9-002", "max_input_len leaves no room for an answer", thread("TB#402"), waivable=False)
 def input_below_sequence(facts: Facts) -> Iterator[Violation]:
+    """Prompt and answer share max_seq_len; an answer has at least one token."""
     limits = facts.recipe.build.limits
     if limits.max_input_len is None and limits.max_seq_len < 2:
         yield Violation(
@@ -62,14 +53,9 @@ def input_below_sequence(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-003",
-    "max_num_tokens below max_batch_size",
-    why="A decode step of a full batch takes one token of every request.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/9277",
-    waivable=False,
-)
+@rule("TF-K9-003", "max_num_tokens below max_batch_size", thread("TL#9277"), waivable=False)
 def tokens_cover_batch(facts: Facts) -> Iterator[Violation]:
+    """A decode step of a full batch takes one token of every request."""
     limits = facts.recipe.build.limits
     if limits.max_num_tokens < limits.max_batch_size:
         yield Violation(
@@ -83,13 +69,9 @@ def tokens_cover_batch(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-004",
-    "calibration sequences over the model's context",
-    why="Activations past the trained positions would set the scales.",
-    needs=("model",),
-)
+@rule("TF-K9-004", "calibration sequences over the model's context", needs=("model",))
 def calibration_in_context(facts: Facts) -> Iterator[Violation]:
+    """Activations past the trained positions would set the scales."""
     quantize, context = facts.recipe.quantize, facts.require_model().usable_positions
     length = quantize.calibration.sequence_length
     if (quantize.format != "none" or quantize.kv_cache != "none") and length > context:
@@ -101,13 +83,9 @@ def calibration_in_context(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-005",
-    "perplexity windows over the model's context",
-    why="Scores past the trained positions measure the position encoding, not the quantization.",
-    needs=("model",),
-)
+@rule("TF-K9-005", "perplexity windows over the model's context", needs=("model",))
 def windows_in_context(facts: Facts) -> Iterator[Violation]:
+    """Scores past the trained positions measure the position encoding, not the quantization."""
     perplexity, context = facts.recipe.evals.perplexity, facts.require_model().usable_positions
     window, stride = perplexity.window, max(1, context // 2)
     if window > context:
@@ -120,14 +98,9 @@ def windows_in_context(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-006",
-    "the load test's prompts do not fit the limits",
-    why="The engine would refuse them and the load test measure refusals.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/565",
-    severity="warning",
-)
+@rule("TF-K9-006", "the load test's prompts do not fit the limits", thread("TB#565"), severity="warning")
 def bench_fits(facts: Facts) -> Iterator[Violation]:
+    """The engine would refuse them and the load test measure refusals."""
     limits, bench = facts.recipe.build.limits, facts.recipe.bench
     room = limits.max_seq_len - bench.max_tokens
     if room < 1:
@@ -153,13 +126,9 @@ def bench_fits(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-007",
-    "the load test runs more requests than the engine takes at once",
-    why="The surplus waits in the queue and its waiting is measured as latency.",
-    severity="warning",
-)
+@rule("TF-K9-007", "the load test runs more requests than the engine takes at once", severity="warning")
 def concurrency_in_batch(facts: Facts) -> Iterator[Violation]:
+    """The surplus waits in the queue and its waiting is measured as latency."""
     # the default sweep passes through a full batch on purpose; other targets' runs end before the load test
     if not facts.is_written(("bench", "concurrency")) or not facts.target.runs_here:
         return
@@ -171,23 +140,13 @@ def concurrency_in_batch(facts: Facts) -> Iterator[Violation]:
             f"bench.concurrency {over} is over max_batch_size {limit}",
             facts.asked("bench.concurrency"),
             {"over": over, "max_batch_size": limit},
-            [
-                f"build.limits.max_batch_size: {max(over)}",
-                line(
-                    "bench.concurrency",
-                    within or [limit],
-                ),
-            ],
+            [f"build.limits.max_batch_size: {max(over)}", line("bench.concurrency", within or [limit])],
         )
 
 
-@rule(
-    "TF-K9-008",
-    "the generation check does not fit the limits",
-    why="Its answers would be cut by the engine.",
-    severity="warning",
-)
+@rule("TF-K9-008", "the generation check does not fit the limits", severity="warning")
 def generation_fits(facts: Facts) -> Iterator[Violation]:
+    """Its answers would be cut by the engine."""
     limits, generation = facts.recipe.build.limits, facts.recipe.evals.generation
     if generation.max_tokens >= limits.max_seq_len:
         yield Violation(
@@ -201,13 +160,9 @@ def generation_fits(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-009",
-    "fewer scored tokens than one window",
-    why="One window is one sample: no interval can be given.",
-    severity="warning",
-)
+@rule("TF-K9-009", "fewer scored tokens than one window", severity="warning")
 def enough_tokens(facts: Facts) -> Iterator[Violation]:
+    """One window is one sample: no interval can be given."""
     perplexity = facts.recipe.evals.perplexity
     if perplexity.tokens < 4 * perplexity.stride:
         blocks = perplexity.tokens / perplexity.stride
@@ -222,13 +177,9 @@ def enough_tokens(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-010",
-    "a key that has no effect here",
-    why="Whoever wrote it expects something that will not happen; the target, layout or method does not read it.",
-    severity="warning",
-)
+@rule("TF-K9-010", "a key that has no effect here", severity="warning")
 def keys_have_effect(facts: Facts) -> Iterator[Violation]:
+    """Whoever wrote it expects something that will not happen; the target, layout or method does not read it."""
     # where nothing is drafted, keys of a base recipe that say how are no contradiction
     refused = facts.features.refusals if facts.recipe.speculation.method == "none" else ()
     yield from unread_keys(facts, (*facts.features.effects, *refused))
@@ -265,13 +216,9 @@ def _readers(facts: Facts, name: str, readers: Sequence[str]) -> list[str]:
     return [to_target(facts, reader) for reader in readers]
 
 
-@rule(
-    "TF-K9-011",
-    "the longest prompt does not fit one step",
-    why="Without chunked context a prompt is computed in one step, so max_num_tokens bounds every prompt.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/9277",
-)
+@rule("TF-K9-011", "the longest prompt does not fit one step", thread("TL#9277"))
 def prompt_fits_step(facts: Facts) -> Iterator[Violation]:
+    """Without chunked context a prompt is computed in one step, so max_num_tokens bounds every prompt."""
     build = facts.recipe.build
     limits = build.limits
     longest = limits.max_input_len or limits.max_seq_len - 1
@@ -293,11 +240,11 @@ def prompt_fits_step(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K9-012",
     "a step shorter than a KV block",
-    why="A chunk of a prompt is a whole number of KV blocks, so a step takes at least one.",
-    source="https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html",
+    "https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html",
     waivable=False,
 )
 def step_holds_block(facts: Facts) -> Iterator[Violation]:
+    """A chunk of a prompt is a whole number of KV blocks, so a step takes at least one."""
     build = facts.recipe.build
     tokens, block = build.limits.max_num_tokens, build.kv_cache.block_size
     if facts.target.tensorrt_llm and build.trtllm.chunked_context and tokens < block:

@@ -27,14 +27,9 @@ def _version(facts: Facts) -> Version | None:
     return engine_version(facts) if facts.target.llm_api and known else None
 
 
-@rule(
-    "TF-K12-036",
-    "a speculation key that this TensorRT-LLM does not honour",
-    why="LLM() refuses names that it does not have, and reads some that nothing behind it follows.",
-    source=_ARGUMENTS,
-    waivable=False,
-)
+@rule("TF-K12-036", "a speculation key that this TensorRT-LLM does not honour", _ARGUMENTS, waivable=False)
 def release_honours_keys(facts: Facts) -> Iterator[Violation]:
+    """LLM() refuses names that it does not have, and reads some that nothing behind it follows."""
     version, asked, table = _version(facts), facts.recipe.speculation, speculation_table()
     if version is None:
         return
@@ -53,25 +48,15 @@ def release_honours_keys(facts: Facts) -> Iterator[Violation]:
             f"speculation.{lack.key} is not honoured by TensorRT-LLM {version} with {asked.method}",
             f"speculation.{lack.key}: {keys_asked(asked)[lack.key]}, speculation.method: {asked.method}",
             {"tensorrt_llm": str(version), "stacks": stacks},
-            [
-                *(f"stack: {name}" for name in stacks),
-                *ways,
-                to_target(facts, DEFAULT.name),
-                without_speculation(facts),
-            ],
+            [*(f"stack: {name}" for name in stacks), *ways, to_target(facts, DEFAULT.name), without_speculation(facts)],
             why=lack.why,
             source=lack.source,
         )
 
 
-@rule(
-    "TF-K12-037",
-    "speculation sizes that LLM() refuses",
-    why="Its own checks end the start of the server, after the model was copied there.",
-    source=_ARGUMENTS,
-    waivable=False,
-)
+@rule("TF-K12-037", "speculation sizes that LLM() refuses", _ARGUMENTS, waivable=False)
 def release_takes_sizes(facts: Facts) -> Iterator[Violation]:
+    """Its own checks end the start of the server, after the model was copied there."""
     if _version(facts) is None:
         return
     for size in refused_sizes(facts.recipe.speculation):
@@ -83,14 +68,10 @@ def release_takes_sizes(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K12-038",
-    "a draft length for batches that never run",
-    why="A length holds up to its batch; where an earlier one reaches build.limits.max_batch_size already, the later "
-    "never comes, and whoever wrote it thinks of another limit.",
-    source=_ARGUMENTS,
-)
+@rule("TF-K12-038", "a draft length for batches that never run", _ARGUMENTS)
 def schedule_is_reached(facts: Facts) -> Iterator[Violation]:
+    """A length holds up to its batch; where an earlier one reaches build.limits.max_batch_size already, the later never
+    comes, and whoever wrote it thinks of another limit."""
     schedule, largest = facts.recipe.speculation.draft_len_schedule, facts.recipe.build.limits.max_batch_size
     if facts.recipe.speculation.method == "none" or not schedule:
         return

@@ -15,6 +15,7 @@ from trtforge.preflight.features import kv_format, weight_format
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_format
 from trtforge.recipe.kv_windows import kv_windows
+from trtforge.rules.sources import thread
 from trtforge.tables import Architecture
 
 #: interpreter, torch and the runtime's own buffers
@@ -82,11 +83,11 @@ def weight_bytes(facts: Facts, *, stored: bool, name: str | None = None) -> int:
 @rule(
     "TF-K10-001",
     "the KV pool cannot hold one request of max_seq_len",
-    why="A request that grows past the pool can never finish, however often it is preempted.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/kvcache.html",
+    "https://nvidia.github.io/TensorRT-LLM/features/kvcache.html",
     needs=("model",),
 )
 def pool_holds_one(facts: Facts) -> Iterator[Violation]:
+    """A request that grows past the pool can never finish, however often it is preempted."""
     memory, limits = facts.recipe.build.kv_cache.memory, facts.recipe.build.limits
     if memory is None or not facts.target.has_pool:
         return
@@ -119,11 +120,11 @@ def pool_holds_one(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K10-002",
     "weights and KV pool do not fit into the machine's memory",
-    why="The engine would be killed while it loads.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/303",
+    thread("TB#303"),
     needs=("model", "machine"),
 )
 def engine_fits(facts: Facts) -> Iterator[Violation]:
+    """The engine would be killed while it loads."""
     if facts.target.needs_gpu:
         return
     total = facts.require_machine().memory_total
@@ -150,11 +151,11 @@ def engine_fits(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K10-003",
     "little of the memory is free for the engine right now",
-    why="It would fit the machine, but not beside what is running.",
     severity="warning",
     needs=("model", "machine"),
 )
 def engine_fits_now(facts: Facts) -> Iterator[Violation]:
+    """It would fit the machine, but not beside what is running."""
     machine = facts.require_machine()
     if facts.target.needs_gpu:
         return
@@ -169,14 +170,9 @@ def engine_fits_now(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K10-004",
-    "the KV pool is small for the batch",
-    why="Requests beyond the pool are preempted and computed again.",
-    severity="warning",
-    needs=("model",),
-)
+@rule("TF-K10-004", "the KV pool is small for the batch", severity="warning", needs=("model",))
 def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
+    """Requests beyond the pool are preempted and computed again."""
     build = facts.recipe.build
     if build.kv_cache.memory is None or not facts.target.has_pool:
         return
@@ -197,14 +193,10 @@ def pool_serves_batch(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K10-005",
-    "two engines share the memory of a GPU by fractions",
-    why="Each engine takes its fraction of what is free when it starts: the second one of what the first left, and a "
-    "restart in another order divides otherwise. Bytes do not depend on the order.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/303",
-)
+@rule("TF-K10-005", "two engines share the memory of a GPU by fractions", thread("TB#303"))
 def shared_gpu_needs_bytes(facts: Facts) -> Iterator[Violation]:
+    """Each engine takes its fraction of what is free when it starts: the second one of what the first left, and a
+    restart in another order divides otherwise. Bytes do not depend on the order."""
     recipe = facts.recipe
     fraction, method = recipe.build.kv_cache.free_fraction, recipe.speculation.method
     if not facts.target.needs_gpu or method != "draft_target":
@@ -221,14 +213,9 @@ def shared_gpu_needs_bytes(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K10-006",
-    "a rank's weights are larger than any board",
-    why="The weights of a rank lie in one GPU's memory, beside the KV cache and the workspace.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/401",
-    needs=("model",),
-)
+@rule("TF-K10-006", "a rank's weights are larger than any board", thread("TL#401"), needs=("model",))
 def rank_fits_board(facts: Facts) -> Iterator[Violation]:
+    """The weights of a rank lie in one GPU's memory, beside the KV cache and the workspace."""
     recipe = facts.recipe
     if not facts.target.needs_gpu:
         return
@@ -262,14 +249,9 @@ def _halved_weights(facts: Facts, rows: Sequence[Architecture], ranks: int, room
     return [f"{to_format(facts, narrow)}  # halves the weights"] if fast else []
 
 
-@rule(
-    "TF-K10-007",
-    "weights and KV pool do not fit into the GPUs here",
-    why="The engine is killed while it loads, or starts with a pool that no request fits into.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2773",
-    needs=("model", "machine"),
-)
+@rule("TF-K10-007", "weights and KV pool do not fit into the GPUs here", thread("TL#2773"), needs=("model", "machine"))
 def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
+    """The engine is killed while it loads, or starts with a pool that no request fits into."""
     recipe, gpus = facts.recipe, facts.require_machine().gpus
     if not facts.target.needs_gpu or not gpus:
         return
@@ -322,11 +304,11 @@ def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K10-008",
     "the KV pool leaves nothing beside it",
-    why="The fraction is taken of what is free after the weights: workspace, logits and adapters need the rest.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
     severity="warning",
 )
 def fraction_leaves_room(facts: Facts) -> Iterator[Violation]:
+    """The fraction is taken of what is free after the weights: workspace, logits and adapters need the rest."""
     recipe = facts.recipe
     fraction = recipe.build.kv_cache.free_fraction
     if fraction is not None and fraction > 0.95:
@@ -341,12 +323,12 @@ def fraction_leaves_room(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K10-009",
     "beams or drafts that the KV pool cannot hold",
-    why="Every beam keeps its own answer, and a step writes all draft tokens before it knows which are accepted.",
-    source="https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html",
+    "https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html",
     severity="warning",
     needs=("model",),
 )
 def pool_holds_beams(facts: Facts) -> Iterator[Violation]:
+    """Every beam keeps its own answer, and a step writes all draft tokens before it knows which are accepted."""
     build, speculation = facts.recipe.build, facts.recipe.speculation
     beams, drafts = build.trtllm.max_beam_width, speculation.max_draft_len or 0
     if build.kv_cache.memory is None or not facts.target.needs_gpu or (beams == 1 and not drafts):

@@ -11,6 +11,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import to_beams
 from trtforge.preflight.rules.streaming import STREAMING_PARAMETERS
+from trtforge.rules.sources import thread
 
 _PLACEHOLDER = re.compile(r"\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*|<[A-Za-z][^<>]*>|\bTODO\b|\bFIXME\b|^/path/to/")
 _TEXTS = (
@@ -39,14 +40,9 @@ def _texts(facts: Facts) -> Iterator[tuple[str, str]]:
         yield f"build.trtllm.lora.adapters.{name}", source
 
 
-@rule(
-    "TF-K1-001",
-    "a value that nothing filled in",
-    why="Nothing replaces placeholders in a recipe: the text itself would be taken for a path or a name.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/61",
-    waivable=False,
-)
+@rule("TF-K1-001", "a value that nothing filled in", thread("TB#61"), waivable=False)
 def nothing_unfilled(facts: Facts) -> Iterator[Violation]:
+    """Nothing replaces placeholders in a recipe: the text itself would be taken for a path or a name."""
     for key, value in _texts(facts):
         found = _PLACEHOLDER.search(value)
         if found or not value.strip():
@@ -62,12 +58,12 @@ def nothing_unfilled(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K1-002",
     "a parameter that the layout does not have",
-    why="The server ignores parameters that it does not know, so a misspelt one looks set and is not.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
     needs=("parameters",),
     waivable=False,
 )
 def parameters_exist(facts: Facts) -> Iterator[Violation]:
+    """The server ignores parameters that it does not know, so a misspelt one looks set and is not."""
     if facts.recipe.layout.own_runtime:
         return  # it reads none of them: TF-K9-010
     # fields of config.pbtxt and keys of model.yaml follow from the recipe's own keys
@@ -92,16 +88,10 @@ def parameters_exist(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K1-003",
-    "a parameter's value of the wrong kind",
-    why="Parameters are texts that the backend parses when it loads: a wrong one ends the server with a message about "
-    "something else.",
-    source="https://github.com/triton-inference-server/server/issues/8592",
-    needs=("parameters",),
-    waivable=False,
-)
+@rule("TF-K1-003", "a parameter's value of the wrong kind", thread("TS#8592"), needs=("parameters",), waivable=False)
 def parameters_parse(facts: Facts) -> Iterator[Violation]:
+    """Parameters are texts that the backend parses when it loads: a wrong one ends the server with a message about
+    something else."""
     for name, value in facts.recipe.triton.parameters.items():
         row = (facts.parameters or {}).get(name)
         fault = row.fault(value) if row is not None else None
@@ -136,15 +126,10 @@ def _same(one: str, other: Any) -> bool:
     return one == str(other)
 
 
-@rule(
-    "TF-K1-004",
-    "two places that set the same thing differently",
-    why="A parameter of the layout wins over the recipe's key: the engine is built for one value and served with the "
-    "other.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/79",
-    needs=("parameters",),
-)
+@rule("TF-K1-004", "two places that set the same thing differently", thread("TB#79"), needs=("parameters",))
 def places_agree(facts: Facts) -> Iterator[Violation]:
+    """A parameter of the layout wins over the recipe's key: the engine is built for one value and served with the
+    other."""
     for name, value in facts.recipe.triton.parameters.items():
         row = (facts.parameters or {}).get(name)
         key = row.recipe.split(" ")[0].rstrip(",") if row is not None and row.recipe else None
@@ -169,14 +154,9 @@ def places_agree(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K24-006",
-    "more beams offered than the engine is built for",
-    why="The engine refuses requests beyond what it was built for, whatever the server says that it takes.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/115",
-    waivable=False,
-)
+@rule("TF-K24-006", "more beams offered than the engine is built for", thread("TB#115"), waivable=False)
 def limits_of_engine(facts: Facts) -> Iterator[Violation]:
+    """The engine refuses requests beyond what it was built for, whatever the server says that it takes."""
     text, beams = facts.recipe.triton.parameters.get("max_beam_width"), facts.recipe.build.trtllm.max_beam_width
     if text and text.isdigit() and int(text) > beams:
         yield Violation(
@@ -187,15 +167,10 @@ def limits_of_engine(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K1-005",
-    "a path that the repository sets itself",
-    why="Engine and tokenizer lie in the bundle and are found relative to it; a path by hand names a place that "
-    "another machine does not have.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/207",
-    severity="warning",
-)
+@rule("TF-K1-005", "a path that the repository sets itself", thread("TB#207"), severity="warning")
 def paths_are_the_bundles(facts: Facts) -> Iterator[Violation]:
+    """Engine and tokenizer lie in the bundle and are found relative to it; a path by hand names a place that another
+    machine does not have."""
     for name in _OWN_PATHS:
         value = facts.recipe.triton.parameters.get(name)
         if value:

@@ -15,12 +15,12 @@ _SMALL = 0.05
 @rule(
     "TF-K10-011",
     "a KV pool that leaves the GPU empty",
-    why="The pool bounds how many requests run together: one that was sized for a CPU's memory makes a GPU wait.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/kvcache.html",
+    "https://nvidia.github.io/TensorRT-LLM/features/kvcache.html",
     severity="warning",
     needs=("model",),
 )
 def pool_is_for_this_gpu(facts: Facts) -> Iterator[Violation]:
+    """The pool bounds how many requests run together: one that was sized for a CPU's memory makes a GPU wait."""
     build = facts.recipe.build
     pool, parallel, batch = build.kv_cache.memory, build.parallel, build.limits.max_batch_size
     if pool is None or not facts.target.needs_gpu or not facts.target.has_pool:
@@ -36,10 +36,7 @@ def pool_is_for_this_gpu(facts: Facts) -> Iterator[Violation]:
             f"and {name} has {format_size(room)} beside the weights",
             f"build.kv_cache.memory: {format_size(pool)}, build.target: {build.target}",
             {"pool": pool, "room": room, "bytes_per_request": one, "max_batch_size": batch},
-            [
-                "build.kv_cache: {memory: null, free_fraction: 90%}",
-                f"build.kv_cache.memory: {-(-fitting // 2**20)}MiB",
-            ],
+            ["build.kv_cache: {memory: null, free_fraction: 90%}", f"build.kv_cache.memory: {-(-fitting // 2**20)}MiB"],
         )
 
 

@@ -19,6 +19,7 @@ from trtforge.preflight.features import (
 )
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import for_architectures, to_format, to_target
+from trtforge.rules.sources import thread
 from trtforge.tables import Architecture
 from trtforge.targets import TARGETS
 
@@ -43,14 +44,9 @@ def _hosts(facts: Facts, hosts: list[Architecture]) -> list[str]:
     return fitting or [row.name for row in hosts]
 
 
-@rule(
-    "TF-K3-001",
-    "unknown quantization format",
-    why="A format is a row of the format table; without one nothing says how to quantize, export or run it.",
-    needs=("format",),
-    waivable=False,
-)
+@rule("TF-K3-001", "unknown quantization format", needs=("format",), waivable=False)
 def unknown_format(facts: Facts) -> Iterator[Violation]:
+    """A format is a row of the format table; without one nothing says how to quantize, export or run it."""
     name = facts.recipe.quantize.format
     if name in facts.formats:
         return
@@ -63,14 +59,9 @@ def unknown_format(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K3-002",
-    "no kernel for the format on the architecture",
-    why="Without a kernel the engine either fails to build or silently runs another precision.",
-    source=_MATRIX,
-    needs=("format", "build.architectures"),
-)
+@rule("TF-K3-002", "no kernel for the format on the architecture", _MATRIX, needs=("format", "build.architectures"))
 def format_on_architecture(facts: Facts) -> Iterator[Violation]:
+    """Without a kernel the engine either fails to build or silently runs another precision."""
     name, target = weight_format(facts), facts.recipe.build.target
     if not facts.target.needs_gpu or name not in facts.formats:
         return
@@ -98,11 +89,11 @@ def format_on_architecture(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K3-003",
     "no kernel for the KV-cache format on the architecture",
-    why="The attention kernel of that architecture cannot read this cache.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/222",
+    thread("TL#222"),
     needs=("build.architectures",),
 )
 def kv_on_architecture(facts: Facts) -> Iterator[Violation]:
+    """The attention kernel of that architecture cannot read this cache."""
     mode = kv_format(facts)
     if not facts.target.needs_gpu:
         return
@@ -120,13 +111,9 @@ def kv_on_architecture(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K3-004",
-    "unknown GPU architecture",
-    why="The tables say nothing about it, so nothing could be promised about kernels.",
-    source=_MATRIX,
-)
+@rule("TF-K3-004", "unknown GPU architecture", _MATRIX)
 def unknown_architecture(facts: Facts) -> Iterator[Violation]:
+    """The tables say nothing about it, so nothing could be promised about kernels."""
     known = [row.name for row in facts.architectures.rows]
     for architecture in facts.recipe.build.architectures:
         if architecture not in known:
@@ -142,13 +129,9 @@ def unknown_architecture(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K3-005",
-    "KV-cache format that no engine here reads",
-    why="The paged pool must hold the format that the attention reads.",
-    waivable=False,
-)
+@rule("TF-K3-005", "KV-cache format that no engine here reads", waivable=False)
 def kv_mode_supported(facts: Facts) -> Iterator[Violation]:
+    """The paged pool must hold the format that the attention reads."""
     mode = facts.recipe.quantize.kv_cache
     row = facts.kv_modes.get(mode)
     if row is not None and not row.supported:
@@ -162,14 +145,9 @@ def kv_mode_supported(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K3-006",
-    "quantizing a checkpoint that is quantized already",
-    why="Its high-precision weights are gone; a second rounding adds error and the scales of the first are lost.",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K3-006", "quantizing a checkpoint that is quantized already", needs=("model",), waivable=False)
 def already_quantized(facts: Facts) -> Iterator[Violation]:
+    """Its high-precision weights are gone; a second rounding adds error and the scales of the first are lost."""
     model, quantize = facts.require_model(), facts.recipe.quantize
     if model.prequantized and (quantize.format != "none" or quantize.kv_cache != "none"):
         yield Violation(
@@ -184,13 +162,9 @@ def already_quantized(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K3-007",
-    "GPU architectures given to a target that does not compile for one",
-    why="The torch target runs the same engine directory on whatever machine loads it.",
-    severity="warning",
-)
+@rule("TF-K3-007", "GPU architectures given to a target that does not compile for one", severity="warning")
 def architectures_without_effect(facts: Facts) -> Iterator[Violation]:
+    """The torch target runs the same engine directory on whatever machine loads it."""
     build = facts.recipe.build
     if not facts.target.needs_gpu and build.architectures:
         yield Violation(
@@ -204,11 +178,11 @@ def architectures_without_effect(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K3-008",
     "a target that does not build for the architecture",
-    why="The compiler has no code for it: the build fails, or the engine never loads.",
-    source="https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
+    "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
     needs=("build.architectures",),
 )
 def target_on_architecture(facts: Facts) -> Iterator[Violation]:
+    """The compiler has no code for it: the build fails, or the engine never loads."""
     target = facts.recipe.build.target
     for row in facts.target_rows:
         if target not in row.targets:
@@ -224,14 +198,9 @@ def target_on_architecture(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K3-009",
-    "an engine for another GPU than the one here",
-    why="The builder times kernels on the GPU that it finds: an engine of one architecture is refused on another.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/222",
-    needs=("machine",),
-)
+@rule("TF-K3-009", "an engine for another GPU than the one here", thread("TL#222"), needs=("machine",))
 def built_where_it_runs(facts: Facts) -> Iterator[Violation]:
+    """The builder times kernels on the GPU that it finds: an engine of one architecture is refused on another."""
     build, here = facts.recipe.build, facts.require_machine().architectures
     if facts.target.built_for != "this-gpu" or not here:
         return
@@ -250,14 +219,9 @@ def built_where_it_runs(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K3-010",
-    "one engine for several architectures",
-    why="The target compiles an engine for one architecture; each other one needs a build of its own.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/222",
-    waivable=False,
-)
+@rule("TF-K3-010", "one engine for several architectures", thread("TL#222"), waivable=False)
 def one_architecture(facts: Facts) -> Iterator[Violation]:
+    """The target compiles an engine for one architecture; each other one needs a build of its own."""
     build = facts.recipe.build
     if facts.target.built_for == "this-gpu" and len(set(build.architectures)) > 1:
         yield Violation(
@@ -271,14 +235,9 @@ def one_architecture(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K3-011",
-    "FP8 context attention without a kernel",
-    why="The fused attention over FP8 keys exists on some architectures only; elsewhere the build stops or falls back.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1864",
-    needs=("build.architectures",),
-)
+@rule("TF-K3-011", "FP8 context attention without a kernel", thread("TL#1864"), needs=("build.architectures",))
 def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
+    """The fused attention over FP8 keys exists on some architectures only; elsewhere the build stops or falls back."""
     if not facts.target.trtllm_build or not fp8_context_attention(facts):
         return
     for row in facts.target_rows:
@@ -296,11 +255,11 @@ def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K3-012",
     "a dtype that the architecture does not compute in",
-    why="Without matrix units for the type the engine fails to build or crawls.",
-    source="https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
+    "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
     needs=("build.architectures",),
 )
 def dtype_on_architecture(facts: Facts) -> Iterator[Violation]:
+    """Without matrix units for the type the engine fails to build or crawls."""
     dtype = facts.recipe.model.dtype
     if not facts.target.needs_gpu:
         return

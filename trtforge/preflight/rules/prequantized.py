@@ -9,6 +9,7 @@ from trtforge.models.shape import matches
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.sources import SourceFiles, is_bad_scale
+from trtforge.rules.sources import thread
 
 _KEY_SCALES, _VALUE_SCALES = ("k_scale", "k_proj.output_scale"), ("v_scale", "v_proj.output_scale")
 _KV_SCALES = (*_KEY_SCALES, *_VALUE_SCALES)
@@ -46,13 +47,10 @@ _AGAIN = "export it again with this recipe's quantize section, from the unquanti
 
 
 @rule(
-    "TF-K6-005",
-    "a module that the checkpoint's exclude list names is quantized",
-    why="An engine that believes the list reads packed bytes as plain weights.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1733",
-    needs=("files",),
+    "TF-K6-005", "a module that the checkpoint's exclude list names is quantized", thread("TL#1733"), needs=("files",)
 )
 def excluded_are_plain(facts: Facts) -> Iterator[Violation]:
+    """An engine that believes the list reads packed bytes as plain weights."""
     found = _described(facts)
     if found is None:
         return
@@ -76,13 +74,10 @@ def excluded_are_plain(facts: Facts) -> Iterator[Violation]:
 
 
 @rule(
-    "TF-K6-006",
-    "a module outside the checkpoint's exclude list is not quantized",
-    why="An engine that believes the list looks for scales that are not there, or reads plain weights as packed ones.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/855",
-    needs=("files",),
+    "TF-K6-006", "a module outside the checkpoint's exclude list is not quantized", thread("TL#855"), needs=("files",)
 )
 def others_are_quantized(facts: Facts) -> Iterator[Violation]:
+    """An engine that believes the list looks for scales that are not there, or reads plain weights as packed ones."""
     found = _described(facts)
     if found is None:
         return
@@ -129,14 +124,9 @@ def _without(files: SourceFiles, scale: str) -> list[str]:
     )
 
 
-@rule(
-    "TF-K7-001",
-    "KV scales are missing",
-    why="The description promises an FP8 cache; without scales every engine takes 1 and large keys saturate.",
-    source="https://github.com/NVIDIA/Model-Optimizer/issues/20",
-    needs=("files",),
-)
+@rule("TF-K7-001", "KV scales are missing", thread("MO#20"), needs=("files",))
 def kv_scales_exist(facts: Facts) -> Iterator[Violation]:
+    """The description promises an FP8 cache; without scales every engine takes 1 and large keys saturate."""
     found = _described(facts)
     if found is None or found[1].get("kv_cache_quant_algo") is None:
         return
@@ -155,16 +145,10 @@ def kv_scales_exist(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K7-002",
-    "every KV scale is 1",
-    why="Scales of exactly 1 mean that calibration never reached the cache (or was not asked to): values above 448 "
-    "saturate.",
-    source="https://github.com/NVIDIA/Model-Optimizer/issues/20",
-    severity="warning",
-    needs=("files",),
-)
+@rule("TF-K7-002", "every KV scale is 1", thread("MO#20"), severity="warning", needs=("files",))
 def kv_scales_calibrated(facts: Facts) -> Iterator[Violation]:
+    """Scales of exactly 1 mean that calibration never reached the cache (or was not asked to): values above 448
+    saturate."""
     found = _described(facts)
     if found is None or not (found[1].get("kv_cache_quant_algo") or found[1].get("kv_cache_scheme")):
         return
@@ -182,15 +166,9 @@ def kv_scales_calibrated(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K7-003",
-    "quantized weights without their scales",
-    why="A weight of 8 or 4 bits means nothing without its scale; engines take 1 or refuse to load.",
-    source="https://github.com/NVIDIA/Model-Optimizer/issues/500",
-    needs=("files",),
-    waivable=False,
-)
+@rule("TF-K7-003", "quantized weights without their scales", thread("MO#500"), needs=("files",), waivable=False)
 def weights_have_scales(facts: Facts) -> Iterator[Violation]:
+    """A weight of 8 or 4 bits means nothing without its scale; engines take 1 or refuse to load."""
     found = _described(facts)
     if found is None:
         return
@@ -204,15 +182,10 @@ def weights_have_scales(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K7-004",
-    "activation scales are missing",
-    why="Without a calibration loop ModelOpt has no activation ranges; engines take 1, and activations saturate or "
-    "underflow.",
-    source="https://github.com/NVIDIA/Model-Optimizer/issues/500",
-    needs=("files",),
-)
+@rule("TF-K7-004", "activation scales are missing", thread("MO#500"), needs=("files",))
 def activations_have_scales(facts: Facts) -> Iterator[Violation]:
+    """Without a calibration loop ModelOpt has no activation ranges; engines take 1, and activations saturate or
+    underflow."""
     found = _described(facts)
     rows = load_formats().formats
     static = [row.algorithm for row in rows if "input_scale" in row.tensors]
@@ -232,15 +205,10 @@ def activations_have_scales(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K7-005",
-    "scales that no calibration gives",
-    why="A scale of zero, below it, infinite or no number turns the whole tensor into zeros or NaN; experts that the "
-    "calibration never routed to are the usual cause.",
-    source="https://github.com/NVIDIA/Model-Optimizer/issues/153",
-    needs=("files",),
-)
+@rule("TF-K7-005", "scales that no calibration gives", thread("MO#153"), needs=("files",))
 def scales_are_sane(facts: Facts) -> Iterator[Violation]:
+    """A scale of zero, below it, infinite or no number turns the whole tensor into zeros or NaN; experts that the
+    calibration never routed to are the usual cause."""
     found = _described(facts)
     if found is None:
         return
@@ -265,12 +233,12 @@ def scales_are_sane(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K7-006",
     "a KV cache format that the checkpoint has no scales for",
-    why="The checkpoint was calibrated for another cache; its keys and values have no range for this one.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1676",
+    thread("TL#1676"),
     needs=("model",),
     severity="warning",
 )
 def kv_as_calibrated(facts: Facts) -> Iterator[Violation]:
+    """The checkpoint was calibrated for another cache; its keys and values have no range for this one."""
     model = facts.require_model()
     stored, mode = model.prequantized_kv_cache, facts.recipe.quantize.kv_cache
     if model.prequantized and stored is None and facts.recipe.build.trtllm.fp8_context_attention and mode == "none":

@@ -9,6 +9,7 @@ from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_asked, kv_format, other_kv
 from trtforge.preflight.retarget import to_format
+from trtforge.rules.sources import thread
 
 #: a gate's key -> the gate that a first recipe has
 _DEFAULTS = {
@@ -22,14 +23,9 @@ def _quantized(facts: Facts) -> bool:
     return facts.recipe.quantize.format != "none" or facts.recipe.quantize.kv_cache != "none"
 
 
-@rule(
-    "TF-K8-001",
-    "a quantized model without a quality gate",
-    why="A quantized model can load, answer fluently and have lost what it knew; without a gate nothing stops it.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2822",
-    severity="warning",
-)
+@rule("TF-K8-001", "a quantized model without a quality gate", thread("TL#2822"), severity="warning")
 def quality_is_gated(facts: Facts) -> Iterator[Violation]:
+    """A quantized model can load, answer fluently and have lost what it knew; without a gate nothing stops it."""
     evals = facts.recipe.evals
     if not _quantized(facts):
         return
@@ -52,11 +48,11 @@ def quality_is_gated(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K8-002",
     "a gate that lets anything pass",
-    why="Perplexity that doubles, or an engine that disagrees on every other token, is another model.",
-    source="https://github.com/casper-hansen/AutoAWQ/issues/475",
+    "https://github.com/casper-hansen/AutoAWQ/issues/475",
     severity="warning",
 )
 def gates_mean_something(facts: Facts) -> Iterator[Violation]:
+    """Perplexity that doubles, or an engine that disagrees on every other token, is another model."""
     perplexity, parity = facts.recipe.evals.perplexity.gate, facts.recipe.evals.engine_parity.gate
     if not _quantized(facts):
         return
@@ -87,12 +83,12 @@ def gates_mean_something(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K8-003",
     "stretched positions that no measurement reaches",
-    why="Rope scaling is where quantized models break first: short prompts stay fine while long ones turn to garbage.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1830",
+    thread("TL#1830"),
     severity="warning",
     needs=("model",),
 )
 def long_context_is_measured(facts: Facts) -> Iterator[Violation]:
+    """Rope scaling is where quantized models break first: short prompts stay fine while long ones turn to garbage."""
     model, recipe = facts.require_model(), facts.recipe
     kind = model.rope.get("rope_type") or model.rope.get("type") or "default"
     original = model.rope.get("original_max_position_embeddings")
@@ -116,12 +112,12 @@ def long_context_is_measured(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K8-004",
     "a 4-bit model of little redundancy",
-    why="Models below about 4 billion parameters lose several points to 4-bit weights; larger ones hardly one.",
-    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md",
+    "https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md",
     severity="warning",
     needs=("model", "format"),
 )
 def four_bits_of_small_models(facts: Facts) -> Iterator[Violation]:
+    """Models below about 4 billion parameters lose several points to 4-bit weights; larger ones hardly one."""
     row, model = facts.format, facts.require_model()
     gate = facts.recipe.evals.perplexity.gate
     if row is None or row.weight is None or row.weight.bits > 4 or model.parameters >= 4_000_000_000:
@@ -138,13 +134,13 @@ def four_bits_of_small_models(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K8-005",
     "a quantized KV cache for keys with outliers",
-    why="E4M3 keeps three bits of a key's mantissa: where a bias makes some elements large, their rounding errors are "
-    "as large as the other elements are, and attention looks elsewhere. Finer scales leave these errors as they are.",
-    source="https://github.com/verl-project/verl/pull/4435",
+    "https://github.com/verl-project/verl/pull/4435",
     severity="warning",
     needs=("model",),
 )
 def outlier_keys_stay_exact(facts: Facts) -> Iterator[Violation]:
+    """E4M3 keeps three bits of a key's mantissa: where a bias makes some elements large, their rounding errors are as
+    large as the other elements are, and attention looks elsewhere. Finer scales leave these errors as they are."""
     cache, outliers = kv_format(facts), outlier_keys(facts.require_model())
     if cache == "none" or outliers is None:
         return

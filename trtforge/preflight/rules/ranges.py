@@ -42,13 +42,9 @@ def _value(recipe: Any, key: str) -> Any:
     return recipe
 
 
-@rule(
-    "TF-K9-015",
-    "perplexity windows that leave no context",
-    why="A window scores tokens that it has seen the ones before of, so it is longer than what it scores.",
-    waivable=False,
-)
+@rule("TF-K9-015", "perplexity windows that leave no context", waivable=False)
 def windows_leave_context(facts: Facts) -> Iterator[Violation]:
+    """A window scores tokens that it has seen the ones before of, so it is longer than what it scores."""
     perplexity = facts.recipe.evals.perplexity
     window, stride = perplexity.window, perplexity.stride
     if window >= 2 and stride < window:
@@ -69,11 +65,11 @@ def windows_leave_context(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K9-016",
     "a number beyond its field",
-    why="Engine, config.pbtxt and runtime hold it in a field of fixed width; the build or the repository would fail.",
-    source="https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto",
+    "https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto",
     waivable=False,
 )
 def numbers_fit(facts: Facts) -> Iterator[Violation]:
+    """Engine, config.pbtxt and runtime hold it in a field of fixed width; the build or the repository would fail."""
     for key, most in LARGEST.items():
         value = _value(facts.recipe, key)
         if value is not None and value > most:

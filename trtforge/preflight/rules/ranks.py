@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
+from trtforge.rules.sources import thread
 
 
 def world_size(facts: Facts) -> int:
@@ -13,13 +14,9 @@ def world_size(facts: Facts) -> int:
     return facts.recipe.build.parallel.tp * facts.recipe.build.parallel.pp
 
 
-@rule(
-    "TF-K16-001",
-    "more ranks than the target runs",
-    why="These targets run in one process on one device.",
-    waivable=False,
-)
+@rule("TF-K16-001", "more ranks than the target runs", waivable=False)
 def ranks_of_target(facts: Facts) -> Iterator[Violation]:
+    """These targets run in one process on one device."""
     build = facts.recipe.build
     ranks = build.parallel.tp * build.parallel.pp * build.parallel.ep
     if facts.target.one_rank and ranks > 1:
@@ -31,14 +28,9 @@ def ranks_of_target(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K16-002",
-    "more pipeline ranks than layers",
-    why="A pipeline rank holds at least one layer.",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K16-002", "more pipeline ranks than layers", needs=("model",), waivable=False)
 def pipeline_splits(facts: Facts) -> Iterator[Violation]:
+    """A pipeline rank holds at least one layer."""
     model, pp = facts.require_model(), facts.recipe.build.parallel.pp
     if pp > model.layers:
         yield Violation(
@@ -49,14 +41,9 @@ def pipeline_splits(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K16-003",
-    "more ranks than GPUs here",
-    why="Every rank needs a GPU of its own; with fewer the server hangs at start or two ranks share one memory.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2021",
-    needs=("machine",),
-)
+@rule("TF-K16-003", "more ranks than GPUs here", thread("TL#2021"), needs=("machine",))
 def ranks_have_devices(facts: Facts) -> Iterator[Violation]:
+    """Every rank needs a GPU of its own; with fewer the server hangs at start or two ranks share one memory."""
     gpus, ranks, parallel = facts.require_machine().gpus, world_size(facts), facts.recipe.build.parallel
     if facts.target.one_rank or not gpus or ranks <= len(gpus):
         return  # a machine without a GPU only writes what another one builds
@@ -72,14 +59,9 @@ def ranks_have_devices(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K16-004",
-    "device ids that do not fit the ranks",
-    why="gpu_device_ids names one GPU a rank and one set an instance; a GPU in two places is booked twice.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/398",
-    waivable=False,
-)
+@rule("TF-K16-004", "device ids that do not fit the ranks", thread("TB#398"), waivable=False)
 def devices_fit_ranks(facts: Facts) -> Iterator[Violation]:
+    """gpu_device_ids names one GPU a rank and one set an instance; a GPU in two places is booked twice."""
     text, ranks = facts.recipe.triton.parameters.get("gpu_device_ids"), world_size(facts)
     if not text:
         return
@@ -105,10 +87,10 @@ def devices_fit_ranks(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K16-005",
     "participant ids that do not fit the ranks",
-    why="participant_ids names one MPI rank for each rank of the engine; in orchestrator mode rank 0 is the server's.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
 )
 def participants_fit_ranks(facts: Facts) -> Iterator[Violation]:
+    """participant_ids names one MPI rank for each rank of the engine; in orchestrator mode rank 0 is the server's."""
     text, ranks = facts.recipe.triton.parameters.get("participant_ids"), world_size(facts)
     if not text:
         return
@@ -132,11 +114,11 @@ def participants_fit_ranks(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K16-006",
     "more build workers than ranks",
-    why="A worker builds one rank at a time; the others have nothing to do, and each loads the checkpoint.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/models/core/qwen/README.md",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/models/core/qwen/README.md",
     severity="warning",
 )
 def workers_have_ranks(facts: Facts) -> Iterator[Violation]:
+    """A worker builds one rank at a time; the others have nothing to do, and each loads the checkpoint."""
     workers, ranks = facts.recipe.build.trtllm.workers, world_size(facts)
     if facts.target.trtllm_build and workers > ranks:
         yield Violation(
@@ -150,10 +132,10 @@ def workers_have_ranks(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K16-007",
     "two engines under a leader launch",
-    why="Leader mode starts one server a rank of one engine; a draft engine of its own needs the orchestrator.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
 )
 def two_engines_need_orchestrator(facts: Facts) -> Iterator[Violation]:
+    """Leader mode starts one server a rank of one engine; a draft engine of its own needs the orchestrator."""
     recipe, ranks = facts.recipe, world_size(facts)
     if not facts.target.trtllm_build or recipe.speculation.method != "draft_target":
         return
@@ -166,14 +148,9 @@ def two_engines_need_orchestrator(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K16-008",
-    "device ids of GPUs that are not here",
-    why="An id counts the GPUs that the server sees (CUDA_VISIBLE_DEVICES renumbers them); one past the last ends it.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/576",
-    needs=("machine",),
-)
+@rule("TF-K16-008", "device ids of GPUs that are not here", thread("TB#576"), needs=("machine",))
 def devices_are_here(facts: Facts) -> Iterator[Violation]:
+    """An id counts the GPUs that the server sees (CUDA_VISIBLE_DEVICES renumbers them); one past the last ends it."""
     text, gpus = facts.recipe.triton.parameters.get("gpu_device_ids"), facts.require_machine().gpus
     ids = [int(part) for part in (text or "").replace(";", ",").split(",") if part.strip().isdigit()]
     if not gpus or not ids or max(ids) < len(gpus):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
+from trtforge.rules.sources import thread
 from trtforge.tables.decoders import decoders
 
 _ROPE_NEEDS = {
@@ -16,15 +17,9 @@ _ROPE_NEEDS = {
 }
 
 
-@rule(
-    "TF-K18-001",
-    "rope type that the graph does not write",
-    why="With another rotation the model reads positions wrongly: short prompts look fine, long ones turn to garbage.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2105",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K18-001", "rope type that the graph does not write", thread("TL#2105"), needs=("model",), waivable=False)
 def rope_type(facts: Facts) -> Iterator[Violation]:
+    """With another rotation the model reads positions wrongly: short prompts look fine, long ones turn to garbage."""
     kind, row = _rope_kind(facts), decoders().get(facts.require_model().architecture)
     known = row.rope_types if row is not None else ()
     if row is not None and kind not in known:
@@ -36,15 +31,9 @@ def rope_type(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K18-002",
-    "rope settings that are incomplete",
-    why="A missing factor would be taken as 1 and the context extension lost.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2302",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K18-002", "rope settings that are incomplete", thread("TL#2302"), needs=("model",), waivable=False)
 def rope_complete(facts: Facts) -> Iterator[Violation]:
+    """A missing factor would be taken as 1 and the context extension lost."""
     kind, rope = _rope_kind(facts), facts.require_model().rope
     missing = [key for key in _ROPE_NEEDS.get(kind, ()) if rope.get(key) is None]
     if missing:
@@ -61,15 +50,10 @@ def _rope_kind(facts: Facts) -> str:
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
-@rule(
-    "TF-K18-003",
-    "rope settings that contradict each other",
-    why="Readers take one spelling or the other: `type` is the old key, `rope_type` the new one, and `rope_parameters` "
-    "stands beside `rope_scaling`.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2105",
-    needs=("files",),
-)
+@rule("TF-K18-003", "rope settings that contradict each other", thread("TL#2105"), needs=("files",))
 def rope_agrees(facts: Facts) -> Iterator[Violation]:
+    """Readers take one spelling or the other: `type` is the old key, `rope_type` the new one, and `rope_parameters`
+    stands beside `rope_scaling`."""
     config = facts.files.config if facts.files is not None else {}
     sections = {key: config[key] for key in ("rope_scaling", "rope_parameters") if isinstance(config.get(key), dict)}
     values: dict[str, dict[str, object]] = {"type": {}, "factor": {}, "rope_theta": {}}
@@ -96,15 +80,9 @@ def rope_agrees(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K18-004",
-    "weights that are Git-LFS pointers",
-    why="The repository was cloned without Git-LFS: each weight file is a text of about 130 bytes that names it.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2052",
-    needs=("files",),
-    waivable=False,
-)
+@rule("TF-K18-004", "weights that are Git-LFS pointers", thread("TL#2052"), needs=("files",), waivable=False)
 def no_pointers(facts: Facts) -> Iterator[Violation]:
+    """The repository was cloned without Git-LFS: each weight file is a text of about 130 bytes that names it."""
     folders = {f"model.source: {facts.recipe.model.source}": facts.files}
     folders[f"speculation.draft: {facts.recipe.speculation.draft}"] = facts.draft_files
     folders |= {f"build.trtllm.lora.adapters.{name}": files for name, files in facts.adapter_files.items()}
@@ -121,16 +99,10 @@ def no_pointers(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K7-007",
-    "a context extension that was lost",
-    why="Llama 3.1 and later reach 131,072 positions by their rope scaling; a conversion that drops it keeps the "
-    "figure and loses the ability: short prompts look fine, long ones turn to garbage.",
-    source="https://github.com/vllm-project/vllm/issues/6738",
-    needs=("model",),
-    severity="warning",
-)
+@rule("TF-K7-007", "a context extension that was lost", thread("VL#6738"), needs=("model",), severity="warning")
 def extension_is_there(facts: Facts) -> Iterator[Violation]:
+    """Llama 3.1 and later reach 131,072 positions by their rope scaling; a conversion that drops it keeps the figure
+    and loses the ability: short prompts look fine, long ones turn to garbage."""
     model = facts.require_model()
     base = model.rope.get("rope_theta")
     lost = _rope_kind(facts) == "default" and (model.vocab, model.max_positions) == (128_256, 131_072)

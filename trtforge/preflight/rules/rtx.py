@@ -24,13 +24,9 @@ def _is_rtx(facts: Facts) -> bool:
     return facts.target.runtime == "rtx"
 
 
-@rule(
-    "TF-K3-020",
-    "a quantized KV cache in an RTX engine",
-    why="RTX engines keep keys and values in linear caches of the graph's own 16-bit type, which have no scales.",
-    waivable=False,
-)
+@rule("TF-K3-020", "a quantized KV cache in an RTX engine", waivable=False)
 def rtx_kv_cache(facts: Facts) -> Iterator[Violation]:
+    """RTX engines keep keys and values in linear caches of the graph's own 16-bit type, which have no scales."""
     mode = kv_format(facts)
     if _is_rtx(facts) and mode != "none":
         stored = mode != facts.recipe.quantize.kv_cache
@@ -45,13 +41,9 @@ def rtx_kv_cache(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K3-021",
-    "float32 in an RTX engine for Turing",
-    why="The compiler of TensorRT for RTX multiplies no float32 matrices on sm_75.",
-    source=_DOCS,
-)
+@rule("TF-K3-021", "float32 in an RTX engine for Turing", _DOCS)
 def rtx_float32_on_turing(facts: Facts) -> Iterator[Violation]:
+    """The compiler of TensorRT for RTX multiplies no float32 matrices on sm_75."""
     architectures = facts.recipe.build.architectures
     if _is_rtx(facts) and facts.recipe.model.dtype == "float32" and "sm_75" in architectures:
         others = [name for name in architectures if name != "sm_75"]
@@ -63,13 +55,9 @@ def rtx_float32_on_turing(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K3-022",
-    "an RTX engine for no architecture",
-    why="An RTX engine is compiled on the CPU, for GPUs that need not be there: the recipe has to name them.",
-    waivable=False,
-)
+@rule("TF-K3-022", "an RTX engine for no architecture", waivable=False)
 def rtx_architectures(facts: Facts) -> Iterator[Violation]:
+    """An RTX engine is compiled on the CPU, for GPUs that need not be there: the recipe has to name them."""
     if _is_rtx(facts) and not facts.recipe.build.architectures:
         dtype, weights = facts.recipe.model.dtype, facts.recipe.quantize.format
         rows = [row for row in facts.architectures.rows if RTX.name in row.targets]
@@ -84,15 +72,9 @@ def rtx_architectures(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K3-023",
-    "a mixture of experts in an RTX engine",
-    why="TensorRT for RTX has no kernels for the layers of experts: its builder fails on them.",
-    source=_DOCS,
-    needs=("files",),
-    waivable=False,
-)
+@rule("TF-K3-023", "a mixture of experts in an RTX engine", _DOCS, needs=("files",), waivable=False)
 def rtx_experts(facts: Facts) -> Iterator[Violation]:
+    """TensorRT for RTX has no kernels for the layers of experts: its builder fails on them."""
     if not _is_rtx(facts) or facts.files is None:
         return
     config = facts.files.config

@@ -7,20 +7,16 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import methods
 from trtforge.preflight.rules.memory import windows_of
+from trtforge.rules.sources import thread
 
 #: modes of ``decoding_mode`` that draft, and the method that builds their engine; ReDrafter is no method here
 _DRAFTING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead": "lookahead", "redrafter": None}
 
 
-@rule(
-    "TF-K10-010",
-    "a KV pool too small for one request",
-    why="The pool must be able to carry one sequence to its end; the server refuses to start otherwise, or requests "
-    "wait for ever.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/168",
-    needs=("model",),
-)
+@rule("TF-K10-010", "a KV pool too small for one request", thread("TB#168"), needs=("model",))
 def pool_tokens_hold_request(facts: Facts) -> Iterator[Violation]:
+    """The pool must be able to carry one sequence to its end; the server refuses to start otherwise, or requests wait
+    for ever."""
     recipe = facts.recipe
     text = recipe.triton.parameters.get("max_tokens_in_paged_kv_cache")
     if not recipe.layout.chain or text is None or not (text.isascii() and text.isdecimal()):
@@ -49,11 +45,11 @@ def pool_tokens_hold_request(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-020",
     "a decoding mode of another engine",
-    why="A drafting mode needs an engine that was built with its heads or buffers; another one stops the server at "
-    "start or is never used.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
 )
 def mode_fits_engine(facts: Facts) -> Iterator[Violation]:
+    """A drafting mode needs an engine that was built with its heads or buffers; another one stops the server at start
+    or is never used."""
     recipe = facts.recipe
     mode, method = recipe.triton.parameters.get("decoding_mode"), recipe.speculation.method
     if not recipe.layout.chain or not mode:
@@ -77,12 +73,11 @@ def mode_fits_engine(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K13-007",
     "a share for cross attention in a decoder",
-    why="Only encoder-decoder models have cross attention; for a decoder the server stops at start with an assertion.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/cpp/tensorrt_llm/batch_manager/"
-    "trtGptModelInflightBatching.cpp",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp",
     waivable=False,
 )
 def no_cross_attention(facts: Facts) -> Iterator[Violation]:
+    """Only encoder-decoder models have cross attention; for a decoder the server stops at start with an assertion."""
     value = facts.recipe.triton.parameters.get("cross_kv_cache_fraction")
     if value and facts.recipe.layout.chain:
         yield Violation(

@@ -29,14 +29,9 @@ def _taken(head_size: int, target: str) -> bool:
     return multiple is not None and low <= head_size <= high and head_size % multiple == 0
 
 
-@rule(
-    "TF-K5-006",
-    "heads of a size that the attention does not take",
-    why="The graph's attention, and the kernels behind it, are written for a range of head sizes.",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K5-006", "heads of a size that the attention does not take", needs=("model",), waivable=False)
 def head_size_taken(facts: Facts) -> Iterator[Violation]:
+    """The graph's attention, and the kernels behind it, are written for a range of head sizes."""
     size, target = facts.require_model().head_size, facts.recipe.build.target
     multiple = facts.target.head_multiple
     if multiple is None or _taken(size, target):
@@ -54,14 +49,9 @@ def head_size_taken(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K18-006",
-    "layers with attention that differs from layer to layer",
-    why="The graph gives every layer the same attention; a layer with another window would be computed wrongly.",
-    needs=("files",),
-    waivable=False,
-)
+@rule("TF-K18-006", "layers with attention that differs from layer to layer", needs=("files",), waivable=False)
 def layers_alike(facts: Facts) -> Iterator[Violation]:
+    """The graph gives every layer the same attention; a layer with another window would be computed wrongly."""
     given = facts.files.config.get("layer_types") if facts.files is not None else None
     if not isinstance(given, list) or facts.target.llm_api:
         return
@@ -71,20 +61,13 @@ def layers_alike(facts: Facts) -> Iterator[Violation]:
             f"layer_types has {', '.join(kinds)}",
             f"config.json of {facts.recipe.model.source}: layer_types",
             {kind: given.count(kind) for kind in kinds},
-            [
-                *by_hand("a checkpoint whose layers are alike"),
-                *to_targets(facts, lambda target: target.llm_api),
-            ],
+            [*by_hand("a checkpoint whose layers are alike"), *to_targets(facts, lambda target: target.llm_api)],
         )
 
 
-@rule(
-    "TF-K9-013",
-    "a timing cache that is not there",
-    why="A build reads the file that the recipe names; a first build has none yet and writes model.cache.",
-    waivable=False,
-)
+@rule("TF-K9-013", "a timing cache that is not there", waivable=False)
 def timing_cache_there(facts: Facts) -> Iterator[Violation]:
+    """A build reads the file that the recipe names; a first build has none yet and writes model.cache."""
     named = facts.recipe.build.trtllm.timing_cache
     if named is None or not facts.target.trtllm_build:
         return
@@ -100,14 +83,9 @@ def timing_cache_there(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-014",
-    "max_seq_len over what the graph has positions for",
-    why="An engine of the graph has the positions of config.json's max_position_embeddings; the build refuses more.",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K9-014", "max_seq_len over what the graph has positions for", needs=("model",), waivable=False)
 def graph_has_positions(facts: Facts) -> Iterator[Violation]:
+    """An engine of the graph has the positions of config.json's max_position_embeddings; the build refuses more."""
     model, asked = facts.require_model(), facts.recipe.build.limits.max_seq_len
     positions = model.max_positions
     # TF-K9-001 names what is over the model's context, unless the recipe set it aside
@@ -124,14 +102,9 @@ def graph_has_positions(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K16-009",
-    "pipeline stages that leave different layers unquantized",
-    why="All ranks of TensorRT-LLM read one config.json, in which a layer is named by its place in its own stage.",
-    needs=("model",),
-    waivable=False,
-)
+@rule("TF-K16-009", "pipeline stages that leave different layers unquantized", needs=("model",), waivable=False)
 def stages_exclude_alike(facts: Facts) -> Iterator[Violation]:
+    """All ranks of TensorRT-LLM read one config.json, in which a layer is named by its place in its own stage."""
     model, recipe = facts.require_model(), facts.recipe
     pp, exclude = recipe.build.parallel.pp, recipe.quantize.exclude
     if not facts.target.trtllm_build or not 1 < pp <= model.layers or weight_format(facts) == "none":

@@ -16,6 +16,7 @@ from trtforge.preflight.retarget import (
     without_speculation,
 )
 from trtforge.preflight.rules.trees import lookahead_draft_len
+from trtforge.rules.sources import thread
 
 #: with this many requests in a step the GPU is busy without drafts
 _BUSY_BATCH = 64
@@ -42,11 +43,11 @@ def draft_tokens(facts: Facts) -> int | None:
 @rule(
     "TF-K12-001",
     "a speculation method that the target does not have",
-    why="Each engine drafts in its own ways; a method that it does not know is an unknown key or a refused checkpoint.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
     waivable=False,
 )
 def method_exists(facts: Facts) -> Iterator[Violation]:
+    """Each engine drafts in its own ways; a method that it does not know is an unknown key or a refused checkpoint."""
     method, target = facts.recipe.speculation.method, facts.recipe.build.target
     row = facts.features.method(target, method)
     if method == "none" or (row is not None and row.support == "yes"):
@@ -71,11 +72,11 @@ def method_exists(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-004",
     "no draft model or heads for the method",
-    why="The method drafts with weights of its own; without them there is nothing to draft with.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
     waivable=False,
 )
 def draft_is_given(facts: Facts) -> Iterator[Violation]:
+    """The method drafts with weights of its own; without them there is nothing to draft with."""
     speculation = facts.recipe.speculation
     row = facts.features.method(facts.recipe.build.target, speculation.method)
     if row is not None and row.draft == "required" and not speculation.draft:
@@ -88,14 +89,9 @@ def draft_is_given(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K12-005",
-    "a draft that cannot be looked into",
-    why="A draft that is missing, or whose weights are not safetensors, is found out by the engine an hour later.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2673",
-    needs=("draft",),
-)
+@rule("TF-K12-005", "a draft that cannot be looked into", thread("TL#2673"), needs=("draft",))
 def draft_is_there(facts: Facts) -> Iterator[Violation]:
+    """A draft that is missing, or whose weights are not safetensors, is found out by the engine an hour later."""
     if facts.draft is None:
         return
     asked = f"speculation.draft: {facts.draft.source}"
@@ -134,11 +130,11 @@ def draft_is_there(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-009",
     "max_draft_len is missing",
-    why="Build and server both reserve room for the longest draft of a step.",
-    source="https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
+    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
     waivable=False,
 )
 def draft_length_given(facts: Facts) -> Iterator[Violation]:
+    """Build and server both reserve room for the longest draft of a step."""
     speculation = facts.recipe.speculation
     row = facts.features.method(facts.recipe.build.target, speculation.method)
     if row is not None and row.support == "yes" and draft_tokens(facts) is None:
@@ -154,11 +150,11 @@ def draft_length_given(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-013",
     "heads that are not in the checkpoint",
-    why="The engine is built for a number of heads; a head without weights is built from nothing.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/medusa/README.md",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/medusa/README.md",
     needs=("draft",),
 )
 def heads_exist(facts: Facts) -> Iterator[Violation]:
+    """The engine is built for a number of heads; a head without weights is built from nothing."""
     files, speculation = facts.draft_files, facts.recipe.speculation
     if files is None or speculation.method != "medusa" or speculation.heads is None:
         return
@@ -188,11 +184,11 @@ def heads_exist(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-014",
     "a step that cannot verify the drafts of a full batch",
-    why="A decode step takes one token and all draft tokens of every request; what does not fit has to wait.",
-    source="https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html",
+    "https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html",
     severity="warning",
 )
 def step_holds_drafts(facts: Facts) -> Iterator[Violation]:
+    """A decode step takes one token and all draft tokens of every request; what does not fit has to wait."""
     limits, drafts = facts.recipe.build.limits, draft_tokens(facts)
     if facts.recipe.speculation.method == "none" or not drafts:
         return
@@ -211,14 +207,9 @@ def step_holds_drafts(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K12-015",
-    "speculation at a large batch",
-    why="Drafts use compute that a small batch leaves idle; a full batch has none to spare, and verification slows it.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/10396",
-    severity="warning",
-)
+@rule("TF-K12-015", "speculation at a large batch", thread("TL#10396"), severity="warning")
 def batch_is_small(facts: Facts) -> Iterator[Violation]:
+    """Drafts use compute that a small batch leaves idle; a full batch has none to spare, and verification slows it."""
     recipe = facts.recipe
     batch, levels = recipe.build.limits.max_batch_size, recipe.bench.concurrency
     if recipe.speculation.method != "none" and batch >= _BUSY_BATCH and max(levels) < batch:
@@ -233,11 +224,11 @@ def batch_is_small(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-016",
     "sizes that the method's kernels do not take",
-    why="trtllm-build stops at a batch or a draft beyond what the kernels of EAGLE are compiled for.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/builder.py",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/builder.py",
     waivable=False,
 )
 def eagle_sizes(facts: Facts) -> Iterator[Violation]:
+    """trtllm-build stops at a batch or a draft beyond what the kernels of EAGLE are compiled for."""
     recipe = facts.recipe
     if recipe.speculation.method != "eagle" or not facts.target.trtllm_build:
         return
@@ -257,11 +248,11 @@ def eagle_sizes(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-017",
     "a layout whose models do not draft by the method",
-    why="The engine could draft so, but nothing in the repository would ask it to.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
     waivable=False,
 )
 def layout_drafts(facts: Facts) -> Iterator[Violation]:
+    """The engine could draft so, but nothing in the repository would ask it to."""
     method, layout = facts.recipe.speculation.method, facts.recipe.triton.layout
     works = facts.features.drafting_layouts.get(layout)
     row = facts.features.method(facts.recipe.build.target, method)
@@ -296,13 +287,13 @@ def _served_by(facts: Facts, target: str, layout: str) -> bool:
 @rule(
     "TF-K12-018",
     "a method whose drafter is not written beside the model",
-    why="What drafts inside an engine lies in the model's checkpoint, and TensorRT-LLM has that for models of some "
-    "classes only.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/eagle/model.py",
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/v1.2.1/tensorrt_llm/models/eagle/model.py",
     needs=("files",),
     waivable=False,
 )
 def drafter_is_written(facts: Facts) -> Iterator[Violation]:
+    """What drafts inside an engine lies in the model's checkpoint, and TensorRT-LLM has that for models of some classes
+    only."""
     method, target = facts.recipe.speculation.method, facts.recipe.build.target
     row = facts.features.method(target, method)
     found = (facts.files.config.get("architectures") or [None])[0] if facts.files is not None else None
@@ -319,13 +310,9 @@ def drafter_is_written(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K12-019",
-    "a draft that is no directory",
-    why="The artifact carries every model that the server loads, and drafts are taken from a directory only.",
-    waivable=False,
-)
+@rule("TF-K12-019", "a draft that is no directory", waivable=False)
 def draft_is_directory(facts: Facts) -> Iterator[Violation]:
+    """The artifact carries every model that the server loads, and drafts are taken from a directory only."""
     draft = facts.recipe.speculation.draft
     if draft is None or facts.recipe.speculation.method == "none":
         return
@@ -342,13 +329,13 @@ def draft_is_directory(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-021",
     "drafts on a GPU without the kernels that verify them",
-    why="TensorRT engines verify drafts with XQA kernels; on B200 the server stopped because it found none, and no "
-    "release note since says that they are there.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/6158",
+    thread("TL#6158"),
     severity="warning",
     needs=("build.architectures",),
 )
 def drafts_have_kernels(facts: Facts) -> Iterator[Violation]:
+    """TensorRT engines verify drafts with XQA kernels; on B200 the server stopped because it found none, and no release
+    note since says that they are there."""
     recipe = facts.recipe
     named = [name for name in facts.target_architectures if name in _WITHOUT_KERNELS]
     method = recipe.speculation.method
@@ -368,12 +355,12 @@ def drafts_have_kernels(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-022",
     "a draft that is a whole model where heads are wanted",
-    why="EAGLE's draft is a layer or two that read the target's hidden states; a language model has no weights for "
-    "that and fails when it is loaded.",
-    source="https://arxiv.org/abs/2503.01840",
+    "https://arxiv.org/abs/2503.01840",
     needs=("model", "draft"),
 )
 def draft_is_heads(facts: Facts) -> Iterator[Violation]:
+    """EAGLE's draft is a layer or two that read the target's hidden states; a language model has no weights for that
+    and fails when it is loaded."""
     files, model, method = facts.draft_files, facts.require_model(), facts.recipe.speculation.method
     if files is None or method not in ("eagle", "eagle3"):
         return

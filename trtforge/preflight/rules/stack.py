@@ -9,6 +9,7 @@ from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_format, to_layout, to_target
+from trtforge.rules.sources import thread
 from trtforge.stack.tensorrt_versions import is_supported
 from trtforge.tables import StackRow
 from trtforge.targets import DEFAULT, served_by
@@ -20,13 +21,9 @@ def stack_of(facts: Facts) -> StackRow | None:
     return facts.stacks.row(recipe.stack) if recipe.stack else facts.stacks.newest(recipe.build.target)
 
 
-@rule(
-    "TF-K2-001",
-    "unknown stack",
-    why="A stack is a row of the stack table: versions that belong together.",
-    waivable=False,
-)
+@rule("TF-K2-001", "unknown stack", waivable=False)
 def known_stack(facts: Facts) -> Iterator[Violation]:
+    """A stack is a row of the stack table: versions that belong together."""
     name = facts.recipe.stack
     if name and facts.stacks.row(name) is None:
         target = facts.recipe.build.target
@@ -36,20 +33,13 @@ def known_stack(facts: Facts) -> Iterator[Violation]:
             f"stack: {name} is no row of the stack table",
             f"stack: {name}",
             {"known": [row.name for row in facts.stacks.rows], "stacks_of_target": fitting},
-            [
-                *(f"stack: {row}" for row in sorted(fitting, key=lambda row: row != near)),
-                "remove stack",
-            ],
+            [*(f"stack: {row}" for row in sorted(fitting, key=lambda row: row != near)), "remove stack"],
         )
 
 
-@rule(
-    "TF-K2-002",
-    "the stack does not have the target",
-    why="An engine is built and run by one stack.",
-    waivable=False,
-)
+@rule("TF-K2-002", "the stack does not have the target", waivable=False)
 def stack_has_target(facts: Facts) -> Iterator[Violation]:
+    """An engine is built and run by one stack."""
     row, target = stack_of(facts), facts.recipe.build.target
     if row is None or target in row.targets or any(item.target == target for item in row.removed):
         return
@@ -62,13 +52,9 @@ def stack_has_target(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K2-003",
-    "a Triton release that the stack does not serve with",
-    why="Backends, Python stubs and their numpy are tied to the release.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/246",
-)
+@rule("TF-K2-003", "a Triton release that the stack does not serve with", thread("TB#246"))
 def triton_of_stack(facts: Facts) -> Iterator[Violation]:
+    """Backends, Python stubs and their numpy are tied to the release."""
     row, version = stack_of(facts), facts.recipe.triton.version
     if row is not None and version and row.triton and version != row.triton:
         yield Violation(
@@ -79,14 +65,9 @@ def triton_of_stack(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K13-001",
-    "a Triton layout that does not serve the target",
-    why="A layout's backend loads one kind of artifact.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/393",
-    waivable=False,
-)
+@rule("TF-K13-001", "a Triton layout that does not serve the target", thread("TB#393"), waivable=False)
 def layout_serves_target(facts: Facts) -> Iterator[Violation]:
+    """A layout's backend loads one kind of artifact."""
     layout, target = facts.recipe.triton.layout, facts.recipe.build.target
     if not facts.target.layouts:
         return  # there is no repository to lay out
@@ -100,13 +81,9 @@ def layout_serves_target(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K13-002",
-    "evaluation tasks are not in this version",
-    why="This version measures perplexity, generation and engine parity.",
-    waivable=False,
-)
+@rule("TF-K13-002", "evaluation tasks are not in this version", waivable=False)
 def tasks_implemented(facts: Facts) -> Iterator[Violation]:
+    """This version measures perplexity, generation and engine parity."""
     tasks = facts.recipe.evals.tasks
     if tasks:
         yield Violation(
@@ -120,11 +97,11 @@ def tasks_implemented(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K23-001",
     "an engine backend that the version no longer has",
-    why="TensorRT-LLM stopped building TensorRT engines after 1.2.1 and Triton's engine backend went with it.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/pull/15763",
+    "https://github.com/NVIDIA/TensorRT-LLM/pull/15763",
     waivable=False,
 )
 def backend_exists(facts: Facts) -> Iterator[Violation]:
+    """TensorRT-LLM stopped building TensorRT engines after 1.2.1 and Triton's engine backend went with it."""
     row, target = stack_of(facts), facts.recipe.build.target
     for item in row.removed if row is not None else ():
         if item.target == target:
@@ -138,13 +115,9 @@ def backend_exists(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K23-002",
-    "a target that this version does not build",
-    why="The recipe's key is known, but this version of trtforge has no builder for it yet.",
-    waivable=False,
-)
+@rule("TF-K23-002", "a target that this version does not build", waivable=False)
 def target_implemented(facts: Facts) -> Iterator[Violation]:
+    """The recipe's key is known, but this version of trtforge has no builder for it yet."""
     target = facts.recipe.build.target
     if target not in facts.stacks.implemented_targets:
         yield Violation(
@@ -155,13 +128,9 @@ def target_implemented(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K23-003",
-    "a Triton layout that this version does not write",
-    why="The recipe's key is known, but this version of trtforge has no emitter for it yet.",
-    waivable=False,
-)
+@rule("TF-K23-003", "a Triton layout that this version does not write", waivable=False)
 def layout_implemented(facts: Facts) -> Iterator[Violation]:
+    """The recipe's key is known, but this version of trtforge has no emitter for it yet."""
     layout = facts.recipe.triton.layout
     if layout not in facts.stacks.implemented_layouts:
         yield Violation(
@@ -175,12 +144,12 @@ def layout_implemented(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K23-004",
     "a format or cache mode that ModelOpt no longer has",
-    why="ModelOpt 0.47 removed the short names with the configurations behind them.",
-    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
+    "https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
     needs=("format",),
     waivable=False,
 )
 def formats_of_old(facts: Facts) -> Iterator[Violation]:
+    """ModelOpt 0.47 removed the short names with the configurations behind them."""
     name = facts.recipe.quantize.format
     if name in facts.formats or name not in load_formats().removed:
         return
@@ -196,12 +165,12 @@ def formats_of_old(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K23-005",
     "a parameter that the version no longer reads",
-    why="It is gone from the configuration: setting it does nothing, and the repository is not written with it.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
     needs=("parameters",),
     waivable=False,
 )
 def parameters_of_old(facts: Facts) -> Iterator[Violation]:
+    """It is gone from the configuration: setting it does nothing, and the repository is not written with it."""
     for name, value in facts.recipe.triton.parameters.items():
         row = (facts.parameters or {}).get(name)
         if row is not None and not row.emitted:
@@ -213,14 +182,9 @@ def parameters_of_old(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K2-004",
-    "an installed TensorRT-LLM of another stack",
-    why="Engines and configurations of one version are refused by another: the version tag does not match.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/190",
-    needs=("machine",),
-)
+@rule("TF-K2-004", "an installed TensorRT-LLM of another stack", thread("TB#190"), needs=("machine",))
 def installed_version_fits(facts: Facts) -> Iterator[Violation]:
+    """Engines and configurations of one version are refused by another: the version tag does not match."""
     row, found = stack_of(facts), facts.require_machine().versions.get("tensorrt-llm")
     wanted = row.version_of("TensorRT-LLM") if row is not None else None
     if row is None or found is None or wanted is None or not facts.target.tensorrt_llm:
@@ -242,16 +206,10 @@ def installed_version_fits(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K2-005",
-    "an installed TensorRT of another stack",
-    why="An engine loads only in the TensorRT release that built it; the pip wheel of TensorRT-LLM 1.2.1 brings "
-    "another one than the container that serves.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/506",
-    needs=("machine",),
-    severity="warning",
-)
+@rule("TF-K2-005", "an installed TensorRT of another stack", thread("TB#506"), needs=("machine",), severity="warning")
 def installed_tensorrt_fits(facts: Facts) -> Iterator[Violation]:
+    """An engine loads only in the TensorRT release that built it; the pip wheel of TensorRT-LLM 1.2.1 brings another
+    one than the container that serves."""
     row, found = stack_of(facts), facts.require_machine().versions.get("tensorrt")
     wanted = row.version_of("TensorRT") if row is not None else None
     if row is None or found is None or wanted is None or not facts.target.has_plan:
@@ -265,16 +223,10 @@ def installed_tensorrt_fits(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K2-007",
-    "a machine that cannot build the target",
-    why="The recipe is sound; the build needs what this machine does not have, and a run would find out only after "
-    "quantization and evaluation.",
-    severity="warning",
-    needs=("machine",),
-    machine_lacks=True,
-)
+@rule("TF-K2-007", "a machine that cannot build the target", severity="warning", needs=("machine",), machine_lacks=True)
 def machine_builds(facts: Facts) -> Iterator[Violation]:
+    """The recipe is sound; the build needs what this machine does not have, and a run would find out only after
+    quantization and evaluation."""
     lacks, target = facts.require_machine().lacks, facts.recipe.build.target
     if not lacks:
         return
@@ -316,11 +268,11 @@ def _release(text: str) -> tuple[int, ...]:
 @rule(
     "TF-K2-006",
     "a ModelOpt that the format's configuration was not run with",
-    why="ModelOpt renames and removes configurations between releases: the quantizer would find another one, or none.",
-    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
+    "https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
     needs=("format", "machine"),
 )
 def modelopt_fits_format(facts: Facts) -> Iterator[Violation]:
+    """ModelOpt renames and removes configurations between releases: the quantizer would find another one, or none."""
     from trtforge.stack.check import fits
 
     row, found = facts.format, facts.require_machine().versions.get("nvidia-modelopt")
@@ -337,13 +289,13 @@ def modelopt_fits_format(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K18-005",
     "a transformers that ModelOpt was not run with",
-    why="Between its major versions transformers renamed the rope's keys; a reader that finds the other spelling falls "
-    "back to its defaults without a word.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2302",
+    thread("TL#2302"),
     needs=("machine",),
     severity="warning",
 )
 def transformers_fits(facts: Facts) -> Iterator[Violation]:
+    """Between its major versions transformers renamed the rope's keys; a reader that finds the other spelling falls
+    back to its defaults without a word."""
     from trtforge.stack.check import fits
 
     row, found = facts.stacks.newest(DEFAULT.name), facts.require_machine().versions.get("transformers")

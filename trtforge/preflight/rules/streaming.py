@@ -6,20 +6,16 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import streaming, to_beams
+from trtforge.rules.sources import thread
 
 #: names that templates and older repositories give the choice of streaming
 STREAMING_PARAMETERS = ("decoupled", "decoupled_mode")
 
 
-@rule(
-    "TF-K14-001",
-    "answers are streamed and detokenized token by token",
-    why="Many tokenizers write a space as part of the next token: pieces decoded alone lose it. Accumulated tokens do "
-    "not.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/332",
-    severity="warning",
-)
+@rule("TF-K14-001", "answers are streamed and detokenized token by token", thread("TB#332"), severity="warning")
 def streams_accumulate(facts: Facts) -> Iterator[Violation]:
+    """Many tokenizers write a space as part of the next token: pieces decoded alone lose it. Accumulated tokens do
+    not."""
     triton = facts.recipe.triton
     if facts.recipe.layout.chain and triton.decoupled and not triton.accumulate_tokens:
         yield Violation(
@@ -30,13 +26,9 @@ def streams_accumulate(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K14-002",
-    "a limit on times between tokens, and no streaming",
-    why="Without streaming an answer arrives as one piece: there is no first token and nothing between tokens.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/34",
-)
+@rule("TF-K14-002", "a limit on times between tokens, and no streaming", thread("TB#34"))
 def slo_needs_streaming(facts: Facts) -> Iterator[Violation]:
+    """Without streaming an answer arrives as one piece: there is no first token and nothing between tokens."""
     triton, slo = facts.recipe.triton, facts.recipe.bench.slo
     if triton.decoupled or slo is None:
         return
@@ -50,14 +42,9 @@ def slo_needs_streaming(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K14-003",
-    "a parameter that sets streaming a second time",
-    why="Every model of the repository carries one choice; a second one makes them disagree, and streams are refused.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/626",
-    waivable=False,
-)
+@rule("TF-K14-003", "a parameter that sets streaming a second time", thread("TB#626"), waivable=False)
 def streaming_is_set_once(facts: Facts) -> Iterator[Violation]:
+    """Every model of the repository carries one choice; a second one makes them disagree, and streams are refused."""
     triton = facts.recipe.triton
     if facts.recipe.layout.own_runtime:
         return
@@ -79,14 +66,9 @@ def _one_choice(facts: Facts, name: str, value: str) -> list[str]:
     return [gone, f"{gone} with {streaming(facts) if wanted else 'triton.decoupled: false'}"]
 
 
-@rule(
-    "TF-K24-003",
-    "streams of an engine that is built for beams",
-    why="A stream is refused for a request with more than one beam, and beams double the cache of every request.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/140",
-    severity="warning",
-)
+@rule("TF-K24-003", "streams of an engine that is built for beams", thread("TB#140"), severity="warning")
 def beams_do_not_stream(facts: Facts) -> Iterator[Violation]:
+    """A stream is refused for a request with more than one beam, and beams double the cache of every request."""
     recipe = facts.recipe
     beams = recipe.build.trtllm.max_beam_width
     if facts.target.tensorrt_llm and beams > 1 and recipe.triton.decoupled:
@@ -98,13 +80,9 @@ def beams_do_not_stream(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K24-004",
-    "accumulated tokens with beams",
-    why="The BLS model accumulates one answer a request; with beams it raises at the first stream.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/513",
-)
+@rule("TF-K24-004", "accumulated tokens with beams", thread("TB#513"))
 def beams_do_not_accumulate(facts: Facts) -> Iterator[Violation]:
+    """The BLS model accumulates one answer a request; with beams it raises at the first stream."""
     recipe = facts.recipe
     beams, triton = recipe.build.trtllm.max_beam_width, recipe.triton
     if not facts.target.trtllm_build or beams == 1 or not facts.recipe.layout.chain:
@@ -118,13 +96,9 @@ def beams_do_not_accumulate(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K24-005",
-    "beams by a decoding mode that has none",
-    why="Only the mode beam_search keeps several beams; the others take the first and refuse the rest.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1282",
-)
+@rule("TF-K24-005", "beams by a decoding mode that has none", thread("TL#1282"))
 def mode_fits_beams(facts: Facts) -> Iterator[Violation]:
+    """Only the mode beam_search keeps several beams; the others take the first and refuse the rest."""
     recipe = facts.recipe
     mode, beams = recipe.triton.parameters.get("decoding_mode"), recipe.build.trtllm.max_beam_width
     if mode is None or not recipe.layout.chain:

@@ -6,20 +6,16 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import to_format
+from trtforge.rules.sources import thread
 
 #: NVIDIA's advice for pre- and postprocessing
 _INSTANCES = 5
 _TIPS = "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md"
 
 
-@rule(
-    "TF-K22-001",
-    "one tokenizer for many requests",
-    why="A model with one instance runs one request at a time: prompts queue before the engine sees them.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/532",
-    severity="warning",
-)
+@rule("TF-K22-001", "one tokenizer for many requests", thread("TB#532"), severity="warning")
 def instances_suffice(facts: Facts) -> Iterator[Violation]:
+    """A model with one instance runs one request at a time: prompts queue before the engine sees them."""
     triton, batch = facts.recipe.triton, facts.recipe.build.limits.max_batch_size
     if not facts.recipe.layout.chain or batch < 8:
         return
@@ -34,14 +30,9 @@ def instances_suffice(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K22-002",
-    "requests wait for others before in-flight batching",
-    why="The engine takes a request into the running batch at the next step; a queue delay only adds to its latency.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/189",
-    severity="warning",
-)
+@rule("TF-K22-002", "requests wait for others before in-flight batching", thread("TB#189"), severity="warning")
 def no_queue_delay(facts: Facts) -> Iterator[Violation]:
+    """The engine takes a request into the running batch at the next step; a queue delay only adds to its latency."""
     triton = facts.recipe.triton
     if facts.recipe.layout.chain and triton.queue_delay_us > 1000:
         yield Violation(
@@ -53,15 +44,9 @@ def no_queue_delay(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K22-003",
-    "more tokenizer processes than cores",
-    why="Each instance is a process of its own; more of them than cores only take turns, and take memory.",
-    source=_TIPS,
-    severity="warning",
-    needs=("machine",),
-)
+@rule("TF-K22-003", "more tokenizer processes than cores", _TIPS, severity="warning", needs=("machine",))
 def instances_have_cores(facts: Facts) -> Iterator[Violation]:
+    """Each instance is a process of its own; more of them than cores only take turns, and take memory."""
     triton, machine = facts.recipe.triton, facts.require_machine()
     together = triton.preprocessing_instances + triton.postprocessing_instances
     if facts.recipe.layout.chain and machine.gpus and together > 2 * machine.cores:
@@ -78,12 +63,12 @@ def instances_have_cores(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K22-004",
     "steps too short for the prompts",
-    why="A long prompt is computed in many small chunks, each a step of its own: the first token comes late and the "
-    "GPU stays idle.",
-    source="https://nvidia.github.io/TensorRT-LLM/performance/perf-best-practices.html",
+    "https://nvidia.github.io/TensorRT-LLM/performance/perf-best-practices.html",
     severity="warning",
 )
 def steps_are_long_enough(facts: Facts) -> Iterator[Violation]:
+    """A long prompt is computed in many small chunks, each a step of its own: the first token comes late and the GPU
+    stays idle."""
     build = facts.recipe.build
     limits = build.limits
     longest = limits.max_input_len or limits.max_seq_len - 1
@@ -102,12 +87,12 @@ def steps_are_long_enough(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K22-005",
     "weight-only 4-bit at a large batch",
-    why="4-bit weights save bandwidth, which small batches lack; at a large batch kernels widen them in every step "
-    "and FP8 is faster.",
-    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md",
+    "https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md",
     severity="warning",
 )
 def four_bits_are_for_small_batches(facts: Facts) -> Iterator[Violation]:
+    """4-bit weights save bandwidth, which small batches lack; at a large batch kernels widen them in every step and FP8
+    is faster."""
     recipe, own = facts.recipe, facts.format
     batch, target = recipe.build.limits.max_batch_size, recipe.build.target
     rows = [facts.architectures.row(name) for name in recipe.build.architectures]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.sources import TURN_ENDS, SourceFiles
+from trtforge.rules.sources import thread
 from trtforge.templates.other_tokenizers import other_tokenizers, tokenizer_remedies
 from trtforge.templates.template_places import PlacedTemplate
 
@@ -65,15 +66,10 @@ def _turn_violation(facts: Facts, found: tuple[str, dict[str, int], PlacedTempla
     )
 
 
-@rule(
-    "TF-K15-001",
-    "answers that do not end at the end of a turn",
-    why="The chat template ends a turn with a token that is no end token: answers run on to their limit, and the "
-    "model goes on with the next speaker.",
-    source="https://github.com/vllm-project/vllm/issues/4180",
-    needs=("files",),
-)
+@rule("TF-K15-001", "answers that do not end at the end of a turn", thread("VL#4180"), needs=("files",))
 def turns_end(facts: Facts) -> Iterator[Violation]:
+    """The chat template ends a turn with a token that is no end token: answers run on to their limit, and the model
+    goes on with the next speaker."""
     found = _open_turn(facts)
     if found is not None and _is_chat_model(facts, found[1]):
         yield _turn_violation(facts, found)
@@ -82,13 +78,13 @@ def turns_end(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K15-003",
     "a chat template beside what looks like a base model",
-    why="Base models are published with the template of their Instruct sisters; they end texts with their own token, "
-    "know no turns, and answer chats poorly. Answers to chats run on unless the turn's end is a stop word.",
-    source="https://huggingface.co/Qwen/Qwen2.5-7B",
+    "https://huggingface.co/Qwen/Qwen2.5-7B",
     severity="warning",
     needs=("files",),
 )
 def base_models_do_not_chat(facts: Facts) -> Iterator[Violation]:
+    """Base models are published with the template of their Instruct sisters; they end texts with their own token, know
+    no turns, and answer chats poorly. Answers to chats run on unless the turn's end is a stop word."""
     found = _open_turn(facts)
     if found is not None and not _is_chat_model(facts, found[1]):
         yield _turn_violation(
@@ -96,14 +92,9 @@ def base_models_do_not_chat(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K15-002",
-    "a model that names no end token",
-    why="Without one every answer runs to its length limit, and the server's end_id has no value.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/47",
-    needs=("model",),
-)
+@rule("TF-K15-002", "a model that names no end token", thread("TB#47"), needs=("model",))
 def end_token_named(facts: Facts) -> Iterator[Violation]:
+    """Without one every answer runs to its length limit, and the server's end_id has no value."""
     if not facts.require_model().eos_token_ids:
         yield Violation(
             "neither config.json nor generation_config.json names an end token",
@@ -113,15 +104,9 @@ def end_token_named(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K17-001",
-    "no tokenizer in the checkpoint",
-    why="Tokenizer and weights belong together: with another one the model reads and writes the wrong words.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/109",
-    needs=("files",),
-    waivable=False,
-)
+@rule("TF-K17-001", "no tokenizer in the checkpoint", thread("TB#109"), needs=("files",), waivable=False)
 def tokenizer_is_there(facts: Facts) -> Iterator[Violation]:
+    """Tokenizer and weights belong together: with another one the model reads and writes the wrong words."""
     files = facts.files
     if files is None or files.has("tokenizer.json"):
         return
@@ -134,14 +119,9 @@ def tokenizer_is_there(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K17-002",
-    "a tokenizer that is Python code",
-    why="Such code runs with the server's rights, and the native tokenizers cannot run it at all.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1859",
-    needs=("files",),
-)
+@rule("TF-K17-002", "a tokenizer that is Python code", thread("TL#1859"), needs=("files",))
 def tokenizer_is_data(facts: Facts) -> Iterator[Violation]:
+    """Such code runs with the server's rights, and the native tokenizers cannot run it at all."""
     files = facts.files
     if files is not None and files.tokenizer_config.get("auto_map") and not facts.recipe.model.allow_remote_code:
         yield Violation(
@@ -157,15 +137,9 @@ def _overrun(files: SourceFiles, rows: int) -> int | None:
     return largest if largest is not None and largest >= rows else None
 
 
-@rule(
-    "TF-K17-003",
-    "tokens without a row in the embedding",
-    why="A prompt with such a token reads behind the embedding: a crash on a GPU, or another token's meaning.",
-    source="https://github.com/triton-inference-server/tensorrtllm_backend/issues/197",
-    needs=("model", "files"),
-    waivable=False,
-)
+@rule("TF-K17-003", "tokens without a row in the embedding", thread("TB#197"), needs=("model", "files"), waivable=False)
 def tokens_have_rows(facts: Facts) -> Iterator[Violation]:
+    """A prompt with such a token reads behind the embedding: a crash on a GPU, or another token's meaning."""
     files, model = facts.files, facts.require_model()
     largest = _overrun(files, model.vocab) if files is not None else None
     if largest is not None:
@@ -180,15 +154,9 @@ def tokens_have_rows(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K17-004",
-    "two tokenizers that disagree",
-    why="Servers that load the slow tokenizer read other ids than those that load tokenizer.json.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1859",
-    severity="warning",
-    needs=("files",),
-)
+@rule("TF-K17-004", "two tokenizers that disagree", thread("TL#1859"), severity="warning", needs=("files",))
 def special_tokens_agree(facts: Facts) -> Iterator[Violation]:
+    """Servers that load the slow tokenizer read other ids than those that load tokenizer.json."""
     files = facts.files
     if files is None:
         return

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import without_speculation
+from trtforge.rules.sources import thread
 
 _LOOKAHEAD = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/lookahead/README.md"
 _MEDUSA = "https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html"
@@ -23,14 +24,9 @@ def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
     return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
 
 
-@rule(
-    "TF-K12-010",
-    "a draft length that the lookahead sizes do not give",
-    why="The server derives the length from the three sizes and refuses an engine that was built for another.",
-    source=_LOOKAHEAD,
-    waivable=False,
-)
+@rule("TF-K12-010", "a draft length that the lookahead sizes do not give", _LOOKAHEAD, waivable=False)
 def lookahead_agrees(facts: Facts) -> Iterator[Violation]:
+    """The server derives the length from the three sizes and refuses an engine that was built for another."""
     speculation = facts.recipe.speculation
     sizes = speculation.lookahead
     if speculation.method != "lookahead":
@@ -101,14 +97,9 @@ def _deeper(choices: Sequence[Sequence[int]], depth: int, longest: int | None) -
     return line("speculation.choices", tree) + room
 
 
-@rule(
-    "TF-K12-011",
-    "a draft tree that is no tree",
-    why="A step verifies nodes by their ancestors: each path needs its prefixes, and stands once.",
-    source=_MEDUSA,
-    waivable=False,
-)
+@rule("TF-K12-011", "a draft tree that is no tree", _MEDUSA, waivable=False)
 def tree_is_sound(facts: Facts) -> Iterator[Violation]:
+    """A step verifies nodes by their ancestors: each path needs its prefixes, and stands once."""
     speculation = facts.recipe.speculation
     if speculation.choices is None or speculation.method not in ("medusa", "eagle", "eagle3"):
         return
@@ -127,14 +118,9 @@ def tree_is_sound(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K12-012",
-    "a draft tree that heads or length do not allow",
-    why="A path of k nodes takes k heads (or EAGLE layers), and a step verifies max_draft_len nodes at most.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/2115",
-    waivable=False,
-)
+@rule("TF-K12-012", "a draft tree that heads or length do not allow", thread("TL#2115"), waivable=False)
 def tree_fits(facts: Facts) -> Iterator[Violation]:
+    """A path of k nodes takes k heads (or EAGLE layers), and a step verifies max_draft_len nodes at most."""
     speculation = facts.recipe.speculation
     if not speculation.choices or speculation.method not in ("medusa", "eagle", "eagle3"):
         return
@@ -177,15 +163,10 @@ def tree_fits(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K12-023",
-    "an EAGLE engine that the server's default tree does not fit",
-    why="Without speculation.choices the server drafts mc_sim_7b_63: as deep as the engine has EAGLE layers, and with "
-    "no more nodes than a step verifies.",
-    source=_EAGLE,
-    waivable=False,
-)
+@rule("TF-K12-023", "an EAGLE engine that the server's default tree does not fit", _EAGLE, waivable=False)
 def default_tree_fits(facts: Facts) -> Iterator[Violation]:
+    """Without speculation.choices the server drafts mc_sim_7b_63: as deep as the engine has EAGLE layers, and with no
+    more nodes than a step verifies."""
     speculation = facts.recipe.speculation
     if speculation.method != "eagle" or not facts.target.trtllm_build or speculation.choices:
         return

@@ -8,16 +8,12 @@ from trtforge.ground.names import nearest
 from trtforge.models.shape import linears, matches
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
+from trtforge.rules.sources import thread
 
 
-@rule(
-    "TF-K6-001",
-    "a tied lm_head would be quantized",
-    why="It is the embedding: quantized, it is stored twice and the embedding's rounding reaches every logit.",
-    source="https://github.com/NVIDIA/Model-Optimizer/issues/138",
-    needs=("model",),
-)
+@rule("TF-K6-001", "a tied lm_head would be quantized", thread("MO#138"), needs=("model",))
 def tied_head_excluded(facts: Facts) -> Iterator[Violation]:
+    """It is the embedding: quantized, it is stored twice and the embedding's rounding reaches every logit."""
     model, quantize = facts.require_model(), facts.recipe.quantize
     if quantize.format == "none" or not model.tied:
         return
@@ -30,15 +26,9 @@ def tied_head_excluded(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K6-002",
-    "an exclude pattern that matches nothing",
-    why="A misspelt name leaves the module quantized, against what the recipe says.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/855",
-    severity="warning",
-    needs=("model",),
-)
+@rule("TF-K6-002", "an exclude pattern that matches nothing", thread("TL#855"), severity="warning", needs=("model",))
 def exclude_matches(facts: Facts) -> Iterator[Violation]:
+    """A misspelt name leaves the module quantized, against what the recipe says."""
     quantize = facts.recipe.quantize
     if quantize.format == "none":
         return
@@ -60,14 +50,9 @@ def exclude_matches(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K6-003",
-    "the vocabulary does not split over the ranks",
-    why="The embedding and the head are cut along the vocabulary, and the graph does not pad it.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/98",
-    needs=("model",),
-)
+@rule("TF-K6-003", "the vocabulary does not split over the ranks", thread("TL#98"), needs=("model",))
 def vocabulary_splits(facts: Facts) -> Iterator[Violation]:
+    """The embedding and the head are cut along the vocabulary, and the graph does not pad it."""
     model, tp = facts.require_model(), facts.recipe.build.parallel.tp
     # TensorRT-LLM's checkpoints give every rank the same share and pad the last one
     if not facts.target.tensorrt_llm and model.vocab % tp:
@@ -80,16 +65,10 @@ def vocabulary_splits(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K6-004",
-    "the head is quantized",
-    why="The head decides every token: its rounding costs more quality than its bytes are worth, and few engines load "
-    "a quantized head.",
-    source="https://github.com/NVIDIA/TensorRT-LLM/issues/1733",
-    severity="warning",
-    needs=("model",),
-)
+@rule("TF-K6-004", "the head is quantized", thread("TL#1733"), severity="warning", needs=("model",))
 def head_excluded(facts: Facts) -> Iterator[Violation]:
+    """The head decides every token: its rounding costs more quality than its bytes are worth, and few engines load a
+    quantized head."""
     model, quantize = facts.require_model(), facts.recipe.quantize
     if quantize.format == "none" or model.tied or any(matches("lm_head", pattern) for pattern in quantize.exclude):
         return
