@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+ATTENTION = "https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html"
+DRAFTER_CLASSES = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py"
+DRAFT_TARGET = "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md"
+EAGLE_3_PAPER = "https://arxiv.org/abs/2503.01840"
+ENGINE_PARAMETERS = "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md"
+KV_CACHE = "https://nvidia.github.io/TensorRT-LLM/features/kvcache.html"
+MODELOPT_BENCHMARK = "https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md"
+MODELOPT_CHANGES = "https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst"
+MODEL_CONFIG_PROTO = "https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto"
+RAGGED_BATCHING = (
+    "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/ragged_batching.html"
+)
+RTX_SUPPORT = "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html"
+SPECULATION = "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html"
+SAMPLING_PAPER = "https://arxiv.org/abs/2211.17192"
+SPECULATORS = "https://docs.vllm.ai/projects/speculators/en/latest/"
+
 _TRACKERS = {
     "MO": "NVIDIA/Model-Optimizer",
     "TB": "triton-inference-server/tensorrtllm_backend",

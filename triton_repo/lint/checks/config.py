@@ -10,7 +10,7 @@ from triton_repo.lint.remedies import drop, here, out, person, put, removed, tog
 from triton_repo.lint.repository import HOLE, Model, Repository
 from triton_repo.lint.shapes import reshapes, text
 from trtforge.ground.names import nearest
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import RAGGED_BATCHING, thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(20, "One model's configuration")
@@ -184,12 +184,7 @@ def response_cache(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(model, "response_cache and sequence_batching", out("no response_cache"), "response_cache")
 
 
-@rule(
-    "TF-TRI-147",
-    "error",
-    "a ragged batch names tensors that are not there",
-    "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/ragged_batching.html",
-)
+@rule("TF-TRI-147", "error", "a ragged batch names tensors that are not there", RAGGED_BATCHING)
 @each_model
 def batch_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
     """batch_input and batch_output are computed from the declared tensors."""
@@ -218,12 +213,7 @@ def batch_tensors(model: Model, repository: Repository) -> Iterator[Hit]:
                 written.add(name)
 
 
-@rule(
-    "TF-TRI-148",
-    "warning",
-    "ragged input without batching",
-    "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/ragged_batching.html",
-)
+@rule("TF-TRI-148", "warning", "ragged input without batching", RAGGED_BATCHING)
 @each_model
 def ragged(model: Model, repository: Repository) -> Iterator[Hit]:
     """Only a batch can be ragged; without batching the flag means nothing."""

@@ -23,7 +23,7 @@ from triton_repo.lint.roles import role
 from triton_repo.lint.schema import Fault, FaultKind
 from trtforge.ground.names import nearest
 from trtforge.ground.paths import real_path
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import MODEL_CONFIG_PROTO, thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(10, "Files, names and texts")
@@ -343,12 +343,7 @@ def two_schedulers(repository: Repository) -> Iterator[Hit]:
     return _faults(repository, "schedulers")
 
 
-@rule(
-    "TF-TRI-105",
-    "note",
-    "a field of a newer Triton",
-    "https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto",
-)
+@rule("TF-TRI-105", "note", "a field of a newer Triton", MODEL_CONFIG_PROTO)
 def newer_field(repository: Repository) -> Iterator[Hit]:
     """It exists in current releases and not in older ones, which refuse the configuration; it is not judged."""
     for model in repository.models.values():

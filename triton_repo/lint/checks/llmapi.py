@@ -18,6 +18,7 @@ from triton_repo.lint.roles import is_llmapi
 from triton_repo.lint.settings import Lines, file_of, has_anchors, parsed, placed
 from triton_repo.parameters import load_parameters
 from trtforge.ground.names import nearest
+from trtforge.rules.sources import SPECULATION
 from trtforge.rules.tables import Section
 
 SECTION = Section(100, "The LLM API")
@@ -165,12 +166,7 @@ def _subscripts(model: Model) -> set[str]:
     }
 
 
-@rule(
-    "TF-TRI-226",
-    "error",
-    "speculative_config cannot draft",
-    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
-)
+@rule("TF-TRI-226", "error", "speculative_config cannot draft", SPECULATION)
 @each_document
 def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str, Any]) -> Iterator[Hit]:
     """LLM() refuses a decoding_type that it does not have, and one that drafts with a model when none is named."""

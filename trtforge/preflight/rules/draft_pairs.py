@@ -11,6 +11,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import Remedy, by_hand, line
 from trtforge.preflight.retarget import without_speculation
 from trtforge.preflight.sources import SourceFiles
+from trtforge.rules.sources import EAGLE_3_PAPER, SAMPLING_PAPER, SPECULATION, SPECULATORS
 
 #: keys of a head's config.json that bound what it drafts
 _DEPTHS = ("num_lookahead_tokens", "num_speculative_tokens", "speculative_tokens")
@@ -21,12 +22,7 @@ def _vocabulary(files: SourceFiles) -> int | None:
     return value if isinstance(value, int) else None
 
 
-@rule(
-    "TF-K12-006",
-    "draft and target read different vocabularies",
-    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
-    needs=("model", "draft"),
-)
+@rule("TF-K12-006", "draft and target read different vocabularies", SPECULATION, needs=("model", "draft"))
 def vocabularies_agree(facts: Facts) -> Iterator[Violation]:
     """A draft token is an id of the target's vocabulary; with another tokenizer hardly one is accepted, or ids run past
     the embedding."""
@@ -66,13 +62,7 @@ def _tokens_differ(one: SourceFiles, other: SourceFiles) -> str | None:
     return f": {how}" if how is not None else None
 
 
-@rule(
-    "TF-K12-007",
-    "a draft of another width",
-    "https://arxiv.org/abs/2503.01840",
-    needs=("model", "draft"),
-    waivable=False,
-)
+@rule("TF-K12-007", "a draft of another width", EAGLE_3_PAPER, needs=("model", "draft"), waivable=False)
 def widths_agree(facts: Facts) -> Iterator[Violation]:
     """Heads and EAGLE layers read the target's hidden states, so their width is the target's."""
     files, model = facts.draft_files, facts.require_model()
@@ -92,7 +82,7 @@ def widths_agree(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K12-008",
     "a draft that is no cheaper than its target",
-    "https://arxiv.org/abs/2211.17192",
+    SAMPLING_PAPER,
     severity="warning",
     needs=("model", "draft"),
 )
@@ -101,12 +91,7 @@ def draft_is_small(facts: Facts) -> Iterator[Violation]:
     yield from _compared(facts, ("draft_target", "eagle3"), at_least=0.5, below=1.0)
 
 
-@rule(
-    "TF-K12-039",
-    "a draft model that is as large as its target",
-    "https://arxiv.org/abs/2211.17192",
-    needs=("model", "draft"),
-)
+@rule("TF-K12-039", "a draft model that is as large as its target", SAMPLING_PAPER, needs=("model", "draft"))
 def draft_is_smaller(facts: Facts) -> Iterator[Violation]:
     """Each drafted token takes a step of the draft, one after another, and then the target's own; what drafts at the
     target's cost only adds to it."""
@@ -129,7 +114,7 @@ def _compared(facts: Facts, names: tuple[str, ...], *, at_least: float, below: f
     )
 
 
-@rule("TF-K12-040", "a draft deeper than its head drafts", "https://arxiv.org/abs/2503.01840", needs=("draft",))
+@rule("TF-K12-040", "a draft deeper than its head drafts", EAGLE_3_PAPER, needs=("draft",))
 def head_drafts_so_deep(facts: Facts) -> Iterator[Violation]:
     """A head that states how many tokens it drafts was trained for those; its further ones are guesses that hardly any
     verification accepts, and each takes a step."""
@@ -138,13 +123,7 @@ def head_drafts_so_deep(facts: Facts) -> Iterator[Violation]:
         yield from _deeper(facts, _declared(files.config), "is made for")
 
 
-@rule(
-    "TF-K12-041",
-    "a draft deeper than its publisher proposes",
-    "https://docs.vllm.ai/projects/speculators/en/latest/",
-    severity="warning",
-    needs=("draft",),
-)
+@rule("TF-K12-041", "a draft deeper than its publisher proposes", SPECULATORS, severity="warning", needs=("draft",))
 def head_is_used_as_proposed(facts: Facts) -> Iterator[Violation]:
     """speculators write the draft length that they measured beside the head; beyond it acceptance falls by step."""
     files = facts.draft_files

@@ -13,6 +13,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import engine_version
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target, to_targets, without_speculation
+from trtforge.rules.sources import DRAFT_TARGET, DRAFTER_CLASSES, EAGLE_3_PAPER, SPECULATORS
 from trtforge.tables import StackRow
 from trtforge.targets import names
 
@@ -63,7 +64,7 @@ def drafter_fits_engine(facts: Facts) -> Iterator[Violation]:
 _DRAFTERS = {kind.name: kind.title for kind in (EAGLE, EAGLE3, MEDUSA)}
 
 
-@rule("TF-K12-026", "a drafter of another method", "https://arxiv.org/abs/2503.01840", needs=("draft",), waivable=False)
+@rule("TF-K12-026", "a drafter of another method", EAGLE_3_PAPER, needs=("draft",), waivable=False)
 def drafter_is_of_method(facts: Facts) -> Iterator[Violation]:
     """EAGLE-3 joins hidden states of three layers, EAGLE-1 and -2 an embedding and one hidden state, and Medusa's heads
     read the last one only: the weights of one have no place in another."""
@@ -88,25 +89,13 @@ def drafter_is_of_method(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K12-027",
-    "an EAGLE-3 drafter that cannot work",
-    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
-    needs=("draft",),
-    waivable=False,
-)
+@rule("TF-K12-027", "an EAGLE-3 drafter that cannot work", DRAFTER_CLASSES, needs=("draft",), waivable=False)
 def eagle_3_drafter_is_sound(facts: Facts) -> Iterator[Violation]:
     """What `trtforge draft inspect` refuses drafts nothing that is accepted, or cannot be loaded."""
     yield from _inspected(facts, "error")
 
 
-@rule(
-    "TF-K12-028",
-    "an EAGLE-3 drafter that asks for a look",
-    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
-    severity="warning",
-    needs=("draft",),
-)
+@rule("TF-K12-028", "an EAGLE-3 drafter that asks for a look", DRAFTER_CLASSES, severity="warning", needs=("draft",))
 def eagle_3_drafter_is_plain(facts: Facts) -> Iterator[Violation]:
     """What `trtforge draft inspect` warns of loads, and may accept little."""
     yield from _inspected(facts, "warning")
@@ -148,7 +137,7 @@ def _inspected(facts: Facts, severity: str) -> Iterator[Violation]:
 @rule(
     "TF-K12-035",
     "an EAGLE-3 drafter that this TensorRT-LLM does not load",
-    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/tensorrt_llm/_torch/models/modeling_speculative.py",
+    DRAFTER_CLASSES,
     needs=("draft",),
     waivable=False,
 )
@@ -192,13 +181,7 @@ def _loads(found: Inspection, row: StackRow) -> bool:
 _METHODS = ("eagle", "eagle3", "medusa", "draft_target")
 
 
-@rule(
-    "TF-K12-029",
-    "a drafter that no method of a recipe takes",
-    "https://docs.vllm.ai/projects/speculators/en/latest/",
-    needs=("draft",),
-    waivable=False,
-)
+@rule("TF-K12-029", "a drafter that no method of a recipe takes", SPECULATORS, needs=("draft",), waivable=False)
 def drafter_has_a_method(facts: Facts) -> Iterator[Violation]:
     """DFlash, DSpark, P-EAGLE, MTP, ReDrafter and MLP speculators draft in their own ways; loaded as an EAGLE head or
     as a model, their weights have no place."""
@@ -218,12 +201,7 @@ def drafter_has_a_method(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K12-025",
-    "a draft model with fewer positions than a request",
-    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
-    needs=("draft",),
-)
+@rule("TF-K12-025", "a draft model with fewer positions than a request", DRAFT_TARGET, needs=("draft",))
 def draft_is_long_enough(facts: Facts) -> Iterator[Violation]:
     """The draft continues the whole text, prompt and answer; past its last position its rotary table ends."""
     files, recipe = facts.draft_files, facts.recipe

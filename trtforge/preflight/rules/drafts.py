@@ -11,6 +11,7 @@ from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import without_speculation
 from trtforge.preflight.rules.limits import unread_keys
 from trtforge.preflight.rules.speculation import draft_tokens
+from trtforge.rules.sources import SAMPLING_PAPER, SPECULATION
 from trtforge.tables.decoders import decoders
 
 #: what EagleTreeBuild, EagleAccept and PagedKVMove hold (docs/ops.md): nodes with the root, levels, children
@@ -18,12 +19,7 @@ _NODES, _LEVELS, _CHILDREN = MAX_TREE_TOKENS + 1, MAX_LEVELS, MAX_CHILDREN
 _OPS = "https://arxiv.org/abs/2406.16858"
 
 
-@rule(
-    "TF-K12-030",
-    "a speculation key that the target or method cannot honour",
-    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
-    waivable=False,
-)
+@rule("TF-K12-030", "a speculation key that the target or method cannot honour", SPECULATION, waivable=False)
 def keys_are_honoured(facts: Facts) -> Iterator[Violation]:
     """Served without it, the engine would draft otherwise than the recipe says."""
     if facts.recipe.speculation.method != "none":
@@ -72,7 +68,7 @@ def operators_hold_draft(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule("TF-K12-033", "a draft longer than a step", "https://arxiv.org/abs/2211.17192", waivable=False)
+@rule("TF-K12-033", "a draft longer than a step", SAMPLING_PAPER, waivable=False)
 def step_holds_draft(facts: Facts) -> Iterator[Violation]:
     """The root and all its draft tokens are verified in one step, and all of them have positions."""
     limits, drafts = facts.recipe.build.limits, draft_tokens(facts)
@@ -88,13 +84,7 @@ def step_holds_draft(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K12-034",
-    "a draft model that has no graph",
-    "https://arxiv.org/abs/2211.17192",
-    needs=("draft",),
-    waivable=False,
-)
+@rule("TF-K12-034", "a draft model that has no graph", SAMPLING_PAPER, needs=("draft",), waivable=False)
 def draft_has_a_graph(facts: Facts) -> Iterator[Violation]:
     """The draft model runs as the target does, from a graph that is written for classes that trtforge knows."""
     files, recipe = facts.draft_files, facts.recipe

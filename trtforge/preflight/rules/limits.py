@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import methods, to_layout, to_target
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import ATTENTION, thread
 from trtforge.tables.features import Effect
 
 #: the longest prompt of the built-in load, in tokens (a generous bound over tokenizers)
@@ -237,12 +237,7 @@ def prompt_fits_step(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K9-012",
-    "a step shorter than a KV block",
-    "https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html",
-    waivable=False,
-)
+@rule("TF-K9-012", "a step shorter than a KV block", ATTENTION, waivable=False)
 def step_holds_block(facts: Facts) -> Iterator[Violation]:
     """A chunk of a prompt is a whole number of KV blocks, so a step takes at least one."""
     build = facts.recipe.build

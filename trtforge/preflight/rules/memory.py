@@ -15,7 +15,7 @@ from trtforge.preflight.features import kv_format, weight_format
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_format
 from trtforge.recipe.kv_windows import kv_windows
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import ATTENTION, ENGINE_PARAMETERS, KV_CACHE, thread
 from trtforge.tables import Architecture
 
 #: interpreter, torch and the runtime's own buffers
@@ -80,12 +80,7 @@ def weight_bytes(facts: Facts, *, stored: bool, name: str | None = None) -> int:
     return int((model.parameters - linear) * wide + linear * bits / 8)
 
 
-@rule(
-    "TF-K10-001",
-    "the KV pool cannot hold one request of max_seq_len",
-    "https://nvidia.github.io/TensorRT-LLM/features/kvcache.html",
-    needs=("model",),
-)
+@rule("TF-K10-001", "the KV pool cannot hold one request of max_seq_len", KV_CACHE, needs=("model",))
 def pool_holds_one(facts: Facts) -> Iterator[Violation]:
     """A request that grows past the pool can never finish, however often it is preempted."""
     memory, limits = facts.recipe.build.kv_cache.memory, facts.recipe.build.limits
@@ -301,12 +296,7 @@ def rank_fits_gpu(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K10-008",
-    "the KV pool leaves nothing beside it",
-    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
-    severity="warning",
-)
+@rule("TF-K10-008", "the KV pool leaves nothing beside it", ENGINE_PARAMETERS, severity="warning")
 def fraction_leaves_room(facts: Facts) -> Iterator[Violation]:
     """The fraction is taken of what is free after the weights: workspace, logits and adapters need the rest."""
     recipe = facts.recipe
@@ -320,13 +310,7 @@ def fraction_leaves_room(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K10-009",
-    "beams or drafts that the KV pool cannot hold",
-    "https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html",
-    severity="warning",
-    needs=("model",),
-)
+@rule("TF-K10-009", "beams or drafts that the KV pool cannot hold", ATTENTION, severity="warning", needs=("model",))
 def pool_holds_beams(facts: Facts) -> Iterator[Violation]:
     """Every beam keeps its own answer, and a step writes all draft tokens before it knows which are accepted."""
     build, speculation = facts.recipe.build, facts.recipe.speculation

@@ -11,7 +11,7 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import to_beams
 from trtforge.preflight.rules.streaming import STREAMING_PARAMETERS
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import ENGINE_PARAMETERS, thread
 
 _PLACEHOLDER = re.compile(r"\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*|<[A-Za-z][^<>]*>|\bTODO\b|\bFIXME\b|^/path/to/")
 _TEXTS = (
@@ -56,11 +56,7 @@ def nothing_unfilled(facts: Facts) -> Iterator[Violation]:
 
 
 @rule(
-    "TF-K1-002",
-    "a parameter that the layout does not have",
-    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
-    needs=("parameters",),
-    waivable=False,
+    "TF-K1-002", "a parameter that the layout does not have", ENGINE_PARAMETERS, needs=("parameters",), waivable=False
 )
 def parameters_exist(facts: Facts) -> Iterator[Violation]:
     """The server ignores parameters that it does not know, so a misspelt one looks set and is not."""

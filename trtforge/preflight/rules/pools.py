@@ -7,18 +7,13 @@ from collections.abc import Iterator
 from trtforge.ground.units import format_size
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.rules.memory import GPU_RESERVE_BYTES, request_bytes, weight_bytes
+from trtforge.rules.sources import KV_CACHE
 
 #: a pool below this share of what a GPU has left beside the weights was not meant for it
 _SMALL = 0.05
 
 
-@rule(
-    "TF-K10-011",
-    "a KV pool that leaves the GPU empty",
-    "https://nvidia.github.io/TensorRT-LLM/features/kvcache.html",
-    severity="warning",
-    needs=("model",),
-)
+@rule("TF-K10-011", "a KV pool that leaves the GPU empty", KV_CACHE, severity="warning", needs=("model",))
 def pool_is_for_this_gpu(facts: Facts) -> Iterator[Violation]:
     """The pool bounds how many requests run together: one that was sized for a CPU's memory makes a GPU wait."""
     build = facts.recipe.build

@@ -19,7 +19,7 @@ from trtforge.preflight.features import (
 )
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import for_architectures, to_format, to_target
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import RTX_SUPPORT, thread
 from trtforge.tables import Architecture
 from trtforge.targets import TARGETS
 
@@ -175,12 +175,7 @@ def architectures_without_effect(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K3-008",
-    "a target that does not build for the architecture",
-    "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
-    needs=("build.architectures",),
-)
+@rule("TF-K3-008", "a target that does not build for the architecture", RTX_SUPPORT, needs=("build.architectures",))
 def target_on_architecture(facts: Facts) -> Iterator[Violation]:
     """The compiler has no code for it: the build fails, or the engine never loads."""
     target = facts.recipe.build.target
@@ -252,12 +247,7 @@ def fp8_attention_on_architecture(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K3-012",
-    "a dtype that the architecture does not compute in",
-    "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
-    needs=("build.architectures",),
-)
+@rule("TF-K3-012", "a dtype that the architecture does not compute in", RTX_SUPPORT, needs=("build.architectures",))
 def dtype_on_architecture(facts: Facts) -> Iterator[Violation]:
     """Without matrix units for the type the engine fails to build or crawls."""
     dtype = facts.recipe.model.dtype

@@ -9,7 +9,7 @@ from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_asked, kv_format, other_kv
 from trtforge.preflight.retarget import to_format
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import MODELOPT_BENCHMARK, thread
 
 #: a gate's key -> the gate that a first recipe has
 _DEFAULTS = {
@@ -110,11 +110,7 @@ def long_context_is_measured(facts: Facts) -> Iterator[Violation]:
 
 
 @rule(
-    "TF-K8-004",
-    "a 4-bit model of little redundancy",
-    "https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md",
-    severity="warning",
-    needs=("model", "format"),
+    "TF-K8-004", "a 4-bit model of little redundancy", MODELOPT_BENCHMARK, severity="warning", needs=("model", "format")
 )
 def four_bits_of_small_models(facts: Facts) -> Iterator[Violation]:
     """Models below about 4 billion parameters lose several points to 4-bit weights; larger ones hardly one."""

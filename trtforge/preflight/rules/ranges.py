@@ -7,6 +7,7 @@ from typing import Any
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
+from trtforge.rules.sources import MODEL_CONFIG_PROTO
 
 _INT32, _INT64, _UINT64 = 2**31 - 1, 2**63 - 1, 2**64 - 1
 
@@ -62,12 +63,7 @@ def windows_leave_context(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K9-016",
-    "a number beyond its field",
-    "https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto",
-    waivable=False,
-)
+@rule("TF-K9-016", "a number beyond its field", MODEL_CONFIG_PROTO, waivable=False)
 def numbers_fit(facts: Facts) -> Iterator[Violation]:
     """Engine, config.pbtxt and runtime hold it in a field of fixed width; the build or the repository would fail."""
     for key, most in LARGEST.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import DRAFT_TARGET, thread
 
 
 def world_size(facts: Facts) -> int:
@@ -84,11 +84,7 @@ def devices_fit_ranks(facts: Facts) -> Iterator[Violation]:
         yield Violation(f"gpu_device_ids names GPU {', '.join(twice)} twice", asked, {"twice": twice}, remedies)
 
 
-@rule(
-    "TF-K16-005",
-    "participant ids that do not fit the ranks",
-    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
-)
+@rule("TF-K16-005", "participant ids that do not fit the ranks", DRAFT_TARGET)
 def participants_fit_ranks(facts: Facts) -> Iterator[Violation]:
     """participant_ids names one MPI rank for each rank of the engine; in orchestrator mode rank 0 is the server's."""
     text, ranks = facts.recipe.triton.parameters.get("participant_ids"), world_size(facts)
@@ -129,11 +125,7 @@ def workers_have_ranks(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K16-007",
-    "two engines under a leader launch",
-    "https://github.com/NVIDIA/TensorRT-LLM/blob/main/examples/draft_target_model/README.md",
-)
+@rule("TF-K16-007", "two engines under a leader launch", DRAFT_TARGET)
 def two_engines_need_orchestrator(facts: Facts) -> Iterator[Violation]:
     """Leader mode starts one server a rank of one engine; a draft engine of its own needs the orchestrator."""
     recipe, ranks = facts.recipe, world_size(facts)

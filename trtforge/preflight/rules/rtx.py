@@ -13,9 +13,9 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format
 from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import to_targets
+from trtforge.rules.sources import RTX_SUPPORT
 from trtforge.targets.rtx import RTX
 
-_DOCS = "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html"
 #: configuration keys that count experts
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -41,7 +41,7 @@ def rtx_kv_cache(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule("TF-K3-021", "float32 in an RTX engine for Turing", _DOCS)
+@rule("TF-K3-021", "float32 in an RTX engine for Turing", RTX_SUPPORT)
 def rtx_float32_on_turing(facts: Facts) -> Iterator[Violation]:
     """The compiler of TensorRT for RTX multiplies no float32 matrices on sm_75."""
     architectures = facts.recipe.build.architectures
@@ -72,7 +72,7 @@ def rtx_architectures(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule("TF-K3-023", "a mixture of experts in an RTX engine", _DOCS, needs=("files",), waivable=False)
+@rule("TF-K3-023", "a mixture of experts in an RTX engine", RTX_SUPPORT, needs=("files",), waivable=False)
 def rtx_experts(facts: Facts) -> Iterator[Violation]:
     """TensorRT for RTX has no kernels for the layers of experts: its builder fails on them."""
     if not _is_rtx(facts) or facts.files is None:

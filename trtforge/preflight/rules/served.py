@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import methods
 from trtforge.preflight.rules.memory import windows_of
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import ENGINE_PARAMETERS, thread
 
 #: modes of ``decoding_mode`` that draft, and the method that builds their engine; ReDrafter is no method here
 _DRAFTING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead": "lookahead", "redrafter": None}
@@ -42,11 +42,7 @@ def pool_tokens_hold_request(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K12-020",
-    "a decoding mode of another engine",
-    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
-)
+@rule("TF-K12-020", "a decoding mode of another engine", ENGINE_PARAMETERS)
 def mode_fits_engine(facts: Facts) -> Iterator[Violation]:
     """A drafting mode needs an engine that was built with its heads or buffers; another one stops the server at start
     or is never used."""

@@ -16,7 +16,7 @@ from trtforge.preflight.retarget import (
     without_speculation,
 )
 from trtforge.preflight.rules.trees import lookahead_draft_len
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import EAGLE_3_PAPER, ENGINE_PARAMETERS, SPECULATION, thread
 
 #: with this many requests in a step the GPU is busy without drafts
 _BUSY_BATCH = 64
@@ -40,12 +40,7 @@ def draft_tokens(facts: Facts) -> int | None:
     return speculation.max_draft_len
 
 
-@rule(
-    "TF-K12-001",
-    "a speculation method that the target does not have",
-    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
-    waivable=False,
-)
+@rule("TF-K12-001", "a speculation method that the target does not have", SPECULATION, waivable=False)
 def method_exists(facts: Facts) -> Iterator[Violation]:
     """Each engine drafts in its own ways; a method that it does not know is an unknown key or a refused checkpoint."""
     method, target = facts.recipe.speculation.method, facts.recipe.build.target
@@ -69,12 +64,7 @@ def method_exists(facts: Facts) -> Iterator[Violation]:
     )
 
 
-@rule(
-    "TF-K12-004",
-    "no draft model or heads for the method",
-    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
-    waivable=False,
-)
+@rule("TF-K12-004", "no draft model or heads for the method", SPECULATION, waivable=False)
 def draft_is_given(facts: Facts) -> Iterator[Violation]:
     """The method drafts with weights of its own; without them there is nothing to draft with."""
     speculation = facts.recipe.speculation
@@ -127,12 +117,7 @@ def draft_is_there(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K12-009",
-    "max_draft_len is missing",
-    "https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
-    waivable=False,
-)
+@rule("TF-K12-009", "max_draft_len is missing", SPECULATION, waivable=False)
 def draft_length_given(facts: Facts) -> Iterator[Violation]:
     """Build and server both reserve room for the longest draft of a step."""
     speculation = facts.recipe.speculation
@@ -245,12 +230,7 @@ def eagle_sizes(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule(
-    "TF-K12-017",
-    "a layout whose models do not draft by the method",
-    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
-    waivable=False,
-)
+@rule("TF-K12-017", "a layout whose models do not draft by the method", ENGINE_PARAMETERS, waivable=False)
 def layout_drafts(facts: Facts) -> Iterator[Violation]:
     """The engine could draft so, but nothing in the repository would ask it to."""
     method, layout = facts.recipe.speculation.method, facts.recipe.triton.layout
@@ -352,12 +332,7 @@ def drafts_have_kernels(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K12-022",
-    "a draft that is a whole model where heads are wanted",
-    "https://arxiv.org/abs/2503.01840",
-    needs=("model", "draft"),
-)
+@rule("TF-K12-022", "a draft that is a whole model where heads are wanted", EAGLE_3_PAPER, needs=("model", "draft"))
 def draft_is_heads(facts: Facts) -> Iterator[Violation]:
     """EAGLE's draft is a layer or two that read the target's hidden states; a language model has no weights for that
     and fails when it is loaded."""

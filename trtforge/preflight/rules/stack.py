@@ -9,7 +9,7 @@ from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_format, to_layout, to_target
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import ENGINE_PARAMETERS, MODELOPT_CHANGES, thread
 from trtforge.stack.tensorrt_versions import is_supported
 from trtforge.tables import StackRow
 from trtforge.targets import DEFAULT, served_by
@@ -144,7 +144,7 @@ def layout_implemented(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K23-004",
     "a format or cache mode that ModelOpt no longer has",
-    "https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
+    MODELOPT_CHANGES,
     needs=("format",),
     waivable=False,
 )
@@ -165,7 +165,7 @@ def formats_of_old(facts: Facts) -> Iterator[Violation]:
 @rule(
     "TF-K23-005",
     "a parameter that the version no longer reads",
-    "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md",
+    ENGINE_PARAMETERS,
     needs=("parameters",),
     waivable=False,
 )
@@ -268,7 +268,7 @@ def _release(text: str) -> tuple[int, ...]:
 @rule(
     "TF-K2-006",
     "a ModelOpt that the format's configuration was not run with",
-    "https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
+    MODELOPT_CHANGES,
     needs=("format", "machine"),
 )
 def modelopt_fits_format(facts: Facts) -> Iterator[Violation]:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.retarget import to_format
-from trtforge.rules.sources import thread
+from trtforge.rules.sources import ENGINE_PARAMETERS, MODELOPT_BENCHMARK, thread
 
 #: NVIDIA's advice for pre- and postprocessing
 _INSTANCES = 5
-_TIPS = "https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md"
 
 
 @rule("TF-K22-001", "one tokenizer for many requests", thread("TB#532"), severity="warning")
@@ -40,11 +39,11 @@ def no_queue_delay(facts: Facts) -> Iterator[Violation]:
             facts.asked("triton.queue_delay_us"),
             {"queue_delay_us": triton.queue_delay_us},
             ["triton.queue_delay_us: 0"],
-            source=_TIPS,
+            source=ENGINE_PARAMETERS,
         )
 
 
-@rule("TF-K22-003", "more tokenizer processes than cores", _TIPS, severity="warning", needs=("machine",))
+@rule("TF-K22-003", "more tokenizer processes than cores", ENGINE_PARAMETERS, severity="warning", needs=("machine",))
 def instances_have_cores(facts: Facts) -> Iterator[Violation]:
     """Each instance is a process of its own; more of them than cores only take turns, and take memory."""
     triton, machine = facts.recipe.triton, facts.require_machine()
@@ -84,12 +83,7 @@ def steps_are_long_enough(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule(
-    "TF-K22-005",
-    "weight-only 4-bit at a large batch",
-    "https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/benchmark.md",
-    severity="warning",
-)
+@rule("TF-K22-005", "weight-only 4-bit at a large batch", MODELOPT_BENCHMARK, severity="warning")
 def four_bits_are_for_small_batches(facts: Facts) -> Iterator[Violation]:
     """4-bit weights save bandwidth, which small batches lack; at a large batch kernels widen them in every step and FP8
     is faster."""
