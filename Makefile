@@ -42,6 +42,7 @@ docs: setup
 	$(BIN)/python scripts/op_tables.py
 	$(BIN)/python -m trtforge.preflight.docs docs/preflight.md
 	$(BIN)/python -m triton_repo.lint.docs docs/lint.md
+	$(BIN)/python -m quantize.forensics.docs docs/audit.md
 	$(BIN)/python -m triton_repo.parameters docs/triton.md
 	$(BIN)/python scripts/advisories.py
 	$(BIN)/python scripts/error_codes.py

@@ -16,6 +16,7 @@ DOCUMENT = ROOT / "docs" / "troubleshooting.md"
 MARK = "<!-- generated below this line by scripts/error_codes.py -->"
 CODE = re.compile(r"TF-[A-Z][A-Z0-9]*-\d{3}")
 AREAS = {
+    "AUD": "Audit of checkpoints",
     "BEN": "Load tests",
     "BLD": "Engine build",
     "BND": "Bundles and verification",

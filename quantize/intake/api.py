@@ -36,9 +36,10 @@ def inspect_source(
     cache_dir: Path | None = None,
     *,
     download: bool = False,
+    early: bool = False,
     progress: Progress | None = None,
 ) -> CheckpointInfo | None:
-    """What ``source`` is, from its headers alone: no network, no torch, well under a second.
+    """What ``source`` is, from its headers alone: no torch, well under a second, no network unless it is asked for.
 
     Args:
         source: as in :func:`fetch_checkpoint`.
@@ -46,6 +47,7 @@ def inspect_source(
         allow_remote_code: accept a checkpoint that brings Python code.
         cache_dir: folder for downloads (default: :func:`default_cache_dir`).
         download: bring a registry or Hub source into the cache first, and hash a single file.
+        early: before the weights are here: a Hub model's headers by ranges, a folder's configuration alone.
         progress: hears of the download.
 
     Returns:
@@ -58,6 +60,8 @@ def inspect_source(
     with system_answers(base_dir, f"inspecting {source}"):
         parsed = parse_source(source, base_dir)
         cache = cache_dir or default_cache_dir()
+        if early and not download:
+            return _inspect_early(parsed, cache, allow_remote_code, progress or SilentProgress())
         return _inspect(parsed, cache, allow_remote_code, download, progress or SilentProgress())
 
 
@@ -84,6 +88,27 @@ def _inspect(
     return _inspect_folder(parsed.path or Path(), parsed.text, allow_remote_code)
 
 
+def _inspect_early(parsed: Source, cache: Path, allow_remote_code: bool, progress: Progress) -> CheckpointInfo | None:
+    """As :func:`_inspect`, of what needs no weights; None for a Hub model that cannot be reached from here."""
+    if parsed.kind == "directory":
+        from quantize.intake.folder import bare_info, is_bare
+
+        if is_bare(parsed.path or Path()):
+            return bare_info(parsed.path or Path(), parsed.text, allow_remote_code=allow_remote_code)
+    if parsed.kind == "hf":
+        from quantize.intake import hub, hub_headers
+
+        if hub.cached_snapshot(parsed) is None:
+            try:
+                folder = hub_headers.open_hub(parsed, cache, progress).path
+            except ForgeError as error:
+                if hub_headers.absent(error):
+                    return None
+                raise
+            return _inspect_folder(folder, parsed.text, allow_remote_code, headers_only=True)
+    return _inspect(parsed, cache, allow_remote_code, False, progress)
+
+
 def not_here(source: str, base_dir: Path, cache_dir: Path | None = None) -> str | None:
     """Why :func:`inspect_source` returns ``None`` for this source, in a sentence; ``None`` when it does not."""
     parsed = parse_source(source, base_dir)
@@ -94,10 +119,17 @@ def not_here(source: str, base_dir: Path, cache_dir: Path | None = None) -> str 
             name = f"{parsed.package}=={parsed.version}"
             return f"{name} is not downloaded yet; its headers are checked after the download"
     if parsed.kind == "hf":
-        from quantize.intake import hub
+        from quantize.intake import hub, hub_headers
 
         if hub.cached_snapshot(parsed) is None:
+            if hub_headers.cached_folder(parsed, cache_dir or default_cache_dir()) is not None:
+                return f"{parsed.repo} is not in the Hugging Face cache yet; its headers were read from the Hub"
             return f"{parsed.repo} is not in the Hugging Face cache yet; its headers are checked after the download"
+    if parsed.kind == "directory":
+        from quantize.intake.folder import is_bare
+
+        if is_bare(parsed.path or Path()):
+            return f"{parsed.text} holds a configuration and no weights; their headers are checked when they are there"
     return None
 
 

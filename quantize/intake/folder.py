@@ -122,6 +122,43 @@ def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
     )
 
 
+def is_bare(path: Path) -> bool:
+    """Whether a folder has a configuration and no weights of any kind, yet."""
+    if not (path / CONFIG).is_file():
+        return False
+    return not any(file.name == INDEX_NAME or file.suffix in (".safetensors", *_PICKLES) for file in path.iterdir())
+
+
+def bare_info(path: Path, source: str, *, allow_remote_code: bool) -> CheckpointInfo:
+    """The record of a folder without weights, by its configuration alone.
+
+    Raises:
+        ForgeError: what :func:`inspect_folder` refuses of the small files; a tokenizer is not asked for.
+    """
+    _refuse_no_checkpoint(path)
+    config = read_json(path / CONFIG)
+    tokenizer_config = read_json(path / TOKENIZER_CONFIG) if (path / TOKENIZER_CONFIG).is_file() else {}
+    _check_remote_code(path, config, tokenizer_config, allow_remote_code)
+    require_architecture(config)
+    quant_config = read_json(path / "hf_quant_config.json") if (path / "hf_quant_config.json").is_file() else None
+    quantized = recognize(config, quant_config)
+    shape = check_config(config, read_json(path / GENERATION) if (path / GENERATION).is_file() else None)
+    stated = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    return CheckpointInfo(
+        source=source,
+        sha256=None,
+        source_dtype=str(stated),
+        bytes=2 * shape.parameters,
+        notes=["judged by its configuration alone: there are no weights"],
+        model=replace(
+            shape,
+            dtype=str(stated),
+            prequantized=quantized.format if quantized else None,
+            prequantized_kv_cache=quantized.kv_cache if quantized else None,
+        ),
+    )
+
+
 def _refuse_giants(path: Path, names: Iterable[str]) -> None:
     """``TF-SRC-021`` for a file beside the weights that would be read for ever; a sparse one costs no disk space."""
     for name in names:

@@ -69,7 +69,7 @@ def resolve_commit(source: Source) -> str | None:
     """The commit behind the source's revision: asked from the Hub, else from the cache, else ``None``."""
     if source.revision and _COMMIT.match(source.revision):
         return source.revision
-    if not _offline():
+    if not offline():
         try:
             from huggingface_hub import HfApi
 
@@ -79,13 +79,14 @@ def resolve_commit(source: Source) -> str | None:
     return cached_commit(source)
 
 
-def _offline() -> bool:
+def offline() -> bool:
+    """Whether the user asked to stay off the network."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def download_snapshot(source: Source, *, allow_remote_code: bool, progress: Progress) -> tuple[Path, str]:
     """The folder of the source's files in the Hub's cache, and its commit."""
-    hub = _library(source)
+    hub = hub_library(source)
     patterns = [*PATTERNS, "*.py"] if allow_remote_code else list(PATTERNS)
     progress.start(f"Downloading {source.repo} from the Hugging Face Hub")
     arguments: dict[str, Any] = {
@@ -99,11 +100,12 @@ def download_snapshot(source: Source, *, allow_remote_code: bool, progress: Prog
         try:
             folder = Path(hub.snapshot_download(source.repo, **arguments))
         except Exception as error:
-            raise _refusal(source, error) from None
+            raise refusal(source, error) from None
     return folder, folder.name
 
 
-def _library(source: Source) -> Any:
+def hub_library(source: Source) -> Any:
+    """huggingface_hub; ``TF-SRC-027`` where it is not installed."""
     try:
         import huggingface_hub
     except ImportError:
@@ -137,7 +139,8 @@ def _bar(progress: Progress, repo: str) -> Any:
     return Bar
 
 
-def _refusal(source: Source, error: Exception) -> ForgeError:
+def refusal(source: Source, error: Exception) -> ForgeError:
+    """What an error of the Hub's library or of its transport means to the user; a bug is raised again as it is."""
     from huggingface_hub import errors
 
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -176,7 +179,7 @@ def _refusal(source: Source, error: Exception) -> ForgeError:
         "TF-SRC-019",
         "the Hugging Face Hub cannot be reached",
         asked=source.text,
-        numbers={"offline_mode": _offline()},
+        numbers={"offline_mode": offline()},
         why=f"The model is not complete in the cache ({hub_cache()}): {first_line}",
         remedies=[
             "connect to the network (unset HF_HUB_OFFLINE), or set HF_ENDPOINT to a mirror that can be reached",

@@ -11,6 +11,7 @@ import typer
 from trtforge import __version__
 from trtforge.cli import (
     artifacts,
+    audit,
     bench,
     bundle,
     check,
@@ -63,6 +64,7 @@ _COMMANDS: tuple[tuple[str, Any], ...] = (
     ("stack", recipes.stack),
     ("doctor", doctor.doctor),
     ("quantize", stages.quantize),
+    ("audit", audit.audit),
     ("eval", stages.evaluate),
     ("build", stages.build),
     ("verify", bundle.verify),

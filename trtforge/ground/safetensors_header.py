@@ -50,6 +50,8 @@ DTYPE_BITS: dict[str, int] = {
 #: the reference implementation's limit: a longer header is an attack or damage, never a model
 MAX_HEADER_BYTES = 100_000_000
 WEIGHTS_NAME = "model.safetensors"
+#: in a folder whose weight files are headers and holes; nothing of their values may be believed
+PARTIAL_MARK = "headers-only.json"
 INDEX_NAME = "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors$")
 _STRUCT = {"F64": "d", "F32": "f", "F16": "e"}

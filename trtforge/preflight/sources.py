@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trtforge.ground.errors import ForgeError
-from trtforge.ground.safetensors_header import TensorInfo, is_pointer_file, plain_floats, read_header, read_headers
+from trtforge.ground.safetensors_header import (
+    PARTIAL_MARK,
+    TensorInfo,
+    is_pointer_file,
+    plain_floats,
+    read_header,
+    read_headers,
+)
 from trtforge.models.folder_kind import FolderKind, kind_of
 from trtforge.templates.template_places import NAMED, PlacedTemplate, chat_templates, default_template
 
@@ -180,9 +187,9 @@ class SourceFiles:
         return tuple(found)
 
     def scalar(self, name: str) -> float | None:
-        """The value of a one-element tensor of a type that is not quantized; None for any other."""
+        """The value of a one-element tensor of a type that is not quantized; None for any other, and for a hole."""
         info = self.tensors.get(name)
-        if info is None or info.elements != 1:
+        if info is None or info.elements != 1 or self.has(PARTIAL_MARK):
             return None
         try:
             with (self.folder / info.file).open("rb") as file:

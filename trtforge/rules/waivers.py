@@ -9,8 +9,8 @@ from trtforge.ground.names import nearest
 from trtforge.rules.rule import Identity
 
 
-def require_known(waivers: Mapping[str, str], rules: Mapping[str, Identity]) -> None:
-    """Hold a recipe's waivers against the rules that there are.
+def require_known(waivers: Mapping[str, str], rules: Mapping[str, Identity], *, kind: str = "preflight") -> None:
+    """Hold waivers against the rules that there are; ``kind``: what the rules are called.
 
     Raises:
         ForgeError: TF-RCP-014 for a code that does not exist, or without a justification.
@@ -20,7 +20,7 @@ def require_known(waivers: Mapping[str, str], rules: Mapping[str, Identity]) -> 
             near = nearest(code, rules)
             raise ForgeError(
                 "TF-RCP-014",
-                f"waive: {code} is no preflight code",
+                f"waive: {code} is no {kind} code",
                 asked=f"waive: {{{code}: {reason}}}",
                 why="A waiver of a rule that does not exist would only look like one.",
                 remedies=[f"waive {near}"] if near else ["trtforge check RECIPE prints the codes of its findings"],

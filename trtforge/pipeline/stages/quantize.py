@@ -66,10 +66,10 @@ class QuantizeStage(StageBase):
             outcome["one_scale"] = shared
             write_json(context.out / SUMMARY_FILE, outcome)
         context.progress.start("auditing the export")
-        report = audit_checkpoint(context.out, Expected.from_plan(plan))
-        faults = "; ".join(f"{fault.code} {fault.message}" for fault in report.findings)
+        report = audit_checkpoint(context.out, Expected.from_plan(plan), base=source)
+        faults = "; ".join(f"{fault.code} {fault.headline}" for fault in report.findings)
         gate = GateResult(
-            "audit", report.passed, float(len(report.findings)), 0.0, f"of the export: {faults or 'no finding'}"
+            "audit", report.passed, float(report.count("error")), 0.0, f"of the export: {faults or 'no finding'}"
         )
         return StageResult(
             summary={**outcome, "audit": report.to_json()},

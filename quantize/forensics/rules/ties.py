@@ -1,0 +1,81 @@
+"""Rules on embedding and head."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+
+from quantize.forensics.checkpoint import Checkpoint, plain
+from quantize.forensics.hits import Hit, hit, rule, said, thread
+from trtforge.rules.tables import Section
+
+SECTION = Section(800, "Embedding and head")
+
+_HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
+
+
+def _head(checkpoint: Checkpoint) -> list[str]:
+    return [name for name in checkpoint.tensors if name.startswith(tuple(f"{head}." for head in _HEADS))]
+
+
+@rule(
+    "TF-K6-105",
+    "error",
+    "a tied head is stored",
+    why="The head is the embedding; stored a second time, quantized or not, loaders drop it, fail on its scales, or "
+    "compute "
+    "with another head than the model has.",
+    source=thread("LC!2798"),
+    cases=(
+        thread("LC#996"),
+        "https://github.com/vllm-project/llm-compressor/pull/2835",
+        "https://github.com/sgl-project/sglang/pull/577",
+    ),
+)
+def tied(checkpoint: Checkpoint) -> Iterator[Hit]:
+    if checkpoint.tied is not True:
+        return
+    quantized = any(plain(module) in _HEADS for module in checkpoint.quantized)
+    yield from hit(
+        "stored although the head is tied to the embedding",
+        _head(checkpoint),
+        "exclude lm_head and export again",
+        "set tie_word_embeddings: false, if the stored head is the trained one",
+        severity=None if quantized or checkpoint.expected is not None else "warning",
+    )
+
+
+@rule(
+    "TF-K6-106",
+    "error",
+    "the head is missing",
+    why="config.json says that the head is not the embedding, and there is none.",
+    source="https://github.com/hiyouga/LlamaFactory/issues/2789",
+)
+def headless(checkpoint: Checkpoint) -> Iterator[Hit]:
+    classes = checkpoint.files.json("config.json").get("architectures")
+    generates = isinstance(classes, list) and any("ForCausalLM" in str(name) for name in classes)
+    stands_alone = not checkpoint.files.weights.missing and not checkpoint.files.weights.damaged
+    if checkpoint.tied is False and generates and stands_alone and not _head(checkpoint):
+        yield said(
+            "lm_head.weight is missing and the embeddings are not tied",
+            "set tie_word_embeddings: true, if the model ties its head",
+            "export again",
+        )
+
+
+@rule(
+    "TF-K6-107",
+    "error",
+    "the embedding is missing",
+    why="Without its table no token has a vector.",
+    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
+)
+def no_embedding(checkpoint: Checkpoint) -> Iterator[Hit]:
+    weights = checkpoint.files.weights
+    if weights.missing or weights.damaged:
+        return
+    if not any(
+        fnmatch.fnmatchcase(plain(module), pattern) for module in checkpoint.parts for pattern in ("*embed*", "*wte")
+    ):
+        yield said("the embedding's weight is missing", "export again")
