@@ -397,7 +397,8 @@ def _trtllm(config: Mapping[str, Any]) -> Record | None:
     schemes = []
     if algorithm is not None:
         layout = trtllm_layout(algorithm)
-        schemes = [Scheme(algorithm, layout, group=_count(section.get("group_size")) or (layout and layout.group))]
+        group = _count(section.get("group_size")) or (layout.group if layout is not None else None)
+        schemes = [Scheme(algorithm, layout, group=group)]
     faults = [f"the layout of TensorRT-LLM's {one.algorithm} is not known" for one in schemes if one.layout is None]
     return Record(
         "tensorrt-llm",
