@@ -9,33 +9,10 @@ from typing import Any
 from quantize.forensics.checkpoint import Checkpoint
 from trtforge.rules import rule as rule_engine
 from trtforge.rules.registry import Registry
-from trtforge.rules.rule import Breach, Severity
+from trtforge.rules.rule import Breach, Severity, reason
 
 #: names that a finding lists; the message says how many there are
 MAX_NAMES = 8
-
-
-def thread(name: str) -> str:
-    """The address of an issue or a pull request: ``vllm#45102``, ``MO!2038`` (``!``: a pull request)."""
-    sign = "!" if "!" in name else "#"
-    repository, number = name.split(sign)
-    owners = {
-        "AR": "intel/auto-round",
-        "CT": "vllm-project/compressed-tensors",
-        "GPTQ": "ModelCloud/GPTQModel",
-        "LC": "vllm-project/llm-compressor",
-        "LF": "hiyouga/LlamaFactory",
-        "MO": "NVIDIA/Model-Optimizer",
-        "MX": "modular/modular",
-        "RX": "redai-studio/Relax",
-        "SG": "sgl-project/sglang",
-        "SGC": "sgl-project/sgl-cookbook",
-        "TGI": "huggingface/text-generation-inference",
-        "TL": "NVIDIA/TensorRT-LLM",
-        "VLM": "Blaizzy/mlx-vlm",
-        "vllm": "vllm-project/vllm",
-    }
-    return f"https://github.com/{owners[repository]}/{'pull' if sign == '!' else 'issues'}/{number}"
 
 
 @dataclass(frozen=True)
@@ -103,16 +80,15 @@ def rule(
     code: str,
     severity: Severity,
     title: str,
-    *,
-    why: str,
     source: str | None = None,
+    *,
     cases: tuple[str, ...] = (),
     weights: bool = True,
 ) -> Callable[[Check], Check]:
-    """Register a check of the whole checkpoint."""
+    """Register a check of the whole checkpoint; its docstring says why a breach cannot work."""
 
     def register(check: Check) -> Check:
-        RULES.declare(Rule(code, severity, title, why, source, check=check, weights=weights, cases=cases))
+        RULES.declare(Rule(code, severity, title, reason(check), source, check=check, weights=weights, cases=cases))
         return check
 
     return register

@@ -99,7 +99,7 @@ def _show(console: Console, report: AuditReport) -> None:
     counts = ", ".join(
         f"{report.count(kind)} {kind}{'' if report.count(kind) == 1 else 's'}" for kind in ("error", "warning", "note")
     )
-    what = " ".join(part for part in (report.tool or "unquantized", report.algorithm or "") if part)
+    what = " ".join(dict.fromkeys(part for part in (report.tool or "unquantized", report.algorithm) if part))
     console.value(
         f"{report.checkpoint}: {what}, {'sound' if report.passed else 'faulty'} ({report.rules} rules, {counts})"
     )

@@ -20,7 +20,18 @@ SAMPLING_PAPER = "https://arxiv.org/abs/2211.17192"
 SPECULATORS = "https://docs.vllm.ai/projects/speculators/en/latest/"
 
 _TRACKERS = {
+    "AR": "intel/auto-round",
+    "CT": "vllm-project/compressed-tensors",
+    "GPTQ": "ModelCloud/GPTQModel",
+    "LC": "vllm-project/llm-compressor",
+    "LF": "hiyouga/LlamaFactory",
+    "MAX": "modular/modular",
+    "MLX": "Blaizzy/mlx-vlm",
     "MO": "NVIDIA/Model-Optimizer",
+    "RX": "redai-studio/Relax",
+    "SG": "sgl-project/sglang",
+    "SGC": "sgl-project/sgl-cookbook",
+    "TGI": "huggingface/text-generation-inference",
     "TB": "triton-inference-server/tensorrtllm_backend",
     "TL": "NVIDIA/TensorRT-LLM",
     "TS": "triton-inference-server/server",
@@ -29,6 +40,7 @@ _TRACKERS = {
 
 
 def thread(name: str) -> str:
-    """The address of an issue thread: ``TB#61``, ``TS#8592``, ``TL#2820``."""
-    tracker, number = name.split("#")
-    return f"https://github.com/{_TRACKERS[tracker]}/issues/{number}"
+    """The address of an issue thread: ``TB#61``, ``TL#2820``; or of a pull request: ``MO!2038``."""
+    sign = "!" if "!" in name else "#"
+    tracker, number = name.split(sign)
+    return f"https://github.com/{_TRACKERS[tracker]}/{'pull' if sign == '!' else 'issues'}/{number}"

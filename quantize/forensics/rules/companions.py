@@ -8,7 +8,8 @@ from typing import Any
 
 from quantize.forensics.checkpoint import Checkpoint
 from quantize.forensics.files import Files
-from quantize.forensics.hits import Hit, rule, said, thread
+from quantize.forensics.hits import Hit, rule, said
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 from trtforge.templates.template_places import chat_templates, default_template
 
@@ -35,15 +36,9 @@ _ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", 
 _COPY = "copy the file of the checkpoint that it was made of"
 
 
-@rule(
-    "TF-K17-101",
-    "error",
-    "no tokenizer",
-    why="Exports of weights alone leave it behind; with another one the model reads and writes the wrong words.",
-    source="https://github.com/vllm-project/vllm/issues/46641",
-    weights=False,
-)
+@rule("TF-K17-101", "error", "no tokenizer", thread("VL#46641"), weights=False)
 def tokenizer(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Exports of weights alone leave it behind; with another one the model reads and writes the wrong words."""
     files = checkpoint.files
     if checkpoint.is_trtllm or checkpoint.bare:
         return
@@ -68,11 +63,11 @@ def _template(files: Files) -> str | None:
     "TF-AUD-181",
     "warning",
     "the chat template was lost",
-    why="Servers then refuse chats, or format them as something that the model was not trained on.",
-    source=thread("LF#8399"),
+    thread("LF#8399"),
     cases=("https://github.com/huggingface/transformers/issues/38873",),
 )
 def template(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Servers then refuse chats, or format them as something that the model was not trained on."""
     files, base = checkpoint.files, checkpoint.base
     if checkpoint.is_trtllm or checkpoint.bare or _template(files) is not None:
         return
@@ -95,15 +90,9 @@ def template(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-AUD-182",
-    "warning",
-    "the generation settings were lost",
-    why="generation_config.json says at which tokens an answer ends; without it chats run on to the limit.",
-    source=thread("LF!10834"),
-    weights=False,
-)
+@rule("TF-AUD-182", "warning", "the generation settings were lost", thread("LF!10834"), weights=False)
 def generation(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """generation_config.json says at which tokens an answer ends; without it chats run on to the limit."""
     files, base = checkpoint.files, checkpoint.base
     if checkpoint.is_trtllm:
         return
@@ -139,16 +128,9 @@ def _ends(files: Files) -> set[int]:
     return set()
 
 
-@rule(
-    "TF-AUD-183",
-    "error",
-    "the rotary embedding changed",
-    why="A rope that is lost or renamed still loads and answers short prompts; long ones turn to garbage.",
-    source=thread("TL#1676"),
-    cases=(thread("LC#81"),),
-    weights=False,
-)
+@rule("TF-AUD-183", "error", "the rotary embedding changed", thread("TL#1676"), cases=(thread("LC#81"),), weights=False)
 def rope(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """A rope that is lost or renamed still loads and answers short prompts; long ones turn to garbage."""
     if checkpoint.base is None:
         return
     config, base = checkpoint.config, _flat(checkpoint.base.json("config.json"))
@@ -205,17 +187,11 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-@rule(
-    "TF-AUD-184",
-    "error",
-    "config.json has two different ropes",
-    why="transformers 5 reads rope_parameters, older readers rope_theta and rope_scaling: the same checkpoint then "
-    "rotates "
-    "in two ways.",
-    source="https://github.com/NVIDIA/Model-Optimizer/pull/917",
-    weights=False,
-)
+@rule("TF-AUD-184", "error", "config.json has two different ropes", thread("MO!917"), weights=False)
 def two_ropes(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """transformers 5 reads rope_parameters, older readers rope_theta and rope_scaling: the same checkpoint then
+    rotates in two ways.
+    """
     config = checkpoint.config
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     if not isinstance(new, dict) or any(isinstance(value, dict) for value in new.values()):
@@ -240,15 +216,9 @@ def two_ropes(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-AUD-185",
-    "error",
-    "config.json is of another model",
-    why="Sizes and constants beside the weights decide every answer; an export carries them over unchanged.",
-    source=thread("LC#81"),
-    weights=False,
-)
+@rule("TF-AUD-185", "error", "config.json is of another model", thread("LC#81"), weights=False)
 def configuration(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Sizes and constants beside the weights decide every answer; an export carries them over unchanged."""
     if checkpoint.base is None or checkpoint.is_trtllm:
         return
     config, base = checkpoint.config, _flat(checkpoint.base.json("config.json"))
@@ -269,11 +239,11 @@ def configuration(checkpoint: Checkpoint) -> Iterator[Hit]:
     "TF-AUD-186",
     "error",
     "the tokenizer changed",
-    why="Rewritten tokenizers split words in other places, or give other numbers to the same words.",
-    source="https://github.com/huggingface/transformers/issues/38873",
+    "https://github.com/huggingface/transformers/issues/38873",
     weights=False,
 )
 def other_tokenizer(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Rewritten tokenizers split words in other places, or give other numbers to the same words."""
     base, files = checkpoint.base, checkpoint.files
     if base is None or not (base.has("tokenizer.json") and files.has("tokenizer.json")):
         return

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from quantize.forensics.checkpoint import Checkpoint, plain
-from quantize.forensics.hits import Hit, hit, rule, said, thread
+from quantize.forensics.hits import Hit, hit, rule, said
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(300, "Which linears are quantized")
@@ -21,14 +22,9 @@ def _listed(checkpoint: Checkpoint) -> bool:
     return record is not None and bool(record.schemes)
 
 
-@rule(
-    "TF-K7-101",
-    "error",
-    "nothing is quantized",
-    why="The records promise quantized linears; a loader looks for scales that are nowhere.",
-    source=thread("LC#2060"),
-)
+@rule("TF-K7-101", "error", "nothing is quantized", thread("LC#2060"))
 def nothing(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """The records promise quantized linears; a loader looks for scales that are nowhere."""
     record = checkpoint.record
     if _listed(checkpoint) and record is not None and checkpoint.linears and not checkpoint.quantized:
         yield said(f"no linear is quantized, although the records say {record.algorithm}", file=record.file)
@@ -38,11 +34,11 @@ def nothing(checkpoint: Checkpoint) -> Iterator[Hit]:
     "TF-K6-101",
     "error",
     "quantized although it is excluded",
-    why="A loader makes an unquantized linear of an excluded module, and has no place for its scales.",
-    source=thread("vllm#45102"),
-    cases=(thread("LC#996"), thread("vllm!45132")),
+    thread("VL#45102"),
+    cases=(thread("LC#996"), thread("VL!45132")),
 )
 def excluded(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """A loader makes an unquantized linear of an excluded module, and has no place for its scales."""
     record = checkpoint.record
     if record is None:
         return
@@ -58,12 +54,13 @@ def excluded(checkpoint: Checkpoint) -> Iterator[Hit]:
     "TF-K6-102",
     "error",
     "unquantized although nothing excludes it",
-    why="A loader makes a quantized linear of every module that is not excluded; scales that are not there are left as "
-    "they were allocated.",
-    source=thread("vllm!52501"),
-    cases=(thread("vllm!41994"), thread("CT!733")),
+    thread("VL!52501"),
+    cases=(thread("VL!41994"), thread("CT!733")),
 )
 def not_excluded(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """A loader makes a quantized linear of every module that is not excluded; scales that are not there are left as
+    they were allocated.
+    """
     record = checkpoint.record
     if record is None or not _listed(checkpoint):
         return
@@ -82,25 +79,17 @@ def not_excluded(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-K6-103",
-    "error",
-    "quantized against the recipe",
-    why="The recipe keeps these linears in their own type because they matter.",
-)
+@rule("TF-K6-103", "error", "quantized against the recipe")
 def against_plan(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """The recipe keeps these linears in their own type because they matter."""
     expected = checkpoint.expected
     if expected is not None and expected.quantized is not None:
         yield from hit("quantized against the recipe's exclude list", set(checkpoint.quantized) - expected.quantized)
 
 
-@rule(
-    "TF-K6-104",
-    "error",
-    "not quantized although the recipe asks for it",
-    why="The checkpoint is larger and slower than the recipe says.",
-)
+@rule("TF-K6-104", "error", "not quantized although the recipe asks for it")
 def less_than_planned(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """The checkpoint is larger and slower than the recipe says."""
     expected = checkpoint.expected
     if expected is not None and expected.quantized is not None:
         wanted = expected.quantized - set(checkpoint.quantized)
@@ -111,13 +100,13 @@ def less_than_planned(checkpoint: Checkpoint) -> Iterator[Hit]:
     "TF-AUD-121",
     "warning",
     "a router is quantized",
-    why="A router's few weights decide which experts compute; most loaders keep it unquantized and have no place for "
-    "its "
-    "scales.",
-    source=thread("vllm#25029"),
+    thread("VL#25029"),
     cases=("https://github.com/vllm-project/vllm-omni/issues/5573",),
 )
 def routers(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """A router's few weights decide which experts compute; most loaders keep it unquantized and have no place for its
+    scales.
+    """
     yield from hit(
         "routers are quantized",
         [name for name in checkpoint.quantized if any(fnmatch.fnmatchcase(plain(name), one) for one in _ROUTERS)],
@@ -125,16 +114,11 @@ def routers(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-AUD-122",
-    "error",
-    "part of a fused linear is quantized",
-    why="Loaders multiply query, key and value as one linear, and gate and up as another; such a linear is quantized "
-    "whole "
-    "or not at all.",
-    source=thread("vllm#47473"),
-)
+@rule("TF-AUD-122", "error", "part of a fused linear is quantized", thread("VL#47473"))
 def fused_partly(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Loaders multiply query, key and value as one linear, and gate and up as another; such a linear is quantized
+    whole or not at all.
+    """
     stored, record = set(checkpoint.quantized), checkpoint.record
     if record is None:
         return
@@ -150,14 +134,9 @@ def fused_partly(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-AUD-123",
-    "error",
-    "fused linears are stored in two formats",
-    why="One product has one format; a loader takes that of the first part for all.",
-    source=thread("vllm!47318"),
-)
+@rule("TF-AUD-123", "error", "fused linears are stored in two formats", thread("VL!47318"))
 def fused_formats(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """One product has one format; a loader takes that of the first part for all."""
     stored = set(checkpoint.quantized)
     unlike = []
     for together in checkpoint.fused():
@@ -171,15 +150,9 @@ def fused_formats(checkpoint: Checkpoint) -> Iterator[Hit]:
     yield from hit("modules whose fused linears have two formats", unlike, "give them one format and export again")
 
 
-@rule(
-    "TF-AUD-124",
-    "error",
-    "layers are missing",
-    why="config.json counts layers that the weights do not have: the loader stops, or computes with what was "
-    "allocated.",
-    source=thread("LC#2060"),
-)
+@rule("TF-AUD-124", "error", "layers are missing", thread("LC#2060"))
 def layers(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """config.json counts layers that the weights do not have: the loader stops, or computes with what was allocated."""
     wanted = checkpoint.config.get("num_hidden_layers")
     if not isinstance(wanted, int) or isinstance(wanted, bool) or not 0 < wanted < 10_000 or not checkpoint.layers:
         return
@@ -195,14 +168,9 @@ def layers(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-AUD-125",
-    "warning",
-    "a linear that all other layers have",
-    why="One layer in many that lacks a linear is most often a tensor that the export lost.",
-    source=thread("LC#2060"),
-)
+@rule("TF-AUD-125", "warning", "a linear that all other layers have", thread("LC#2060"))
 def siblings(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """One layer in many that lacks a linear is most often a tensor that the export lost."""
     linears = set(checkpoint.linears)
     for stack, rows in checkpoint.layers.items():
         if len(rows) < 8:
@@ -232,13 +200,13 @@ def _is_expert(rest: str) -> bool:
     "TF-AUD-126",
     "error",
     "an expert lacks what the others have",
-    why="Experts that calibration never reached have no scale; loaders leave its place at zero, divide by it, and "
-    "answer "
-    "nonsense whenever that expert is chosen.",
-    source=thread("vllm#45212"),
-    cases=(thread("MO!1354"), thread("vllm!45320")),
+    thread("VL#45212"),
+    cases=(thread("MO!1354"), thread("VL!45320")),
 )
 def experts_alike(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Experts that calibration never reached have no scale; loaders leave its place at zero, divide by it, and answer
+    nonsense whenever that expert is chosen.
+    """
     lacking = []
     for rows in checkpoint.experts.values():
         parts = {number: set(checkpoint.parts[module]) for number, module in rows.items()}
@@ -257,14 +225,9 @@ def experts_alike(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-AUD-127",
-    "error",
-    "experts are missing",
-    why="config.json counts experts that the weights do not have.",
-    source=thread("LC#2060"),
-)
+@rule("TF-AUD-127", "error", "experts are missing", thread("LC#2060"))
 def experts_counted(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """config.json counts experts that the weights do not have."""
     wanted = checkpoint.experts_wanted
     if wanted is None or checkpoint.files.weights.missing or checkpoint.files.weights.damaged:
         return

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quantize.forensics.checkpoint import Checkpoint
-from quantize.forensics.hits import Hit, hit, rule, said, thread
+from quantize.forensics.hits import Hit, hit, rule, said
 from trtforge.ground.safetensors_header import INDEX_NAME
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(100, "Files and index")
@@ -14,26 +15,17 @@ SECTION = Section(100, "Files and index")
 _AGAIN = "download index and shards of one revision again, or export again"
 
 
-@rule(
-    "TF-AUD-101",
-    "error",
-    "a shard is missing",
-    why="Each shard holds tensors that no other has; loaders stop at the first that they cannot open.",
-    source=thread("RX!148"),
-)
+@rule("TF-AUD-101", "error", "a shard is missing", thread("RX!148"))
 def missing_shards(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Each shard holds tensors that no other has; loaders stop at the first that they cannot open."""
     yield from hit("shards that the index names are not there", checkpoint.files.weights.missing, _AGAIN)
 
 
-@rule(
-    "TF-AUD-102",
-    "error",
-    "the index names tensors that their file does not hold",
-    why="A loader looks a tensor up where the index says; with such an entry it stops, or leaves the weight as it was "
-    "allocated.",
-    source=thread("RX!148"),
-)
+@rule("TF-AUD-102", "error", "the index names tensors that their file does not hold", thread("RX!148"))
 def ghosts(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """A loader looks a tensor up where the index says; with such an entry it stops, or leaves the weight as it was
+    allocated.
+    """
     weights = checkpoint.files.weights
     readable = set(weights.files) - set(weights.damaged)
     ghost = [
@@ -49,15 +41,11 @@ def _files_of(checkpoint: Checkpoint, name: str) -> list[str]:
     return weights.twice.get(name, [weights.tensors[name].file])
 
 
-@rule(
-    "TF-AUD-103",
-    "error",
-    "tensors that the index does not name",
-    why="Loaders that go by the index never read them: scales that were written later are lost so, and the weights are "
-    "then taken without them.",
-    source=thread("MO!2427"),
-)
+@rule("TF-AUD-103", "error", "tensors that the index does not name", thread("MO!2427"))
 def unnamed(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Loaders that go by the index never read them: scales that were written later are lost so, and the weights are
+    then taken without them.
+    """
     weights = checkpoint.files.weights
     if weights.index is not None:
         yield from hit(
@@ -68,25 +56,15 @@ def unnamed(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-AUD-104",
-    "error",
-    "a tensor lies in two files",
-    why="Which of the two is loaded depends on the order in which a loader opens the files.",
-    source=thread("VLM!1464"),
-)
+@rule("TF-AUD-104", "error", "a tensor lies in two files", thread("MLX!1464"))
 def twice(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Which of the two is loaded depends on the order in which a loader opens the files."""
     yield from hit("tensors lie in more than one file", checkpoint.files.weights.twice, _AGAIN)
 
 
-@rule(
-    "TF-AUD-105",
-    "warning",
-    "a weight file that nothing names",
-    why="Loaders that take every safetensors file read it too, and mix its tensors with the model's.",
-    source=thread("VLM!1464"),
-)
+@rule("TF-AUD-105", "warning", "a weight file that nothing names", thread("MLX!1464"))
 def strays(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Loaders that take every safetensors file read it too, and mix its tensors with the model's."""
     yield from hit(
         "weight files belong to no index entry",
         checkpoint.files.weights.extra,
@@ -94,29 +72,20 @@ def strays(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-AUD-106",
-    "error",
-    "a weight file that cannot be read",
-    why="A safetensors header must account for every byte of its file; with another no weight can be trusted.",
-    source="https://huggingface.co/docs/safetensors/index",
-)
+@rule("TF-AUD-106", "error", "a weight file that cannot be read", "https://huggingface.co/docs/safetensors/index")
 def damaged(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """A safetensors header must account for every byte of its file; with another no weight can be trusted."""
     for name, error in checkpoint.files.weights.damaged.items():
         yield said(f"{error.message} ({error.code})", *error.remedies, file=name)
     if checkpoint.files.weights.bad_index is not None:
         yield said(f"{INDEX_NAME} is no index: {checkpoint.files.weights.bad_index}", _AGAIN, file=INDEX_NAME)
 
 
-@rule(
-    "TF-AUD-107",
-    "error",
-    "ranks of a TensorRT-LLM checkpoint do not fit together",
-    why="trtllm-build opens a file a rank; tensors that one rank has and another of the same stage has not end the "
-    "build.",
-    source=thread("TL#1677"),
-)
+@rule("TF-AUD-107", "error", "ranks of a TensorRT-LLM checkpoint do not fit together", thread("TL#1677"))
 def ranks(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """trtllm-build opens a file a rank; tensors that one rank has and another of the same stage has not end the
+    build.
+    """
     if not checkpoint.is_trtllm:
         return
     mapping = checkpoint.config.get("mapping")

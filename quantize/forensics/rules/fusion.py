@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quantize.forensics.checkpoint import Checkpoint
-from quantize.forensics.hits import Hit, hit, rule, thread
+from quantize.forensics.hits import Hit, hit, rule
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(600, "Linears that are fused")
@@ -35,12 +36,13 @@ def _leaves(together: tuple[str, ...]) -> str:
     "TF-AUD-151",
     "warning",
     "fused linears have different global scales",
-    why="Kernels take one global scale a product: loaders take the largest for all, and the parts with another one are "
-    "scaled wrongly.",
-    source=thread("AR#2380"),
-    cases=(thread("vllm!47515"), thread("vllm!41769")),
+    thread("AR#2380"),
+    cases=(thread("VL!47515"), thread("VL!41769")),
 )
 def global_scales(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Kernels take one global scale a product: loaders take the largest for all, and the parts with another one are
+    scaled wrongly.
+    """
     names = [text for expert, text in _unlike(checkpoint, ("global", "divisor"), two_level=True) if not expert]
     yield from hit(
         "fused linears whose global scales differ",
@@ -49,27 +51,17 @@ def global_scales(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-AUD-152",
-    "error",
-    "gate and up of an expert have different global scales",
-    why="Grouped kernels have one global scale for both; with two, models answered in loops.",
-    source=thread("MO!1411"),
-)
+@rule("TF-AUD-152", "error", "gate and up of an expert have different global scales", thread("MO!1411"))
 def experts(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Grouped kernels have one global scale for both; with two, models answered in loops."""
     names = [text for expert, text in _unlike(checkpoint, ("global", "divisor"), two_level=True) if expert]
     yield from hit(
         "experts whose gate and up have different global scales", names, "export again with one scale for both"
     )
 
 
-@rule(
-    "TF-AUD-153",
-    "note",
-    "fused linears have different scales of inputs",
-    why="They have one input, so calibration gives them one scale; loaders take the largest.",
-    source=thread("AR#2380"),
-)
+@rule("TF-AUD-153", "note", "fused linears have different scales of inputs", thread("AR#2380"))
 def inputs(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """They have one input, so calibration gives them one scale; loaders take the largest."""
     names = [text for two in (True, False) for _, text in _unlike(checkpoint, ("input",), two_level=two)]
     yield from hit("fused linears whose scales of inputs differ", names, "give them one scale and export again")

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from quantize.forensics.checkpoint import Checkpoint, plain
-from quantize.forensics.hits import Hit, hit, rule, said, thread
+from quantize.forensics.hits import Hit, hit, rule, said
 from quantize.forensics.rules.records import kv_name
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(700, "KV cache")
@@ -24,14 +25,9 @@ def _wanted(checkpoint: Checkpoint) -> bool:
     return checkpoint.record is not None and checkpoint.record.kv is not None
 
 
-@rule(
-    "TF-K7-105",
-    "error",
-    "KV scales and no KV format",
-    why="The record says nothing of the cache, so no loader applies the scales.",
-    source=thread("SG!35455"),
-)
+@rule("TF-K7-105", "error", "KV scales and no KV format", thread("SG!35455"))
 def unasked(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """The record says nothing of the cache, so no loader applies the scales."""
     if not _wanted(checkpoint):
         yield from hit(
             "KV scales although no KV format is recorded",
@@ -40,14 +36,9 @@ def unasked(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-K7-106",
-    "error",
-    "KV scales are missing",
-    why="Layers without scales are cached with a scale of 1 beside layers that have their own.",
-    source=thread("vllm!54705"),
-)
+@rule("TF-K7-106", "error", "KV scales are missing", thread("VL!54705"))
 def missing(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Layers without scales are cached with a scale of 1 beside layers that have their own."""
     scales = {plain(name) for name in checkpoint.kv_scales}
     if not _wanted(checkpoint) or not scales:
         return
@@ -62,14 +53,9 @@ def missing(checkpoint: Checkpoint) -> Iterator[Hit]:
     yield from hit("KV scales are missing", lacking, _CALIBRATE)
 
 
-@rule(
-    "TF-K7-107",
-    "error",
-    "KV scales that are not finite and positive",
-    why="A scale of zero stores every key and value as zero, and the model answers nonsense without an error.",
-    source=thread("LC#2853"),
-)
+@rule("TF-K7-107", "error", "KV scales that are not finite and positive", thread("LC#2853"))
 def finite(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """A scale of zero stores every key and value as zero, and the model answers nonsense without an error."""
     if not _wanted(checkpoint):
         return
     broken = [
@@ -80,14 +66,9 @@ def finite(checkpoint: Checkpoint) -> Iterator[Hit]:
     yield from hit("KV scales that are not finite and positive", broken, _CALIBRATE)
 
 
-@rule(
-    "TF-K7-108",
-    "error",
-    "every KV scale is one",
-    why="Scales start as ones; keys and values beyond 448 are then cut.",
-    source=thread("MO#20"),
-)
+@rule("TF-K7-108", "error", "every KV scale is one", thread("MO#20"))
 def ones(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Scales start as ones; keys and values beyond 448 are then cut."""
     values = _values(checkpoint)
     if values and all(value == 1.0 for value in values):
         yield said(
@@ -102,17 +83,11 @@ def _values(checkpoint: Checkpoint) -> list[float]:
     return [one.smallest for one in found if one is not None and one.count == 1 and not one.nan]
 
 
-@rule(
-    "TF-AUD-171",
-    "error",
-    "KV scales under an old name",
-    why="k_proj.output_scale and attention.kv_scale were names of 2024; today's loaders look for k_scale and "
-    "v_scale, and "
-    "cache with a scale of 1.",
-    source=thread("CT!133"),
-    cases=("https://github.com/vllm-project/vllm/pull/6081",),
-)
+@rule("TF-AUD-171", "error", "KV scales under an old name", thread("CT!133"), cases=(thread("VL!6081"),))
 def old_names(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """k_proj.output_scale and attention.kv_scale were names of 2024; today's loaders look for k_scale and v_scale, and
+    cache with a scale of 1.
+    """
     old = [
         f"{module}.{leaf}"
         for module, parts in checkpoint.parts.items()
@@ -127,14 +102,9 @@ def old_names(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-AUD-172",
-    "error",
-    "a KV scale of several values",
-    why="Kernels of a cache take one scale a layer for keys and one for values.",
-    source="https://github.com/vllm-project/vllm/issues/6738",
-)
+@rule("TF-AUD-172", "error", "a KV scale of several values", thread("VL#6738"))
 def shapes(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Kernels of a cache take one scale a layer for keys and one for values."""
     if checkpoint.record is not None and checkpoint.record.kv == "FP8":
         yield from hit(
             "KV scales are no single values",
@@ -143,16 +113,11 @@ def shapes(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-AUD-173",
-    "note",
-    "a quantized KV cache without scales",
-    why="Loaders then cache with a scale of 1, which costs accuracy on tasks of many steps. Casting so is a choice "
-    "of some "
-    "recipes.",
-    source=thread("SGC!237"),
-)
+@rule("TF-AUD-173", "note", "a quantized KV cache without scales", thread("SGC!237"))
 def uncalibrated(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Loaders then cache with a scale of 1, which costs accuracy on tasks of many steps. Casting so is a choice of
+    some recipes.
+    """
     record = checkpoint.record
     if record is None or record.kv is None or checkpoint.kv_scales or not checkpoint.linears:
         return

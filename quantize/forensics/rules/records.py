@@ -6,27 +6,21 @@ import re
 from collections.abc import Iterator
 
 from quantize.forensics.checkpoint import Checkpoint, plain
-from quantize.forensics.hits import Hit, hit, rule, said, thread
+from quantize.forensics.hits import Hit, hit, rule, said
 from quantize.forensics.layouts import known_algorithms
 from quantize.forensics.record import MIXED, fits, patterns
 from trtforge.formats.table import format_row, kv_modes_by, load_formats
+from trtforge.rules.sources import MODELOPT_CHANGES, thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(200, "What it says of itself")
 
 _EXPORT = "export the checkpoint again"
-_CHANGELOG = "https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst"
 
 
-@rule(
-    "TF-QNT-040",
-    "error",
-    "an unknown quantization",
-    why="What no reader knows is loaded as plain weights, or not at all.",
-    source=_CHANGELOG,
-    weights=False,
-)
+@rule("TF-QNT-040", "error", "an unknown quantization", MODELOPT_CHANGES, weights=False)
 def unknown(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """What no reader knows is loaded as plain weights, or not at all."""
     record = checkpoint.record
     if record is None:
         return
@@ -36,16 +30,11 @@ def unknown(checkpoint: Checkpoint) -> Iterator[Hit]:
         yield said(f"{record.file} names the unknown KV-cache algorithm {record.kv}", file=record.file)
 
 
-@rule(
-    "TF-AUD-111",
-    "error",
-    "no algorithm beside quantized tensors",
-    why="A loader that finds null takes the checkpoint for an unquantized one, drops the scales and reads packed "
-    "bytes as "
-    "weights.",
-    source=thread("MO!1375"),
-)
+@rule("TF-AUD-111", "error", "no algorithm beside quantized tensors", thread("MO!1375"))
 def null_algorithm(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """A loader that finds null takes the checkpoint for an unquantized one, drops the scales and reads packed bytes as
+    weights.
+    """
     record = checkpoint.record
     if record is not None and record.algorithm is None and not record.schemes and not record.faults:
         yield from hit(
@@ -57,14 +46,9 @@ def null_algorithm(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-AUD-112",
-    "error",
-    "quantized tensors and no record of it",
-    why="Without quantization_config (or hf_quant_config.json) every loader takes the bytes for plain weights.",
-    source=thread("TL!3772"),
-)
+@rule("TF-AUD-112", "error", "quantized tensors and no record of it", thread("TL!3772"))
 def no_record(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Without quantization_config (or hf_quant_config.json) every loader takes the bytes for plain weights."""
     if checkpoint.record is None:
         yield from hit(
             "linears are stored quantized, and nothing in the folder says how",
@@ -74,15 +58,9 @@ def no_record(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-QNT-041",
-    "error",
-    "config.json and hf_quant_config.json disagree",
-    why="Some loaders read the one and some the other, so the same checkpoint is loaded in two ways.",
-    source=thread("TL!3167"),
-    weights=False,
-)
+@rule("TF-QNT-041", "error", "config.json and hf_quant_config.json disagree", thread("TL!3167"), weights=False)
 def disagree(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Some loaders read the one and some the other, so the same checkpoint is loaded in two ways."""
     record = checkpoint.record
     if record is None or record.file != "hf_quant_config.json":
         return
@@ -103,14 +81,9 @@ def disagree(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-QNT-042",
-    "error",
-    "not what the recipe asks for",
-    why="The checkpoint would be measured and served as something else than its recipe says.",
-    weights=False,
-)
+@rule("TF-QNT-042", "error", "not what the recipe asks for", weights=False)
 def not_as_asked(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """The checkpoint would be measured and served as something else than its recipe says."""
     expected, record = checkpoint.expected, checkpoint.record
     if expected is None:
         return
@@ -134,14 +107,10 @@ def kv_name(checkpoint: Checkpoint) -> str | None:
 
 
 @rule(
-    "TF-AUD-113",
-    "error",
-    "mixed precision without its list of layers",
-    why="Of MIXED_PRECISION only quantized_layers says which linear is stored how; a loader cannot guess it.",
-    source=thread("vllm!36312"),
-    cases=(thread("vllm!47318"),),
+    "TF-AUD-113", "error", "mixed precision without its list of layers", thread("VL!36312"), cases=(thread("VL!47318"),)
 )
 def mixed(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Of MIXED_PRECISION only quantized_layers says which linear is stored how; a loader cannot guess it."""
     record = checkpoint.record
     if record is None or record.tool != "modelopt" or record.algorithm != MIXED:
         return
@@ -173,17 +142,11 @@ def _fused(name: str, stored: set[str]) -> bool:
     )
 
 
-@rule(
-    "TF-AUD-114",
-    "warning",
-    "a pattern that fits nothing",
-    why="An ignore list with names of another prefix leaves nothing alone: the loader then wants scales of modules "
-    "that "
-    "have none.",
-    source=thread("MO!479"),
-    cases=("https://github.com/vllm-project/vllm/issues/54547",),
-)
+@rule("TF-AUD-114", "warning", "a pattern that fits nothing", thread("MO!479"), cases=(thread("VL#54547"),))
 def idle_patterns(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """An ignore list with names of another prefix leaves nothing alone: the loader then wants scales of modules that
+    have none.
+    """
     record = checkpoint.record
     if record is None or not checkpoint.linears:
         return

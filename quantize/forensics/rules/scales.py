@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantize.forensics.checkpoint import Checkpoint
-from quantize.forensics.hits import Hit, hit, rule, said, thread
+from quantize.forensics.hits import Hit, hit, rule, said
 from quantize.forensics.stats import Stats
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(500, "Values of scales")
@@ -36,13 +37,13 @@ def _all(checkpoint: Checkpoint) -> Iterator[tuple[str, str, str, Stats]]:
     "TF-K7-103",
     "error",
     "scales that are not finite and positive",
-    why="One NaN or infinity spreads over everything that is computed behind it; a zero erases its weights, or is "
-    "divided "
-    "by.",
-    source=thread("MO#1633"),
+    thread("MO#1633"),
     cases=(thread("CT#832"), thread("MO!1382"), thread("SG!33541")),
 )
 def finite(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """One NaN or infinity spreads over everything that is computed behind it; a zero erases its weights, or is divided
+    by.
+    """
     broken = []
     for name, _, kind, found in _all(checkpoint):
         # of powers of two, 0 is 2^-127, which a block of zeros may have; a tensor of nothing else was never written
@@ -52,14 +53,9 @@ def finite(checkpoint: Checkpoint) -> Iterator[Hit]:
     yield from hit("scales that are not finite and positive", broken, _CALIBRATE)
 
 
-@rule(
-    "TF-K7-104",
-    "error",
-    "every scale is one",
-    why="Scales start as ones; calibration that ran leaves none of them.",
-    source=thread("MO#20"),
-)
+@rule("TF-K7-104", "error", "every scale is one", thread("MO#20"))
 def ones(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Scales start as ones; calibration that ran leaves none of them."""
     for leaf, kind, values in _scalars(checkpoint):
         if len(values) > 1 and all(value == 1.0 for value in values):
             # a scale of inputs is pinned to one by design in some NVFP4 recipes
@@ -81,14 +77,9 @@ def _scalars(checkpoint: Checkpoint) -> Iterator[tuple[str, str, list[float]]]:
         yield leaf, kind, numbers
 
 
-@rule(
-    "TF-AUD-141",
-    "warning",
-    "every scale is the same",
-    why="No two tensors of a model have exactly the same range; one figure everywhere is a placeholder.",
-    source=thread("MO#20"),
-)
+@rule("TF-AUD-141", "warning", "every scale is the same", thread("MO#20"))
 def alike(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """No two tensors of a model have exactly the same range; one figure everywhere is a placeholder."""
     for leaf, kind, values in _scalars(checkpoint):
         if kind != "input" and len(values) > 3 and len(set(values)) == 1 and values[0] != 1.0:
             yield said(f"all {len(values)} {leaf} are {values[0]:g}", _CALIBRATE)
@@ -103,15 +94,11 @@ def alike(checkpoint: Checkpoint) -> Iterator[Hit]:
     yield from hit("tensors whose block scales are all the same", flat, _CALIBRATE)
 
 
-@rule(
-    "TF-AUD-142",
-    "warning",
-    "scales of an impossible size",
-    why="Scales follow from the largest weight or activation; figures so far out are of another unit, or of bytes that "
-    "were read as the wrong type.",
-    source=thread("MO!2038"),
-)
+@rule("TF-AUD-142", "warning", "scales of an impossible size", thread("MO!2038"))
 def plausible(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Scales follow from the largest weight or activation; figures so far out are of another unit, or of bytes that
+    were read as the wrong type.
+    """
     wrong: dict[str, list[str]] = {}
     for name, leaf, kind, found in _all(checkpoint):
         low, high = _PLAUSIBLE.get(kind, (0.0, float("inf")))
@@ -121,16 +108,11 @@ def plausible(checkpoint: Checkpoint) -> Iterator[Hit]:
         yield from hit(f"{leaf} far from what weights or activations can have", names, _CALIBRATE)
 
 
-@rule(
-    "TF-AUD-143",
-    "error",
-    "a global scale the other way round",
-    why="ModelOpt stores what the block scales are multiplied by (the largest weight over 2688), compressed-tensors "
-    "what "
-    "they are divided by. A figure of the other kind makes the weights millions of times too large or too small.",
-    source=thread("MX#6600"),
-)
+@rule("TF-AUD-143", "error", "a global scale the other way round", thread("MAX#6600"))
 def reciprocal(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """ModelOpt stores what the block scales are multiplied by (the largest weight over 2688), compressed-tensors what
+    they are divided by. A figure of the other kind makes the weights millions of times too large or too small.
+    """
     for kind, wrong_side, other in (("global", "above", "divisors"), ("divisor", "below", "factors")):
         names = [
             f"{name} ({found.smallest:.3g})"
@@ -148,14 +130,9 @@ def reciprocal(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-AUD-144",
-    "warning",
-    "scales below the normal range of their type",
-    why="Denormal scales have few bits left, and kernels that flush them to zero erase their weights.",
-    source=thread("MO!1382"),
-)
+@rule("TF-AUD-144", "warning", "scales below the normal range of their type", thread("MO!1382"))
 def denormal(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Denormal scales have few bits left, and kernels that flush them to zero erase their weights."""
     wrong = []
     for name, _, kind, found in _all(checkpoint):
         coarse = checkpoint.scales[name][2].dtype in ("F8_E4M3", "F16")
@@ -169,12 +146,13 @@ def denormal(checkpoint: Checkpoint) -> Iterator[Hit]:
     "TF-AUD-145",
     "error",
     "zero points of another version of GPTQ's format",
-    why="checkpoint_format gptq stores a zero point less one, gptq_v2 the zero point itself. Read as the other, every "
-    "weight is a step off.",
-    source=thread("vllm!38966"),
-    cases=("https://github.com/vllm-project/vllm/pull/26092",),
+    thread("VL!38966"),
+    cases=(thread("VL!26092"),),
 )
 def gptq_zeros(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """checkpoint_format gptq stores a zero point less one, gptq_v2 the zero point itself. Read as the other, every
+    weight is a step off.
+    """
     record = checkpoint.record
     if record is None or record.tool != "gptq":
         return

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 from quantize.forensics.checkpoint import Checkpoint, plain
-from quantize.forensics.hits import Hit, hit, rule, thread
+from quantize.forensics.hits import Hit, hit, rule
 from quantize.forensics.layouts import Layout, Part, Sizes, all_parts
 from quantize.forensics.record import Scheme
 from trtforge.formats.table import KV_LEAVES
 from trtforge.ground.safetensors_header import TensorInfo
+from trtforge.rules.sources import thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(400, "Tensors of a linear")
@@ -124,13 +125,13 @@ def _partial_group(layout: Layout, sizes: Sizes) -> bool:
     "TF-K7-102",
     "error",
     "the tensors of a linear are not those of its format",
-    why="A loader allocates what the format says; a scale that is not there keeps what was in memory, and one of "
-    "another "
-    "shape or type ends the load or is read wrongly.",
-    source=thread("MO#500"),
-    cases=(thread("LC#959"), thread("LC#2255"), thread("vllm!54444")),
+    thread("MO#500"),
+    cases=(thread("LC#959"), thread("LC#2255"), thread("VL!54444")),
 )
 def parts_of_linears(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """A loader allocates what the format says; a scale that is not there keeps what was in memory, and one of another
+    shape or type ends the load or is read wrongly.
+    """
     record = checkpoint.record
     if record is None:
         return
@@ -160,16 +161,11 @@ def _half(checkpoint: Checkpoint, module: str, leaf: str) -> bool:
     return len(shape) == 2 and shape[1] * 2 * sizes.group == sizes.columns
 
 
-@rule(
-    "TF-AUD-131",
-    "error",
-    "scales for half the columns",
-    why="The scale was computed over the packed bytes instead of the weights: it has half its size, and values that "
-    "mean "
-    "nothing.",
-    source=thread("MO!2038"),
-)
+@rule("TF-AUD-131", "error", "scales for half the columns", thread("MO!2038"))
 def half_size(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """The scale was computed over the packed bytes instead of the weights: it has half its size, and values that mean
+    nothing.
+    """
     yield from hit(
         "block scales have half the columns that their weight needs",
         [
@@ -186,11 +182,11 @@ def half_size(checkpoint: Checkpoint) -> Iterator[Hit]:
     "TF-AUD-132",
     "error",
     "a group that does not divide the columns",
-    why="Kernels read whole groups; a last one that is cut has no scale of its own in any loader.",
-    source=thread("vllm!46236"),
-    cases=(thread("vllm#49949"), "https://github.com/intel/auto-round/issues/643"),
+    thread("VL!46236"),
+    cases=(thread("VL#49949"), thread("AR#643")),
 )
 def partial_groups(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Kernels read whole groups; a last one that is cut has no scale of its own in any loader."""
     wrong: dict[int, list[str]] = {}
     for module in checkpoint.quantized:
         scheme, parts = checkpoint.scheme(module), checkpoint.parts[module]
@@ -205,15 +201,11 @@ def partial_groups(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-AUD-133",
-    "error",
-    "packed width and stated shape disagree",
-    why="weight_shape says how many of the packed columns are weights; with another figure the rest is read as "
-    "weights too.",
-    source="https://github.com/vllm-project/vllm/pull/46430",
-)
+@rule("TF-AUD-133", "error", "packed width and stated shape disagree", thread("VL!46430"))
 def stated_shapes(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """weight_shape says how many of the packed columns are weights; with another figure the rest is read as weights
+    too.
+    """
     wrong = []
     for module in checkpoint.quantized:
         parts, scheme = checkpoint.parts[module], checkpoint.scheme(module)
@@ -234,12 +226,13 @@ def stated_shapes(checkpoint: Checkpoint) -> Iterator[Hit]:
     "TF-AUD-134",
     "error",
     "the quantizer's own tensors are in the checkpoint",
-    why="These names are the tool's while it calibrates. No loader knows them, and where they stand in for the scales, "
-    "nothing is scaled.",
-    source=thread("MO!2038"),
-    cases=(thread("vllm!49420"), "https://github.com/vllm-project/vllm/issues/11802"),
+    thread("MO!2038"),
+    cases=(thread("VL!49420"), thread("VL#11802")),
 )
 def leftovers(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """These names are the tool's while it calibrates. No loader knows them, and where they stand in for the scales,
+    nothing is scaled.
+    """
     yield from hit(
         "tensors that only the quantizer knows",
         [name for name in checkpoint.tensors if _LEFTOVER.search(name) and "svdquant_lora" not in name],
@@ -247,16 +240,11 @@ def leftovers(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-AUD-135",
-    "error",
-    "a prefix stands twice",
-    why="Loaders look tensors up by the model's own names; model.model. or language_model.language_model. is none of "
-    "them.",
-    source=thread("LC#2568"),
-    cases=(thread("MO!2076"),),
-)
+@rule("TF-AUD-135", "error", "a prefix stands twice", thread("LC#2568"), cases=(thread("MO!2076"),))
 def doubled_prefixes(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Loaders look tensors up by the model's own names; model.model. or language_model.language_model. is none of
+    them.
+    """
     yield from hit(
         "tensors whose name repeats a prefix",
         [name for name in checkpoint.tensors if re.search(r"(?:^|\.)(model|language_model|transformer)\.\1\.", name)],
@@ -264,14 +252,9 @@ def doubled_prefixes(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-AUD-136",
-    "error",
-    "a scale under another tool's name",
-    why="weight_scale and weight_scale_inv are looked up by name; under the other one the weights stay unscaled.",
-    source=thread("vllm!54556"),
-)
+@rule("TF-AUD-136", "error", "a scale under another tool's name", thread("VL!54556"))
 def renamed(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """weight_scale and weight_scale_inv are looked up by name; under the other one the weights stay unscaled."""
     wrong = []
     for module in checkpoint.quantized:
         scheme, parts = checkpoint.scheme(module), checkpoint.parts[module]
@@ -287,15 +270,11 @@ def renamed(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-AUD-137",
-    "error",
-    "columns are reordered and no order is stored",
-    why="With desc_act the groups follow the order of activations; without g_idx every weight gets another group's "
-    "scale.",
-    source=thread("TGI#601"),
-)
+@rule("TF-AUD-137", "error", "columns are reordered and no order is stored", thread("TGI#601"))
 def orders(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """With desc_act the groups follow the order of activations; without g_idx every weight gets another group's
+    scale.
+    """
     lacking = []
     for module in checkpoint.quantized:
         scheme, parts = checkpoint.scheme(module), checkpoint.parts[module]
@@ -309,14 +288,9 @@ def orders(checkpoint: Checkpoint) -> Iterator[Hit]:
     yield from hit("linears have no g_idx although the record says desc_act", lacking, "export again")
 
 
-@rule(
-    "TF-AUD-138",
-    "error",
-    "a scale without a weight",
-    why="The weight that these tensors belong to was lost, dropped as a duplicate, or renamed.",
-    source=thread("GPTQ!3077"),
-)
+@rule("TF-AUD-138", "error", "a scale without a weight", thread("GPTQ!3077"))
 def orphans(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """The weight that these tensors belong to was lost, dropped as a duplicate, or renamed."""
     if checkpoint.files.weights.missing or checkpoint.files.weights.damaged:
         return
     stored = {"weight", "weight_packed", "qweight", "blocks"}

@@ -6,7 +6,8 @@ import fnmatch
 from collections.abc import Iterator
 
 from quantize.forensics.checkpoint import Checkpoint, plain
-from quantize.forensics.hits import Hit, hit, rule, said, thread
+from quantize.forensics.hits import Hit, hit, rule, said
+from trtforge.rules.sources import MODELOPT_CHANGES, thread
 from trtforge.rules.tables import Section
 
 SECTION = Section(800, "Embedding and head")
@@ -22,17 +23,17 @@ def _head(checkpoint: Checkpoint) -> list[str]:
     "TF-K6-105",
     "error",
     "a tied head is stored",
-    why="The head is the embedding; stored a second time, quantized or not, loaders drop it, fail on its scales, or "
-    "compute "
-    "with another head than the model has.",
-    source=thread("LC!2798"),
+    thread("LC!2798"),
     cases=(
         thread("LC#996"),
-        "https://github.com/vllm-project/llm-compressor/pull/2835",
-        "https://github.com/sgl-project/sglang/pull/577",
+        thread("LC!2835"),
+        thread("SG!577"),
     ),
 )
 def tied(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """The head is the embedding; stored a second time, quantized or not, loaders drop it, fail on its scales, or
+    compute with another head than the model has.
+    """
     if checkpoint.tied is not True:
         return
     quantized = any(plain(module) in _HEADS for module in checkpoint.quantized)
@@ -45,14 +46,9 @@ def tied(checkpoint: Checkpoint) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "TF-K6-106",
-    "error",
-    "the head is missing",
-    why="config.json says that the head is not the embedding, and there is none.",
-    source="https://github.com/hiyouga/LlamaFactory/issues/2789",
-)
+@rule("TF-K6-106", "error", "the head is missing", thread("LF#2789"))
 def headless(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """config.json says that the head is not the embedding, and there is none."""
     classes = checkpoint.files.json("config.json").get("architectures")
     generates = isinstance(classes, list) and any("ForCausalLM" in str(name) for name in classes)
     stands_alone = not checkpoint.files.weights.missing and not checkpoint.files.weights.damaged
@@ -64,14 +60,9 @@ def headless(checkpoint: Checkpoint) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "TF-K6-107",
-    "error",
-    "the embedding is missing",
-    why="Without its table no token has a vector.",
-    source="https://github.com/NVIDIA/Model-Optimizer/blob/main/CHANGELOG.rst",
-)
+@rule("TF-K6-107", "error", "the embedding is missing", MODELOPT_CHANGES)
 def no_embedding(checkpoint: Checkpoint) -> Iterator[Hit]:
+    """Without its table no token has a vector."""
     weights = checkpoint.files.weights
     if weights.missing or weights.damaged:
         return

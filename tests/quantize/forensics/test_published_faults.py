@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from quantize.audit import audit_checkpoint
-from quantize.forensics.hits import RULES, thread
+from quantize.forensics.hits import RULES
 from tests.quantize.forensics import checkpoints as made
 from tests.support.tiny import write_safetensors
+from trtforge.rules.sources import thread
 
 Q0, K0, V1 = (f"model.layers.{layer}.self_attn.{kind}_proj" for layer, kind in ((0, "q"), (0, "k"), (1, "v")))
 GATE0, UP0 = "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"
@@ -224,23 +225,23 @@ CT8_KV = made.compressed("float-quantized", kv=True)
 LLAMA3 = {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "rope_theta": 500000.0}
 
 FAULTS: dict[str, Fault] = {
-    "head quantized and excluded": Fault(thread("vllm#45102"), "TF-K6-101", changed(NVFP4, quantized_head)),
+    "head quantized and excluded": Fault(thread("VL#45102"), "TF-K6-101", changed(NVFP4, quantized_head)),
     "linear left plain, not excluded": Fault(
-        thread("vllm!52501"), "TF-K6-102", changed(NVFP4, plain_linear(f"{V1[:-6]}o_proj"))
+        thread("VL!52501"), "TF-K6-102", changed(NVFP4, plain_linear(f"{V1[:-6]}o_proj"))
     ),
-    "fused experts plain, not ignored": Fault(thread("vllm!41994"), "TF-K6-102", changed(CTN, fused_experts_plain)),
+    "fused experts plain, not ignored": Fault(thread("VL!41994"), "TF-K6-102", changed(CTN, fused_experts_plain)),
     "router not ignored": Fault(
         thread("CT!733"),
         "TF-K6-102",
         changed(made.compressed("nvfp4-pack-quantized", moe=True), section(ignore=["lm_head"])),
     ),
     "q and k ignored, v not": Fault(
-        thread("vllm#47473"),
+        thread("VL#47473"),
         "TF-AUD-122",
         changed(CT4, both(plain_linear(Q0, ignored=True), plain_linear(K0, ignored=True))),
     ),
     "router quantized by GPTQ": Fault(
-        thread("vllm#25029"),
+        thread("VL#25029"),
         "TF-AUD-121",
         changed(made.awq(moe=True), both(quantized_router, section(modules_to_not_convert=None))),
         severity="warning",
@@ -268,7 +269,7 @@ FAULTS: dict[str, Fault] = {
         thread("MO!2038"), "TF-AUD-134", changed(NVFP4, put(f"{Q0}.weight_quantizer._double_scale", f32(0.1)))
     ),
     "scales named as quantizers": Fault(
-        thread("vllm!49420"), "TF-AUD-134", changed(FP8, rename("weight_scale", "weight_quantizer.scale"))
+        thread("VL!49420"), "TF-AUD-134", changed(FP8, rename("weight_scale", "weight_quantizer.scale"))
     ),
     "NaN bytes in block scales": Fault(thread("MO#1633"), "TF-K7-103", changed(NVFP4, block(0x7F))),
     "block scales that became zero": Fault(thread("MO!1382"), "TF-K7-103", changed(NVFP4, block(0))),
@@ -283,7 +284,7 @@ FAULTS: dict[str, Fault] = {
         changed(made.mxfp4(), put("model.layers.0.mlp.experts.down_proj_scales", ("U8", np.zeros((4, 64, 4), "u1")))),
     ),
     "experts without input_scale": Fault(
-        thread("vllm#45212"), "TF-AUD-126", changed(MOE, drop(f"{E2}.up_proj.input_scale"))
+        thread("VL#45212"), "TF-AUD-126", changed(MOE, drop(f"{E2}.up_proj.input_scale"))
     ),
     "an expert without pre_quant_scale": Fault(
         thread("MO!1354"),
@@ -303,13 +304,13 @@ FAULTS: dict[str, Fault] = {
         severity="warning",
     ),
     "gate and up unlike": Fault(
-        thread("vllm!47515"),
+        thread("VL!47515"),
         "TF-AUD-151",
         changed(CTN, put(f"{UP0}.weight_global_scale", f32(7000.0))),
         severity="warning",
     ),
     "global scale stored as a factor": Fault(
-        thread("MX#6600"), "TF-AUD-143", changed(CTN, every("weight_global_scale", f32(0.000279)))
+        thread("MAX#6600"), "TF-AUD-143", changed(CTN, every("weight_global_scale", f32(0.000279)))
     ),
     "KV scales of zero": Fault(
         thread("LC#2853"), "TF-K7-107", changed(CT8_KV, put("model.layers.1.self_attn.k_scale", f32(0.0)))
@@ -317,7 +318,7 @@ FAULTS: dict[str, Fault] = {
     "KV scales of one": Fault(
         thread("MO#20"), "TF-K7-108", changed(FP8_KV, both(every("k_scale", f32(1.0)), every("v_scale", f32(1.0))))
     ),
-    "KV scales of some layers": Fault(thread("vllm!54705"), "TF-K7-106", changed(FP8_KV, drop(f"{V1}.v_scale"))),
+    "KV scales of some layers": Fault(thread("VL!54705"), "TF-K7-106", changed(FP8_KV, drop(f"{V1}.v_scale"))),
     "KV scales beside the projections": Fault(
         thread("CT!133"),
         "TF-AUD-171",
@@ -350,10 +351,10 @@ FAULTS: dict[str, Fault] = {
     "records that disagree": Fault(thread("TL!3167"), "TF-QNT-041", changed(FP8, section(quant_algo="NVFP4"))),
     "no record at all": Fault(thread("TL!3772"), "TF-AUD-112", changed(FP8, lambda _, sections: sections.clear())),
     "mixed precision without layers": Fault(
-        thread("vllm!36312"), "TF-AUD-113", changed(made.modelopt("MIXED_PRECISION"), record(quantized_layers=None))
+        thread("VL!36312"), "TF-AUD-113", changed(made.modelopt("MIXED_PRECISION"), record(quantized_layers=None))
     ),
     "scale renamed": Fault(
-        thread("vllm!54556"), "TF-AUD-136", changed(made.fp8_blocks(), rename("weight_scale_inv", "weight_scale"))
+        thread("VL!54556"), "TF-AUD-136", changed(made.fp8_blocks(), rename("weight_scale_inv", "weight_scale"))
     ),
     "missing scale of a linear": Fault(
         thread("LC#959"), "TF-K7-102", changed(made.compressed("int-quantized"), drop("0.mlp.down_proj.weight_scale"))
@@ -367,9 +368,9 @@ FAULTS: dict[str, Fault] = {
     "a qweight is missing": Fault(thread("GPTQ!3077"), "TF-AUD-138", changed(made.gptq(), drop(f"{Q0}.qweight"))),
     "no g_idx with desc_act": Fault(thread("TGI#601"), "TF-AUD-137", changed(made.gptq(desc_act=True), drop("g_idx"))),
     "zero points of gptq_v2": Fault(
-        thread("vllm!38966"), "TF-AUD-145", changed(made.gptq(version="gptq_v2"), section(checkpoint_format="gptq"))
+        thread("VL!38966"), "TF-AUD-145", changed(made.gptq(version="gptq_v2"), section(checkpoint_format="gptq"))
     ),
-    "group does not divide": Fault(thread("vllm!46236"), "TF-AUD-132", changed(made.awq(), section(group_size=48))),
+    "group does not divide": Fault(thread("VL!46236"), "TF-AUD-132", changed(made.awq(), section(group_size=48))),
     "tied head stored": Fault(
         thread("LC!2798"),
         "TF-K6-105",
@@ -388,9 +389,7 @@ FAULTS: dict[str, Fault] = {
             config={"tie_word_embeddings": True},
         ),
     ),
-    "head missing": Fault(
-        "https://github.com/hiyouga/LlamaFactory/issues/2789", "TF-K6-106", changed(FP8, drop("lm_head.weight"))
-    ),
+    "head missing": Fault(thread("LF#2789"), "TF-K6-106", changed(FP8, drop("lm_head.weight"))),
     "ghost entries of the index": Fault(
         thread("RX!148"),
         "TF-AUD-102",
@@ -399,7 +398,7 @@ FAULTS: dict[str, Fault] = {
     "tensors that the index does not name": Fault(
         thread("MO!2427"), "TF-AUD-103", index_edit(lambda m: m.pop(f"{Q0}.weight_scale"))
     ),
-    "a stray weight file": Fault(thread("VLM!1464"), "TF-AUD-105", stray, severity="warning"),
+    "a stray weight file": Fault(thread("MLX!1464"), "TF-AUD-105", stray, severity="warning"),
     "a shard is missing": Fault(thread("RX!148"), "TF-AUD-101", missing_shard),
     "ranks unlike": Fault(thread("TL#1677"), "TF-AUD-107", rank_without_scales),
     "rope scaling lost": Fault(thread("TL#1676"), "TF-AUD-183", no_companion(), base=LLAMA3),
@@ -410,15 +409,13 @@ FAULTS: dict[str, Fault] = {
         base={"rope_scaling": {"type": "su", "factor": 4.0}},
     ),
     "two ropes": Fault(
-        "https://github.com/NVIDIA/Model-Optimizer/pull/917",
+        thread("MO!917"),
         "TF-AUD-184",
         no_companion(config={"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 1e4}),
     ),
     "end of a turn lost": Fault(thread("LF!10834"), "TF-AUD-182", no_companion("generation_config.json"), base={}),
     "chat template lost": Fault(thread("LF#8399"), "TF-AUD-181", no_companion("tokenizer_config.json"), base={}),
-    "tokenizer not saved": Fault(
-        "https://github.com/vllm-project/vllm/issues/46641", "TF-K17-101", no_companion("tokenizer.json")
-    ),
+    "tokenizer not saved": Fault(thread("VL#46641"), "TF-K17-101", no_companion("tokenizer.json")),
 }
 
 
