@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.tiny_recipe import write_tiny_recipe
 from trtforge.store.verify import verify_bundle
 
@@ -22,9 +23,14 @@ OFFLINE = ["intake", "baseline", "quantize", "evaluate", "graph", "build", "pari
 pytestmark = pytest.mark.e2e
 
 
-def run(recipe: Path, store: Path, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.support.tiny_recipe", str(recipe), "--store", str(store), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+def run(recipe: Path, store: Path, *options: str, fresh: bool = False) -> dict[str, Any]:
+    """A run in a process of its own: a fresh interpreter, or one that begins with the heavy libraries imported."""
+    words = ["tests.support.tiny_recipe", str(recipe), "--store", str(store), *options]
+    if fresh:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    else:
+        done = forked.run(words[0], words[1:])
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -40,7 +46,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(recipe: Path) -> dict[str, Any]:
-    return run(recipe, recipe.parent / ".trtforge", "--until", "repository")
+    return run(recipe, recipe.parent / ".trtforge", "--until", "repository", fresh=True)
 
 
 def test_every_stage_runs_and_every_gate_passes(first: dict[str, Any]) -> None:
@@ -52,7 +58,7 @@ def test_every_stage_runs_and_every_gate_passes(first: dict[str, Any]) -> None:
 
 
 def test_an_unchanged_rerun_is_cached_and_imports_no_torch(recipe: Path, first: dict[str, Any]) -> None:
-    again = run(recipe, recipe.parent / ".trtforge", "--until", "repository")
+    again = run(recipe, recipe.parent / ".trtforge", "--until", "repository", fresh=True)
     assert column(again, "status") == dict.fromkeys(OFFLINE, "cached")
     assert again["torch_imported"] is False
 
@@ -111,7 +117,7 @@ def test_the_whole_run_publishes_a_bundle_that_verifies(recipe: Path, first: dic
         assert not verify_bundle(copy, stamps=False).ok, path
         path.write_bytes(content)
 
-    again = run(recipe, recipe.parent / ".trtforge", "--until", "bundle")
+    again = run(recipe, recipe.parent / ".trtforge", "--until", "bundle", fresh=True)
     assert set(column(again, "status").values()) == {"cached"}
     assert again["torch_imported"] is False
 

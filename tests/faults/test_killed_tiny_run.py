@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,24 +15,24 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support import forked
+from tests.support.forked import Forked
 from tests.support.tiny_recipe import write_tiny_recipe
 from trtforge.store.integrity import verify_directory
 from trtforge.store.store import Store
 
-ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "tests.support.tiny_recipe"
 STAGES = ("intake", "baseline", "quantize", "evaluate", "graph", "build", "parity")
 
 pytestmark = pytest.mark.e2e
 
 
-def command(recipe: Path, store: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "tests.support.tiny_recipe", str(recipe), "--store", str(store), *options]
+def start(recipe: Path, store: Path, *options: str) -> Forked:
+    return Forked(PROGRAM, [str(recipe), "--store", str(store), *options])
 
 
 def run(recipe: Path, store: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(recipe, store, *options), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
+    return forked.run(PROGRAM, [str(recipe), "--store", str(store), *options])
 
 
 def hashes(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def test_killed_while_its_server_runs(recipe: Path, undisturbed: dict[str, Any],
     """The server does not outlive the run that started it, and the next run finishes the bundle."""
     store = tmp_path / ".trtforge"
     shutil.copytree(recipe.parent / ".trtforge", store)
-    process = subprocess.Popen(command(recipe, store, "--until", "smoke"), cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = start(recipe, store, "--until", "smoke")
     deadline = time.monotonic() + 120
     while not any("starting the Triton server" in log.read_text() for log in (store / "logs").iterdir()):
         assert process.poll() is None
@@ -99,11 +98,9 @@ def test_killed_while_its_server_runs(recipe: Path, undisturbed: dict[str, Any],
 def test_killed_at_random_times(recipe: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     store = tmp_path / ".trtforge"
     rng = random.Random(5)
-    for _ in range(4):
-        process = subprocess.Popen(
-            command(recipe, store), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        time.sleep(rng.uniform(0.5, 15.0))
+    for _ in range(5):  # a run that nothing disturbs takes some four seconds
+        process = start(recipe, store)
+        time.sleep(rng.uniform(0.1, 4.0))
         process.kill()
         process.wait(60)
     assert hashes(run(recipe, store)) == undisturbed
@@ -135,19 +132,13 @@ def test_stopped_at_random_times_of_the_benchmark(
     rng = random.Random(int(number))
     for attempt in range(3):
         before = set((store / "logs").iterdir())
-        process = subprocess.Popen(
-            command(recipe, store, "--until", "bundle"),
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = start(recipe, store, "--until", "bundle")
         deadline = time.monotonic() + 120
         while not any("bench: " in log.read_text() for log in set((store / "logs").iterdir()) - before):
             assert process.poll() is None, attempt
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        time.sleep(rng.uniform(0.2, 6.0))
+        time.sleep(rng.uniform(0.2, 4.0))
         process.send_signal(number)
         assert process.wait(60) != 0, "it ended before it was stopped"
         while servers_of(store):
