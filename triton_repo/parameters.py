@@ -256,14 +256,9 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def update(document: Path) -> None:
-    """Rewrite the generated part of ``document``."""
-    text = document.read_text(encoding="utf-8")
-    head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    document.write_text(f"{head}{BEGIN}\n\n{render()}\n{END}{tail}", encoding="utf-8")
-
-
 if __name__ == "__main__":
     import sys
 
-    update(Path(sys.argv[1]))
+    from trtforge.rules.tables import rewrite
+
+    rewrite(Path(sys.argv[1]), BEGIN, render(), END)

@@ -80,7 +80,7 @@ def test_every_place_where_a_rule_speaks_is_reached(tmp_path, monkeypatch):
         return wrapped
 
     for module in dict.fromkeys(modules):
-        for name in ("hit", "hit_file", "Hit"):
+        for name in ("hit", "hit_file", "hit_node", "Hit"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, heard(getattr(module, name)))
     for index, (_, build) in enumerate(CASES):
@@ -93,7 +93,7 @@ def test_every_place_where_a_rule_speaks_is_reached(tmp_path, monkeypatch):
         path = Path(str(module.__file__))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-            if called in ("hit", "hit_file", "Hit") and path.name not in elsewhere:
+            if called in ("hit", "hit_file", "hit_node", "Hit") and path.name not in elsewhere:
                 assert isinstance(node, ast.Call) and node.end_lineno is not None
                 if not spoken.get(path.name, set()) & set(range(node.lineno, node.end_lineno + 1)):
                     silent.append(f"{path.name}:{node.lineno}")

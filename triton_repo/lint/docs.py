@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triton_repo.lint.hits import RULES, Rule
-from trtforge.rules.tables import Section, link, rule_table
+from trtforge.rules.tables import Section, link, rewrite, rule_table
 
 BEGIN = "<!-- rules: written by `python -m triton_repo.lint.docs docs/lint.md` -->"
 END = "<!-- end of rules -->"
@@ -29,14 +29,7 @@ def render() -> str:
     )
 
 
-def update(document: Path) -> None:
-    """Rewrite the generated part of ``document``."""
-    text = document.read_text(encoding="utf-8")
-    head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    document.write_text(f"{head}{BEGIN}\n\n{render()}\n{END}{tail}", encoding="utf-8")
-
-
 if __name__ == "__main__":
     import sys
 
-    update(Path(sys.argv[1]))
+    rewrite(Path(sys.argv[1]), BEGIN, render(), END)

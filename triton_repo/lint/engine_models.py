@@ -23,9 +23,8 @@ def each_engine_model(check: Callable[[Model, Repository], Iterable[Hit]]) -> Ca
 
 def at(model: Model, name: str) -> tuple[str | int, ...]:
     """Where a parameter's value stands."""
-    assert model.config is not None
     path: tuple[str | int, ...] = ("parameters", f"key={name}", "value", "string_value")
-    return path if model.config.states(*path) else path[:2]
+    return path if model.states(*path) else path[:2]
 
 
 def device_faults(model: Model, ranks: int | None) -> Iterator[Hit]:
@@ -34,13 +33,9 @@ def device_faults(model: Model, ranks: int | None) -> Iterator[Hit]:
     count = sum(max(group.count, 1) for group in model.message.instance_group) or 1
     if text is None:
         if count > 1 and model.knows("instance_group", "count"):
-            yield hit(
-                model,
-                f"{count} instances without gpu_device_ids: all take the same GPUs",
-                parameter(model, "gpu_device_ids", ";".join(_fitting(i, ranks or 1) for i in range(count))),
-                "instance_group",
-                severity="warning",
-            )
+            message = f"{count} instances without gpu_device_ids: all take the same GPUs"
+            remedy = parameter(model, "gpu_device_ids", ";".join(_fitting(i, ranks or 1) for i in range(count)))
+            yield hit(model, message, remedy, "instance_group", severity="warning")
         return
     sets = device_sets(text)
     if sets is None:
@@ -55,48 +50,24 @@ def device_faults(model: Model, ranks: int | None) -> Iterator[Hit]:
     used = [device for group in sets for device in group]
     twice = sorted({device for device in used if used.count(device) > 1})
     if any(len(set(group)) != len(group) for group in sets):
-        yield hit(
-            model,
-            f"GPU {listed(map(str, twice))} twice in one set",
-            parameter(
-                model,
-                "gpu_device_ids",
-                ";".join(_fitting(i, ranks or len(group)) for i, group in enumerate(sets)),
-                text="each GPU once: " + ";".join(_fitting(i, ranks or len(group)) for i, group in enumerate(sets)),
-            ),
-            *at(model, "gpu_device_ids"),
-        )
+        remedy = _sets(model, [ranks or len(group) for group in sets], "each GPU once")
+        yield hit(model, f"GPU {listed(map(str, twice))} twice in one set", remedy, *at(model, "gpu_device_ids"))
     elif twice:
-        yield hit(
-            model,
-            f"GPU {listed(map(str, twice))} is in two sets",
-            (
-                parameter(
-                    model,
-                    "gpu_device_ids",
-                    ";".join(_fitting(i, ranks or len(group)) for i, group in enumerate(sets)),
-                    text="sets without a common GPU: "
-                    + ";".join(_fitting(i, ranks or len(group)) for i, group in enumerate(sets)),
-                ),
-                person("a cache that leaves room for both"),
-            ),
-            *at(model, "gpu_device_ids"),
-            severity="warning",
-        )
-    if ranks is not None:
-        wrong = [group for group in sets if len(group) != ranks]
-        if wrong:
-            yield hit(
-                model,
-                f"{len(wrong[0])} GPUs in a set for {ranks} rank{'s' if ranks > 1 else ''}",
-                parameter(
-                    model,
-                    "gpu_device_ids",
-                    ";".join(_fitting(i, ranks) for i in range(len(sets))),
-                    text=f"{ranks} GPUs in every set: " + ";".join(_fitting(i, ranks) for i in range(len(sets))),
-                ),
-                *at(model, "gpu_device_ids"),
-            )
+        apart = _sets(model, [ranks or len(group) for group in sets], "sets without a common GPU")
+        message = f"GPU {listed(map(str, twice))} is in two sets"
+        remedies = [apart, person("a cache that leaves room for both")]
+        yield hit(model, message, remedies, *at(model, "gpu_device_ids"), severity="warning")
+    wrong = [group for group in sets if ranks is not None and len(group) != ranks]
+    if ranks is not None and wrong:
+        message = f"{len(wrong[0])} GPUs in a set for {ranks} rank{'s' if ranks > 1 else ''}"
+        remedy = _sets(model, [ranks] * len(sets), f"{ranks} GPUs in every set")
+        yield hit(model, message, remedy, *at(model, "gpu_device_ids"))
+
+
+def _sets(model: Model, sizes: list[int], said: str) -> Remedy:
+    """Sets of these sizes that have no GPU in common."""
+    sets = ";".join(_fitting(index, size) for index, size in enumerate(sizes))
+    return parameter(model, "gpu_device_ids", sets, text=f"{said}: {sets}")
 
 
 def _fitting(index: int, size: int) -> str:

@@ -132,6 +132,13 @@ def hit(model: Model, message: str, remedies: Remedies, *path: str | int, severi
     return Hit(message, filled, model.name, model.path, line, column, severity=severity)
 
 
+def hit_node(model: Model, offset: int, message: str, remedies: Remedies) -> Hit:
+    """A hit at a character of the model's configuration."""
+    assert model.config is not None
+    line, column = model.config.text.position(offset)
+    return hit_file(model, model.path, message, remedies, line, column=column)
+
+
 def hit_file(
     model: Model,
     path: Path,
@@ -139,9 +146,10 @@ def hit_file(
     remedies: Remedies,
     line: int | None = None,
     severity: Severity | None = None,
+    column: int | None = None,
 ) -> Hit:
     """A hit at a file or folder of the model."""
-    return Hit(message, alternatives(remedies), model.name, path, line, severity=severity)
+    return Hit(message, alternatives(remedies), model.name, path, line, column, severity=severity)
 
 
 def listed(names: Iterable[str], limit: int = 8) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -104,6 +104,10 @@ class Model:
     def knows(self, *path: str) -> bool:
         """Whether the field is as the message says (it was not a placeholder and not of a wrong type)."""
         return self.readable and self.config is not None and not self.config.is_unknown(*path)
+
+    def states(self, *path: str | int) -> bool:
+        """Whether the configuration states the field, as against the message's default."""
+        return self.config is not None and self.config.states(*path)
 
     @cached_property
     def backend(self) -> str:
@@ -253,6 +257,12 @@ class Repository:
     engine_dir: Path | None = None
     launch_files: tuple[Path, ...] = ()
     named_launch_files: tuple[Path, ...] = ()
+
+    def configured(self) -> Iterator[tuple[Model, Config]]:
+        """The models that have a configuration, readable or not, and what stands in it."""
+        for model in self.models.values():
+            if model.config is not None:
+                yield model, model.config
 
     def get(self, name: str) -> Model | None:
         """The model that clients and ensembles reach as ``name``."""

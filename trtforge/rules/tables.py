@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from trtforge.rules.rule import Rule
@@ -34,6 +35,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def rule_table(columns: Mapping[str, Callable[[RuleT], str]], rules: Iterable[RuleT]) -> str:
     """One row a rule; ``columns`` maps a heading to what stands below it."""
     return table(list(columns), [[cell(rule) for cell in columns.values()] for rule in rules])
+
+
+def rewrite(document: Path, begin: str, text: str, end: str) -> None:
+    """Put ``text`` between the two marks of a document."""
+    old = document.read_text(encoding="utf-8")
+    document.write_text(f"{old.split(begin)[0]}{begin}\n\n{text}\n{end}{old.split(end)[1]}", encoding="utf-8")
 
 
 def link(source: str | None) -> str:

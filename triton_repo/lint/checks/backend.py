@@ -37,12 +37,9 @@ def platform(model: Model, repository: Repository) -> Iterator[Hit]:
             return  # a backend of the user's own may call its platform what it likes
         yield hit(model, f"platform {stated!r} is not known", _platform(model, stated), "platform")
     elif backend and PLATFORMS[stated] != backend:
-        yield hit(
-            model,
-            f"platform {stated!r} belongs to backend {PLATFORMS[stated]!r}, not to {backend!r}",
-            (put(model, f'"{PLATFORMS[stated]}"', "backend"), *_other_platform(model, backend)),
-            "platform",
-        )
+        message = f"platform {stated!r} belongs to backend {PLATFORMS[stated]!r}, not to {backend!r}"
+        remedies = [put(model, f'"{PLATFORMS[stated]}"', "backend"), *_other_platform(model, backend)]
+        yield hit(model, message, remedies, "platform")
 
 
 #: files that tell a backend beside those of auto-complete, and the backend

@@ -33,13 +33,9 @@ def preferred_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
         wrong = [size for size in sizes if size < 1 or size > maximum]
         if wrong:
             fit = sorted({size for size in sizes if 1 <= size <= maximum} or ({maximum} if maximum > 0 else set()))
-            yield hit(
-                model,
-                f"preferred_batch_size {wrong} with max_batch_size {maximum}",
-                here(str(fit)) if fit else out("no preferred_batch_size"),
-                *path,
-                "preferred_batch_size",
-            )
+            message = f"preferred_batch_size {wrong} with max_batch_size {maximum}"
+            remedy = here(str(fit)) if fit else out("no preferred_batch_size")
+            yield hit(model, message, remedy, *path, "preferred_batch_size")
 
 
 @rule("TF-TRI-132", "warning", "dynamic batching of a model that does not batch", TRITON_BATCHER)
@@ -48,7 +44,7 @@ def dynamic_without_batch(model: Model, repository: Repository) -> Iterator[Hit]
     """With max_batch_size 0 there is nothing to batch; requests go one by one."""
     message = model.message
     if message.HasField("dynamic_batching") and message.max_batch_size == 0 and model.knows("max_batch_size"):
-        if model.config is not None and not model.config.states("max_batch_size"):
+        if not model.states("max_batch_size"):
             return  # auto-complete may set it
         remedies = (
             out("no dynamic_batching"),
@@ -110,14 +106,8 @@ def sequence_ranges(model: Model, repository: Repository) -> Iterator[Hit]:
     """minimum_slot_utilization is a share of the slots, from 0 to 1."""
     direct = model.message.sequence_batching.direct
     if not 0.0 <= direct.minimum_slot_utilization <= 1.0:
-        yield hit(
-            model,
-            f"minimum_slot_utilization is {direct.minimum_slot_utilization:g}",
-            here("1.0"),
-            "sequence_batching",
-            "direct",
-            "minimum_slot_utilization",
-        )
+        message = f"minimum_slot_utilization is {direct.minimum_slot_utilization:g}"
+        yield hit(model, message, here("1.0"), "sequence_batching", "direct", "minimum_slot_utilization")
 
 
 @rule(
@@ -158,31 +148,18 @@ def priorities(model: Model, repository: Repository) -> Iterator[Hit]:
     if levels:
         for level in batching.priority_queue_policy:
             if not 1 <= level <= levels:
-                yield hit(
-                    model,
-                    f"a queue policy for level {level} of {levels}",
-                    person(f"a key from 1 to {levels}"),
-                    "dynamic_batching",
-                    "priority_queue_policy",
-                )
+                message = f"a queue policy for level {level} of {levels}"
+                remedy = person(f"a key from 1 to {levels}")
+                yield hit(model, message, remedy, "dynamic_batching", "priority_queue_policy")
     if batching.preserve_ordering:
         if levels > 1:
-            yield hit(
-                model,
-                f"preserve_ordering with {levels} priority levels",
-                here("false"),
-                "dynamic_batching",
-                "preserve_ordering",
-            )
+            message = f"preserve_ordering with {levels} priority levels"
+            yield hit(model, message, here("false"), "dynamic_batching", "preserve_ordering")
         policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
         if any(p.default_timeout_microseconds and p.TimeoutAction.Name(p.timeout_action) == "DELAY" for p in policies):
-            yield hit(
-                model,
-                "preserve_ordering with a timeout that delays",
-                (person("timeout_action: REJECT"), here("false")),
-                "dynamic_batching",
-                "preserve_ordering",
-            )
+            message = "preserve_ordering with a timeout that delays"
+            remedies = [person("timeout_action: REJECT"), here("false")]
+            yield hit(model, message, remedies, "dynamic_batching", "preserve_ordering")
 
 
 @rule("TF-TRI-143", "error", "a warm-up request does not fit the model", TRITON_CONFIG)
@@ -196,33 +173,23 @@ def warmup(model: Model, repository: Repository) -> Iterator[Hit]:
         place: tuple[str | int, ...] = ("model_warmup", index)
         maximum = model.message.max_batch_size
         if sample.batch_size > max(maximum, 1) and model.knows("max_batch_size"):
-            yield hit(
-                model,
-                f"warm-up {sample.name!r} has batch_size {sample.batch_size}, max_batch_size is {maximum}",
-                here(str(max(maximum, 1))),
-                *place,
-                "batch_size",
-            )
+            message = f"warm-up {sample.name!r} has batch_size {sample.batch_size}, max_batch_size is {maximum}"
+            yield hit(model, message, here(str(max(maximum, 1))), *place, "batch_size")
         for name in sorted(set(declared) - set(sample.inputs)):
             if not declared[name].optional:
-                yield hit(
-                    model,
-                    f"warm-up {sample.name!r} lacks the required input {name!r}",
-                    _sent(place, name, declared[name]),
-                    *place,
-                )
+                message = f"warm-up {sample.name!r} lacks the required input {name!r}"
+                yield hit(model, message, _sent(place, name, declared[name]), *place)
         for name in sorted(sample.inputs):
             where = (*place, "inputs", f"key={name}")
             if name not in declared:
                 near = nearest(name, declared)
-                yield hit(
-                    model,
-                    f"warm-up {sample.name!r} sends {name!r}, which is no input",
+                message = f"warm-up {sample.name!r} sends {name!r}, which is no input"
+                remedy = (
                     Remedy(f'key: "{near}"', (Edit("put", None, (*where, "key"), f'"{near}"'),))
                     if near and near not in sample.inputs
-                    else out(),
-                    *where,
+                    else out()
                 )
+                yield hit(model, message, remedy, *where)
                 continue
             yield from _warmup_tensor(model, sample.inputs[name], declared[name], where)
 
@@ -260,48 +227,28 @@ def _warmup_tensor(model: Model, given: Any, row: Any, where: tuple[str | int, .
     from tritonclient.grpc import model_config_pb2 as pb
 
     if given.data_type != row.data_type:
-        yield hit(
-            model,
+        message = (
             f"warm-up input {row.name!r} is {pb.DataType.Name(given.data_type)} and the model's is "
-            f"{pb.DataType.Name(row.data_type)}",
-            here(pb.DataType.Name(row.data_type)),
-            *where,
-            "value",
-            "data_type",
+            f"{pb.DataType.Name(row.data_type)}"
         )
+        yield hit(model, message, here(pb.DataType.Name(row.data_type)), *where, "value", "data_type")
     if any(dim < 1 for dim in given.dims):
-        yield hit(
-            model,
-            f"warm-up input {row.name!r} has dims {text(given.dims)}: a request has a size",
-            here(
-                text([1 if dim < 1 else dim for dim in (row.dims if len(row.dims) == len(given.dims) else given.dims)])
-            ),
-            *where,
-            "value",
-            "dims",
+        message = f"warm-up input {row.name!r} has dims {text(given.dims)}: a request has a size"
+        remedy = here(
+            text([1 if dim < 1 else dim for dim in (row.dims if len(row.dims) == len(given.dims) else given.dims)])
         )
+        yield hit(model, message, remedy, *where, "value", "dims")
     elif not agree(list(given.dims), list(row.dims)):
-        yield hit(
-            model,
-            f"warm-up input {row.name!r} has dims {text(given.dims)} and the model's has {text(row.dims)}",
-            here(text([1 if dim < 0 else dim for dim in row.dims])),
-            *where,
-            "value",
-            "dims",
-        )
+        message = f"warm-up input {row.name!r} has dims {text(given.dims)} and the model's has {text(row.dims)}"
+        yield hit(model, message, here(text([1 if dim < 0 else dim for dim in row.dims])), *where, "value", "dims")
     name = given.input_data_file
     if name and "/" not in name and not model.has(f"warmup/{name}"):
-        yield hit(
-            model,
-            f"the warm-up file warmup/{name} is not there",
-            Remedy(
-                "zero_data: true",
-                (
-                    Edit("drop", None, (*where, "value", "input_data_file")),
-                    Edit("put", None, (*where, "value", "zero_data"), "true"),
-                ),
+        message = f"the warm-up file warmup/{name} is not there"
+        remedy = Remedy(
+            "zero_data: true",
+            (
+                Edit("drop", None, (*where, "value", "input_data_file")),
+                Edit("put", None, (*where, "value", "zero_data"), "true"),
             ),
-            *where,
-            "value",
-            "input_data_file",
         )
+        yield hit(model, message, remedy, *where, "value", "input_data_file")

@@ -52,22 +52,18 @@ def decoupled(models: Chain, repository: Repository) -> Iterator[Hit]:
             )
             if known and _decoupled(bls) != _decoupled(engine):
                 wanted = str(_decoupled(engine)).lower()
-                yield hit(
-                    bls,
-                    f"decoupled is {str(_decoupled(bls)).lower()} here and {wanted} in {engine.name}",
-                    (
-                        here(wanted, f"decoupled: {wanted} here"),
-                        put(
-                            engine,
-                            str(_decoupled(bls)).lower(),
-                            "model_transaction_policy",
-                            "decoupled",
-                            text=f"{str(_decoupled(bls)).lower()} in {engine.name}",
-                        ),
+                message = f"decoupled is {str(_decoupled(bls)).lower()} here and {wanted} in {engine.name}"
+                remedies = [
+                    here(wanted, f"decoupled: {wanted} here"),
+                    put(
+                        engine,
+                        str(_decoupled(bls)).lower(),
+                        "model_transaction_policy",
+                        "decoupled",
+                        text=f"{str(_decoupled(bls)).lower()} in {engine.name}",
                     ),
-                    "model_transaction_policy",
-                    "decoupled",
-                )
+                ]
+                yield hit(bls, message, remedies, "model_transaction_policy", "decoupled")
 
 
 @rule("TF-TRI-204", "warning", "batch sizes differ between the models of one chain", thread("TB#189"))
@@ -82,12 +78,8 @@ def batch_sizes(models: Chain, repository: Repository) -> Iterator[Hit]:
     for model in parts:
         other = model.message.max_batch_size
         if other != size:
-            yield hit(
-                model,
-                f"max_batch_size is {other} here and {size} in {engine.name}",
-                here(str(size)) if size else put(engine, str(other), "max_batch_size", text=_in(engine, other)),
-                "max_batch_size",
-            )
+            remedy = here(str(size)) if size else put(engine, str(other), "max_batch_size", text=_in(engine, other))
+            yield hit(model, f"max_batch_size is {other} here and {size} in {engine.name}", remedy, "max_batch_size")
 
 
 @rule("TF-TRI-205", "error", "a BLS model asks a model that is not there", TRTLLM_PARAMETERS)
@@ -126,24 +118,21 @@ def accumulated_beams(models: Chain, repository: Repository) -> Iterator[Hit]:
         asked = bls.parameter("tensorrt_llm_model_name") or "tensorrt_llm"
         ours = "max_beam_width" in bls.message.parameters  # which keeps beams apart
         if flag(bls, "accumulate_tokens") and beams.get(asked, 1) > 1 and not ours:
-            yield hit(
-                bls,
-                f"accumulate_tokens, and {asked} offers {beams[asked]:g} beams",
-                (
-                    leaving(
-                        parameter(
-                            bls,
-                            "accumulate_tokens",
-                            "false",
-                            'accumulate_tokens: "false"'
-                            + (", and a stream is decoded token by token" if _decoupled(bls) else ""),
-                        ),
-                        *(("TF-TRI-206",) if _decoupled(bls) else ()),
+            message = f"accumulate_tokens, and {asked} offers {beams[asked]:g} beams"
+            remedies = [
+                leaving(
+                    parameter(
+                        bls,
+                        "accumulate_tokens",
+                        "false",
+                        'accumulate_tokens: "false"'
+                        + (", and a stream is decoded token by token" if _decoupled(bls) else ""),
                     ),
-                    *(_one_beam(engine) for engine in models.engines if engine.name == asked),
+                    *(("TF-TRI-206",) if _decoupled(bls) else ()),
                 ),
-                *at(bls, "accumulate_tokens"),
-            )
+                *(_one_beam(engine) for engine in models.engines if engine.name == asked),
+            ]
+            yield hit(bls, message, remedies, *at(bls, "accumulate_tokens"))
 
 
 def _in(engine: Model, size: int) -> str:
@@ -184,12 +173,9 @@ def token_by_token(models: Chain, repository: Repository) -> Iterator[Hit]:
         if model.is_ensemble and not models.bls:
             names = {step.model_name for step in model.message.ensemble_scheduling.step}
             if names & engines and names & posts:
-                yield hit(
-                    model,
-                    f"a stream of {listed(names & engines)} goes through {listed(names & posts)} piece by piece",
-                    person("a tensorrt_llm_bls model with accumulate_tokens for streaming clients"),
-                    "name",
-                )
+                message = f"a stream of {listed(names & engines)} goes through {listed(names & posts)} piece by piece"
+                remedy = person("a tensorrt_llm_bls model with accumulate_tokens for streaming clients")
+                yield hit(model, message, remedy, "name")
 
 
 @rule("TF-TRI-207", "note", "one tokenizer feeds the engine", thread("TB#532"))
@@ -246,12 +232,8 @@ def tokenizer_files(models: Chain, repository: Repository) -> Iterator[Hit]:
         if folder.is_file():
             yield hit(model, f"tokenizer_dir {stated!r} is a file", person("its folder"), *at(model, "tokenizer_dir"))
         elif not any(there(folder / name) for name in files):
-            yield hit(
-                model,
-                f"tokenizer_dir {stated!r} has none of {', '.join(files[:3])}",
-                person("the checkpoint's folder"),
-                *at(model, "tokenizer_dir"),
-            )
+            message = f"tokenizer_dir {stated!r} has none of {', '.join(files[:3])}"
+            yield hit(model, message, person("the checkpoint's folder"), *at(model, "tokenizer_dir"))
 
 
 def _gpus(model: Model) -> set[int] | None:

@@ -67,23 +67,13 @@ def _tensor(model: Model, kind: str, index: int, row: Any) -> Iterator[Hit]:
     elif row.HasField("reshape"):
         shape = list(row.reshape.shape)
         if not shape and model.message.max_batch_size == 0 and model.knows("max_batch_size"):
-            yield hit(
-                model,
-                f"{kind} {row.name!r} is reshaped to nothing in a model without batching",
-                (drop(model, kind, index, "reshape", text="no reshape"), person("max_batch_size of at least 1")),
-                kind,
-                index,
-                "reshape",
-            )
+            message = f"{kind} {row.name!r} is reshaped to nothing in a model without batching"
+            remedies = [drop(model, kind, index, "reshape", text="no reshape"), person("max_batch_size of at least 1")]
+            yield hit(model, message, remedies, kind, index, "reshape")
         elif not reshapes(list(row.dims), shape):
-            yield hit(
-                model,
-                f"{kind} {row.name!r}: {text(row.dims)} cannot be reshaped to {text(shape)}",
-                (person("a shape with as many elements"), out("no reshape")),
-                kind,
-                index,
-                "reshape",
-            )
+            message = f"{kind} {row.name!r}: {text(row.dims)} cannot be reshaped to {text(shape)}"
+            remedies = [person("a shape with as many elements"), out("no reshape")]
+            yield hit(model, message, remedies, kind, index, "reshape")
 
 
 def _tensors_needed(model: Model) -> bool:
@@ -97,8 +87,7 @@ def _tensors_needed(model: Model) -> bool:
 
 def _stated(model: Model, kind: str, index: int, field: str) -> bool:
     """Whether the file states the field, or must."""
-    assert model.config is not None
-    return model.config.states(kind, index, field) or _tensors_needed(model)
+    return model.states(kind, index, field) or _tensors_needed(model)
 
 
 @rule("TF-TRI-130", "error", "the batch size is negative", TRITON_CONFIG)
@@ -113,18 +102,11 @@ def negative_batch(model: Model, repository: Repository) -> Iterator[Hit]:
 @each_model
 def instance_count(model: Model, repository: Repository) -> Iterator[Hit]:
     """Triton starts one instance in place of a count below 1."""
-    assert model.config is not None
     for index, group in enumerate(model.message.instance_group):
-        stated = model.config.states("instance_group", index, "count") and model.knows("instance_group", "count")
+        stated = model.states("instance_group", index, "count") and model.knows("instance_group", "count")
         if group.count < 1 and stated:
-            yield hit(
-                model,
-                f"an instance group has count {group.count}: Triton starts 1",
-                here("1"),
-                "instance_group",
-                index,
-                "count",
-            )
+            message = f"an instance group has count {group.count}: Triton starts 1"
+            yield hit(model, message, here("1"), "instance_group", index, "count")
 
 
 @rule("TF-TRI-138", "error", "an instance group names GPUs and is not on a GPU", TRITON_CORE)
@@ -134,14 +116,8 @@ def gpus_without_gpu(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, group in enumerate(model.message.instance_group):
         kind = group.Kind.Name(group.kind)
         if group.gpus and kind in ("KIND_CPU", "KIND_MODEL"):
-            yield hit(
-                model,
-                f"{kind} with gpus {list(group.gpus)}",
-                (put(model, "KIND_GPU", "instance_group", index, "kind"), out("no gpus")),
-                "instance_group",
-                index,
-                "gpus",
-            )
+            remedies = [put(model, "KIND_GPU", "instance_group", index, "kind"), out("no gpus")]
+            yield hit(model, f"{kind} with gpus {list(group.gpus)}", remedies, "instance_group", index, "gpus")
 
 
 @rule("TF-TRI-139", "error", "an instance group's GPUs cannot be", TRITON_CONFIG)
@@ -154,21 +130,15 @@ def gpu_ids(model: Model, repository: Repository) -> Iterator[Hit]:
             remedy = here(str(sorted({gpu for gpu in gpus if gpu >= 0}) or [0]))
             yield hit(model, f"gpus {gpus} has a negative id", remedy, "instance_group", index, "gpus")
         elif len(set(gpus)) != len(gpus):
-            yield hit(
-                model,
-                f"gpus {gpus} names a GPU twice",
-                (
+            message = f"gpus {gpus} names a GPU twice"
+            remedies = [
+                here(str(sorted(set(gpus)))),
+                together(
                     here(str(sorted(set(gpus)))),
-                    together(
-                        here(str(sorted(set(gpus)))),
-                        put(model, str(2 * max(group.count, 1)), "instance_group", index, "count"),
-                    ),
+                    put(model, str(2 * max(group.count, 1)), "instance_group", index, "count"),
                 ),
-                "instance_group",
-                index,
-                "gpus",
-                severity="warning",
-            )
+            ]
+            yield hit(model, message, remedies, "instance_group", index, "gpus", severity="warning")
 
 
 @rule("TF-TRI-136", "error", "a response cache on a model that cannot have one", TRITON_CORE)
@@ -220,24 +190,19 @@ def ragged(model: Model, repository: Repository) -> Iterator[Hit]:
     if model.message.max_batch_size == 0 and model.knows("max_batch_size") and not model.is_ensemble:
         for index, row in enumerate(model.message.input):
             if row.allow_ragged_batch:
-                yield hit(
-                    model,
-                    f"input {row.name!r} may be ragged, and max_batch_size is 0",
-                    (
-                        together(
-                            *(
-                                drop(model, "input", i, "allow_ragged_batch")
-                                for i, other in enumerate(model.message.input)
-                                if other.allow_ragged_batch
-                            ),
-                            text="leave allow_ragged_batch out",
+                message = f"input {row.name!r} may be ragged, and max_batch_size is 0"
+                remedies = [
+                    together(
+                        *(
+                            drop(model, "input", i, "allow_ragged_batch")
+                            for i, other in enumerate(model.message.input)
+                            if other.allow_ragged_batch
                         ),
-                        person("max_batch_size of at least 1"),
+                        text="leave allow_ragged_batch out",
                     ),
-                    "input",
-                    index,
-                    "allow_ragged_batch",
-                )
+                    person("max_batch_size of at least 1"),
+                ]
+                yield hit(model, message, remedies, "input", index, "allow_ragged_batch")
                 return
 
 
@@ -248,14 +213,9 @@ def label_files(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, row in enumerate(model.message.output):
         name = row.label_filename
         if name and not HOLE.search(name) and not model.has(name):
-            yield hit(
-                model,
-                f"the labels {name!r} of output {row.name!r} are not there",
-                (out(), person(f"put {name} into {model.name}/")),
-                "output",
-                index,
-                "label_filename",
-            )
+            message = f"the labels {name!r} of output {row.name!r} are not there"
+            remedies = [out(), person(f"put {name} into {model.name}/")]
+            yield hit(model, message, remedies, "output", index, "label_filename")
 
 
 @rule("TF-TRI-154", "warning", "a parameter is set twice", TRITON_CONFIG)
@@ -299,9 +259,7 @@ def _same(model: Model, field: str, index: int) -> bool:
 @rule("TF-TRI-110", "note", "the folder holds files that Triton ignores", thread("TS#6813"))
 def leftovers(repository: Repository) -> Iterator[Hit]:
     """Editors' copies beside config.pbtxt are a sign of an edit that was not saved where it counts."""
-    for model in repository.models.values():
-        if model.config is None:
-            continue
+    for model, _ in repository.configured():
         for name in ("config.pbtxt.bak", "config.pbtxt.orig", "config.pbtxt~", "config.pbtxt.rej", "config.pbtxt.swp"):
             if model.has(name):
                 yield hit_file(model, model.folder / name, f"{name} is ignored", removed(model.folder / name))

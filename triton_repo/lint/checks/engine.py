@@ -77,32 +77,20 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
     folder = model.here(stated)
     if folder is None:
         if not Path(stated).is_absolute() and model.engine is None:
-            yield hit(
-                model,
-                f"gpt_model_path {stated!r} is relative and leads nowhere from {model.name}/",
-                (person("start the server in the folder above it"), person("an absolute path")),
-                *at(model, "gpt_model_path"),
-                severity="note",
-            )
+            message = f"gpt_model_path {stated!r} is relative and leads nowhere from {model.name}/"
+            remedies = [person("start the server in the folder above it"), person("an absolute path")]
+            yield hit(model, message, remedies, *at(model, "gpt_model_path"), severity="note")
         return
     if model.engine is None:
         kind = folder_kind(folder) if folder.is_dir() else None
-        yield hit(
-            model,
-            f"{stated} has no config.json of an engine" + (f": it is {kind}" if kind is not None else ""),
-            person("the folder that trtllm-build wrote"),
-            *at(model, "gpt_model_path"),
-        )
+        message = f"{stated} has no config.json of an engine" + (f": it is {kind}" if kind is not None else "")
+        yield hit(model, message, person("the folder that trtllm-build wrote"), *at(model, "gpt_model_path"))
         return
     ranks = model.engine.world_size
     missing = [r for r in range(ranks or 0) if not there(folder / f"rank{r}.engine")]
     if missing:
-        yield hit(
-            model,
-            f"{stated} lacks {', '.join(f'rank{r}.engine' for r in missing[:4])} of {ranks} ranks",
-            person("build all ranks again"),
-            *at(model, "gpt_model_path"),
-        )
+        message = f"{stated} lacks {', '.join(f'rank{r}.engine' for r in missing[:4])} of {ranks} ranks"
+        yield hit(model, message, person("build all ranks again"), *at(model, "gpt_model_path"))
 
 
 @rule("TF-TRI-191", "error", "KV-cache reuse needs paged-context attention", thread("TB#271"))
@@ -110,12 +98,9 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
 def reuse(model: Model, engine: Engine) -> Iterator[Hit]:
     """Reused blocks are read by the context phase, which only kernels built with use_paged_context_fmha do."""
     if flag(model, "enable_kv_cache_reuse") and engine.plugins.get("use_paged_context_fmha") is False:
-        yield hit(
-            model,
-            "enable_kv_cache_reuse true, and the engine was built with use_paged_context_fmha false",
-            (parameter(model, "enable_kv_cache_reuse", "false"), _rebuilt("--use_paged_context_fmha enable")),
-            *at(model, "enable_kv_cache_reuse"),
-        )
+        message = "enable_kv_cache_reuse true, and the engine was built with use_paged_context_fmha false"
+        remedies = [parameter(model, "enable_kv_cache_reuse", "false"), _rebuilt("--use_paged_context_fmha enable")]
+        yield hit(model, message, remedies, *at(model, "enable_kv_cache_reuse"))
 
 
 @rule("TF-TRI-192", "error", "chunked context needs paged-context attention", TRTLLM_PARAMETERS)
@@ -123,12 +108,9 @@ def reuse(model: Model, engine: Engine) -> Iterator[Hit]:
 def chunked(model: Model, engine: Engine) -> Iterator[Hit]:
     """A chunk attends to the blocks of the chunks before it."""
     if flag(model, "enable_chunked_context") and engine.plugins.get("use_paged_context_fmha") is False:
-        yield hit(
-            model,
-            "enable_chunked_context true, and the engine was built with use_paged_context_fmha false",
-            (parameter(model, "enable_chunked_context", "false"), _rebuilt("--use_paged_context_fmha enable")),
-            *at(model, "enable_chunked_context"),
-        )
+        message = "enable_chunked_context true, and the engine was built with use_paged_context_fmha false"
+        remedies = [parameter(model, "enable_chunked_context", "false"), _rebuilt("--use_paged_context_fmha enable")]
+        yield hit(model, message, remedies, *at(model, "enable_chunked_context"))
 
 
 @rule("TF-TRI-215", "error", "in-flight batching needs a paged KV cache", TRTLLM_PARAMETERS)
@@ -162,21 +144,14 @@ def limits(model: Model, repository: Repository) -> Iterator[Hit]:
         return
     width, built = number(model, "max_beam_width"), engine.limit("max_beam_width")
     if width is not None and built is not None and width > built:
-        yield hit(
-            model,
-            f"max_beam_width {width:g}, and the engine has {built}",
-            (parameter(model, "max_beam_width", str(built)), _rebuilt(f"--max_beam_width {width:g}")),
-            *at(model, "max_beam_width"),
-        )
+        message = f"max_beam_width {width:g}, and the engine has {built}"
+        remedies = [parameter(model, "max_beam_width", str(built)), _rebuilt(f"--max_beam_width {width:g}")]
+        yield hit(model, message, remedies, *at(model, "max_beam_width"))
     batch, built = model.message.max_batch_size, engine.limit("max_batch_size")
     if built is not None and batch > built and model.knows("max_batch_size"):
-        yield hit(
-            model,
-            f"max_batch_size {batch}, and the engine runs {built} sequences at a time",
-            (_batch(model, repository, built), _rebuilt(f"--max_batch_size {batch}")),
-            "max_batch_size",
-            severity="warning",
-        )
+        message = f"max_batch_size {batch}, and the engine runs {built} sequences at a time"
+        remedies = [_batch(model, repository, built), _rebuilt(f"--max_batch_size {batch}")]
+        yield hit(model, message, remedies, "max_batch_size", severity="warning")
 
 
 @rule("TF-TRI-194", "warning", "the KV cache is too small for one full-length request", thread("TB#565"))
@@ -192,20 +167,14 @@ def cache_tokens(model: Model, engine: Engine) -> Iterator[Hit]:
     size = block if isinstance(block, int) and block > 0 else 64
     needed = -(-length // size) * size * int(width)
     if tokens < needed:
-        yield hit(
-            model,
-            f"max_tokens_in_paged_kv_cache {tokens:g}, and one request of max_seq_len {length} needs {needed}",
-            (
-                parameter(
-                    model,
-                    "max_tokens_in_paged_kv_cache",
-                    str(needed),
-                    f'max_tokens_in_paged_kv_cache: "{needed}" or more',
-                ),
-                no_parameter(model, "max_tokens_in_paged_kv_cache"),
+        message = f"max_tokens_in_paged_kv_cache {tokens:g}, and one request of max_seq_len {length} needs {needed}"
+        remedies = [
+            parameter(
+                model, "max_tokens_in_paged_kv_cache", str(needed), f'max_tokens_in_paged_kv_cache: "{needed}" or more'
             ),
-            *at(model, "max_tokens_in_paged_kv_cache"),
-        )
+            no_parameter(model, "max_tokens_in_paged_kv_cache"),
+        ]
+        yield hit(model, message, remedies, *at(model, "max_tokens_in_paged_kv_cache"))
 
 
 @rule("TF-TRI-200", "error", "gpu_device_ids do not match the engine's ranks", thread("TL#2021"))
@@ -229,27 +198,17 @@ def lora_type(model: Model, engine: Engine) -> Iterator[Hit]:
     if not plugin:
         sized = [n for n in ("lora_cache_max_adapter_size", "lora_prefetch_dir") if model.parameter(n) is not None]
         if sized and plugin is None and "lora_plugin" in engine.plugins:
-            yield hit(
-                model,
-                f"{sized[0]} is set, and the engine has no LoRA plugin",
-                (no_parameter(model, sized[0]), _rebuilt("--lora_plugin auto")),
-                *at(model, sized[0]),
-                severity="warning",
-            )
+            message = f"{sized[0]} is set, and the engine has no LoRA plugin"
+            remedies = [no_parameter(model, sized[0]), _rebuilt("--lora_plugin auto")]
+            yield hit(model, message, remedies, *at(model, sized[0]), severity="warning")
         return
     wanted = _DTYPES.get(str(plugin))
     for index, row in enumerate(model.message.input):
         if row.name == "lora_weights" and wanted and pb.DataType.Name(row.data_type) != wanted:
             if not model.knows("input", "data_type"):
                 return
-            yield hit(
-                model,
-                f"lora_weights is {pb.DataType.Name(row.data_type)}, and the engine's lora_plugin is {plugin}",
-                here(wanted),
-                "input",
-                index,
-                "data_type",
-            )
+            message = f"lora_weights is {pb.DataType.Name(row.data_type)}, and the engine's lora_plugin is {plugin}"
+            yield hit(model, message, here(wanted), "input", index, "data_type")
 
 
 @rule("TF-TRI-214", "error", "the decoding mode does not match the engine", thread("TL#1449"))
@@ -285,13 +244,8 @@ def logits_type(model: Model, repository: Repository) -> Iterator[Hit]:
         return
     for index, row in enumerate(model.message.output):
         if row.name in ("context_logits", "generation_logits") and pb.DataType.Name(row.data_type) != wanted:
-            yield hit(
-                model,
-                f"{row.name} is {pb.DataType.Name(row.data_type)}, and the engine's logits are {stated}",
-                together(
-                    *_in_every(repository, row.name, wanted), text=f"data_type: {wanted} in every model that has it"
-                ),
-                "output",
-                index,
-                "data_type",
+            message = f"{row.name} is {pb.DataType.Name(row.data_type)}, and the engine's logits are {stated}"
+            remedy = together(
+                *_in_every(repository, row.name, wanted), text=f"data_type: {wanted} in every model that has it"
             )
+            yield hit(model, message, remedy, "output", index, "data_type")

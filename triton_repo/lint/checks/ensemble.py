@@ -8,7 +8,7 @@ from typing import Any
 
 from triton_repo.lint.ensemble_graph import each_ensemble, judged, running_order, step_path
 from triton_repo.lint.ensemble_remedies import another_key
-from triton_repo.lint.hits import TRITON_ENSEMBLE, Hit, each_model, hit, listed, rule
+from triton_repo.lint.hits import TRITON_ENSEMBLE, Hit, each_model, hit, hit_node, listed, rule
 from triton_repo.lint.remedies import drop, here, out, person, put
 from triton_repo.lint.repository import HOLE, Model, Repository
 from trtforge.ground.names import nearest
@@ -39,22 +39,10 @@ def halves(model: Model, repository: Repository) -> Iterator[Hit]:
 @each_ensemble
 def not_for_ensembles(model: Model, repository: Repository) -> Iterator[Hit]:
     """An ensemble runs nothing itself: Triton refuses instance groups, optimization and warm-up on one."""
-    message = model.message
-    if message.instance_group:
-        yield hit(
-            model,
-            "an ensemble with instance_group",
-            out("leave it out; the steps' models may have it"),
-            "instance_group",
-        )
-    if message.HasField("optimization"):
-        yield hit(
-            model, "an ensemble with optimization", out("leave it out; the steps' models may have it"), "optimization"
-        )
-    if message.model_warmup:
-        yield hit(
-            model, "an ensemble with model_warmup", out("leave it out; the steps' models may have it"), "model_warmup"
-        )
+    stated = {field.name for field, _ in model.message.ListFields()}
+    for name in ("instance_group", "optimization", "model_warmup"):
+        if name in stated:
+            yield hit(model, f"an ensemble with {name}", out("leave it out; the steps' models may have it"), name)
 
 
 @rule("TF-TRI-162", "error", "an ensemble names a model that is not there", TRITON_ENSEMBLE)
@@ -69,12 +57,8 @@ def unknown_model(model: Model, repository: Repository) -> Iterator[Hit]:
         if repository.get(name) is None:
             fitting = [other.name for other in repository.models.values() if _takes(other, step)]
             near = nearest(name, fitting)
-            yield hit(
-                model,
-                f"step {index + 1}: there is no model {name!r}",
-                here(f'"{near}"') if near else person("one of " + listed(repository.models)),
-                *step_path(index, "model_name"),
-            )
+            remedy = here(f'"{near}"') if near else person("one of " + listed(repository.models))
+            yield hit(model, f"step {index + 1}: there is no model {name!r}", remedy, *step_path(index, "model_name"))
 
 
 def _takes(model: Model, step: Any) -> bool:
@@ -112,14 +96,13 @@ def unknown_tensor(model: Model, repository: Repository) -> Iterator[Hit]:
             for key in getattr(step, f"{field}_map"):
                 if key not in known:
                     near = nearest(key, known)
-                    yield hit(
-                        model,
-                        f"step {index + 1}: {used.name} has no {field} {key!r}",
+                    message = f"step {index + 1}: {used.name} has no {field} {key!r}"
+                    remedy = (
                         another_key(near)
                         if near and near not in getattr(step, f"{field}_map")
-                        else person("one of " + listed(known)),
-                        *step_path(index, f"{field}_map", f"key={key}", "key"),
+                        else person("one of " + listed(known))
                     )
+                    yield hit(model, message, remedy, *step_path(index, f"{field}_map", f"key={key}", "key"))
 
 
 @rule("TF-TRI-165", "error", "a required input of a step is not mapped", TRITON_ENSEMBLE)
@@ -132,15 +115,12 @@ def unmapped_input(model: Model, repository: Repository) -> Iterator[Hit]:
             continue
         for row in used.message.input:
             if not row.optional and row.name not in step.input_map:
-                yield hit(
-                    model,
-                    f"step {index + 1}: input {row.name!r} of {used.name} gets nothing",
-                    (
-                        person(f'input_map {{ key: "{row.name}" value: "…" }}'),
-                        person(f"optional: true in {used.name}, if it can do without"),
-                    ),
-                    *step_path(index, "model_name"),
-                )
+                message = f"step {index + 1}: input {row.name!r} of {used.name} gets nothing"
+                remedies = [
+                    person(f'input_map {{ key: "{row.name}" value: "…" }}'),
+                    person(f"optional: true in {used.name}, if it can do without"),
+                ]
+                yield hit(model, message, remedies, *step_path(index, "model_name"))
 
 
 @rule("TF-TRI-177", "error", "a step maps one name twice", TRITON_ENSEMBLE)
@@ -156,15 +136,8 @@ def mapped_twice(model: Model, repository: Repository) -> Iterator[Hit]:
             for name, count in counts.items():
                 if count > 1:
                     last = [key for key in keys if key is not None and key.string() == name][-1]
-                    line, column = model.config.text.position(last.value_start)
-                    yield Hit(
-                        f"step {index + 1}: {field} has {name!r} {count} times",
-                        (person("one entry a name"),),
-                        model.name,
-                        model.path,
-                        line,
-                        column,
-                    )
+                    message = f"step {index + 1}: {field} has {name!r} {count} times"
+                    yield hit_node(model, last.value_start, message, person("one entry a name"))
 
 
 @rule("TF-TRI-173", "error", "the ensemble's batch is larger than a step's", thread("TB#189"))
@@ -178,7 +151,7 @@ def batch_sizes(model: Model, repository: Repository) -> Iterator[Hit]:
         if (
             used is not None
             and used.knows("max_batch_size")
-            and (used.message.max_batch_size or (used.config is not None and used.config.states("max_batch_size")))
+            and (used.message.max_batch_size or used.states("max_batch_size"))
         ):
             sizes[step.model_name] = used.message.max_batch_size
     small = {name: value for name, value in sizes.items() if 0 < value < size}
@@ -226,23 +199,16 @@ def _joined(model: Model, flags: list[bool]) -> Iterator[Hit]:
             return
         labels = {streams[tensor] for tensor in steps[index].input_map.values()}
         if len(labels) > 1:
-            yield hit(
-                model,
-                f"step {index + 1} ({steps[index].model_name}) reads tensors of different decoupled steps",
-                person("the tensors of one stream, or a BLS model that joins them"),
-                *step_path(index, "input_map"),
-            )
+            message = f"step {index + 1} ({steps[index].model_name}) reads tensors of different decoupled steps"
+            remedy = person("the tensors of one stream, or a BLS model that joins them")
+            yield hit(model, message, remedy, *step_path(index, "input_map"))
             return
         label = frozenset({index}) if flags[index] else next(iter(labels), frozenset())
         streams.update(dict.fromkeys(steps[index].output_map.values(), label))
     ends = {streams[row.name] for row in model.message.output if row.name in streams}
     if len(ends) > 1:
-        yield hit(
-            model,
-            "the ensemble's outputs come from different decoupled steps",
-            person("outputs of one stream, or a BLS model that joins them"),
-            "output",
-        )
+        message = "the ensemble's outputs come from different decoupled steps"
+        yield hit(model, message, person("outputs of one stream, or a BLS model that joins them"), "output")
 
 
 @rule("TF-TRI-176", "error", "a step asks for a version that is not there", thread("TS#5474"))
@@ -255,11 +221,8 @@ def step_version(model: Model, repository: Repository) -> Iterator[Hit]:
             continue
         there = [version.number for version in used.versions]
         if step.model_version not in there and model.knows("ensemble_scheduling", "step", "model_version"):
-            stated = model.config is not None and model.config.states(*step_path(index, "model_version"))
+            stated = model.states(*step_path(index, "model_version"))
             asked = f"version {step.model_version}" + ("" if stated else ", which is asked for when nothing is said")
-            yield hit(
-                model,
-                f"step {index + 1}: {used.name} has no {asked} (it has {there})",
-                put(model, "-1", *step_path(index, "model_version")),
-                *step_path(index, "model_version" if stated else "model_name"),
-            )
+            message = f"step {index + 1}: {used.name} has no {asked} (it has {there})"
+            remedy = put(model, "-1", *step_path(index, "model_version"))
+            yield hit(model, message, remedy, *step_path(index, "model_version" if stated else "model_name"))

@@ -35,21 +35,13 @@ def unwritten(model: Model, repository: Repository) -> Iterator[Hit]:
         near = nearest(tensor, graph.writers)
         for index, key in readers:
             if index >= 0:
-                yield hit(
-                    model,
-                    f"step {index + 1}: nothing writes {tensor!r}, which {key!r} reads",
-                    here(f'"{near}"') if near else person("an input of the ensemble or an output of a step"),
-                    *step_path(index, "input_map", f"key={key}", "value"),
-                )
+                message = f"step {index + 1}: nothing writes {tensor!r}, which {key!r} reads"
+                remedy = here(f'"{near}"') if near else person("an input of the ensemble or an output of a step")
+                yield hit(model, message, remedy, *step_path(index, "input_map", f"key={key}", "value"))
             else:
-                yield hit(
-                    model,
-                    f"output {tensor!r} of the ensemble is written by no step",
-                    other_output(model, repository, tensor, near),
-                    "output",
-                    f"name={tensor}",
-                    "name",
-                )
+                message = f"output {tensor!r} of the ensemble is written by no step"
+                remedies = other_output(model, repository, tensor, near)
+                yield hit(model, message, remedies, "output", f"name={tensor}", "name")
 
 
 @rule("TF-TRI-168", "error", "two steps write one tensor", _CORE)
@@ -77,23 +69,17 @@ def unused(model: Model, repository: Repository) -> Iterator[Hit]:
         index, key = writers[0]
         near = nearest(tensor, set(graph.readers) - set(graph.writers))
         if index < 0:
-            yield hit(
-                model,
-                f"no step reads the input {tensor!r} of the ensemble",
-                (*no_input(model, repository, tensor), person(f'input_map {{ … value: "{tensor}" }}')),
-                "input",
-                f"name={tensor}",
-                "name",
-            )
+            message = f"no step reads the input {tensor!r} of the ensemble"
+            remedies = [*no_input(model, repository, tensor), person(f'input_map {{ … value: "{tensor}" }}')]
+            yield hit(model, message, remedies, "input", f"name={tensor}", "name")
         else:
-            yield hit(
-                model,
-                f"step {index + 1}: nobody reads {tensor!r}",
+            message = f"step {index + 1}: nobody reads {tensor!r}"
+            remedy = (
                 here(f'"{near}"')
                 if near
-                else drop(model, *step_path(index, "output_map", f"key={key}"), text=f"leave the entry of {key!r} out"),
-                *step_path(index, "output_map", f"key={key}", "value"),
+                else drop(model, *step_path(index, "output_map", f"key={key}"), text=f"leave the entry of {key!r} out")
             )
+            yield hit(model, message, remedy, *step_path(index, "output_map", f"key={key}", "value"))
 
 
 @rule("TF-TRI-170", "error", "an ensemble waits for itself", _CORE)
@@ -105,12 +91,8 @@ def cycles(model: Model, repository: Repository) -> Iterator[Hit]:
     if waiting:
         index = min(waiting)
         names = ", ".join(f"{i + 1} ({steps[i].model_name})" for i in sorted(waiting))
-        yield hit(
-            model,
-            f"steps {names} wait for each other through {listed(waiting[index])}",
-            person("an input of the ensemble in one of them"),
-            *step_path(index, "input_map"),
-        )
+        message = f"steps {names} wait for each other through {listed(waiting[index])}"
+        yield hit(model, message, person("an input of the ensemble in one of them"), *step_path(index, "input_map"))
     yield from _nested(model, repository)
 
 
@@ -121,12 +103,8 @@ def _nested(model: Model, repository: Repository) -> Iterator[Hit]:
         while todo:
             name = todo.pop()
             if name == model.name:
-                yield hit(
-                    model,
-                    f"step {index + 1}: {step.model_name!r} holds this ensemble again",
-                    person("a step that is another model"),
-                    *step_path(index, "model_name"),
-                )
+                message = f"step {index + 1}: {step.model_name!r} holds this ensemble again"
+                yield hit(model, message, person("a step that is another model"), *step_path(index, "model_name"))
                 break
             inner = repository.get(name)
             if name in seen or inner is None or not inner.is_ensemble:

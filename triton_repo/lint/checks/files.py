@@ -14,6 +14,7 @@ from triton_repo.lint.hits import (
     each_model,
     hit,
     hit_file,
+    hit_node,
     listed,
     rule,
 )
@@ -76,12 +77,8 @@ def links_outside(repository: Repository) -> Iterator[Hit]:
     for model in repository.models.values():
         for problem in model.unread():
             if problem.outside:
-                yield hit_file(
-                    model,
-                    problem.path,
-                    f"{problem.path.name}: {problem.reason}",
-                    person("a copy inside the repository"),
-                )
+                message = f"{problem.path.name}: {problem.reason}"
+                yield hit_file(model, problem.path, message, person("a copy inside the repository"))
 
 
 @rule("TF-TRI-022", "error", "config.pbtxt is missing", TRITON_CONFIG)
@@ -116,12 +113,8 @@ def auto_complete(repository: Repository) -> Iterator[Hit]:
     launch script sets on all ranks but the first, refuses the model."""
     for model in repository.models.values():
         if model.config is None and not there(model.path) and _completes(model):
-            yield hit_file(
-                model,
-                model.folder,
-                f"no config.pbtxt; the backend is {model.backend or 'in the name'}",
-                person("write one"),
-            )
+            message = f"no config.pbtxt; the backend is {model.backend or 'in the name'}"
+            yield hit_file(model, model.folder, message, person("write one"))
 
 
 @rule("TF-TRI-023", "error", "the configuration is named otherwise than its folder", TRITON_REPOSITORY)
@@ -130,12 +123,8 @@ def name_differs(repository: Repository) -> Iterator[Hit]:
     for model in repository.models.values():
         name = model.message.name
         if model.knows("name") and name and name != model.name:
-            yield hit(
-                model,
-                f"the configuration is named {name!r} and its folder {model.name!r}",
-                (here(f'"{model.name}"'), out()),
-                "name",
-            )
+            message = f"the configuration is named {name!r} and its folder {model.name!r}"
+            yield hit(model, message, (here(f'"{model.name}"'), out()), "name")
 
 
 @rule("TF-TRI-124", "error", "two models have one name", TRITON_REPOSITORY)
@@ -171,12 +160,8 @@ def versions(repository: Repository) -> Iterator[Hit]:
             name = model.message.default_model_filename or "model.py"
             for version in loaded(model):
                 if version.names is not None and name not in version.names:
-                    yield hit_file(
-                        model,
-                        version.folder / name,
-                        f"the version folder has no {name}: Triton would wait for ever",
-                        person("put it back"),
-                    )
+                    message = f"the version folder has no {name}: Triton would wait for ever"
+                    yield hit_file(model, version.folder / name, message, person("put it back"))
 
 
 def loaded(model: Model) -> list[Version]:
@@ -199,20 +184,16 @@ def version_policy(model: Model, repository: Repository) -> Iterator[Hit]:
     if policy.HasField("specific"):
         missing = sorted(set(policy.specific.versions) - numbers)
         if missing or not policy.specific.versions:
-            yield hit(
-                model,
-                f"versions {missing} have no folder" if missing else "the policy names no version",
+            message = f"versions {missing} have no folder" if missing else "the policy names no version"
+            remedy = (
                 here(str([n for n in policy.specific.versions if n in numbers] or sorted(numbers)))
                 if numbers
-                else person("a folder 1/"),
-                "version_policy",
-                "specific",
-                "versions",
+                else person("a folder 1/")
             )
+            yield hit(model, message, remedy, "version_policy", "specific", "versions")
     if (
         policy.HasField("latest")
-        and model.config is not None
-        and model.config.states("version_policy", "latest", "num_versions")
+        and model.states("version_policy", "latest", "num_versions")
         and policy.latest.num_versions < 1
     ):
         place = ("version_policy", "latest", "num_versions")
@@ -273,10 +254,8 @@ def odd_versions(repository: Repository) -> Iterator[Hit]:
 
 
 def _faults(repository: Repository, kind: FaultKind) -> Iterator[Hit]:
-    for model in repository.models.values():
-        if model.config is None:
-            continue
-        for fault in [fault for fault in model.config.faults if fault.kind == kind][:MAX_HITS]:
+    for model, config in repository.configured():
+        for fault in [fault for fault in config.faults if fault.kind == kind][:MAX_HITS]:
             remedies = _agreed(repository, model, fault)
             yield Hit(fault.message, remedies, model.name, model.path, fault.line, fault.column)
 
@@ -346,29 +325,19 @@ def two_schedulers(repository: Repository) -> Iterator[Hit]:
 @rule("TF-TRI-105", "note", "a field of a newer Triton", MODEL_CONFIG_PROTO)
 def newer_field(repository: Repository) -> Iterator[Hit]:
     """It exists in current releases and not in older ones, which refuse the configuration; it is not judged."""
-    for model in repository.models.values():
-        if model.config is not None:
-            for node in model.config.newer:
-                line, column = model.config.text.position(node.start)
-                yield Hit(
-                    f"{node.name} is newer than the message that this version knows",
-                    (Remedy("leave it out for older servers", (Edit("splice", model.path, (node.start, node.end)),)),),
-                    model.name,
-                    model.path,
-                    line,
-                    column,
-                )
+    for model, config in repository.configured():
+        for node in config.newer:
+            message = f"{node.name} is newer than the message that this version knows"
+            remedy = Remedy("leave it out for older servers", (Edit("splice", model.path, (node.start, node.end)),))
+            yield hit_node(model, node.start, message, remedy)
 
 
 @rule("TF-TRI-108", "error", "a placeholder stands in a name or a path of the configuration", thread("TB#79"))
 def placeholder_in_text(repository: Repository) -> Iterator[Hit]:
     """The text is taken as it stands: the name of a file, a model or a tensor with ${…} in it exists nowhere."""
-    for model in repository.models.values():
-        if model.config is None:
-            continue
-        for path, _, node in model.config.text.root.walk():
+    for model, config in repository.configured():
+        for path, _, node in config.text.root.walk():
             # values of parameters have rules of their own: their backend decides what an unfilled one means
             if node.kind == "string" and path[:1] != ("parameters",) and HOLE.search(node.text):
-                line, column = model.config.text.position(node.value_start)
-                remedies = (person(f'{node.name}: "…"'),)
-                yield Hit(f"{node.name} is {node.text}", remedies, model.name, model.path, line, column)
+                remedy = person(f'{node.name}: "…"')
+                yield hit_node(model, node.value_start, f"{node.name} is {node.text}", remedy)

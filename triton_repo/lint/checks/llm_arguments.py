@@ -225,13 +225,9 @@ def graph_batches(model: Model, path: Path, text: str, document: Mapping[str, An
     sizes = [size for size in listed_ones.value if isinstance(size, int)]
     if not sizes or not isinstance(largest.value, int) or largest.value in (0, max(sizes)):
         return
-    yield hit_file(
-        model,
-        path,
-        f"cuda_graph_config.batch_sizes ends at {max(sizes)} and max_batch_size is {largest.value}",
-        (no_key(path, *largest.path), no_key(path, *listed_ones.path)),
-        Lines(text).of(*largest.path),
-    )
+    message = f"cuda_graph_config.batch_sizes ends at {max(sizes)} and max_batch_size is {largest.value}"
+    remedies = [no_key(path, *largest.path), no_key(path, *listed_ones.path)]
+    yield hit_file(model, path, message, remedies, Lines(text).of(*largest.path))
 
 
 def _choice(model: Model, entry: Entry, table: Arguments, path: Path, line: int) -> Iterator[Hit]:
@@ -279,15 +275,10 @@ def guided_speculation(model: Model, path: Path, text: str, document: Mapping[st
         if kind not in row.types or not entry.value.get(row.key):
             continue
         until = f", reported on {row.until} and mended since" if row.until else ""
-        yield hit_file(
-            model,
-            path,
-            f"guided_decoding_backend with {kind} and {row.key}: {row.says}{until} ({row.source})",
-            (
-                without_key(path, entry.path, row.key, entry.value),
-                no_key(path, *grammar.path),
-                *((person(f"a release after {row.until}"),) if row.until else ()),
-            ),
-            lines.of(*entry.path, row.key),
-            "error" if row.refused else None,
-        )
+        message = f"guided_decoding_backend with {kind} and {row.key}: {row.says}{until} ({row.source})"
+        remedies = [
+            without_key(path, entry.path, row.key, entry.value),
+            no_key(path, *grammar.path),
+            *((person(f"a release after {row.until}"),) if row.until else ()),
+        ]
+        yield hit_file(model, path, message, remedies, lines.of(*entry.path, row.key), "error" if row.refused else None)

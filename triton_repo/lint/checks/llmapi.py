@@ -127,13 +127,9 @@ def triton_config(model: Model, path: Path, text: str, document: Mapping[str, An
                 "warning",
             )
     if section.get("max_batch_size") not in (0, None):
-        yield hit_file(
-            model,
-            path,
-            f"triton_config.max_batch_size is {section['max_batch_size']}: the model takes one request at a time",
-            key(path, 0, "triton_config", "max_batch_size", text="max_batch_size: 0; LLM() batches by itself"),
-            lines.of("triton_config", "max_batch_size"),
-        )
+        message = f"triton_config.max_batch_size is {section['max_batch_size']}: the model takes one request at a time"
+        remedy = key(path, 0, "triton_config", "max_batch_size", text="max_batch_size: 0; LLM() batches by itself")
+        yield hit_file(model, path, message, remedy, lines.of("triton_config", "max_batch_size"))
     rows = [row for row in load_parameters("llmapi").rows if row.name.startswith("triton_config.")]
     for row in rows:
         name = row.name.partition(".")[2]
@@ -143,13 +139,9 @@ def triton_config(model: Model, path: Path, text: str, document: Mapping[str, An
             yield hit_file(model, path, f"{row.name}: {fault}", remedy, lines.of("triton_config", name))
     stated = bool(model.message.model_transaction_policy.decoupled)
     if "decoupled" in section and model.message.HasField("model_transaction_policy") and section["decoupled"] != stated:
-        yield hit(
-            model,
-            f"decoupled is {str(stated).lower()} here and {str(section['decoupled']).lower()} in model.yaml",
-            (here(str(bool(section["decoupled"])).lower()), drop(model, "model_transaction_policy")),
-            "model_transaction_policy",
-            "decoupled",
-        )
+        message = f"decoupled is {str(stated).lower()} here and {str(section['decoupled']).lower()} in model.yaml"
+        remedies = [here(str(bool(section["decoupled"])).lower()), drop(model, "model_transaction_policy")]
+        yield hit(model, message, remedies, "model_transaction_policy", "decoupled")
 
 
 def _subscripts(model: Model) -> set[str]:
@@ -182,7 +174,7 @@ def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str,
     row = table.decoding_types.get(str(kind))
     none = no_key(path, *entry.path, text="no speculative_config")
     if kind in table.engine_decoding_types:
-        remedies = (person("decoding_type: Eagle3 with its draft, or NGram"), none)
+        remedies = [person("decoding_type: Eagle3 with its draft, or NGram"), none]
         yield hit_file(model, path, f"decoding_type {kind} ran on engines only", remedies, line)
     elif row is None:
         near = nearest(str(kind), table.decoding_types) if "decoding_type" in section else None
@@ -204,13 +196,9 @@ def yaml_speculation(model: Model, path: Path, text: str, document: Mapping[str,
         ranks = pipeline * tensor if type(tensor) is int else pipeline
         at = {name: arguments[name].path if name in arguments else (name,) for name in _RANKS}
         one = key(path, 1, *at["pipeline_parallel_size"])
-        yield hit_file(
-            model,
-            path,
-            f"speculation with pipeline_parallel_size {pipeline}",
-            (together(one, key(path, ranks, *at["tensor_parallel_size"])), none),
-            lines.of(*at["pipeline_parallel_size"]),
-        )
+        message = f"speculation with pipeline_parallel_size {pipeline}"
+        remedies = [together(one, key(path, ranks, *at["tensor_parallel_size"])), none]
+        yield hit_file(model, path, message, remedies, lines.of(*at["pipeline_parallel_size"]))
 
 
 @rule("TF-TRI-222", "error", "the LLM API model's GPUs do not go with its instances or ranks", TRTLLM_LLMAPI)
@@ -223,13 +211,9 @@ def llmapi_devices(model: Model, path: Path, text: str, document: Mapping[str, A
     if not wrong:
         yield from device_faults(model, sizes[0] * sizes[1])
         return
-    yield hit_file(
-        model,
-        path,
-        f"tensor_parallel_size {sizes[0]!r}, pipeline_parallel_size {sizes[1]!r}",
-        together(*(key(path, _whole(arguments[name].value), *arguments[name].path) for name in wrong)),
-        Lines(text).of(*arguments[wrong[0]].path),
-    )
+    message = f"tensor_parallel_size {sizes[0]!r}, pipeline_parallel_size {sizes[1]!r}"
+    remedy = together(*(key(path, _whole(arguments[name].value), *arguments[name].path) for name in wrong))
+    yield hit_file(model, path, message, remedy, Lines(text).of(*arguments[wrong[0]].path))
 
 
 _RANKS = ("tensor_parallel_size", "pipeline_parallel_size")

@@ -133,13 +133,11 @@ def _completed(model: Model, graph: Graph) -> Iterator[Hit]:
     """Tensors that auto-complete takes from the model: each one must have a batch where the configuration has one."""
     rows = [row for row in (*graph.inputs.values(), *graph.outputs.values()) if row.dims and row.dims[0] != -1]
     if model.message.max_batch_size > 0 and rows:
-        yield hit(
-            model,
+        message = (
             f"max_batch_size {model.message.max_batch_size}, and the model's {rows[0].name!r} has the shape "
-            f"{text(rows[0].dims or ())}: its first axis is no batch",
-            here("0"),
-            "max_batch_size",
+            f"{text(rows[0].dims or ())}: its first axis is no batch"
         )
+        yield hit(model, message, here("0"), "max_batch_size")
 
 
 def _side(model: Model, side: str, rows: Any, graph: Graph) -> Iterator[Hit]:
@@ -150,14 +148,9 @@ def _side(model: Model, side: str, rows: Any, graph: Graph) -> Iterator[Hit]:
         if found is None and row.name and row.name not in more:
             allowed = {*there, *more}
             near = nearest(row.name, allowed) or (min(allowed) if len(allowed) == 1 else None)
-            yield hit(
-                model,
-                f"the model has no {side} {row.name!r} (it has {listed(allowed)})",
-                here(f'"{near}"') if near else person(f"one of {listed(allowed)}"),
-                side,
-                index,
-                "name",
-            )
+            message = f"the model has no {side} {row.name!r} (it has {listed(allowed)})"
+            remedy = here(f'"{near}"') if near else person(f"one of {listed(allowed)}")
+            yield hit(model, message, remedy, side, index, "name")
         if found is not None:
             yield from _tensor(model, side, index, row, found, graph)
 
@@ -176,24 +169,18 @@ def _tensor(model: Model, side: str, index: int, row: Any, found: GraphTensor, g
     batching = model.message.max_batch_size > 0
     where = (side, index, "dims")
     if batching and found.dims[0] != -1:
-        yield hit(
-            model,
-            f"{side} {row.name!r} has the shape {text(found.dims)} in the model: {found.dims[0]} is no axis of a batch",
-            _unbatched(model, graph),
-            *where,
+        message = (
+            f"{side} {row.name!r} has the shape {text(found.dims)} in the model: {found.dims[0]} is no axis of a batch"
         )
+        yield hit(model, message, _unbatched(model, graph), *where)
         return
     shape = full(row.reshape.shape if reshaped else row.dims, batching)
     # an open size of the model may still be fixed when the runtime infers the shapes: only fixed ones are judged
     if len(shape) != len(found.dims) or any(a not in (-1, b) for a, b in zip(found.dims, shape, strict=True)):
         dims = found.dims[1:] if batching else found.dims
         batch = ", the batch included" if batching else ""
-        yield hit(
-            model,
-            f"{side} {row.name!r} has the shape {text(shape)}{batch}, and {text(found.dims)} in the model",
-            _sized(model, side, index, reshaped, dims),
-            *where,
-        )
+        message = f"{side} {row.name!r} has the shape {text(shape)}{batch}, and {text(found.dims)} in the model"
+        yield hit(model, message, _sized(model, side, index, reshaped, dims), *where)
 
 
 def _unbatched(model: Model, graph: Graph) -> Remedy:

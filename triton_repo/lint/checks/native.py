@@ -85,12 +85,9 @@ def limits(model: Model, repository: Repository) -> Iterator[Hit]:
     for name in LIMITS:
         stated = model.raw_parameter(name) or "missing"
         if stated != str(engine["limits"][name]):
-            yield hit(
-                model,
-                f"{name} is {stated} here and {engine['limits'][name]} in the engine",
-                parameter(model, name, str(engine["limits"][name])),
-                *(at(model, name) if name in model.message.parameters else ("name",)),
-            )
+            message = f"{name} is {stated} here and {engine['limits'][name]} in the engine"
+            remedy = parameter(model, name, str(engine["limits"][name]))
+            yield hit(model, message, remedy, *(at(model, name) if name in model.message.parameters else ("name",)))
 
 
 @rule("TF-TRI-030", "error", "the repository says another speculation than the engine has", TRITON_PYTHON)
@@ -105,12 +102,9 @@ def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
     record = read_speculation(engine)
     stated, found = model.raw_parameter("speculation") or "none", "none" if record is None else record.method
     if stated != found:
-        yield hit(
-            model,
-            f"speculation is {stated} here and {found} in the engine",
-            parameter(model, "speculation", found),
-            *(at(model, "speculation") if stands else ("name",)),
-        )
+        message = f"speculation is {stated} here and {found} in the engine"
+        remedy = parameter(model, "speculation", found)
+        yield hit(model, message, remedy, *(at(model, "speculation") if stands else ("name",)))
 
 
 @rule("TF-TRI-029", "error", "a native model streams and is not decoupled", TRITON_PYTHON)
@@ -124,15 +118,8 @@ def not_decoupled(model: Model, repository: Repository) -> Iterator[Hit]:
         and _engine(model, repository)[0] is not None
         and model.knows("model_transaction_policy", "decoupled")
     ) and not model.message.model_transaction_policy.decoupled:
-        yield hit(
-            model,
-            "the model streams and is not decoupled",
-            put(
-                model,
-                "true",
-                "model_transaction_policy",
-                "decoupled",
-                text="model_transaction_policy { decoupled: true }",
-            ),
-            "model_transaction_policy",
+        message = "the model streams and is not decoupled"
+        remedy = put(
+            model, "true", "model_transaction_policy", "decoupled", text="model_transaction_policy { decoupled: true }"
         )
+        yield hit(model, message, remedy, "model_transaction_policy")

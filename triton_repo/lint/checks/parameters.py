@@ -81,12 +81,8 @@ def mandatory(model: Model, found: str, rows: dict[str, Parameter]) -> Iterator[
                 continue  # the backend says in-flight batching itself when it is missing
             if model.code is not None and model.backend == "python" and name not in model.code:
                 continue  # another code than NVIDIA's, which does not ask for it
-            yield hit(
-                model,
-                f"{name} is missing",
-                person(f'parameters {{ key: "{name}" value {{ string_value: "…" }} }}'),
-                "parameters",
-            )
+            remedy = person(f'parameters {{ key: "{name}" value {{ string_value: "…" }} }}')
+            yield hit(model, f"{name} is missing", remedy, "parameters")
         elif not text.strip():
             yield hit(model, f"{name} is empty", _usual(model, name, rows), *at(model, name))
         elif HOLE.search(text):
@@ -131,14 +127,8 @@ def unknown_parameter(model: Model, found: str, rows: dict[str, Parameter]) -> I
         strict = found == "tensorrt_llm" and model.backend == "tensorrtllm"
         near = nearest(name, known | set(old), cutoff=0.6 if strict else 0.85)
         if near or strict:
-            yield hit(
-                model,
-                f"{name} is no parameter of {found}",
-                _named(model, name, near) if near else no_parameter(model, name, "leave it out"),
-                "parameters",
-                f"key={name}",
-                "key",
-            )
+            remedy = _named(model, name, near) if near else no_parameter(model, name, "leave it out")
+            yield hit(model, f"{name} is no parameter of {found}", remedy, "parameters", f"key={name}", "key")
 
 
 def _named(model: Model, name: str, new: str, value: str | None = None) -> Remedy:

@@ -100,9 +100,6 @@ def environment(model: Model, repository: Repository) -> Iterator[Hit]:
         return
     inner = stated.removeprefix(_OWN_FOLDER).lstrip("/")
     if not model.has(inner):
-        yield hit(
-            model,
-            f"EXECUTION_ENV_PATH {stated!r}: {model.name}/ has no {inner}",
-            (person("conda-pack, and the archive there"), no_parameter(model, "EXECUTION_ENV_PATH")),
-            *at(model, "EXECUTION_ENV_PATH"),
-        )
+        message = f"EXECUTION_ENV_PATH {stated!r}: {model.name}/ has no {inner}"
+        remedies = [person("conda-pack, and the archive there"), no_parameter(model, "EXECUTION_ENV_PATH")]
+        yield hit(model, message, remedies, *at(model, "EXECUTION_ENV_PATH"))

@@ -115,14 +115,10 @@ def unasked(model: Model, path: Path, text: str, document: Mapping[str, Any]) ->
             or part in (model.code or "")
         ):
             continue
-        yield hit_file(
-            model,
-            path,
-            f"{setting} is set and the model has no tensor of {part}: {without}",
-            (
-                no_key(path, *place),
-                person("tensors for it in config.pbtxt and model.py; trtforge triton emit writes them"),
-                person("trtllm-serve, whose requests can"),
-            ),
-            Lines(text).of(*place),
-        )
+        message = f"{setting} is set and the model has no tensor of {part}: {without}"
+        remedies = [
+            no_key(path, *place),
+            person("tensors for it in config.pbtxt and model.py; trtforge triton emit writes them"),
+            person("trtllm-serve, whose requests can"),
+        ]
+        yield hit_file(model, path, message, remedies, Lines(text).of(*place))

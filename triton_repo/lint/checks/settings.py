@@ -24,13 +24,9 @@ def static_batching(model: Model, repository: Repository) -> Iterator[Hit]:
     text = model.parameter("gpt_model_type")
     if text is not None and text.lower() == "v1":
         decoupled = bool(model.message.model_transaction_policy.decoupled)
-        yield hit(
-            model,
-            "gpt_model_type V1 batches statically" + (" and cannot stream" if decoupled else ""),
-            parameter(model, "gpt_model_type", "inflight_fused_batching"),
-            *at(model, "gpt_model_type"),
-            severity="warning" if decoupled else "note",
-        )
+        message = "gpt_model_type V1 batches statically" + (" and cannot stream" if decoupled else "")
+        remedy = parameter(model, "gpt_model_type", "inflight_fused_batching")
+        yield hit(model, message, remedy, *at(model, "gpt_model_type"), severity="warning" if decoupled else "note")
 
 
 @rule("TF-TRI-189", "error", "speculation is set by halves", thread("TL#2115"))
@@ -43,32 +39,24 @@ def speculation(model: Model, repository: Repository) -> Iterator[Hit]:
         if text is None:
             continue
         if mode != wanted:
-            yield hit(
-                model,
-                f"{name} with decoding_mode {mode or 'not set'}: the choices are not used",
-                (parameter(model, "decoding_mode", wanted), no_parameter(model, name)),
-                *at(model, name),
-                severity="warning",
-            )
+            message = f"{name} with decoding_mode {mode or 'not set'}: the choices are not used"
+            remedies = [parameter(model, "decoding_mode", wanted), no_parameter(model, name)]
+            yield hit(model, message, remedies, *at(model, name), severity="warning")
         yield from _tree(model, name, text)
     sizes = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
     stated = [name for name in sizes if model.parameter(name) is not None]
     missing = [name for name in sizes if name not in stated]
     if stated and missing:
-        remedies = (person(f"set {listed(missing)}"), _no_sizes(model, stated))
+        remedies = [person(f"set {listed(missing)}"), _no_sizes(model, stated)]
         yield hit(model, f"{listed(stated)} without {listed(missing)}", remedies, *at(model, stated[0]))
     elif mode == "lookahead" and missing:
         message = f"decoding_mode lookahead without {listed(missing)}: the model does not load"
-        remedies = (person(f"set {listed(missing)}"), no_parameter(model, "decoding_mode", "no decoding_mode"))
+        remedies = [person(f"set {listed(missing)}"), no_parameter(model, "decoding_mode", "no decoding_mode")]
         yield hit(model, message, remedies, *at(model, "decoding_mode"))
     elif stated and mode != "lookahead":
-        yield hit(
-            model,
-            f"lookahead sizes with decoding_mode {mode or 'not set'}",
-            (parameter(model, "decoding_mode", "lookahead"), _no_sizes(model, stated)),
-            *at(model, stated[0]),
-            severity="warning",
-        )
+        message = f"lookahead sizes with decoding_mode {mode or 'not set'}"
+        remedies = [parameter(model, "decoding_mode", "lookahead"), _no_sizes(model, stated)]
+        yield hit(model, message, remedies, *at(model, stated[0]), severity="warning")
 
 
 def _no_sizes(model: Model, stated: list[str]) -> Remedy:
@@ -125,19 +113,13 @@ def beams(model: Model, repository: Repository) -> Iterator[Hit]:
                 severity="note",  # requests that do not stream may still use them
             )
         if mode is not None and mode != "beam_search":
-            yield hit(
-                model,
-                f"max_beam_width {width:g} with decoding_mode {mode}",
-                (parameter(model, "decoding_mode", "beam_search"), parameter(model, "max_beam_width", "1")),
-                *at(model, "max_beam_width"),
-            )
+            message = f"max_beam_width {width:g} with decoding_mode {mode}"
+            remedies = [parameter(model, "decoding_mode", "beam_search"), parameter(model, "max_beam_width", "1")]
+            yield hit(model, message, remedies, *at(model, "max_beam_width"))
     if mode == "beam_search" and (width is None or width <= 1):
-        yield hit(
-            model,
-            f"decoding_mode beam_search with max_beam_width {f'{width:g}' if width else 'not set (1)'}",
-            (no_parameter(model, "decoding_mode", "no decoding_mode"), *_wider(model)),
-            *at(model, "decoding_mode"),
-        )
+        message = f"decoding_mode beam_search with max_beam_width {f'{width:g}' if width else 'not set (1)'}"
+        remedies = [no_parameter(model, "decoding_mode", "no decoding_mode"), *_wider(model)]
+        yield hit(model, message, remedies, *at(model, "decoding_mode"))
 
 
 def _wider(model: Model) -> tuple[Remedy, ...]:
@@ -165,14 +147,8 @@ def kind_gpu(model: Model, repository: Repository) -> Iterator[Hit]:
     for index, group in enumerate(model.message.instance_group):
         if group.Kind.Name(group.kind) == "KIND_GPU":
             where = f"gpus {list(group.gpus)}" if group.gpus else "no gpus"
-            yield hit(
-                model,
-                f"KIND_GPU with {where}",
-                _on_cpu(model, index, list(group.gpus)),
-                "instance_group",
-                index,
-                "kind",
-            )
+            message = f"KIND_GPU with {where}"
+            yield hit(model, message, _on_cpu(model, index, list(group.gpus)), "instance_group", index, "kind")
 
 
 def _on_cpu(model: Model, index: int, gpus: list[int]) -> Remedy:
@@ -210,13 +186,9 @@ def guided(model: Model, repository: Repository) -> Iterator[Hit]:
     the C++ backend switches guided decoding off and the requests' grammars are ignored."""
     if model.parameter("guided_decoding_backend") is None:
         if model.parameter("xgrammar_tokenizer_info_path") is not None:
-            yield hit(
-                model,
-                "xgrammar_tokenizer_info_path without guided_decoding_backend",
-                (_with_guides(model), no_parameter(model, "xgrammar_tokenizer_info_path")),
-                *at(model, "xgrammar_tokenizer_info_path"),
-                severity="warning",
-            )
+            message = "xgrammar_tokenizer_info_path without guided_decoding_backend"
+            remedies = [_with_guides(model), no_parameter(model, "xgrammar_tokenizer_info_path")]
+            yield hit(model, message, remedies, *at(model, "xgrammar_tokenizer_info_path"), severity="warning")
         return
     needed = "tokenizer_dir" if model.backend == "python" else "xgrammar_tokenizer_info_path"
     if model.parameter(needed) is None:
@@ -264,15 +236,12 @@ def unasked_guide(model: Model, repository: Repository) -> Iterator[Hit]:
         for name in missing
     ]
     batching = model.message.max_batch_size > 0
-    yield hit(
-        model,
-        f"guided_decoding_backend, and the model has no input {listed(missing)}",
-        (
-            *((together(*rows, text=f"inputs {listed(missing)} of TYPE_STRING"),) if batching else ()),
-            together(*(no_parameter(model, name) for name in names), text=f"leave {listed(names)} out"),
-        ),
-        *at(model, "guided_decoding_backend"),
-    )
+    message = f"guided_decoding_backend, and the model has no input {listed(missing)}"
+    remedies = [
+        *((together(*rows, text=f"inputs {listed(missing)} of TYPE_STRING"),) if batching else ()),
+        together(*(no_parameter(model, name) for name in names), text=f"leave {listed(names)} out"),
+    ]
+    yield hit(model, message, remedies, *at(model, "guided_decoding_backend"))
 
 
 @rule("TF-TRI-196", "warning", "a setting that works only with another one", TRTLLM_PARAMETERS)
@@ -289,12 +258,9 @@ def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
         )
     graphs = number(model, "cuda_graph_cache_size")
     if graphs and not flag(model, "cuda_graph_mode"):
-        yield hit(
-            model,
-            f"cuda_graph_cache_size {graphs:g} without cuda_graph_mode",
-            (parameter(model, "cuda_graph_mode", "true"), no_parameter(model, "cuda_graph_cache_size")),
-            *at(model, "cuda_graph_cache_size"),
-        )
+        message = f"cuda_graph_cache_size {graphs:g} without cuda_graph_mode"
+        remedies = [parameter(model, "cuda_graph_mode", "true"), no_parameter(model, "cuda_graph_cache_size")]
+        yield hit(model, message, remedies, *at(model, "cuda_graph_cache_size"))
     if (
         model.parameter("cross_kv_cache_fraction") is not None
         and model.parameter("encoder_model_path") is None
@@ -308,12 +274,9 @@ def pairs(model: Model, repository: Repository) -> Iterator[Hit]:
             severity="error",
         )
     if model.parameter("sink_token_length") not in (None, "0") and model.parameter("max_attention_window_size") is None:
-        yield hit(
-            model,
-            "sink_token_length without max_attention_window_size",
-            (person('max_attention_window_size: "…"'), no_parameter(model, "sink_token_length")),
-            *at(model, "sink_token_length"),
-        )
+        message = "sink_token_length without max_attention_window_size"
+        remedies = [person('max_attention_window_size: "…"'), no_parameter(model, "sink_token_length")]
+        yield hit(model, message, remedies, *at(model, "sink_token_length"))
 
 
 def _attends_across(model: Model, repository: Repository) -> bool:

@@ -75,26 +75,16 @@ def vllm_json(model: Model, repository: Repository) -> Iterator[Hit]:
     lines = Lines(text)
     share = document.get("gpu_memory_utilization")
     if isinstance(share, (int, float)) and not isinstance(share, bool) and not 0 < share <= 1:
-        yield hit_file(
-            model,
-            path,
-            f"gpu_memory_utilization is {share!r}: a share of the GPU, over 0 and up to 1",
-            key(path, share / 100 if 1 < share <= 100 else 0.9, "gpu_memory_utilization"),
-            lines.of("gpu_memory_utilization"),
-        )
+        message = f"gpu_memory_utilization is {share!r}: a share of the GPU, over 0 and up to 1"
+        remedy = key(path, share / 100 if 1 < share <= 100 else 0.9, "gpu_memory_utilization")
+        yield hit_file(model, path, message, remedy, lines.of("gpu_memory_utilization"))
     sizes = [document.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
     ranks = sizes[0] * sizes[1] if all(type(size) is int for size in sizes) else 1
     if ranks > 1:
         for index, group in enumerate(model.message.instance_group):
             if group.Kind.Name(group.kind) == "KIND_GPU":
-                yield hit(
-                    model,
-                    f"{ranks} ranks with KIND_GPU: each instance sees one GPU",
-                    here("KIND_MODEL"),
-                    "instance_group",
-                    index,
-                    "kind",
-                )
+                message = f"{ranks} ranks with KIND_GPU: each instance sees one GPU"
+                yield hit(model, message, here("KIND_MODEL"), "instance_group", index, "kind")
     if str(document.get("enable_lora")).lower() == "true" and not (path.parent / "multi_lora.json").exists():
         remedies = (person('1/multi_lora.json with {"NAME": "folder of the adapter"}'), no_key(path, "enable_lora"))
         message = "enable_lora, and no multi_lora.json beside it: the backend does not load"
@@ -111,14 +101,9 @@ def vllm_names(model: Model, path: Path, lines: Lines, document: dict[str, Any])
         line = lines.of(name)
         gone = table.removed.get(name)
         if gone is not None:
-            yield hit_file(
-                model,
-                path,
-                f"{name} is gone since vLLM {gone.gone} ({gone.last} had it)",
-                _instead(name, gone, path, document),
-                line,
-                None if table.is_error(gone) else "warning",
-            )
+            message = f"{name} is gone since vLLM {gone.gone} ({gone.last} had it)"
+            remedy = _instead(name, gone, path, document)
+            yield hit_file(model, path, message, remedy, line, None if table.is_error(gone) else "warning")
         elif name not in table.kinds:
             near = nearest(name, [known for known in table.kinds if known not in document], cutoff=0.75)
             read = f"{table.releases[0]} to {table.releases[-1]}"
