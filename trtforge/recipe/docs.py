@@ -20,10 +20,11 @@ _HEADER = f"""# The recipe
 <!-- written by `python -m trtforge.recipe.docs docs/recipe.md`; change trtforge/recipe/schema.py instead -->
 
 A recipe is one YAML file. Unknown keys are errors. Only `name` and `model.source` are required; every other key has
-the default shown here. `extends: base.yaml` names a base recipe in the same folder tree: mappings merge key by key,
-lists and values replace, `null` takes a gate away. `--set key.key=value` overrides one key from the command line.
-Relative paths are relative to the recipe that is run; `extends` and `file:` texts stay inside its folder. Sizes
-(`256MiB`, `1GB`) and times (`200ms`, `2s`, `1.5min`) carry their unit, shares are `5%` or `0.05`.
+the default shown here. `extends: base.yaml` names a base recipe in the same folder tree, `extends: NAME` one that
+ships: mappings merge key by key, lists and values replace, `null` takes a gate away. `--set key.key=value` overrides
+one key from the command line. Relative paths are relative to the recipe that is run; `extends: FILE` and `file:` texts
+stay inside its folder. Sizes (`256MiB`, `1GB`) and times (`200ms`, `2s`, `1.5min`) carry their unit, shares are `5%`
+or `0.05`.
 
 Stages in order: {", ".join(STAGE_ORDER)}; `speculation` only where `speculation.method` is not `none`.
 """

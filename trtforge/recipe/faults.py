@@ -12,6 +12,13 @@ from trtforge.ground.names import nearest
 from trtforge.recipe.keys import find_key, siblings, suggest
 from trtforge.recipe.text import KeyPath, dotted
 
+#: what a value had to be, where pydantic's words name classes of Python
+_WANTED = {
+    "model_type": "a section of keys is wanted",
+    "model_attributes_type": "a section of keys is wanted",
+    "dict_type": "a section of keys is wanted",
+    "tuple_type": "a list is wanted",
+}
 _EXAMPLES = {
     "int_type": "write a whole number, for example {default}",
     "bool_parsing": "write true or false",
@@ -19,8 +26,8 @@ _EXAMPLES = {
     "string_type": 'write text; quote it when it looks like a number ("{given}")',
     "tuple_type": "write a list, for example [{given}]",
     "dict_type": "write a section of keys",
-    "model_type": "write a section of keys, or leave it out for the defaults",
-    "model_attributes_type": "write a section of keys, or leave it out for the defaults",
+    "model_type": "write a section of keys: {keys}; or leave it out for the defaults",
+    "model_attributes_type": "write a section of keys: {keys}; or leave it out for the defaults",
 }
 
 
@@ -90,6 +97,7 @@ def _problem(item: Any) -> str:
     if _is_blank_waiver(item):
         return "no justification; whoever reads the bundle's report must see why the rule was set aside"
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = _WANTED.get(item["type"], message)
     given = item.get("input")
     if item["type"] == "value_error" or isinstance(given, (dict, list, tuple)):
         return message
@@ -128,7 +136,8 @@ def _remedy(item: Any, names: tuple[str, ...]) -> str:
         return (key.field.description if key else None) or f"match {context.get('pattern')}"
     if kind in _EXAMPLES:
         example = default if isinstance(default, int) and not isinstance(default, bool) else 1
-        return _EXAMPLES[kind].format(default=example, given=given)
+        keys = ", ".join(siblings((*names, "")))
+        return _EXAMPLES[kind].format(default=example, given=given, keys=keys)
     if default is not None and isinstance(default, (str, int, float)):
         return f"leave it out for the default ({default})"
     return "change it as the message says, or leave it out for the default"

@@ -102,8 +102,12 @@ def _with_bases(
             remedies=["extends: base.yaml"],
         )
     # relative to the file that says it, but never out of the folder of the recipe that is run
-    base_path = path.parent / base_name
-    leads_to = resolved_path(base_path, code="TF-RCP-008", asked=f"extends: {base_name}")
+    beside = path.parent / base_name
+    leads_to = resolved_path(beside, code="TF-RCP-008", asked=f"extends: {base_name}")
+    base_path = recipe_file(Path(base_name), path.parent)
+    if base_path != beside:  # a recipe that ships; its own bases lie beside it
+        leads_to = resolved_path(base_path, code="TF-RCP-008", asked=f"extends: {base_name}")
+        root = leads_to.parent
     if Path(base_name).is_absolute() or not leads_to.is_relative_to(root):
         raise ForgeError(
             "TF-RCP-008",
@@ -127,7 +131,16 @@ def _with_bases(
             remedies=[f"remove extends from one of {', '.join(names)}"],
         )
     base, base_where, files = _with_bases(base_path, root, (*chain, here))
+    if base_path != beside:
+        _anchor_draft(base, root)
     return deep_merge(base, data), {**base_where, **where}, (*files, here)
+
+
+def _anchor_draft(data: dict[str, Any], folder: Path) -> None:
+    """The draft of a recipe that ships lies beside it, not beside the recipe that builds on it."""
+    section = data.get("speculation")
+    if isinstance(section, dict) and isinstance(section.get("draft"), str) and (folder / section["draft"]).is_dir():
+        data["speculation"] = {**section, "draft": str(folder / section["draft"])}
 
 
 def _validated(

@@ -32,16 +32,18 @@ def names_recipe(text: str) -> bool:
     return text.endswith(SUFFIXES) or is_shipped(text)
 
 
-def recipe_file(path: Path) -> Path:
-    """The file that a command's RECIPE means: a recipe that ships, where it is a bare name and no file.
+def recipe_file(path: Path, folder: Path = Path()) -> Path:
+    """The file that RECIPE or ``extends`` means: a recipe that ships, where it is a bare name and no file.
+
+    A relative path counts from ``folder``.
 
     Raises:
         ForgeError: ``TF-RCP-001`` it is a bare name, and neither a file nor a recipe that ships.
     """
     name = str(path)
     # what has a folder or a suffix is a path, whether or not a file lies there
-    if len(path.parts) != 1 or path.suffix in SUFFIXES or name in ("", ".", "..") or path.exists():
-        return path
+    if len(path.parts) != 1 or path.suffix in SUFFIXES or name in ("", ".", "..") or (folder / path).exists():
+        return folder / path
     known = shipped()
     if name in known:
         return known[name]

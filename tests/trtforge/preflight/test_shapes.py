@@ -11,7 +11,7 @@ import pytest
 from builder.graphs.config import HEAD_SIZES, read_config
 from builder.targets.tensorrt.plugin_fields import FIELDS
 from builder.targets.trtllm.ranks import layers_of
-from tests.support.preflight import SMOL, codes
+from tests.support.preflight import SMOL, codes, only
 from tests.support.public_models import CONFIGS
 from tests.trtforge.preflight.settings import API, ENGINE, GPU, RTX, build, merged
 from trtforge.ground.errors import ForgeError
@@ -43,6 +43,12 @@ def test_check_refuses_the_heads_that_the_graph_refuses(settings: dict, size: in
         written = False
     found = "TF-K5-006" in codes(settings, model=replace(SMOL, head_size=size))
     assert found == (not written or (settings in ({}, GPU) and size % 8 != 0))
+
+
+@pytest.mark.parametrize(("size", "taken"), [(100, False), (112, True)])
+def test_a_target_is_offered_where_its_attention_takes_the_heads(size: int, taken: bool) -> None:
+    found = only("TF-K5-007", ENGINE, model=replace(SMOL, head_size=size))
+    assert any("build.target: torch" in text for text in found.remedies) is taken
 
 
 def test_tensorrt_llm_itself_takes_other_heads() -> None:

@@ -195,6 +195,23 @@ class TestInheritance:
     def test_not_one_file(self, tmp_path: Path, value: str) -> None:
         assert refused(write(tmp_path, f"extends: {value}\n")).code == "TF-RCP-007"
 
+    def test_a_recipe_that_ships_by_its_name(self, tmp_path: Path) -> None:
+        recipe = load_recipe(write(tmp_path, "extends: smollm2-135m-fp8\nname: y\n")).recipe
+        shipped = load_recipe("smollm2-135m-fp8").recipe
+        assert recipe == shipped.model_copy(update={"name": "y"})
+
+    def test_the_draft_of_a_recipe_that_ships_stays_where_it_lies(self, tmp_path: Path) -> None:
+        draft = load_recipe(write(tmp_path, "extends: smollm2-135m-eagle3\nname: y\n")).recipe.speculation.draft
+        assert draft is not None and Path(draft).is_dir() and Path(draft).is_absolute()
+
+    def test_a_file_beside_comes_before_a_name_that_ships(self, tmp_path: Path) -> None:
+        write(tmp_path, MINIMAL, "smollm2-135m-fp8")
+        assert load_recipe(write(tmp_path, "extends: smollm2-135m-fp8\nname: y\n")).recipe.quantize.format == "none"
+
+    def test_a_name_that_is_neither(self, tmp_path: Path) -> None:
+        error = refused(write(tmp_path, "extends: smollm2-135m-fp9\nname: y\n"))
+        assert error.code == "TF-RCP-001" and "did you mean smollm2-135m-fp8?" in error.remedies
+
     def test_a_missing_base(self, tmp_path: Path) -> None:
         assert refused(write(tmp_path, "extends: gone.yaml\n")).code == "TF-RCP-001"
 
@@ -208,6 +225,10 @@ class TestValues:
         assert offender["nearest"] == "quantize.format"
         assert offender["where"] == f"{tmp_path}/r.yaml:4"
         assert "quantize.format" in error.remedies[0]
+
+    def test_a_value_where_a_section_stands_is_refused_in_the_recipes_words(self, tmp_path: Path) -> None:
+        error = refused(write(tmp_path, MINIMAL), "build.parallel=2")
+        assert error.message == "--set: build.parallel: a section of keys is wanted, not 2"
 
     def test_a_key_in_the_wrong_section_is_found_elsewhere(self, tmp_path: Path) -> None:
         error = refused(write(tmp_path, MINIMAL + "build: {max_batch_size: 4}\n"))
@@ -238,6 +259,8 @@ class TestValues:
     @pytest.mark.parametrize(
         ("text", "key", "remedy"),
         [
+            ("build: {parallel: 2}", "build.parallel", "a section of keys: tp, pp, ep;"),
+            ("quantize: fp8", "quantize", "a section of keys: format, "),
             ("quantize: {kv_cache: fp9}", "quantize.kv_cache", "use fp8"),
             ("build: {target: torhc}", "build.target", "use torch"),
             ("build: {limits: {max_batch_size: 0}}", "build.limits.max_batch_size", "above 0"),
@@ -249,7 +272,6 @@ class TestValues:
             ("build: {kv_cache: {block_size: 24}}", "build.kv_cache.block_size", "16, 32, 64"),
             ("triton: {version: 2.51}", "triton.version", "quote"),
             ("quantize: {exclude: lm_head}", "quantize.exclude", "[lm_head]"),
-            ("quantize: fp8", "quantize", "section"),
             ("evals: {perplexity: {gate: {max_increase: 5}}}", "evals.perplexity.gate.max_increase", "0.05"),
             ("bench: {slo: {ttft_p99: 2}}", "bench.slo.ttft_p99", "message"),
             ("bench: {concurrency: []}", "bench.concurrency", "message"),

@@ -21,10 +21,12 @@ from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import for_architectures, padded_mlp, to_target
 from trtforge.rules.sources import thread
 from trtforge.tables.features import AttentionKernel
-from trtforge.targets import DEFAULT
+from trtforge.targets import DEFAULT, TARGETS
 
 #: tensor-parallel sizes that people run
 TPS = (1, 2, 4, 8, 16)
+#: head sizes that PagedAttention takes; of which number they are multiples is the target's
+HEAD_SIZES = (64, 256)
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -136,6 +138,13 @@ def experts_split(facts: Facts) -> Iterator[Violation]:
     yield Violation(message, facts.asked("build.parallel.ep"), numbers, remedies)
 
 
+def head_taken(head_size: int, target: str) -> bool:
+    """Whether the graph's attention takes a head size on a target that is built from a graph."""
+    low, high = HEAD_SIZES
+    multiple = TARGETS[target].head_multiple
+    return multiple is not None and low <= head_size <= high and head_size % multiple == 0
+
+
 def is_compiled(facts: Facts, target: str, head_size: int) -> bool:
     """Whether the target's attention has kernels for a head size, where the table knows."""
     sizes = facts.kernels.decoding(target)
@@ -157,11 +166,12 @@ def head_size_compiled(facts: Facts) -> Iterator[Violation]:
     if is_compiled(facts, target, size):
         return
     sizes = facts.kernels.decoding(target)
+    others = [to_target(facts, DEFAULT.name)] if head_taken(size, DEFAULT.name) else []
     yield Violation(
         f"heads of {size} values; TensorRT-LLM has kernels for {', '.join(map(str, sizes))}",
         f"config.json of {facts.recipe.model.source}: head size {size}",
         {"head_size": size, "compiled": list(sizes)},
-        [*by_hand("a model whose heads have one of these sizes"), to_target(facts, DEFAULT.name)],
+        [*by_hand("a model whose heads have one of these sizes"), *others],
     )
 
 

@@ -14,30 +14,22 @@ from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import weight_format
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_target, to_targets
-from trtforge.preflight.rules.heads import is_compiled
+from trtforge.preflight.rules.heads import HEAD_SIZES, head_taken, is_compiled
 from trtforge.targets import TARGETS
 
-#: head sizes that PagedAttention takes; of which number they are multiples is the target's
-HEAD_SIZES = (64, 256)
 #: values of ``layer_types`` that the graph has attention for, one for the whole model
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def _taken(head_size: int, target: str) -> bool:
-    low, high = HEAD_SIZES
-    multiple = TARGETS[target].head_multiple
-    return multiple is not None and low <= head_size <= high and head_size % multiple == 0
-
-
 @rule("TF-K5-006", "heads of a size that the attention does not take", needs=("model",), waivable=False)
-def head_size_taken(facts: Facts) -> Iterator[Violation]:
+def head_sizehead_taken(facts: Facts) -> Iterator[Violation]:
     """The graph's attention, and the kernels behind it, are written for a range of head sizes."""
     size, target = facts.require_model().head_size, facts.recipe.build.target
     multiple = facts.target.head_multiple
-    if multiple is None or _taken(size, target):
+    if multiple is None or head_taken(size, target):
         return
     low, high = HEAD_SIZES
-    others = [name for name in TARGETS if _taken(size, name) or TARGETS[name].llm_api]
+    others = [name for name in TARGETS if head_taken(size, name) or TARGETS[name].llm_api]
     yield Violation(
         f"heads of {size} values; target {target} takes {low} to {high} in steps of {multiple}",
         f"config.json of {facts.recipe.model.source}: head size {size}",
