@@ -13,10 +13,10 @@ import numpy as np
 
 from builder.planner.capacity import capacity
 from builder.planner.cost import costs
-from builder.planner.sections.cost import money, rates_of, served_at
+from builder.planner.sections.cost import money, rates_of
 from builder.planner.sections.speed import ms, span
 from builder.planner.sizes import size
-from builder.planner.speed.facts import load_of
+from builder.planner.speed.facts import load_of, served_at
 from builder.planner.speed.levels import asked_levels, best_level
 from builder.planner.speed.serving import TYPICAL
 from builder.planner.types import Facts
@@ -39,7 +39,7 @@ def answer(facts: Facts, *, fits: bool) -> tuple[list[Row], dict[str, Any]]:
     found = capacity(facts.model, facts.memory, facts.workload, facts.serving)
     level, asked = best_level(facts, TYPICAL), asked_levels(facts)
     batch = found.running if level is None else level.batch
-    served = served_at(facts, load_of(facts), batch)
+    served = served_at(facts, load_of(facts), [batch])
     first = served.ttft[:, 0] + served.gap[:, 0]  # the step that runs when the request comes
     price, utilization = facts.options.get("price"), facts.options.get("utilization") or 1.0
     prices = [costs(rates_of(facts, served, index), price, utilization) for index in range(3)]

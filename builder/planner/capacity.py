@@ -17,7 +17,7 @@ import numpy as np
 from builder.planner.hardware import Gpu
 from builder.planner.memory import activation_terms, plan_memory
 from builder.planner.precision import KV_BITS
-from builder.planner.types import MemoryPlan, ParallelPlan, Precision, Serving, Workload
+from builder.planner.types import ALONE, Beside, MemoryPlan, ParallelPlan, Precision, Serving, Workload
 from builder.planner.weights import TensorGroup
 from trtforge.models.kv import kv_bytes_per_token
 from trtforge.models.kv_window import KvWindows
@@ -145,10 +145,7 @@ def kv_trade(
     serving: Serving,
     gpu: Gpu,
     workload: Workload,
-    *,
-    draft: Model | None = None,
-    draft_weights: Sequence[TensorGroup] = (),
-    reserved: int = 0,
+    beside: Beside = ALONE,
 ) -> list[KvTrade]:
     """What each KV format buys on the same GPUs, widest first; formats that the GPU lacks only if the plan has them."""
     row = architecture_table().row(gpu.arch)
@@ -157,9 +154,7 @@ def kv_trade(
     rows = []
     for kv in dict.fromkeys((precision.base, *narrow, precision.kv)):
         chosen = replace(precision, kv=kv)
-        memory = plan_memory(
-            model, weights, chosen, parallel, serving, gpu, draft=draft, draft_weights=draft_weights, reserved=reserved
-        )
+        memory = plan_memory(model, weights, chosen, parallel, serving, gpu, beside)
         found = capacity(model, memory, workload, serving)
         kernel = "yes" if kv == precision.base else stated.get(kv, "no")
         rows.append(KvTrade(kv, kv_bytes_per_token(model.kv, kv), found.pool_tokens, found.guaranteed, kernel))

@@ -18,7 +18,7 @@ from builder.planner.memory import plan_memory
 from builder.planner.model import from_config, read_config
 from builder.planner.parallelism import Split, invalid_reasons, recommend, splits
 from builder.planner.precision import recipe_precision
-from builder.planner.types import Facts, Goal, ParallelPlan, Precision, Serving, Workload, bad_input
+from builder.planner.types import Beside, Facts, Goal, ParallelPlan, Precision, Serving, Workload, bad_input
 from builder.planner.weights import TensorGroup, groups_from_facts, groups_from_headers, in_precision
 from trtforge.ground.safetensors_header import read_headers, weight_files
 from trtforge.models.record import Model
@@ -172,9 +172,10 @@ def collect(
     link(network)
     precision = served_precision(recipe, known.facts)
     weights = in_precision(known.groups, precision)
-    draft_facts = draft.facts if draft else None
-    # a draft stays in the recipe's dtype: the quantize section is the target's
-    draft_weights = in_precision(draft.groups, replace(precision, weights=precision.base)) if draft else []
+    beside = Beside(reserved=reserved)
+    if draft is not None:
+        # a draft stays in the recipe's dtype: the quantize section is the target's
+        beside = Beside(draft.facts, in_precision(draft.groups, replace(precision, weights=precision.base)), reserved)
     serving = served_limits(recipe, known.facts)
     if pool_bytes is not None:
         serving = replace(serving, pool_bytes=pool_bytes)
@@ -192,34 +193,12 @@ def collect(
         notes.append("times are those of GPUs whose other models have nothing to do at the moment")
     if recipe.speculation.draft and draft is None:
         notes.append("the draft's sizes are not known here; its memory is not counted")
-    found = splits(
-        known.facts,
-        weights,
-        precision,
-        serving,
-        gpu,
-        count,
-        workload,
-        network=network,
-        draft=draft_facts,
-        draft_weights=draft_weights,
-        reserved=reserved,
-    )
+    found = splits(known.facts, weights, precision, serving, gpu, count, workload, network=network, beside=beside)
     chosen, why = _choose(known.facts, precision, parallel, count, found, goal)
     if chosen.gpus > 1 and recipe.target.one_rank:
         targets = " or ".join(names(lambda target: not target.one_rank))
         notes.append(f"build.target: {recipe.build.target} runs one rank: {chosen} needs build.target: {targets}")
-    memory = plan_memory(
-        known.facts,
-        weights,
-        precision,
-        chosen,
-        serving,
-        gpu,
-        draft=draft_facts,
-        draft_weights=draft_weights,
-        reserved=reserved,
-    )
+    memory = plan_memory(known.facts, weights, precision, chosen, serving, gpu, beside)
     return Facts(
         model=known.facts,
         weights=weights,
@@ -231,15 +210,13 @@ def collect(
         workload=workload,
         goal=goal,
         network=network,
-        draft=draft_facts,
-        draft_weights=draft_weights,
+        beside=beside,
         memory=memory,
         splits=found,
         chosen=why,
         recipe=recipe,
         notes=tuple(notes),
         options=dict(options or {}),
-        reserved=reserved,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from builder.planner.hardware import Gpu
 from builder.planner.precision import kv_bits
 from builder.planner.runtime import runtime_terms
-from builder.planner.types import KvPool, MemoryPlan, ParallelPlan, Precision, Serving, Term
+from builder.planner.types import ALONE, Beside, KvPool, MemoryPlan, ParallelPlan, Precision, Serving, Term
 from builder.planner.weights import TensorGroup, rank_weights
 from trtforge.ground.errors import GateFailed
 from trtforge.models.kv import kv_bytes_per_token, pool_blocks, stage_layers
@@ -59,21 +59,11 @@ def plan_memory(
     parallel: ParallelPlan,
     serving: Serving,
     gpu: Gpu,
-    *,
-    draft: Model | None = None,
-    draft_weights: Sequence[TensorGroup] = (),
-    reserved: int = 0,
+    beside: Beside = ALONE,
 ) -> tuple[MemoryPlan, ...]:
-    """The plan of every pipeline stage, in order.
-
-    Args:
-        weights, draft_weights: groups in the precision that is served.
-        draft: a draft model of speculative decoding; it is split and cached like the target, on the last stage.
-        reserved: bytes that something else on the GPU holds.
-    """
+    """The plan of every pipeline stage, in order; ``weights`` are groups in the precision that is served."""
     return tuple(
-        _stage_plan(model, weights, precision, parallel, serving, gpu, stage, draft, draft_weights, reserved)
-        for stage in range(parallel.pp)
+        _stage_plan(model, weights, precision, parallel, serving, gpu, stage, beside) for stage in range(parallel.pp)
     )
 
 
@@ -85,23 +75,21 @@ def _stage_plan(
     serving: Serving,
     gpu: Gpu,
     stage: int,
-    draft: Model | None,
-    draft_weights: Sequence[TensorGroup],
-    reserved: int,
+    beside: Beside,
 ) -> MemoryPlan:
     terms = _weight_terms(weights, model, parallel, stage)
-    has_draft = draft is not None and stage == parallel.pp - 1
-    alone = ParallelPlan(parallel.tp, 1, 1)
-    if draft is not None and has_draft:
-        terms.append(_draft_term(draft, draft_weights, alone))
+    draft = beside.draft if stage == parallel.pp - 1 else None
+    if draft is not None:
+        terms.append(_draft_term(draft, beside.weights, ParallelPlan(parallel.tp, 1, 1)))
     terms += activation_terms(model, precision, parallel, serving, last=stage == parallel.pp - 1)
     terms += runtime_terms(parallel)
-    if reserved:
-        terms.append(Term("other models on the GPU", "others", reserved, "as given", reserved, reserved))
+    if beside.reserved:
+        others = beside.reserved
+        terms.append(Term("other models on the GPU", "others", others, "as given", others, others))
     layers = len(stage_layers(model.layers, parallel.pp)[stage])
     per_token = kv_bytes_per_token(model.kv, precision.kv, tp=parallel.tp, layers=layers)
     arithmetic = _kv_arithmetic(model, precision.kv, parallel, layers)
-    if draft is not None and has_draft:
+    if draft is not None:
         extra = kv_bytes_per_token(draft.kv, serving.draft_kv or precision.kv, tp=parallel.tp)
         per_token += extra
         arithmetic += f" + {extra:,} of the draft"

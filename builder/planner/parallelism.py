@@ -18,7 +18,18 @@ from builder.planner.communication import StepCommunication, step_communication
 from builder.planner.hardware import Gpu, link
 from builder.planner.memory import plan_memory
 from builder.planner.precision import compute_format, weight_format
-from builder.planner.types import Goal, MemoryPlan, ParallelPlan, Precision, Serving, Workload, bad_input
+from builder.planner.types import (
+    ALONE,
+    Beside,
+    Goal,
+    MemoryPlan,
+    ParallelPlan,
+    Precision,
+    Serving,
+    Workload,
+    bad_input,
+    holds,
+)
 from builder.planner.weights import TensorGroup, active_parameters
 from trtforge.models.record import Model
 
@@ -139,11 +150,9 @@ def splits(
     workload: Workload,
     *,
     network: str = "ib-ndr",
-    draft: Model | None = None,
-    draft_weights: Sequence[TensorGroup] = (),
-    reserved: int = 0,
+    beside: Beside = ALONE,
 ) -> list[Split]:
-    """All splits with their reasons, memory and floor times; ``reserved`` bytes of each GPU belong to other models.
+    """All splits with their reasons, memory and floor times.
 
     Raises:
         ForgeError: ``TF-PLN-008`` the number of GPUs is not positive or absurd; ``TF-PLN-002`` no such network.
@@ -163,17 +172,7 @@ def splits(
         if reasons:
             found.append(Split(parallel, count // parallel.gpus, tuple(reasons)))
             continue
-        memory = plan_memory(
-            model,
-            weights,
-            precision,
-            parallel,
-            serving,
-            gpu,
-            draft=draft,
-            draft_weights=draft_weights,
-            reserved=reserved,
-        )
+        memory = plan_memory(model, weights, precision, parallel, serving, gpu, beside)
         found.append(_timed(model, precision, parallel, serving, gpu, count, workload, network, memory))
     return found
 
@@ -193,7 +192,7 @@ def _timed(
     local = parallel.tp <= domain
     replicas = count // parallel.gpus
     notes = _notes(model, parallel, local, domain)
-    room = all(plan.fits and plan.pool.blocks > 0 for plan in memory)
+    room = holds(memory)
     requests = capacity(model, memory, workload, serving).running if room else 0
     if not requests:
         if room:

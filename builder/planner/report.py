@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from builder.planner.capacity import capacity
-from builder.planner.types import Facts, Section
+from builder.planner.types import Facts, Section, holds
 
 SECTIONS: tuple[str, ...] = ("memory", "capacity", "parallelism", "speed", "speculation", "cost", "disaggregation")
 #: sections about times and money: what does not fit has neither
@@ -32,7 +32,7 @@ class Plan:
     def fits(self) -> bool:
         """Whether every stage holds the model and at least one request of the workload's longest."""
         facts = self.facts
-        if not all(plan.fits and plan.pool.blocks > 0 for plan in facts.memory):
+        if not holds(facts.memory):
             return False
         return capacity(facts.model, facts.memory, facts.workload, facts.serving).longest >= 1
 

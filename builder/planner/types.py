@@ -154,6 +154,11 @@ class MemoryPlan:
         return sum(term.bytes for term in self.terms if term.kind == kind)
 
 
+def holds(plans: Sequence[MemoryPlan]) -> bool:
+    """Whether every stage fits its GPU with a pool of at least one block."""
+    return all(plan.fits and plan.pool.blocks > 0 for plan in plans)
+
+
 @dataclass(frozen=True)
 class Length:
     """Requests with ``isl`` prompt tokens and ``osl`` answer tokens; ``share`` is their weight."""
@@ -246,13 +251,29 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What the GPUs hold beside the model.
+
+    ``draft`` is a draft model of speculative decoding, split and cached like the target on the last stage, ``weights``
+    its groups as they are served; ``reserved`` are bytes of each GPU that other models hold.
+    """
+
+    draft: Model | None = None
+    weights: Sequence[Any] = ()
+    reserved: int = 0
+
+
+ALONE = Beside()
+
+
+@dataclass(frozen=True)
 class Facts:
     """Everything a section may read. ``memory`` has one plan a pipeline stage, in order.
 
     ``weights`` are the model's tensor groups (``builder.planner.weights``), per layer and whole, before any split.
     ``count`` GPUs hold ``replicas`` copies of ``parallel``; ``splits`` are all of ``builder.planner.parallelism`` and
     ``chosen`` says why this one. ``recipe`` is the recipe (``trtforge.recipe.schema.Recipe``). ``notes`` are facts
-    that the plan had to assume. ``reserved`` are bytes of each GPU that other models on it hold.
+    that the plan had to assume.
     """
 
     model: Model
@@ -265,15 +286,13 @@ class Facts:
     workload: Workload
     goal: Goal = "throughput"
     network: str = "ib-ndr"
-    draft: Model | None = None
-    draft_weights: Sequence[Any] = ()
+    beside: Beside = ALONE
     memory: tuple[MemoryPlan, ...] = ()
     splits: Sequence[Any] = ()
     chosen: str = ""
     recipe: Any = None
     notes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    reserved: int = 0
 
     @property
     def replicas(self) -> int:

@@ -157,7 +157,7 @@ class _Check:
         from builder.planner.search.recipe import recommended, relocated
 
         facts = self.facts
-        pool = pool_of(facts, self.known.groups, point) if facts.reserved else None
+        pool = pool_of(facts, self.known.groups, point) if facts.beside.reserved else None
         data = recommended(self.loaded.written, point, facts.gpu, facts.serving, facts.workload, pool_bytes=pool)
         return relocated(data, self.loaded.directory, self.output.parent)
 

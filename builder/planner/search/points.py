@@ -17,7 +17,7 @@ from builder.planner.search.space import Space
 from builder.planner.speculation import Speculating
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.serving import Load, Served, steady_state
-from builder.planner.types import Facts, ParallelPlan, Precision, Serving, Workload
+from builder.planner.types import ALONE, Beside, Facts, ParallelPlan, Precision, Serving, Workload, holds
 from builder.planner.weights import TensorGroup, in_precision
 from trtforge.models.record import Model
 
@@ -107,9 +107,7 @@ def evaluate(
     *,
     network: str = "ib-ndr",
     calibration: Calibration | None = None,
-    draft: Model | None = None,
-    draft_weights: Sequence[TensorGroup] = (),
-    reserved: int = 0,
+    beside: Beside = ALONE,
 ) -> Found:
     """Every point of the space, for ``count`` GPUs that hold as many replicas as they can.
 
@@ -118,8 +116,6 @@ def evaluate(
 
     Args:
         weights: unquantized groups (:func:`builder.planner.weights.groups_from_facts` or headers).
-        draft_weights: the draft's groups as they are served.
-        reserved: bytes of each GPU that other models hold.
         serving: block size, lengths and the share of free memory; batch, tokens and draft come from the point.
     """
     shared = workload.shared_prefix // serving.block_size * serving.block_size
@@ -141,8 +137,8 @@ def evaluate(
                 if parallel.pp > 1 and speculating.method != "none":
                     invalid += len(space.batches) * len(space.step_tokens)
                     continue
-                drafts = draft if speculating.method not in ("none", "ngram") else None
-                beside = _draft_engine(drafts, precision, gpu, network, calibration)
+                held_beside = _drafting(beside, speculating)
+                drafter = _draft_engine(held_beside.draft, precision, gpu, network, calibration)
                 for tokens in space.step_tokens:
                     room, lacks = _room(
                         model,
@@ -153,9 +149,7 @@ def evaluate(
                         workload,
                         space,
                         _serving(serving, space, speculating, tokens),
-                        drafts,
-                        draft_weights,
-                        reserved,
+                        held_beside,
                     )
                     if lacks > 0 and (deficit is None or lacks < deficit[0]):
                         deficit = (lacks, precision, parallel)
@@ -164,7 +158,7 @@ def evaluate(
                     if not usable.any():
                         continue
                     served = steady_state(
-                        engine, load, batches[usable], max_num_tokens=tokens, speculating=speculating, draft=beside
+                        engine, load, batches[usable], max_num_tokens=tokens, speculating=speculating, draft=drafter
                     )
                     points += _points(
                         served,
@@ -189,7 +183,6 @@ def pool_of(facts: Facts, weights: Sequence[TensorGroup], point: Point) -> int:
         weights: unquantized groups, as for :func:`evaluate`.
     """
     spoken = point.speculating
-    drafts = facts.draft if spoken.method not in ("none", "ngram") else None
     serving = replace(
         facts.serving,
         pool_bytes=None,
@@ -204,11 +197,14 @@ def pool_of(facts: Facts, weights: Sequence[TensorGroup], point: Point) -> int:
         point.parallel,
         serving,
         facts.gpu,
-        draft=drafts,
-        draft_weights=facts.draft_weights,
-        reserved=facts.reserved,
+        _drafting(facts.beside, spoken),
     )
     return min(plan.pool.bytes for plan in plans)
+
+
+def _drafting(beside: Beside, speculating: Speculating) -> Beside:
+    """``beside`` with its draft where the method has one."""
+    return beside if speculating.method not in ("none", "ngram") else Beside(reserved=beside.reserved)
 
 
 def _valid(model: Model, precisions: Sequence[Precision], parallel: ParallelPlan, count: int) -> Precision | None:
@@ -235,9 +231,7 @@ def _room(
     workload: Workload,
     space: Space,
     serving: Serving,
-    draft: Model | None,
-    draft_weights: Sequence[TensorGroup],
-    reserved: int,
+    beside: Beside,
 ) -> tuple[Any, int]:
     """Requests that a replica's pool holds at every batch, and the bytes that its fullest GPU lacks for one.
 
@@ -245,22 +239,9 @@ def _room(
     """
     ends, lacks = [], 0
     for batch in (min(space.batches), max(space.batches)):
-        plans = plan_memory(
-            model,
-            weights,
-            precision,
-            parallel,
-            replace(serving, max_batch_size=batch),
-            gpu,
-            draft=draft,
-            draft_weights=draft_weights,
-            reserved=reserved,
-        )
-        if all(plan.fits and plan.pool.blocks > 0 for plan in plans):
-            found = capacity(model, plans, workload, replace(serving, max_batch_size=batch))
-            ends.append(found.guaranteed)
-        else:
-            ends.append(0)
+        served = replace(serving, max_batch_size=batch)
+        plans = plan_memory(model, weights, precision, parallel, served, gpu, beside)
+        ends.append(capacity(model, plans, workload, served).guaranteed if holds(plans) else 0)
         if batch == min(space.batches) and not ends[0]:
             tokens = workload.longest
             lacks = max(

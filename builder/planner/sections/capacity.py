@@ -27,9 +27,7 @@ def section(facts: Facts) -> Section:
         facts.serving,
         facts.gpu,
         facts.workload,
-        draft=facts.draft,
-        draft_weights=facts.draft_weights,
-        reserved=facts.reserved,
+        facts.beside,
     )
     load = facts.workload
     per_token = kv_bytes_per_token(facts.model.kv, facts.precision.kv)

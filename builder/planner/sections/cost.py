@@ -9,9 +9,9 @@ from builder.planner.capacity import capacity
 from builder.planner.cost import Costs, Rates, Sensitivity, costs, sensitivity
 from builder.planner.memory import plan_memory
 from builder.planner.precision import WEIGHT_FORMATS
-from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, running_of, speculating_of
-from builder.planner.speed.serving import Load, Served, steady_state
-from builder.planner.types import Facts, Precision, Section, Table
+from builder.planner.speed.facts import engine_of, load_of, running_of, served_at
+from builder.planner.speed.serving import Served
+from builder.planner.types import Facts, Section, Table, holds
 from builder.planner.weights import groups_from_facts, in_precision
 from trtforge.tables import architecture_table
 
@@ -20,7 +20,7 @@ def section(facts: Facts) -> Section:
     """The cost section; ``price`` ($ a GPU-hour) and ``utilization`` are options of the plan."""
     price, utilization = facts.options.get("price"), facts.options.get("utilization") or 1.0
     running = running_of(facts)
-    served = served_at(facts, load_of(facts), running)
+    served = served_at(facts, load_of(facts), [running])
     variants = [costs(rates_of(facts, served, index), price, utilization) for index in range(3)]
     slow, typical, fast = variants
     rates = rates_of(facts, served, 1)
@@ -62,37 +62,25 @@ def rates_of(facts: Facts, served: Served, variant: int) -> Rates:
     )
 
 
-def served_at(facts: Facts, load: Load, batch: int, precision: Precision | None = None) -> Served:
-    """One replica at ``batch`` requests in flight."""
-    return steady_state(
-        engine_of(facts, precision=precision),
-        load,
-        [batch],
-        max_num_tokens=facts.serving.max_num_tokens,
-        speculating=speculating_of(facts),
-        draft=draft_engine_of(facts),
-    )
-
-
 def _changes(facts: Facts, running: int) -> list[tuple[str, str, Rates]]:
     """The plan with one thing changed, at typical efficiency; and its slow and fast ends."""
     load = load_of(facts)
     found = []
-    base = served_at(facts, load, running)
+    base = served_at(facts, load, [running])
     found.append(("efficiency of kernels", "slow end", rates_of(facts, base, 0)))
     found.append(("efficiency of kernels", "fast end", rates_of(facts, base, 2)))
     for factor in (0.25, 0.5):
         batch = max(int(running * factor), 1)
         if batch < running:
-            found.append(("requests in flight", str(batch), rates_of(facts, served_at(facts, load, batch), 1)))
+            found.append(("requests in flight", str(batch), rates_of(facts, served_at(facts, load, [batch]), 1)))
     for factor in (0.5, 2.0):
         longer = replace(load, isl=max(load.isl * factor, load.cached_prefix + 1))
-        found.append(("prompt length", f"{longer.isl:,.0f}", rates_of(facts, served_at(facts, longer, running), 1)))
+        found.append(("prompt length", f"{longer.isl:,.0f}", rates_of(facts, served_at(facts, longer, [running]), 1)))
         longer = replace(load, osl=max(load.osl * factor, 1.0))
-        found.append(("answer length", f"{longer.osl:,.0f}", rates_of(facts, served_at(facts, longer, running), 1)))
+        found.append(("answer length", f"{longer.osl:,.0f}", rates_of(facts, served_at(facts, longer, [running]), 1)))
     if load.cached_prefix:
         cold = replace(load, cached_prefix=0.0)
-        found.append(("prefix cache", "none", rates_of(facts, served_at(facts, cold, running), 1)))
+        found.append(("prefix cache", "none", rates_of(facts, served_at(facts, cold, [running]), 1)))
     return found
 
 
@@ -110,27 +98,17 @@ def _precisions(facts: Facts, price: float | None, utilization: float) -> list[d
         same = name == facts.precision.weights
         precision = facts.precision if same else replace(facts.precision, weights=name, group_size=None)
         weights = facts.weights if same else in_precision(plain, precision)
-        memory = plan_memory(
-            facts.model,
-            weights,
-            precision,
-            facts.parallel,
-            facts.serving,
-            facts.gpu,
-            draft=facts.draft,
-            draft_weights=facts.draft_weights,
-            reserved=facts.reserved,
-        )
+        memory = plan_memory(facts.model, weights, precision, facts.parallel, facts.serving, facts.gpu, facts.beside)
         found: dict[str, Any] = {
             "weights": name,
             "plan": same,
             "weight_only": stated.get(name) == "weight-only",
             "fits": False,
         }
-        if all(plan.fits and plan.pool.blocks > 0 for plan in memory):
+        if holds(memory):
             running = capacity(facts.model, memory, facts.workload, facts.serving).running
             if running:
-                served = served_at(facts, load_of(facts), running, precision)
+                served = served_at(facts, load_of(facts), [running], engine=engine_of(facts, precision=precision))
                 cost = costs(rates_of(facts, served, 1), price, utilization)
                 rates = [float(value) * facts.replicas for value in served.output[:, 0]]
                 found |= {"fits": True, "running": running, "output_tokens_per_second": rates, **cost.to_json()}

@@ -7,8 +7,8 @@ import math
 from builder.planner.capacity import capacity
 from builder.planner.disaggregation import advise
 from builder.planner.report import plain
-from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, speculating_of
-from builder.planner.speed.serving import prefill_time, steady_state
+from builder.planner.speed.facts import engine_of, load_of, served_at
+from builder.planner.speed.serving import prefill_time
 from builder.planner.types import Facts, Section, Table
 
 
@@ -19,14 +19,7 @@ def section(facts: Facts) -> Section | None:
         return None
     itl = float(facts.options.get("itl", 0.05))
     engine, load = engine_of(facts), load_of(facts)
-    served = steady_state(
-        engine,
-        load,
-        [running],
-        max_num_tokens=facts.serving.max_num_tokens,
-        speculating=speculating_of(facts),
-        draft=draft_engine_of(facts),
-    )
+    served = served_at(facts, load, [running], engine=engine)
     advice = advise(
         facts.model,
         facts.precision,

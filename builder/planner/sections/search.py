@@ -78,9 +78,7 @@ def search(
         facts.workload,
         network=facts.network,
         calibration=facts.options.get("calibration"),
-        draft=facts.draft,
-        draft_weights=facts.draft_weights,
-        reserved=facts.reserved,
+        beside=facts.beside,
     )
     slo = service_levels(facts)
     choice = choose(found, slo, facts.goal, accept=accept, terms=lambda point: step_shares(facts, point, slo))
@@ -131,7 +129,7 @@ def section(facts: Facts, searched: Searched) -> Section:
     if searched.slo != Slo():
         sure = "also at" if choice.certain else "but not at"
         notes.append(f"the service levels are met at typical efficiency, {sure} the slow end of the range")
-    if facts.reserved:
+    if facts.beside.reserved:
         notes.append("every point leaves the other models of the GPU what they are given beside the recipe as it is")
     notes.append("the other sections describe the recipe as it is; plan the written one (-o) to see all of this plan")
     notes += [f"passed over: {reason}" for reason in choice.refused]

@@ -137,9 +137,9 @@ def _notes(facts: Facts, given: Speculating) -> list[str]:
     notes = ["acceptance counts as independent from token to token: an upper bound for a rate of the first draft"]
     if not given.measured:
         notes.append("--acceptance RATE takes a measured one instead of the assumed range")
-    if facts.draft is None and given.method not in ("none", "ngram", "lookahead"):
+    if facts.beside.draft is None and given.method not in ("none", "ngram", "lookahead"):
         notes.append(f"the draft's pass is taken as {given.draft_cost:.0%} of a step of the target")
-    if facts.draft is not None and facts.draft.joined:
+    if facts.beside.draft is not None and facts.beside.draft.joined:
         notes.append("every pass of the head is timed with its fc, which the first pass of a round alone runs")
     section = facts.recipe.speculation if facts.recipe is not None else None
     if section is not None and section.method != "none" and section.adaptive and facts.recipe.target.one_rank:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, running_of, speculating_of
+from builder.planner.speed.facts import engine_of, load_of, running_of, served_at
 from builder.planner.speed.levels import asked_levels
 from builder.planner.speed.roofline import Engine, StepTime
-from builder.planner.speed.serving import Load, Served, knee, prefill_time, steady_state
+from builder.planner.speed.serving import Load, Served, knee, prefill_time
 from builder.planner.speed.step import Step, decode_part, decode_step, mixed_step, prefill_part, prefill_step
 from builder.planner.types import Facts, Section, Table
 
@@ -31,17 +31,10 @@ _CLASS_NAMES = {
 
 def section(facts: Facts) -> Section:
     """The speed section."""
-    engine, load, spoken = engine_of(facts), load_of(facts), speculating_of(facts)
+    engine, load = engine_of(facts), load_of(facts)
     running = running_of(facts)
     batches = batch_levels(running)
-    served = steady_state(
-        engine,
-        load,
-        batches,
-        max_num_tokens=facts.serving.max_num_tokens,
-        speculating=spoken,
-        draft=draft_engine_of(facts),
-    )
+    served = served_at(facts, load, batches, engine=engine)
     bend = knee(batches, served, asked_levels(facts))
     idle = prefill_time(engine, load.new_tokens, cached=load.cached_prefix)
     steps = _steps(engine, load, running, facts.serving.max_num_tokens)

@@ -7,12 +7,13 @@ Options that it reads of :attr:`builder.planner.types.Facts.options`: ``raw_ops`
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from builder.planner.capacity import capacity
 from builder.planner.speculation import NONE, Speculating, assumed, grown_tree
 from builder.planner.speed.roofline import Engine
-from builder.planner.speed.serving import Load
-from builder.planner.types import Facts, ParallelPlan, Precision
+from builder.planner.speed.serving import Load, Served, steady_state
+from builder.planner.types import Facts, ParallelPlan, Precision, holds
 
 
 def engine_of(facts: Facts, *, precision: Precision | None = None, parallel: ParallelPlan | None = None) -> Engine:
@@ -50,15 +51,27 @@ def speculating_of(facts: Facts) -> Speculating:
 
 def draft_engine_of(facts: Facts) -> Engine | None:
     """The draft model on one rank in the base format, when its sizes are known."""
-    if facts.draft is None:
+    if facts.beside.draft is None:
         return None
     base = facts.precision.base
     plain = Precision(base, base, facts.precision.kv, exclude=())
-    return Engine(facts.draft, plain, facts.gpu, ParallelPlan(), calibration=facts.options.get("calibration"))
+    return Engine(facts.beside.draft, plain, facts.gpu, ParallelPlan(), calibration=facts.options.get("calibration"))
+
+
+def served_at(facts: Facts, load: Load, batches: Any, *, engine: Engine | None = None) -> Served:
+    """One replica with the plan's speculation, at each number of ``batches`` requests in flight."""
+    return steady_state(
+        engine or engine_of(facts),
+        load,
+        batches,
+        max_num_tokens=facts.serving.max_num_tokens,
+        speculating=speculating_of(facts),
+        draft=draft_engine_of(facts),
+    )
 
 
 def running_of(facts: Facts) -> int:
     """Requests that a replica runs at once: what the pool holds, at most max_batch_size; 1 when it does not fit."""
-    if not all(plan.fits and plan.pool.blocks > 0 for plan in facts.memory):
+    if not holds(facts.memory):
         return 1
     return max(capacity(facts.model, facts.memory, facts.workload, facts.serving).running, 1)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from builder.planner.fleet import size_fleet
-from builder.planner.speed.facts import draft_engine_of, engine_of, load_of, running_of, speculating_of
-from builder.planner.speed.serving import TYPICAL, steady_state
+from builder.planner.speed.facts import load_of, running_of, served_at
+from builder.planner.speed.serving import TYPICAL
 from builder.planner.types import Facts
 
 #: share over the arrival rate that a fleet, and a plan of the search, can serve
@@ -44,14 +44,7 @@ def levels(facts: Facts, variant: int) -> list[ReplicaLevel]:
     running = running_of(facts)
     batches = np.unique(np.round(np.geomspace(1, running, min(running, _BATCHES))))
     load = load_of(facts)
-    served = steady_state(
-        engine_of(facts),
-        load,
-        batches,
-        max_num_tokens=facts.serving.max_num_tokens,
-        speculating=speculating_of(facts),
-        draft=draft_engine_of(facts),
-    )
+    served = served_at(facts, load, batches)
     return [
         ReplicaLevel(
             int(batch),

@@ -14,7 +14,7 @@ from builder.planner.speculation import Speculating, expected_tokens, expected_t
 from builder.planner.speed.ops import Linear, ops_of_model
 from builder.planner.speed.roofline import Engine
 from builder.planner.speed.serving import drafting_time
-from builder.planner.types import ParallelPlan, Precision, Serving
+from builder.planner.types import Beside, ParallelPlan, Precision, Serving
 from builder.planner.weights import groups_from_facts, groups_from_shapes
 from tests.builder.planner.models import known
 from tests.support.tiny import write_tiny_llama
@@ -46,7 +46,7 @@ def test_a_heads_cache_is_one_layer_of_its_own_format() -> None:
     def per_token(**options: object) -> int:
         precision = Precision("fp8", "bfloat16", "fp8")
         given = replace(serving, **options)
-        (plan,) = plan_memory(target, weights, precision, ParallelPlan(), given, gpu("h200"), draft=facts)
+        (plan,) = plan_memory(target, weights, precision, ParallelPlan(), given, gpu("h200"), Beside(facts))
         return plan.pool.bytes_per_token
 
     alone = kv_bytes_per_token(target.kv, "fp8")

@@ -19,7 +19,7 @@ from builder.planner.model import from_config, read_config
 from builder.planner.precision import WEIGHT_FORMATS
 from builder.planner.runtime import runtime_items, runtime_terms
 from builder.planner.sharing import Tenant, share_gpu, tenant
-from builder.planner.types import MemoryPlan, ParallelPlan, Precision, Serving
+from builder.planner.types import Beside, MemoryPlan, ParallelPlan, Precision, Serving
 from builder.planner.weights import (
     TensorGroup,
     active_parameters,
@@ -89,9 +89,7 @@ def test_a_draft_takes_weights_and_a_part_of_every_block() -> None:
     model, draft = llama_70b(), known("meta-llama/Meta-Llama-3.1-8B")
     groups, small = groups_from_facts(model), groups_from_facts(draft)
     alone = plan_memory(model, groups, Precision(), ParallelPlan(4, 2), SERVING, gpu("h200"))
-    both = plan_memory(
-        model, groups, Precision(), ParallelPlan(4, 2), SERVING, gpu("h200"), draft=draft, draft_weights=small
-    )
+    both = plan_memory(model, groups, Precision(), ParallelPlan(4, 2), SERVING, gpu("h200"), Beside(draft, small))
     assert both[0] == alone[0], "the draft lies on the last stage"
     assert both[1].of("draft") == sum(rank_weights(small, draft, ParallelPlan(4)).values())
     extra = kv_bytes_per_token(draft.kv, "bfloat16", tp=4)
