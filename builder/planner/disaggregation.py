@@ -23,11 +23,6 @@ from trtforge.models.record import Model
 _LEAST_PREFILL_SHARE = 0.2
 
 
-def recompute_seconds(tokens: int, flops_a_token: float, flops: float) -> float:
-    """Seconds to prefill ``tokens`` tokens: tokens x operations a token / operations a second."""
-    return tokens * flops_a_token / flops
-
-
 def break_even_bandwidth(bytes_per_token: float, flops_a_token: float, flops: float) -> float:
     """Bytes a second above which moving the KV cache of a token beats computing it again."""
     return bytes_per_token * flops / flops_a_token

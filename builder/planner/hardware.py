@@ -59,11 +59,6 @@ class Gpu(_Row):
         return _plain(reported) in (self.name, *self.aliases)
 
     @property
-    def memory_bytes(self) -> int:
-        """Capacity as sold."""
-        return int(self.memory_gib * 2**30)
-
-    @property
     def visible_bytes(self) -> int:
         """Memory that the driver reports as total; plans count with this."""
         return self.visible_mib * 2**20

@@ -46,11 +46,6 @@ def pool_bytes(free: float, fraction: float = 0.9, max_tokens: int | None = None
     return share if max_tokens is None else min(share, max_tokens * bytes_per_token)
 
 
-def requests_that_fit(memory: float, fixed: float, per_request: float) -> int:
-    """Whole requests in what ``fixed`` leaves of ``memory``; 0 when it leaves nothing."""
-    return max(int((memory - fixed) // per_request), 0)
-
-
 # the plan ----------------------------------------------------------------------------------------------------------
 def plan_memory(
     model: Model,

@@ -5,7 +5,7 @@ assume independent acceptance of every draft token with one probability; real ac
 so they are an upper bound for a measured rate of the first token.
 
 Sources: chains: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding",
-2023, https://arxiv.org/abs/2211.17192 (equation 1, theorem 3.8). Trees: Chen et al., "Sequoia", 2024,
+2023, https://arxiv.org/abs/2211.17192 (equation 1). Trees: Chen et al., "Sequoia", 2024,
 https://arxiv.org/abs/2402.12374 (section 3: the expected length is the sum over nodes of the product of
 acceptances on the way to them), the same sum as Medusa's, https://arxiv.org/abs/2401.10774 (section 2.3).
 """
@@ -113,18 +113,6 @@ def grown_tree(acceptance: float, depth: int, top_k: int, total: int) -> tuple[t
             for rank in range(top_k):
                 heapq.heappush(front, (chance * ranks[rank], (*path, rank)))
     return tuple(nodes)
-
-
-def speedup(acceptance: float, draft_length: int, cost_ratio: float) -> float:
-    """Speed-up of a chain: expected tokens / (K·c + 1), with c the draft's time a token over the target's step.
-
-    Leviathan et al. 2023, theorem 3.8. It takes the verification of K + 1 tokens to cost one step, which
-    holds while decoding is bound by memory; :func:`~trtforge.ground.rounds.speedup_at` takes the verification's own
-    time.
-    """
-    if cost_ratio < 0:
-        raise _bad("cost ratio", cost_ratio, "0 or more")
-    return expected_tokens(acceptance, draft_length) / (1 + draft_length * cost_ratio)
 
 
 def paying_batches(gain: Callable[[int], float], largest: int) -> list[tuple[int, int]]:

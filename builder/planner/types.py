@@ -38,11 +38,6 @@ class WeightFormat:
     tensor_scales: int = 0
     input_factors: bool = False
 
-    @property
-    def bits_per_value(self) -> float:
-        """Bits a value with its share of the block scales: NVFP4 has 4 + 8 / 16 = 4.5."""
-        return self.bits + (self.scale_bits / self.block if self.block > 0 else 0.0)
-
 
 @dataclass(frozen=True)
 class Precision:

@@ -17,8 +17,6 @@ from builder.planner.calibration import Calibration
 from builder.planner.speed.cost import OpClass
 
 Three = npt.NDArray[Any]
-#: names of the variants, in the order of the first axis
-VARIANTS = ("slow", "typical", "fast")
 _TABLE = Path(__file__).with_name("efficiency.yaml")
 #: architectures whose kernels are those of another row
 _SAME = {"sm_86": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}

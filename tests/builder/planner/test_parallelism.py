@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builder.planner import workload
-from builder.planner.disaggregation import advise, break_even_bandwidth, break_even_tokens, recompute_seconds
+from builder.planner.disaggregation import advise, break_even_bandwidth, break_even_tokens
 from builder.planner.hardware import gpu
 from builder.planner.model import from_config
 from builder.planner.parallelism import Split, candidates, invalid_reasons, recommend, splits
@@ -212,7 +212,6 @@ def test_more_bandwidth_is_never_slower(factor: float) -> None:
 def test_the_break_even_of_transfer_and_recompute() -> None:
     # 1 MB a token, 1e12 operations a token at 1e15 a second: 1 ms to compute, so 1 GB/s moves it as fast
     assert break_even_bandwidth(1e6, 1e12, 1e15) == pytest.approx(1e9)
-    assert recompute_seconds(100, 1e12, 1e15) == pytest.approx(0.1)
     assert break_even_tokens(1e6, 2e9, 5e-3, 1e12, 1e15) == pytest.approx(10)
     assert break_even_tokens(1e6, 0.5e9, 5e-3, 1e12, 1e15) is None
 

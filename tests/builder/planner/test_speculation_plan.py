@@ -16,7 +16,6 @@ from builder.planner.speculation import (
     expected_tokens,
     expected_tokens_of_tree,
     paying_batches,
-    speedup,
 )
 from tests.support.refusals import refusal
 from trtforge.ground.rounds import speedup_at
@@ -26,7 +25,7 @@ from trtforge.ground.rounds import speedup_at
 def test_five_drafts_of_a_draft_twenty_times_as_fast(acceptance: float, tokens: float, gain: float) -> None:
     assert expected_tokens(acceptance, 5) == pytest.approx(tokens, abs=0.005)
     # the literature cuts 3.75 and 2.35 to a digit
-    assert speedup(acceptance, 5, 1 / 20) == pytest.approx(gain, abs=0.055)
+    assert speedup_at(expected_tokens(acceptance, 5), 1.0, 1.0, 5 / 20) == pytest.approx(gain, abs=0.055)
 
 
 @given(st.floats(0, 1), st.integers(0, 12))
@@ -60,7 +59,6 @@ def test_numbers_outside_their_range() -> None:
     assert refusal(expected_tokens, 1.2, 4).code == "TF-PLN-050"
     assert refusal(expected_tokens, float("nan"), 4).code == "TF-PLN-050"
     assert refusal(expected_tokens, 0.5, -1).code == "TF-PLN-050"
-    assert refusal(speedup, 0.5, 4, -0.1).code == "TF-PLN-050"
     assert refusal(expected_tokens_of_tree, [(0,), (1,)], [0.7, 0.7]).code == "TF-PLN-050"
     assert refusal(assumed, "ngram", 4, 1.5).code == "TF-PLN-050"
     assert refusal(paying_batches, lambda batch: 1.0, 0).code == "TF-PLN-050"
@@ -81,8 +79,8 @@ def test_it_may_pay_always_never_or_between() -> None:
 
 def test_gain_with_measured_times() -> None:
     assert speedup_at(2.94, 0.020, 0.022, 5 * 0.001) == pytest.approx(2.94 * 20 / 27)
-    # a verification as cheap as a step and free drafts: the formula's limit
-    assert speedup_at(expected_tokens(0.7, 5), 1.0, 1.0, 5 / 20) == pytest.approx(speedup(0.7, 5, 1 / 20))
+    # a verification as cheap as a step: theorem 3.8 of Leviathan et al.
+    assert speedup_at(expected_tokens(0.7, 5), 1.0, 1.0, 5 / 20) == pytest.approx((1 - 0.7**6) / 0.3 / (1 + 5 / 20))
 
 
 def test_what_a_recipes_method_means() -> None:
