@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from triton_repo.lint.files import Unreadable, entries, inside
-from triton_repo.upgrade_report import Step, Upgrade
+from triton_repo.upgrade_report import Upgrade
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.paths import real_path
 
@@ -56,7 +56,7 @@ def _copy_link(path: Path, new: Path, root: Path, result: Upgrade) -> None:
     if absolute and not Path(stated).is_absolute():
         stated = os.path.normpath(path.parent / stated)
         what = f"link {path.relative_to(root)}"
-        result.done.append(Step(path.relative_to(root).parts[0], "kept", what, f"it leaves the repository: {stated}"))
+        result.say(path.relative_to(root).parts[0], "kept", what, f"it leaves the repository: {stated}")
     new.symlink_to(stated)
 
 

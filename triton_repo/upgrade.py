@@ -25,7 +25,7 @@ from triton_repo.lint.repository import HOLE, Model, Repository, read_repository
 from triton_repo.lint.roles import Chain, chain, role
 from triton_repo.lint.run import lint_repository
 from triton_repo.upgrade_llmapi import write_llmapi
-from triton_repo.upgrade_report import Step, Upgrade
+from triton_repo.upgrade_report import Upgrade
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.paths import real_path
 
@@ -113,7 +113,7 @@ def _say_engines(models: Chain, result: Upgrade, to: str) -> None:
         else:
             by = f"built by TensorRT-LLM {built}" if built is not None else "built by an earlier version, if it is old"
             meaning = f"{by}; {to} loads its own engines only: rebuild the engine with trtllm-build of {to}"
-        result.left.append(Step(model.name, "left", f"engine {path}", meaning))
+        result.say(model.name, "left", f"engine {path}", meaning)
 
 
 def _say_callers(repository: Repository, models: Chain, result: Upgrade, changes: list[Change]) -> None:
@@ -127,9 +127,9 @@ def _say_callers(repository: Repository, models: Chain, result: Upgrade, changes
             asks = f"it asks {engine.name} with {listed(call.tensors)}" if call.tensors else f"it asks {engine.name}"
             if moved:
                 meaning = f"{asks}: {', '.join(moved)} since {result.new_version}, change its code"
-                result.left.append(Step(call.caller.name, "left", call.where, meaning))
+                result.say(call.caller.name, "left", call.where, meaning)
             else:
-                result.done.append(Step(call.caller.name, "kept", call.where, f"{asks}: names that stay"))
+                result.say(call.caller.name, "kept", call.where, f"{asks}: names that stay")
 
 
 def _say_lost_paths(models: Sequence[Model], out: Path, result: Upgrade, checkpoint: str | None) -> None:
@@ -148,14 +148,12 @@ def _say_lost_paths(models: Sequence[Model], out: Path, result: Upgrade, checkpo
             name = "tensorrt_llm" if llmapi else model.name
             if led is None or any((start / stated).exists() for start in (out / name, out.parent)):
                 continue
-            result.left.append(
-                Step(
-                    name,
-                    "left",
-                    f"{'model' if llmapi else key}: {stated}",
-                    f"led to {os.path.normpath(led)} and leads nowhere from {out}: write the full path, or put the new "
-                    "repository beside the old one",
-                )
+            result.say(
+                name,
+                "left",
+                f"{'model' if llmapi else key}: {stated}",
+                f"led to {os.path.normpath(led)} and leads nowhere from {out}: write the full path, or put the new "
+                "repository beside the old one",
             )
 
 
@@ -209,7 +207,7 @@ def _apply(model: Model, editor: Editor, change: Change, result: Upgrade) -> Non
     elif change.kind in ("removed", "ignored") and node is not None:
         value = model.raw_parameter(change.name)
         editor.drop(node, f"{change.name} ({value}) is gone since {change.version}")
-        result.done.append(Step(model.name, "removed", f"{change.name}: {value}", change.says))
+        result.say(model.name, "removed", f"{change.name}: {value}", change.says)
     elif change.kind == "default" and change.before is not None and model.parameter(change.name) is None:
         if change.name in _dropped_later(change, result):
             return
@@ -221,20 +219,18 @@ def _apply(model: Model, editor: Editor, change: Change, result: Upgrade) -> Non
                 editor.value(text, change.before)
         else:
             editor.append(parameter_text(change.name, change.before))
-        result.done.append(
-            Step(
-                model.name,
-                "set",
-                f"{change.name}: {change.before}",
-                f"the default became {change.to} in {change.version}; what held before is written out ({change.says})",
-            )
+        result.say(
+            model.name,
+            "set",
+            f"{change.name}: {change.before}",
+            f"the default became {change.to} in {change.version}; what held before is written out ({change.says})",
         )
     elif change.kind == "tensor_renamed":
         for side in ("input", "output"):
             for name in editor.tensors(side):
                 if name.string() == change.name and change.to is not None:
                     editor.value(name, change.to)
-                    result.done.append(Step(model.name, "renamed", f"{side} {change.name} → {change.to}", change.says))
+                    result.say(model.name, "renamed", f"{side} {change.name} → {change.to}", change.says)
 
 
 def _dropped_later(change: Change, result: Upgrade) -> set[str]:
@@ -255,7 +251,7 @@ def _rename(model: Model, editor: Editor, change: Change, result: Upgrade) -> No
     text = inner.first("string_value") if inner is not None else None
     if editor.parameter(change.to) is not None:
         editor.drop(node, f"{change.name} is called {change.to} since {change.version}")
-        result.done.append(Step(model.name, "removed", change.name, f"{change.to} is set beside it and holds"))
+        result.say(model.name, "removed", change.name, f"{change.to} is set beside it and holds")
         return
     if key is None:
         return
@@ -264,7 +260,7 @@ def _rename(model: Model, editor: Editor, change: Change, result: Upgrade) -> No
     if change.replace is not None and text is not None and not HOLE.search(text.string()):
         editor.value(text, change.replace)
         meaning += f" (set to {change.replace} in place of {text.string()})"
-    result.done.append(Step(model.name, "renamed", f"{change.name} → {change.to}", meaning))
+    result.say(model.name, "renamed", f"{change.name} → {change.to}", meaning)
 
 
 def _rename_in_steps(model: Model, editor: Editor, change: Change, engines: set[str], result: Upgrade) -> None:
@@ -275,9 +271,7 @@ def _rename_in_steps(model: Model, editor: Editor, change: Change, engines: set[
                     key = entry.first("key")
                     if key is not None and key.string() == change.name and change.to is not None:
                         editor.value(key, change.to)
-                        result.done.append(
-                            Step(model.name, "renamed", f"{side} {change.name} → {change.to}", change.says)
-                        )
+                        result.say(model.name, "renamed", f"{side} {change.name} → {change.to}", change.says)
 
 
 def _batching(model: Model, editor: Editor, result: Upgrade) -> None:
@@ -288,20 +282,16 @@ def _batching(model: Model, editor: Editor, result: Upgrade) -> None:
         return
     if stated.lower() == "v1":
         editor.value(node, "inflight_fused_batching")
-        result.done.append(
-            Step(
-                model.name,
-                "set",
-                "gpt_model_type: V1 → inflight_fused_batching",
-                "requests join and leave the batch at every step; the engine must have a paged KV cache and packed "
-                "input (trtllm-build --kv_cache_type paged --remove_input_padding enable)",
-            )
+        result.say(
+            model.name,
+            "set",
+            "gpt_model_type: V1 → inflight_fused_batching",
+            "requests join and leave the batch at every step; the engine must have a paged KV cache and packed "
+            "input (trtllm-build --kv_cache_type paged --remove_input_padding enable)",
         )
     elif stated.lower() in ALIASES:
         editor.value(node, ALIASES[stated.lower()])
-        result.done.append(
-            Step(model.name, "set", f"gpt_model_type: {stated} → {ALIASES[stated.lower()]}", "the name in use now")
-        )
+        result.say(model.name, "set", f"gpt_model_type: {stated} → {ALIASES[stated.lower()]}", "the name in use now")
 
 
 def _code(model: Model, changes: list[Change], found: str | None, result: Upgrade) -> None:
@@ -315,11 +305,9 @@ def _code(model: Model, changes: list[Change], found: str | None, result: Upgrad
         and (f'"{change.name}"' in model.code or f"'{change.name}'" in model.code)
     ]
     if names:
-        result.left.append(
-            Step(model.name, "left", "model.py", f"it says {', '.join(names)}: take the code of {result.new_version}")
-        )
+        result.say(model.name, "left", "model.py", f"it says {', '.join(names)}: take the code of {result.new_version}")
     if found == "tensorrt_llm":
         return
     if not names and result.old_version != result.new_version:
         meaning = f"copied as it is; where it came from NVIDIA, take {result.new_version}'s own"
-        result.left.append(Step(model.name, "left", "model.py", meaning))
+        result.say(model.name, "left", "model.py", meaning)

@@ -12,7 +12,7 @@ from triton_repo.layouts import llmapi
 from triton_repo.lint.hits import listed
 from triton_repo.lint.repository import Engine, Model, Repository
 from triton_repo.lint.roles import Chain, device_sets
-from triton_repo.upgrade_report import Step, Upgrade
+from triton_repo.upgrade_report import Upgrade
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Recipe
 from trtforge.targets import served_by
@@ -60,10 +60,8 @@ def write_llmapi(repository: Repository, models: Chain, target: Path, result: Up
             remedies=["--checkpoint DIR"],
         )
     if checkpoint is None:
-        result.left.append(
-            Step(
-                "tensorrt_llm", "left", f"model: {model_reference}", "taken from tokenizer_dir; are the weights there?"
-            )
+        result.say(
+            "tensorrt_llm", "left", f"model: {model_reference}", "taken from tokenizer_dir; are the weights there?"
         )
     decoupled = bool(engine.message.model_transaction_policy.decoupled)
     gone = _gone(models, repository)
@@ -81,7 +79,7 @@ def write_llmapi(repository: Repository, models: Chain, target: Path, result: Up
     settings = yaml.safe_load(path.read_text(encoding="utf-8"))["triton_config"]
     document = {"triton_config": settings, **_arguments(engine, model_reference, result, settings)}
     path.write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
-    result.done.append(Step(name, "rewritten", "one model of the LLM API", f"in place of {', '.join(sorted(gone))}"))
+    result.say(name, "rewritten", "one model of the LLM API", f"in place of {', '.join(sorted(gone))}")
     _others(repository, gone, name, result)
     _clients(repository, gone, result)
 
@@ -122,11 +120,11 @@ def _others(repository: Repository, gone: set[str], name: str, result: Upgrade) 
     for model in sorted(repository.models):
         if model in gone:
             continue
-        result.done.append(Step(model, "copied", "the whole model", "as it is; it is none of the engine's chain"))
+        result.say(model, "copied", "the whole model", "as it is; it is none of the engine's chain")
         if model in asking:
             takes = "text_input and sampling_param_* (no token ids)"
             meaning = f"{'; '.join(asking[model])}: {name} takes {takes} and gives text_output, change the call"
-            result.left.append(Step(model, "left", "its calls", meaning))
+            result.say(model, "left", "its calls", meaning)
 
 
 def _recipe(engine: Model, decoupled: bool) -> Recipe:
@@ -170,9 +168,9 @@ def _arguments(engine: Model, model: str, result: Upgrade, settings: dict[str, A
         counterpart = table.get(name)
         if counterpart is None or counterpart.to is None:
             why = counterpart.why if counterpart is not None else "it is not known to LLM()"
-            result.left.append(Step(engine.name, "left", f"{name}: {value}", f"no counterpart: {why}"))
+            result.say(engine.name, "left", f"{name}: {value}", f"no counterpart: {why}")
         elif counterpart.to.startswith("parameters."):
-            result.done.append(Step(engine.name, "kept", f"{name}: {value}", "the same parameter"))
+            result.say(engine.name, "kept", f"{name}: {value}", "the same parameter")
         else:
             _put(document, settings, name, value, counterpart, engine, result)
     built = engine.engine
@@ -180,10 +178,10 @@ def _arguments(engine: Model, model: str, result: Upgrade, settings: dict[str, A
         number = built.limit(limit) if built is not None else None
         if number is not None:
             document[limit] = number
-            result.done.append(Step(engine.name, "kept", f"{limit}: {number}", "the engine's limit, now an argument"))
+            result.say(engine.name, "kept", f"{limit}: {number}", "the engine's limit, now an argument")
     if built is None:
         meaning = "the engine cannot be read here: max_batch_size, max_num_tokens and max_seq_len are LLM()'s defaults"
-        result.left.append(Step(engine.name, "left", "limits", meaning))
+        result.say(engine.name, "left", "limits", meaning)
     return document
 
 
@@ -200,14 +198,12 @@ def _put(
     try:
         converted = _converted(value, counterpart)
     except ValueError:
-        result.left.append(
-            Step(engine.name, "left", f"{name}: {value}", f"{counterpart.to} takes another kind of value")
-        )
+        result.say(engine.name, "left", f"{name}: {value}", f"{counterpart.to} takes another kind of value")
         return
     section, _, key = counterpart.to.rpartition(".")
     place = settings if section == "triton_config" else document.setdefault(section, {}) if section else document
     place[key] = converted
-    result.done.append(Step(engine.name, "renamed", f"{name} → {counterpart.to}", f"{value} → {converted}"))
+    result.say(engine.name, "renamed", f"{name} → {counterpart.to}", f"{value} → {converted}")
 
 
 def _converted(value: str, counterpart: Counterpart) -> Any:
@@ -237,6 +233,6 @@ def _clients(repository: Repository, gone: set[str], result: Upgrade) -> None:
         known = {row.name for row in llmapi.INPUTS}
         lost = [name for name in inputs if name not in CLIENT_NAMES and name not in known]
         if renamed:
-            result.left.append(Step("clients", "left", ", ".join(renamed), f"clients of {model.name} send other names"))
+            result.say("clients", "left", ", ".join(renamed), f"clients of {model.name} send other names")
         if lost:
-            result.left.append(Step("clients", "left", ", ".join(lost), "the LLM API's model has no such input"))
+            result.say("clients", "left", ", ".join(lost), "the LLM API's model has no such input")

@@ -33,6 +33,10 @@ class Upgrade:
     left: list[Step] = field(default_factory=list)
     findings: tuple[Finding, ...] = ()
 
+    def say(self, model: str, action: str, what: str, meaning: str) -> None:
+        """Note one thing: ``left`` for a person to do, anything else done."""
+        (self.left if action == "left" else self.done).append(Step(model, action, what, meaning))
+
     @property
     def passed(self) -> bool:
         """Whether lint finds no error in the result."""
