@@ -93,24 +93,26 @@ def engine_folder(model: Model, repository: Repository) -> Iterator[Hit]:
         yield hit(model, message, person("build all ranks again"), *at(model, "gpt_model_path"))
 
 
+def _unpaged(model: Model, engine: Engine, name: str) -> Iterator[Hit]:
+    """A setting under which the context phase reads blocks of the cache, and an engine whose kernels do not."""
+    if flag(model, name) and engine.plugins.get("use_paged_context_fmha") is False:
+        message = f"{name} true, and the engine was built with use_paged_context_fmha false"
+        remedies = [parameter(model, name, "false"), _rebuilt("--use_paged_context_fmha enable")]
+        yield hit(model, message, remedies, *at(model, name))
+
+
 @rule("TF-TRI-191", "error", "KV-cache reuse needs paged-context attention", thread("TB#271"))
 @each_engine
 def reuse(model: Model, engine: Engine) -> Iterator[Hit]:
     """Reused blocks are read by the context phase, which only kernels built with use_paged_context_fmha do."""
-    if flag(model, "enable_kv_cache_reuse") and engine.plugins.get("use_paged_context_fmha") is False:
-        message = "enable_kv_cache_reuse true, and the engine was built with use_paged_context_fmha false"
-        remedies = [parameter(model, "enable_kv_cache_reuse", "false"), _rebuilt("--use_paged_context_fmha enable")]
-        yield hit(model, message, remedies, *at(model, "enable_kv_cache_reuse"))
+    return _unpaged(model, engine, "enable_kv_cache_reuse")
 
 
 @rule("TF-TRI-192", "error", "chunked context needs paged-context attention", TRTLLM_PARAMETERS)
 @each_engine
 def chunked(model: Model, engine: Engine) -> Iterator[Hit]:
     """A chunk attends to the blocks of the chunks before it."""
-    if flag(model, "enable_chunked_context") and engine.plugins.get("use_paged_context_fmha") is False:
-        message = "enable_chunked_context true, and the engine was built with use_paged_context_fmha false"
-        remedies = [parameter(model, "enable_chunked_context", "false"), _rebuilt("--use_paged_context_fmha enable")]
-        yield hit(model, message, remedies, *at(model, "enable_chunked_context"))
+    return _unpaged(model, engine, "enable_chunked_context")
 
 
 @rule("TF-TRI-215", "error", "in-flight batching needs a paged KV cache", TRTLLM_PARAMETERS)

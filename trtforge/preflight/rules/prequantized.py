@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from trtforge.formats.table import load_formats, one_of
 from trtforge.models.shape import matches
@@ -16,11 +16,9 @@ _KV_SCALES = (*_KEY_SCALES, *_VALUE_SCALES)
 _WEIGHT_TYPES = ("F8_E4M3", "U8", "F4", "I8")
 
 
-def _described(facts: Facts) -> tuple[SourceFiles, Mapping[str, object]] | None:
-    files = facts.files
-    if files is None or not files.quantization.get("quant_algo"):
-        return None
-    return files, files.quantization
+def _described(facts: Facts) -> SourceFiles | None:
+    """The checkpoint's folder, where a description says how it is quantized."""
+    return facts.files if facts.files is not None and facts.files.quantization.get("quant_algo") else None
 
 
 def _modules(files: SourceFiles) -> dict[str, str]:
@@ -46,24 +44,29 @@ def _asked(facts: Facts) -> str:
 _AGAIN = "export it again with this recipe's quantize section, from the unquantized checkpoint"
 
 
+def _against_list(files: SourceFiles, *, quantized: bool) -> tuple[list[str], list[str]]:
+    """Modules that are quantized and on the exclude list, or neither, and the list's patterns."""
+    given = files.quantization.get("exclude_modules") or files.quantization.get("ignore")
+    patterns = [str(item) for item in given] if isinstance(given, list) else []
+    found = files.once(
+        f"against the list, quantized: {quantized}",
+        lambda: [
+            name
+            for name, dtype in _modules(files).items()
+            if (dtype in _WEIGHT_TYPES) == quantized
+            and any(matches(name, pattern) for pattern in patterns) == quantized
+        ],
+    )
+    return found, patterns
+
+
 @rule(
     "TF-K6-005", "a module that the checkpoint's exclude list names is quantized", thread("TL#1733"), needs=("files",)
 )
 def excluded_are_plain(facts: Facts) -> Iterator[Violation]:
     """An engine that believes the list reads packed bytes as plain weights."""
-    found = _described(facts)
-    if found is None:
-        return
-    files, description = found
-    patterns = [str(item) for item in _list(description.get("exclude_modules") or description.get("ignore"))]
-    bad = files.once(
-        "quantized and excluded",
-        lambda: [
-            name
-            for name, dtype in _modules(files).items()
-            if dtype in _WEIGHT_TYPES and any(matches(name, pattern) for pattern in patterns)
-        ],
-    )
+    files = _described(facts)
+    bad, patterns = _against_list(files, quantized=True) if files is not None else ([], [])
     if bad:
         yield Violation(
             f"{len(bad)} excluded modules are quantized: {_some(bad)}",
@@ -78,19 +81,8 @@ def excluded_are_plain(facts: Facts) -> Iterator[Violation]:
 )
 def others_are_quantized(facts: Facts) -> Iterator[Violation]:
     """An engine that believes the list looks for scales that are not there, or reads plain weights as packed ones."""
-    found = _described(facts)
-    if found is None:
-        return
-    files, description = found
-    patterns = [str(item) for item in _list(description.get("exclude_modules") or description.get("ignore"))]
-    plain = files.once(
-        "plain and not excluded",
-        lambda: [
-            name
-            for name, dtype in _modules(files).items()
-            if dtype not in _WEIGHT_TYPES and not any(matches(name, pattern) for pattern in patterns)
-        ],
-    )
+    files = _described(facts)
+    plain, patterns = _against_list(files, quantized=False) if files is not None else ([], [])
     if plain:
         yield Violation(
             f"{len(plain)} modules are not quantized and not excluded: {_some(plain)}",
@@ -127,10 +119,9 @@ def _without(files: SourceFiles, scale: str) -> list[str]:
 @rule("TF-K7-001", "KV scales are missing", thread("MO#20"), needs=("files",))
 def kv_scales_exist(facts: Facts) -> Iterator[Violation]:
     """The description promises an FP8 cache; without scales every engine takes 1 and large keys saturate."""
-    found = _described(facts)
-    if found is None or found[1].get("kv_cache_quant_algo") is None:
+    files = _described(facts)
+    if files is None or files.quantization.get("kv_cache_quant_algo") is None:
         return
-    files = found[0]
     layers, missing = files.once("layers without KV scales", lambda: _layers_without_kv_scales(files))
     if missing:
         yield Violation(
@@ -139,7 +130,7 @@ def kv_scales_exist(facts: Facts) -> Iterator[Violation]:
             {
                 "layers": len(layers),
                 "missing": len(missing),
-                "kv_cache_quant_algo": str(found[1]["kv_cache_quant_algo"]),
+                "kv_cache_quant_algo": str(files.quantization["kv_cache_quant_algo"]),
             },
             by_hand(_AGAIN, "set kv_cache_quant_algo to null in hf_quant_config.json and serve a 16-bit cache"),
         )
@@ -149,10 +140,10 @@ def kv_scales_exist(facts: Facts) -> Iterator[Violation]:
 def kv_scales_calibrated(facts: Facts) -> Iterator[Violation]:
     """Scales of exactly 1 mean that calibration never reached the cache (or was not asked to): values above 448
     saturate."""
-    found = _described(facts)
-    if found is None or not (found[1].get("kv_cache_quant_algo") or found[1].get("kv_cache_scheme")):
+    files = _described(facts)
+    if files is None or not any(files.quantization.get(key) for key in ("kv_cache_quant_algo", "kv_cache_scheme")):
         return
-    scales = found[0].once("KV scales", lambda: dict(found[0].scalars(_KV_SCALES)))
+    scales = files.once("KV scales", lambda: dict(files.scalars(_KV_SCALES)))
     if len(scales) > 1 and all(value == 1.0 for value in scales.values()):
         yield Violation(
             f"all {len(scales)} KV scales are 1.0",
@@ -169,10 +160,8 @@ def kv_scales_calibrated(facts: Facts) -> Iterator[Violation]:
 @rule("TF-K7-003", "quantized weights without their scales", thread("MO#500"), needs=("files",), waivable=False)
 def weights_have_scales(facts: Facts) -> Iterator[Violation]:
     """A weight of 8 or 4 bits means nothing without its scale; engines take 1 or refuse to load."""
-    found = _described(facts)
-    if found is None:
-        return
-    bare = _without(found[0], "weight_scale")
+    files = _described(facts)
+    bare = _without(files, "weight_scale") if files is not None else []
     if bare:
         yield Violation(
             f"{len(bare)} quantized weights have no weight_scale: {_some(bare)}",
@@ -186,18 +175,18 @@ def weights_have_scales(facts: Facts) -> Iterator[Violation]:
 def activations_have_scales(facts: Facts) -> Iterator[Violation]:
     """Without a calibration loop ModelOpt has no activation ranges; engines take 1, and activations saturate or
     underflow."""
-    found = _described(facts)
+    files = _described(facts)
     rows = load_formats().formats
     static = [row.algorithm for row in rows if "input_scale" in row.tensors]
-    if found is None or found[1].get("quant_algo") not in static:
+    if files is None or files.quantization.get("quant_algo") not in static:
         return
-    bare = _without(found[0], "input_scale")
+    bare = _without(files, "input_scale")
     weight_only = [row.name for row in rows if row.weight is not None and row.activation is None]
     if bare:
         yield Violation(
             f"{len(bare)} linears have no input_scale: {_some(bare)}",
             _asked(facts),
-            {"modules": bare[:16], "quant_algo": str(found[1]["quant_algo"])},
+            {"modules": bare[:16], "quant_algo": str(files.quantization["quant_algo"])},
             by_hand(
                 "quantize the unquantized checkpoint with calibration (quantize.format in this recipe)",
                 f"a checkpoint in a weight-only format ({one_of(weight_only)})",
@@ -209,13 +198,11 @@ def activations_have_scales(facts: Facts) -> Iterator[Violation]:
 def scales_are_sane(facts: Facts) -> Iterator[Violation]:
     """A scale of zero, below it, infinite or no number turns the whole tensor into zeros or NaN; experts that the
     calibration never routed to are the usual cause."""
-    found = _described(facts)
-    if found is None:
+    files = _described(facts)
+    if files is None:
         return
     every = ("weight_scale", "weight_scale_2", "input_scale", *_KV_SCALES)
-    bad = found[0].once(
-        "bad scales", lambda: {name: value for name, value in found[0].scalars(every) if is_bad_scale(value)}
-    )
+    bad = files.once("bad scales", lambda: {name: value for name, value in files.scalars(every) if is_bad_scale(value)})
     if bad:
         names = list(bad)
         yield Violation(
@@ -251,7 +238,3 @@ def kv_as_calibrated(facts: Facts) -> Iterator[Violation]:
                 *by_hand("a checkpoint exported with a calibrated FP8 KV cache"),
             ],
         )
-
-
-def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else []

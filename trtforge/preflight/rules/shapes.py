@@ -22,7 +22,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @rule("TF-K5-006", "heads of a size that the attention does not take", needs=("model",), waivable=False)
-def head_sizehead_taken(facts: Facts) -> Iterator[Violation]:
+def head_size_taken(facts: Facts) -> Iterator[Violation]:
     """The graph's attention, and the kernels behind it, are written for a range of head sizes."""
     size, target = facts.require_model().head_size, facts.recipe.build.target
     multiple = facts.target.head_multiple
