@@ -140,17 +140,8 @@ def evaluate(
                 held_beside = _drafting(beside, speculating)
                 drafter = _draft_engine(held_beside.draft, precision, gpu, network, calibration)
                 for tokens in space.step_tokens:
-                    room, lacks = _room(
-                        model,
-                        held[precision],
-                        precision,
-                        parallel,
-                        gpu,
-                        workload,
-                        space,
-                        _serving(serving, space, speculating, tokens),
-                        held_beside,
-                    )
+                    limits = _serving(serving, space, speculating, tokens)
+                    room, lacks = _room(engine, held[precision], workload, space, limits, held_beside)
                     if lacks > 0 and (deficit is None or lacks < deficit[0]):
                         deficit = (lacks, precision, parallel)
                     usable = (batches <= room) & (batches / parallel.pp * speculating.verified_tokens < tokens)
@@ -160,18 +151,7 @@ def evaluate(
                     served = steady_state(
                         engine, load, batches[usable], max_num_tokens=tokens, speculating=speculating, draft=drafter
                     )
-                    points += _points(
-                        served,
-                        load,
-                        batches[usable],
-                        room[usable],
-                        precision,
-                        parallel,
-                        speculating,
-                        tokens,
-                        count,
-                        gpu,
-                    )
+                    points += _points(served, load, batches[usable], room[usable], engine, speculating, tokens, count)
     nearest = None if deficit is None or points else (deficit[1], deficit[2])
     return Found(tuple(points), space.size, invalid, too_large, 0 if points or deficit is None else deficit[0], nearest)
 
@@ -223,15 +203,7 @@ def _serving(serving: Serving, space: Space, speculating: Speculating, tokens: i
 
 
 def _room(
-    model: Model,
-    weights: Sequence[TensorGroup],
-    precision: Precision,
-    parallel: ParallelPlan,
-    gpu: Gpu,
-    workload: Workload,
-    space: Space,
-    serving: Serving,
-    beside: Beside,
+    engine: Engine, weights: Sequence[TensorGroup], workload: Workload, space: Space, serving: Serving, beside: Beside
 ) -> tuple[Any, int]:
     """Requests that a replica's pool holds at every batch, and the bytes that its fullest GPU lacks for one.
 
@@ -240,8 +212,8 @@ def _room(
     ends, lacks = [], 0
     for batch in (min(space.batches), max(space.batches)):
         served = replace(serving, max_batch_size=batch)
-        plans = plan_memory(model, weights, precision, parallel, served, gpu, beside)
-        ends.append(capacity(model, plans, workload, served).guaranteed if holds(plans) else 0)
+        plans = plan_memory(engine.model, weights, engine.precision, engine.parallel, served, engine.gpu, beside)
+        ends.append(capacity(engine.model, plans, workload, served).guaranteed if holds(plans) else 0)
         if batch == min(space.batches) and not ends[0]:
             tokens = workload.longest
             lacks = max(
@@ -267,14 +239,12 @@ def _points(
     load: Load,
     batches: Any,
     room: Any,
-    precision: Precision,
-    parallel: ParallelPlan,
+    engine: Engine,
     speculating: Speculating,
     tokens: int,
     count: int,
-    gpu: Gpu,
 ) -> list[Point]:
-    replicas = count // parallel.gpus
+    replicas = count // engine.parallel.gpus
     first = served.ttft + served.gap
     answer = first + max(load.osl - 1, 0) * served.itl
 
@@ -284,14 +254,14 @@ def _points(
 
     return [
         Point(
-            precision=precision,
-            parallel=parallel,
+            precision=engine.precision,
+            parallel=engine.parallel,
             speculating=speculating,
             batch=int(batch),
             max_num_tokens=tokens,
             replicas=replicas,
             gpus=count,
-            local=parallel.tp <= gpu.fast_domain,
+            local=engine.parallel.tp <= engine.gpu.fast_domain,
             room=int(room[index]),
             first=three(first, index),
             itl=three(served.itl, index),
