@@ -284,24 +284,12 @@ def read_repository(folder: Path, engine_dir: Path | None = None) -> Repository:
         listing = entries(root)
     except (OSError, RuntimeError, Unreadable) as error:
         reason = error.reason if isinstance(error, Unreadable) else getattr(error, "strerror", None) or str(error)
-        raise ForgeError(
-            "TF-TRI-100",
-            f"{folder} cannot be read as a model repository",
-            asked=str(folder),
-            why=str(reason),
-            remedies=["name the folder that holds one folder a model"],
-        ) from None
+        raise _no_repository(folder, reason) from None
     repository = Repository(folder, {}, [], engine_dir)
     folders = [entry for entry in listing if not entry.name.startswith(".") and _is_folder(entry)]
     if len(folders) > MAX_MODELS:
-        raise ForgeError(
-            "TF-TRI-100",
-            f"{folder} cannot be read as a model repository",
-            asked=str(folder),
-            numbers={"folders": len(folders), "maximum": MAX_MODELS},
-            why="It has more folders than any repository; another folder was probably meant.",
-            remedies=["name the folder that holds one folder a model"],
-        )
+        why = "It has more folders than any repository; another folder was probably meant."
+        raise _no_repository(folder, why, folders=len(folders), maximum=MAX_MODELS)
     for entry in folders:
         path = folder / entry.name
         try:
@@ -310,6 +298,17 @@ def read_repository(folder: Path, engine_dir: Path | None = None) -> Repository:
         except Unreadable as error:
             repository.problems.append(Problem(path, error.reason, error.outside))
     return repository
+
+
+def _no_repository(folder: Path, why: str, **numbers: int) -> ForgeError:
+    return ForgeError(
+        "TF-TRI-100",
+        f"{folder} cannot be read as a model repository",
+        asked=str(folder),
+        numbers=numbers,
+        why=why,
+        remedies=["name the folder that holds one folder a model"],
+    )
 
 
 def _is_folder(entry: Any) -> bool:

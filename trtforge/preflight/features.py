@@ -7,7 +7,9 @@ them go together on which target and version.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from operator import eq
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -27,16 +29,12 @@ Feature = tuple[Callable[["Facts"], bool], Callable[["Facts"], str], Ways, Ways]
 
 def kv_format(facts: Facts) -> str:
     """The KV-cache format that the engine gets: the recipe's, or the one of a quantized checkpoint."""
-    asked = facts.recipe.quantize.kv_cache
-    stored = facts.model.prequantized_kv_cache if facts.model is not None else None
-    return stored if asked == "none" and stored else asked
+    return stored_kv(facts) or facts.recipe.quantize.kv_cache
 
 
 def weight_format(facts: Facts) -> str:
     """The weight format that the engine gets: the recipe's, or the one of a quantized checkpoint."""
-    asked = facts.recipe.quantize.format
-    stored = facts.model.prequantized if facts.model is not None else None
-    return stored if asked == "none" and stored else asked
+    return stored_weights(facts) or facts.recipe.quantize.format
 
 
 def fp8_context_attention(facts: Facts) -> bool:
@@ -65,29 +63,32 @@ def _four_bits() -> list[str]:
     return [row.name for row in load_formats().formats if row.four_bits_for_wide_inputs]
 
 
+def _valued(section: str, name: str, uses: Callable[[Any], bool], off: str | None, on: str) -> Feature:
+    """A key of ``build.SECTION`` that turns the feature on by some of its values; ``off`` None takes the key away."""
+    key = f"build.{section}.{name}"
+
+    def value(facts: Facts) -> Any:
+        return getattr(getattr(facts.recipe.build, section), name)
+
+    def shown(facts: Facts) -> str:
+        found = value(facts)
+        return f"{key}: {str(found).lower() if isinstance(found, bool) else found}"
+
+    return lambda facts: uses(value(facts)), shown, f"remove {key}" if off is None else f"{key}: {off}", f"{key}: {on}"
+
+
 def _flag(name: str) -> Feature:
-    key = f"build.trtllm.{name}"
-    return (
-        lambda facts: bool(getattr(facts.recipe.build.trtllm, name)),
-        lambda facts: f"{key}: {str(getattr(facts.recipe.build.trtllm, name)).lower()}",
-        f"{key}: false",
-        f"{key}: true",
-    )
+    return _valued("trtllm", name, bool, "false", "true")
 
 
 def _ranks(name: str) -> Feature:
-    key = f"build.parallel.{name}"
-    return (
-        lambda facts: int(getattr(facts.recipe.build.parallel, name)) > 1,
-        lambda facts: f"{key}: {getattr(facts.recipe.build.parallel, name)}",
-        f"{key}: 1",
-        f"{key}: 2",
-    )
+    return _valued("parallel", name, lambda ranks: ranks > 1, "1", "2")
 
 
-def _method(name: str) -> Feature:
+def _method(name: str, uses: Callable[[str], bool]) -> Feature:
+    """A method of speculation; ``name`` is the one that turns the feature on."""
     return (
-        lambda facts: facts.recipe.speculation.method == name,
+        lambda facts: uses(facts.recipe.speculation.method),
         lambda facts: f"speculation.method: {facts.recipe.speculation.method}",
         lambda facts: [without_speculation(facts)],
         lambda facts: [to_method(facts, name)],
@@ -182,28 +183,11 @@ FEATURES: dict[str, Feature] = {
         lambda facts: (
             facts.recipe.build.trtllm.chunked_context and facts.is_written(("build", "trtllm", "chunked_context"))
         ),
-        lambda facts: "build.trtllm.chunked_context: true",
-        "build.trtllm.chunked_context: false",
-        "build.trtllm.chunked_context: true",
+        *_flag("chunked_context")[1:],
     ),
-    "host-kv": (
-        lambda facts: facts.recipe.build.trtllm.host_kv_memory is not None,
-        lambda facts: f"build.trtllm.host_kv_memory: {facts.recipe.build.trtllm.host_kv_memory}",
-        "remove build.trtllm.host_kv_memory",
-        "build.trtllm.host_kv_memory: 16GiB",
-    ),
-    "guided-decoding": (
-        lambda facts: facts.recipe.build.trtllm.guided_decoding != "none",
-        lambda facts: f"build.trtllm.guided_decoding: {facts.recipe.build.trtllm.guided_decoding}",
-        "build.trtllm.guided_decoding: none",
-        "build.trtllm.guided_decoding: xgrammar",
-    ),
-    "beams": (
-        lambda facts: facts.recipe.build.trtllm.max_beam_width > 1,
-        lambda facts: f"build.trtllm.max_beam_width: {facts.recipe.build.trtllm.max_beam_width}",
-        "build.trtllm.max_beam_width: 1",
-        "build.trtllm.max_beam_width: 4",
-    ),
+    "host-kv": _valued("trtllm", "host_kv_memory", lambda size: size is not None, None, "16GiB"),
+    "guided-decoding": _valued("trtllm", "guided_decoding", lambda chosen: chosen != "none", "none", "xgrammar"),
+    "beams": _valued("trtllm", "max_beam_width", lambda width: width > 1, "1", "4"),
     "lora": (
         lambda facts: facts.recipe.build.trtllm.lora is not None,
         lambda facts: "build.trtllm.lora: {…}",
@@ -245,12 +229,7 @@ FEATURES: dict[str, Feature] = {
         lambda facts: by_hand("a model without a sliding window"),
         lambda facts: by_hand("a model with a sliding window"),
     ),
-    "speculation": (
-        lambda facts: facts.recipe.speculation.method != "none",
-        lambda facts: f"speculation.method: {facts.recipe.speculation.method}",
-        lambda facts: [without_speculation(facts)],
-        lambda facts: [to_method(facts, "draft_target")],
-    ),
+    "speculation": _method("draft_target", lambda method: method != "none"),
     "dynamic-tree": (
         lambda facts: facts.recipe.speculation.dynamic_tree is not None,
         lambda facts: "speculation.dynamic_tree: {…}",
@@ -266,7 +245,10 @@ FEATURES: dict[str, Feature] = {
     "pipeline-parallel": _ranks("pp"),
     "tensor-parallel": _ranks("tp"),
     "expert-parallel": _ranks("ep"),
-    **{f"speculation-{name}": _method(name) for name in ("draft_target", "eagle", "eagle3", "medusa", "lookahead")},
+    **{
+        f"speculation-{name}": _method(name, partial(eq, name))
+        for name in ("draft_target", "eagle", "eagle3", "medusa", "lookahead")
+    },
 }
 
 
