@@ -94,13 +94,10 @@ def _stage_plan(
         "as given" if pool.sized_by == "memory" else f"{serving.free_fraction:g} of the free memory"
     )
     # a share of what is free moves with the terms that are ranges; an absolute size does not
-    ends = [_pool(gpu.visible_bytes - sum(side), per_token, serving).bytes for side in _sides(terms)]
+    sides = (sum(term.high for term in terms), sum(term.low for term in terms))
+    ends = [_pool(gpu.visible_bytes - side, per_token, serving).bytes for side in sides]
     terms.append(Term("KV pool", "kv", pool.bytes, formula, min(ends), max(ends)))
     return MemoryPlan(stage, tuple(terms), pool, gpu.visible_bytes)
-
-
-def _sides(terms: Sequence[Term]) -> tuple[list[int], list[int]]:
-    return [term.high for term in terms], [term.low for term in terms]
 
 
 def _weight_terms(weights: Sequence[TensorGroup], model: Model, parallel: ParallelPlan, stage: int) -> list[Term]:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from builder.planner.speculation import NONE, Speculating
 from builder.planner.speed.roofline import Engine, Times
-from builder.planner.speed.step import Part, decode_part, decode_step, mixed_step, prefill_part, prefill_step
+from builder.planner.speed.step import decode_part, decode_step, mixed_step, prefill_part, prefill_step
 
 #: share of a request's tokens in mixed steps from which the 99th percentile is one of theirs: a fifth of a per cent
 #: on average, because prompts come in bursts and the percentile has to hold in the busy minutes
@@ -166,7 +166,7 @@ def _solve(
     prompts = prefill_part(together, chunk, behind)
     plain = decode_time(engine, local, load.context, speculating, draft)
     drafting = drafting_time(engine, beside, load.context, speculating, draft) * (beside > 0)
-    decoding = _verification(beside, load.context, speculating)
+    decoding = decode_part(beside, load.context, speculating.verified_tokens)
     mixed = engine.time(mixed_step(prompts, decoding)).total + drafting
     alone = np.where(beside > 0, decode_time(engine, beside, load.context, speculating, draft), 0.0)
 
@@ -188,10 +188,6 @@ def _solve(
         plain=plain,
         mixed=mixed,
     )
-
-
-def _verification(requests: Any, context: float, speculating: Speculating) -> Part:
-    return decode_part(requests, context, speculating.verified_tokens)
 
 
 def knee(batches: Any, served: Served, levels: Mapping[str, float] | None = None) -> int | None:

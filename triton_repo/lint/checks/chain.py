@@ -78,7 +78,8 @@ def batch_sizes(models: Chain, repository: Repository) -> Iterator[Hit]:
     for model in parts:
         other = model.message.max_batch_size
         if other != size:
-            remedy = here(str(size)) if size else put(engine, str(other), "max_batch_size", text=_in(engine, other))
+            in_engine = put(engine, str(other), "max_batch_size", text=f"max_batch_size: {other} in {engine.name}")
+            remedy = here(str(size)) if size else in_engine
             yield hit(model, f"max_batch_size is {other} here and {size} in {engine.name}", remedy, "max_batch_size")
 
 
@@ -133,10 +134,6 @@ def accumulated_beams(models: Chain, repository: Repository) -> Iterator[Hit]:
                 *(_one_beam(engine) for engine in models.engines if engine.name == asked),
             ]
             yield hit(bls, message, remedies, *at(bls, "accumulate_tokens"))
-
-
-def _in(engine: Model, size: int) -> str:
-    return f"max_batch_size: {size} in {engine.name}"
 
 
 def _one_beam(engine: Model) -> Remedy:

@@ -142,10 +142,6 @@ def duplicate_names(repository: Repository) -> Iterator[Hit]:
         first.setdefault(name, model.name)
 
 
-def _versions_needed(model: Model) -> bool:
-    return not model.is_ensemble
-
-
 @rule("TF-TRI-025", "error", "a version folder or its model.py is missing", TRITON_REPOSITORY)
 def versions(repository: Repository) -> Iterator[Hit]:
     """Triton loads numbered folders only, and its Python backend waits for ever on one without model.py."""
@@ -153,7 +149,7 @@ def versions(repository: Repository) -> Iterator[Hit]:
         if not model.readable:
             continue
         if not model.versions:
-            if _versions_needed(model):
+            if not model.is_ensemble:
                 yield hit_file(model, model.folder, "no version folder", person("a folder 1/ with the model"))
             continue
         if model.backend == "python":

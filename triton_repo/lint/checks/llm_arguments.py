@@ -62,7 +62,7 @@ def _key_fault(entry: Entry, table: Arguments, path: Path, document: Mapping[str
             if entry.name == "moe_config.load_balancer" and isinstance(entry.value, str):
                 return None  # the name of a file that holds it
             return f"{name} is a section, and {entry.value!r} is none", person(
-                f"{name}: {{{known_in(entry, table)}: …}}"
+                f"{name}: {{{table.known[entry.name][0]}: …}}"
             )
         return None
     if gone is not None:
@@ -97,11 +97,6 @@ def _key_fault(entry: Entry, table: Arguments, path: Path, document: Mapping[str
         message = f"{name} is no argument of {of}; {listed(p.rpartition('.')[0] or 'LLM()' for p in places)} have one"
         return message, person("move it to one of them: " + listed(places))
     return f"{name} is no argument of {of} that is known ({table.as_of})", _without(entry, path)
-
-
-def known_in(entry: Entry, table: Arguments) -> str:
-    """A name of the section that a key opens."""
-    return table.known[entry.name][0]
 
 
 def _without(entry: Entry, path: Path, text: str | None = None) -> Remedy:

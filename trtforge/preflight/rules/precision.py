@@ -26,11 +26,6 @@ from trtforge.targets import TARGETS
 _MATRIX = "https://nvidia.github.io/TensorRT-LLM/features/quantization.html"
 
 
-def _with(facts: Facts, wrong: str, right: str) -> list[str]:
-    """The recipe's architectures with one replaced."""
-    return [right if name == wrong else name for name in facts.recipe.build.architectures]
-
-
 def _hosts(facts: Facts, hosts: list[Architecture]) -> list[str]:
     """Of the architectures in question those that have the recipe's type, weights and KV cache; else all of them."""
     recipe = facts.recipe
@@ -118,12 +113,13 @@ def unknown_architecture(facts: Facts) -> Iterator[Violation]:
     for architecture in facts.recipe.build.architectures:
         if architecture not in known:
             near = nearest(architecture, known)
+            corrected = [near if name == architecture else name for name in facts.recipe.build.architectures]
             yield Violation(
                 f"build.architectures: {architecture} is not in the table",
                 f"build.architectures: {architecture}",
                 {"known": known},
                 [
-                    *([line("build.architectures", _with(facts, architecture, near))] if near else []),
+                    *([line("build.architectures", corrected)] if near else []),
                     *by_hand(f"one or more of {', '.join(known)} in build.architectures"),
                 ],
             )
