@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.rows import Row, read_table
 
 _FILE = Path(__file__).parent / "tables" / "history.yaml"
 ChangeKind = Literal["renamed", "removed", "ignored", "default", "values", "tensor_renamed"]
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+class _Row(Row):
+    model_config = ConfigDict(populate_by_name=True)
 
 
 class Change(_Row):
@@ -153,7 +154,4 @@ class History(_Row):
 @cache
 def load_history() -> History:
     """The validated table (cached)."""
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return History.model_validate(yaml.load(_FILE.read_text(encoding="utf-8"), Loader=loader))
+    return read_table(_FILE, History)

@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.rows import Row, read_table
 from trtforge.targets.layouts import LAYOUTS
 
 _FOLDER = Path(__file__).parent / "tables"
@@ -28,11 +29,7 @@ _INT_MAX = 2**63 - 1
 _PLACEHOLDER = re.compile(r"\$\{[^}]*\}")
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Parameter(_Row):
+class Parameter(Row):
     """One parameter.
 
     Attributes:
@@ -112,7 +109,7 @@ class Parameter(_Row):
         return words if self.minimum is None else f"{words}, at least {self.minimum}"
 
 
-class Table(_Row):
+class Table(Row):
     """The parameters of one layout and the TensorRT-LLM versions that read them (trtforge's own for native)."""
 
     layout: str
@@ -142,11 +139,7 @@ class Table(_Row):
 @cache
 def load_parameters(layout: str) -> Table:
     """The table of a layout (cached)."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times faster
-    text = (_FOLDER / f"{layout}.yaml").read_text(encoding="utf-8")
-    return Table.model_validate(yaml.load(text, Loader=loader))
+    return read_table(_FOLDER / f"{layout}.yaml", Table)
 
 
 def explain(name: str | None = None) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_repo.lint.llm_arguments import aliases_grow
+from trtforge.ground.rows import safe_loader
 
 #: file names whose content is settings
 NAMES = ("model.yaml", "model.json")
@@ -48,12 +49,11 @@ def read_settings(name: str, text: str) -> dict[str, Setting] | None:
     """Dotted key → setting of the file ``name``; None where it is no mapping, does not parse or merges mappings."""
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     construct = _json_scalar if name.endswith(".json") else _yaml_scalar
     try:
         if name.endswith(".json"):
             json.loads(text)
-        root = yaml.compose(text, Loader=loader)
+        root = yaml.compose(text, Loader=safe_loader())
         if not isinstance(root, yaml.MappingNode) or aliases_grow(root) is not None:
             return None
         return dict(_flat(root, "", 1, construct))

@@ -10,27 +10,24 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from trtforge.formats.table import ComputeFormat
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.rows import Row, read_table
 
 _TABLE = Path(__file__).with_name("hardware.yaml")
 _GB = 1e9
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Source(_Row):
+class Source(Row):
     """Where a figure comes from."""
 
     url: str = Field(pattern=r"^https://\S+$")
     says: str
 
 
-class Gpu(_Row):
+class Gpu(Row):
     """One GPU product. ``dense_tflops`` has no key for a format that its tensor cores do not execute."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -83,7 +80,7 @@ class Gpu(_Row):
         return format in self.dense_tflops
 
 
-class Link(_Row):
+class Link(Row):
     """A connection between GPUs or nodes."""
 
     name: str
@@ -109,7 +106,7 @@ class Link(_Row):
         return self.latency_us * 1e-6
 
 
-class HardwareTable(_Row):
+class HardwareTable(Row):
     """The whole table; ``as_of`` is the day it was checked."""
 
     as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
@@ -128,9 +125,7 @@ class HardwareTable(_Row):
 @cache
 def load_hardware() -> HardwareTable:
     """The validated table (cached)."""
-    import yaml
-
-    return HardwareTable.model_validate(yaml.safe_load(_TABLE.read_text(encoding="utf-8")))
+    return read_table(_TABLE, HardwareTable)
 
 
 def gpu(name: str) -> Gpu:

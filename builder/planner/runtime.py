@@ -5,18 +5,17 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from builder.planner.hardware import Source
 from builder.planner.types import ParallelPlan, Term
+from trtforge.ground.rows import Row
 
 _TABLE = Path(__file__).with_name("runtime.yaml")
 
 
-class RuntimeItem(BaseModel):
+class RuntimeItem(Row):
     """One kind of memory: MiB at the least, as counted, and at the most."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     title: str

@@ -7,17 +7,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
+
+from trtforge.ground.rows import Row, read_table, safe_loader
 
 #: values of a model.yaml; no real one has a hundredth of it
 MAX_NODES = 10_000
 _TABLE = Path(__file__).parents[1] / "tables" / "llm_arguments.yaml"
 
 
-class DecodingType(BaseModel):
+class DecodingType(Row):
     """A ``decoding_type``: whether it drafts with weights of its own, and which releases know the name."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     draft: bool = False
     since: str | None = None
@@ -25,10 +25,8 @@ class DecodingType(BaseModel):
     instead: str | None = None
 
 
-class Removed(BaseModel):
+class Removed(Row):
     """Where the setting of a removed name is now: ``to`` takes its value, ``inverse`` the opposite of its boolean."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     to: str | None = None
     inverse: str | None = None
@@ -41,20 +39,16 @@ class Removed(BaseModel):
         return self
 
 
-class Choice(BaseModel):
+class Choice(Row):
     """The values of a key; ``fold``: case does not matter; ``loose``: another case is a warning."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     values: tuple[str, ...]
     fold: bool = False
     loose: bool = False
 
 
-class GuidedFault(BaseModel):
+class GuidedFault(Row):
     """A way to speculate that guided decoding does not go with, until a release (None: still)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     types: tuple[str, ...]
     key: str
@@ -64,10 +58,8 @@ class GuidedFault(BaseModel):
     source: str
 
 
-class Arguments(BaseModel):
+class Arguments(Row):
     """Names, values and removed names by section of ``model.yaml`` (dotted); the empty section is its top."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     as_of: str
     sources: tuple[str, ...]
@@ -95,10 +87,7 @@ class Arguments(BaseModel):
 @cache
 def load_arguments() -> Arguments:
     """The shipped table (cached)."""
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return Arguments.model_validate(yaml.load(_TABLE.read_text(encoding="utf-8"), Loader=loader))
+    return read_table(_TABLE, Arguments)
 
 
 def aliases_grow(root: Any) -> str | None:
@@ -136,8 +125,7 @@ def keys_twice(text: str) -> Iterator[tuple[str, int, int]]:
     """
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    todo = [yaml.compose(text, Loader=loader)]
+    todo = [yaml.compose(text, Loader=safe_loader())]
     while todo:
         node = todo.pop()
         if isinstance(node, yaml.MappingNode):

@@ -14,6 +14,7 @@ from typing import Any
 from triton_repo.lint.llm_arguments import Arguments, aliases_grow
 from triton_repo.lint.repository import Model
 from trtforge.ground.names import nearest
+from trtforge.ground.rows import safe_loader
 
 
 def file_of(model: Model, name: str) -> tuple[Path, str] | None:
@@ -30,7 +31,7 @@ def parsed(text: str) -> tuple[Any, int, str | None]:
     """(document, line, problem) of a YAML text; aliases may not make a small file a large document."""
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = safe_loader()
     try:
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=loader)):
             problem = aliases_grow(yaml.compose(text, Loader=loader))
@@ -49,8 +50,7 @@ def has_anchors(text: str) -> bool:
     """Whether a YAML text that parses names values to repeat them elsewhere."""
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text, Loader=loader))
+    return "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text, Loader=safe_loader()))
 
 
 class Lines:
@@ -60,9 +60,8 @@ class Lines:
         import yaml
 
         self._lines: dict[tuple[str, ...], int] = {}
-        loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            root = yaml.compose(text.replace("\t", " "), Loader=loader)  # JSON may be indented by tabs
+            root = yaml.compose(text.replace("\t", " "), Loader=safe_loader())  # JSON may be indented by tabs
         except (yaml.YAMLError, RecursionError, ValueError):  # JSON that is no YAML
             return
         todo: list[tuple[Any, tuple[str, ...]]] = [(root, ())]

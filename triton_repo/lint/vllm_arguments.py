@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict
+
+from trtforge.ground.rows import Row, read_table
 
 _TABLE = Path(__file__).parents[1] / "tables" / "vllm_arguments.yaml"
 
 
-class Gone(BaseModel):
+class Gone(Row):
     """A name that later releases do not have; ``to`` and ``inverse`` say where its value goes, ``says`` in words."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     last: str
     gone: str
@@ -24,10 +23,8 @@ class Gone(BaseModel):
     says: str | None = None
 
 
-class VllmArguments(BaseModel):
+class VllmArguments(Row):
     """Names by the kinds of JSON value that they take, and the names that are gone."""
-
-    model_config = ConfigDict(extra="forbid")
 
     as_of: str
     sources: tuple[str, ...]
@@ -55,10 +52,7 @@ class VllmArguments(BaseModel):
 @cache
 def load_vllm_arguments() -> VllmArguments:
     """The shipped table (cached)."""
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return VllmArguments.model_validate(yaml.load(_TABLE.read_text(encoding="utf-8"), Loader=loader))
+    return read_table(_TABLE, VllmArguments)
 
 
 def kind_of(value: object) -> str:

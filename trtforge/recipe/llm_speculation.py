@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from trtforge.ground.rows import Row, read_table
 from trtforge.recipe.schema import Speculation
 
 #: draft tokens a step when the recipe does not say
@@ -26,11 +27,7 @@ _PATH = Path(__file__).parents[1] / "tables" / "llm_speculation.yaml"
 _LINK = r"^https://\S+$"
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Released(_Row):
+class _Released(Row):
     since: str | None = None
     until: str | None = None
 
@@ -58,7 +55,7 @@ class Key(_Released):
     only: int | None = None
 
 
-class Lack(_Row):
+class Lack(Row):
     """Why a recipe key is refused where no release's row has it."""
 
     key: str
@@ -66,7 +63,7 @@ class Lack(_Row):
     source: str = Field(pattern=_LINK)
 
 
-class SpeculationTable(_Row):
+class SpeculationTable(Row):
     as_of: str
     names: tuple[Names, ...] = Field(min_length=1)
     keys: tuple[Key, ...]
@@ -166,6 +163,4 @@ def _line(schedule: Mapping[int, int], batch: int, length: int) -> str:
 @cache
 def speculation_table() -> SpeculationTable:
     """The table (cached)."""
-    import yaml
-
-    return SpeculationTable.model_validate(yaml.safe_load(_PATH.read_text(encoding="utf-8")))
+    return read_table(_PATH, SpeculationTable)

@@ -10,17 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
+
+from trtforge.ground.rows import Row, read_table
 
 _FOLDER = Path(__file__).parent
 _LINK = r"^https://\S+$"
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Source(_Row):
+class Source(Row):
     """Where a fact comes from."""
 
     url: str = Field(pattern=_LINK)
@@ -30,7 +28,7 @@ class Source(_Row):
 Probe = Literal["tensorrt", "cudart", "driver", "tensorrt_llm", "tritonserver", "torch", "python", "distribution"]
 
 
-class Component(_Row):
+class Component(Row):
     """One piece of a stack: its version and what matters about it.
 
     ``version`` is a release (2.13 covers 2.13.1) or a PEP 440 rule. ``probe`` says how the piece that would be
@@ -46,7 +44,7 @@ class Component(_Row):
     serving: bool = False
 
 
-class Removed(_Row):
+class Removed(Row):
     """What a stack no longer has, and what replaces it."""
 
     target: str
@@ -55,7 +53,7 @@ class Removed(_Row):
     url: str = Field(pattern=_LINK)
 
 
-class StackRow(_Row):
+class StackRow(Row):
     """Versions that belong together. Rows of a target stand newest first."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
@@ -75,7 +73,7 @@ class StackRow(_Row):
         return next((item.version for item in self.components if item.name == component), None)
 
 
-class StackTable(_Row):
+class StackTable(Row):
     as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
     implemented_targets: tuple[str, ...] = Field(description="Targets that this version of trtforge builds")
     implemented_layouts: tuple[str, ...]
@@ -104,7 +102,7 @@ class StackTable(_Row):
 Support = Literal["yes", "no", "weight-only", "disputed"]
 
 
-class Architecture(_Row):
+class Architecture(Row):
     """One GPU architecture and the precisions that have a kernel on it; a format that is not named is unknown."""
 
     name: str = Field(pattern=r"^sm_\d{2,3}$")
@@ -125,7 +123,7 @@ class Architecture(_Row):
         return self.by_target.get(target, {}).get(format) or self.formats.get(format)
 
 
-class ArchitectureTable(_Row):
+class ArchitectureTable(Row):
     as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
     sources: tuple[Source, ...] = Field(min_length=1)
     rows: tuple[Architecture, ...] = Field(min_length=1)
@@ -148,10 +146,7 @@ _MODELS: dict[str, type[BaseModel]] = {"stack": StackTable, "architectures": Arc
 @cache
 def load_table(name: str) -> Any:
     """The validated table ``stack`` or ``architectures`` (cached)."""
-    import yaml
-
-    path = _FOLDER / f"{name}.yaml"
-    return _MODELS[name].model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return read_table(_FOLDER / f"{name}.yaml", _MODELS[name])
 
 
 def stack_table() -> StackTable:

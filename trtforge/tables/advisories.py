@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from trtforge.ground.rows import Row, read_table
 from trtforge.tables import Source
 
 _FILE = Path(__file__).with_name("advisories.yaml")
@@ -28,18 +29,14 @@ SERVER = "tritonserver"
 Product = Literal["tritonserver", "TensorRT-LLM", "TensorRT", "nvidia-modelopt"]
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Release(_Row):
+class Release(Row):
     """A container month of Triton and the server version in it."""
 
     month: str = Field(pattern=_MONTH)
     server: str
 
 
-class Hole(_Row):
+class Hole(Row):
     """One hole: the first release without it, and the first with it where that is not the first of all.
 
     ``eased`` says what our own launch lines do about it; that is no repair.
@@ -58,7 +55,7 @@ class Hole(_Row):
         return version < Version(self.before) and (self.since is None or version >= Version(self.since))
 
 
-class Bulletin(_Row):
+class Bulletin(Row):
     """One of NVIDIA's security bulletins."""
 
     number: str
@@ -68,7 +65,7 @@ class Bulletin(_Row):
     holes: tuple[Hole, ...] = Field(min_length=1)
 
 
-class AdvisoryTable(_Row):
+class AdvisoryTable(Row):
     as_of: str = Field(pattern=_DAY)
     sources: tuple[Source, ...] = Field(min_length=1)
     releases: tuple[Release, ...] = Field(min_length=1)
@@ -109,9 +106,7 @@ class Known:
 @cache
 def advisory_table() -> AdvisoryTable:
     """The validated table (cached)."""
-    import yaml
-
-    return AdvisoryTable.model_validate(yaml.safe_load(_FILE.read_text(encoding="utf-8")))
+    return read_table(_FILE, AdvisoryTable)
 
 
 def month_of(version: str, table: AdvisoryTable | None = None) -> str:

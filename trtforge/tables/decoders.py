@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from trtforge.tables import Source, _Row
+from trtforge.ground.rows import Row, read_table
+from trtforge.tables import Source
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -32,14 +33,14 @@ def truth(config: Mapping[str, Any], key: str, default: bool) -> bool:
     return bool(value)
 
 
-class GgufForm(_Row):
+class GgufForm(Row):
     """How llama.cpp's files hold a class: ``general.architecture``, and whether rows of q and k are interleaved."""
 
     architecture: str
     interleaved: bool
 
 
-class TrtllmForm(_Row):
+class TrtllmForm(Row):
     """What TensorRT-LLM 1.2 has for a class: whether its engines and its LLM API know it, keys of a checkpoint's
     config.json, and whether its model takes a bias on the output projection, and its PyTorch model the sliding window
     of config.json. ``drafter`` is the class of what drafts beside it inside an engine; None: nothing does."""
@@ -52,7 +53,7 @@ class TrtllmForm(_Row):
     window: bool = True
 
 
-class NopeRule(_Row):
+class NopeRule(Row):
     """Layers without rotary embedding: config.json's list of 1 (rotates) and 0 by layer, or else one layer in so many.
 
     ``every`` is the class's own interval where config.json has neither key.
@@ -63,7 +64,7 @@ class NopeRule(_Row):
     every: int = Field(gt=0)
 
 
-class FactorKeys(_Row):
+class FactorKeys(Row):
     """Keys of config.json with the numbers that a class multiplies its embeddings, its scores (in place of one over
     the root of the head size) and the results of attention and MLP by, and divides its logits by."""
 
@@ -84,7 +85,7 @@ class Factors:
     attention: float | None = None
 
 
-class Decoder(_Row):
+class Decoder(Row):
     """One Hugging Face class. A bias is always there (true), never (false), or by a key of config.json (its name)."""
 
     architecture: str
@@ -227,7 +228,7 @@ class Decoder(_Row):
         return tuple(window if kind == SLIDING else 0 for kind in given)
 
 
-class CountedType(_Row):
+class CountedType(Row):
     """A ``model_type`` that no row has and the planner counts; see the table's head for the fields."""
 
     experts: bool = False
@@ -242,7 +243,7 @@ class CountedType(_Row):
     full_every: int | None = Field(None, ge=2)
 
 
-class UncountedTypes(_Row):
+class UncountedTypes(Row):
     """Types whose layers are something else, and keys that only their configs have; ``why`` ends a sentence."""
 
     why: str
@@ -250,7 +251,7 @@ class UncountedTypes(_Row):
     marks: tuple[str, ...] = ()
 
 
-class DecoderTable(_Row):
+class DecoderTable(Row):
     """Every class, with the sources that hold for all of them."""
 
     as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
@@ -276,10 +277,7 @@ class DecoderTable(_Row):
 @cache
 def decoder_table() -> DecoderTable:
     """The table."""
-    import yaml
-
-    text = Path(__file__).with_name("decoders.yaml").read_text(encoding="utf-8")
-    return DecoderTable.model_validate(yaml.safe_load(text))
+    return read_table(Path(__file__).with_name("decoders.yaml"), DecoderTable)
 
 
 @cache

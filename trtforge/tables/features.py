@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from trtforge.ground.rows import Row
 
 _FOLDER = Path(__file__).parent
 _LINK = r"^https://\S+$"
@@ -14,11 +16,7 @@ _DAY = r"^\d{4}-\d{2}-\d{2}$"
 _KIND = r"^K\d{1,2}$"
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Need(_Row):
+class Need(Row):
     """A feature that works only together with another one on these targets."""
 
     feature: str
@@ -31,7 +29,7 @@ class Need(_Row):
     until: str | None = None
 
 
-class Combination(_Row):
+class Combination(Row):
     """Features that do not go together on these targets, or of which nobody says so."""
 
     features: tuple[str, ...] = Field(min_length=2)
@@ -44,7 +42,7 @@ class Combination(_Row):
     until: str | None = None
 
 
-class Method(_Row):
+class Method(Row):
     """Whether a target has a speculation method, and whether that takes a draft model or heads."""
 
     target: str
@@ -56,7 +54,7 @@ class Method(_Row):
     source: str = Field(pattern=_LINK)
 
 
-class Effect(_Row):
+class Effect(Row):
     """A recipe key that only some targets, layouts or methods read; an empty list means all."""
 
     key: str
@@ -66,7 +64,7 @@ class Effect(_Row):
     why: str
 
 
-class FeatureTable(_Row):
+class FeatureTable(Row):
     as_of: str = Field(pattern=_DAY)
     needs: tuple[Need, ...]
     combinations: tuple[Combination, ...]
@@ -96,7 +94,7 @@ class FeatureTable(_Row):
         return [row.target for row in self.methods if row.method == method and row.support == "yes"]
 
 
-class Kernel(_Row):
+class Kernel(Row):
     """The shapes that a format's kernel takes on these targets and architectures."""
 
     format: str
@@ -110,7 +108,7 @@ class Kernel(_Row):
     says: str
 
 
-class AttentionKernel(_Row):
+class AttentionKernel(Row):
     """The head sizes that an attention has kernels for, on these targets and architectures (none named: on all).
 
     ``attention``: ``decode`` is that of every answer's tokens, ``fp8-context`` context attention in FP8, ``fp8-kv``
@@ -129,7 +127,7 @@ class AttentionKernel(_Row):
     says: str
 
 
-class KernelTable(_Row):
+class KernelTable(Row):
     as_of: str = Field(pattern=_DAY)
     rows: tuple[Kernel, ...] = Field(min_length=1)
     attention: tuple[AttentionKernel, ...] = ()
