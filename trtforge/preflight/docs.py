@@ -65,9 +65,11 @@ downloaded yet) is named as skipped, never passed in silence.
 | `--no-model` | the same without the model's headers |
 
 `check` exits with 0 when nothing blocks, with 1 when an error does, with 2 when recipe or model cannot be read at all;
-`run` exits with 2 when preflight refuses. An error blocks, a warning does not. One warning is about the machine alone:
-`TF-K2-007` names what the target's build lacks here. `check` then says "ready, but not to be built on this machine"
-and exits with 0; a `run` that goes through the build ends at once with 3, and `run --until evaluate` goes on.
+`run` exits with 2 when preflight refuses. An error blocks, a warning does not. Where no rule saw the model (it is not
+downloaded yet, or `--no-model`) the verdict is "nothing found without the model", not "ready". One warning is about the
+machine alone: `TF-K2-007` names what the target's build lacks here. `check` then says "ready, but not to be built on
+this machine" and exits with 0; a `run` that goes through the build ends at once with 3, and `run --until evaluate` goes
+on.
 
 ## Setting a rule aside
 
