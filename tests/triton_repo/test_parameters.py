@@ -9,6 +9,7 @@ from triton_repo import parameters
 from triton_repo.parameters import Parameter, checked, explain, load_parameters
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.keys import find_key
+from trtforge.rules.tables import rewrite
 from trtforge.targets.layouts import LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,5 +103,5 @@ def test_the_document_is_current(tmp_path):
     text = (ROOT / "docs" / "triton.md").read_text(encoding="utf-8")
     copy = tmp_path / "triton.md"
     copy.write_text(text, encoding="utf-8")
-    parameters.update(copy)
+    rewrite(copy, parameters.BEGIN, parameters.render(), parameters.END)
     assert copy.read_text(encoding="utf-8") == text, "run python -m triton_repo.parameters docs/triton.md"
