@@ -9,7 +9,7 @@ rubbish after a right beginning, is the first to disagree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,21 @@ class EngineAnswers:
     def to_baseline(self) -> list[Answer]:
         """The answers to the questions that the baseline answered, in their order."""
         return [a for q, a in zip(self.questions, self.answers, strict=True) if q.baseline]
+
+    def to_record(self) -> dict[str, Any]:
+        """Everything, as :meth:`of_record` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> EngineAnswers:
+        """The inverse of :meth:`to_record`; raises KeyError or TypeError for a record that lacks a part."""
+        questions = (Question(q["name"], tuple(q["token_ids"]), q["baseline"]) for q in record["questions"])
+        answers = (
+            Answer(a["prompt"], tuple(a["token_ids"]), a["text"], float(a["distinct_share"]), tuple(a["problems"]))
+            for a in record["answers"]
+        )
+        parted = tuple(Parted(**one) for one in record["parted"])
+        return cls(tuple(questions), tuple(answers), int(record["tokens"]), int(record["agreed"]), parted)
 
     def to_json(self) -> dict[str, Any]:
         return {

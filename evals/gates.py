@@ -13,20 +13,47 @@ from trtforge.ground.errors import GateFailed
 from trtforge.store.artifact import GateResult
 
 
-def at_most(name: str, interval: Interval, limit: float, unit: str = "") -> GateResult:
-    """Passes when the interval's upper bound is within ``limit``."""
+def at_most(
+    name: str, interval: Interval, limit: float, unit: str = "", *, pair: tuple[float, float] | None = None
+) -> GateResult:
+    """Passes when the interval's upper bound is within ``limit``; ``pair`` is what baseline and candidate measured."""
     passed = interval.high <= limit
-    sign = "<=" if passed else ">"
+    return _stated(name, interval, interval.high, limit, passed, "<=" if passed else ">", unit, pair)
+
+
+def bound_at_least(
+    name: str, interval: Interval, limit: float, unit: str = "", *, pair: tuple[float, float] | None = None
+) -> GateResult:
+    """Passes when the interval's lower bound reaches ``limit``; ``pair`` as in :func:`at_most`."""
+    passed = interval.low >= limit
+    return _stated(name, interval, interval.low, limit, passed, ">=" if passed else "<", unit, pair)
+
+
+def _stated(
+    name: str,
+    interval: Interval,
+    bound: float,
+    limit: float,
+    passed: bool,
+    sign: str,
+    unit: str,
+    pair: tuple[float, float] | None,
+) -> GateResult:
+    """Baseline, candidate, difference, interval, threshold and verdict, in words and as figures."""
+    detail = f"{name} is {interval.value:.4g}{unit}"
+    if pair is not None:
+        detail += f" (baseline {pair[0]:.4g}, candidate {pair[1]:.4g})"
     if interval.low == interval.high:
-        detail = f"{name} is {interval.value:.4g}{unit} {sign} limit {limit:.4g}{unit}"
+        detail += f" {sign} limit {limit:.4g}{unit}"
     else:
-        detail = (
-            f"{name} is {interval.value:.4g}{unit}, {interval.confidence:.0%} interval "
-            f"[{interval.low:.4g}, {interval.high:.4g}]{unit}; upper bound {interval.high:.4g}{unit} "
-            f"{sign} limit {limit:.4g}{unit}"
+        side = "upper" if bound == interval.high else "lower"
+        detail += (
+            f", {interval.confidence:.0%} interval [{interval.low:.4g}, {interval.high:.4g}]{unit}; "
+            f"{side} bound {bound:.4g}{unit} {sign} limit {limit:.4g}{unit}"
         )
+    baseline, candidate = pair or (None, None)
     return GateResult(
-        name=name, passed=passed, measured=interval.value, limit=limit, detail=detail, bound=interval.high
+        name, passed, interval.value, limit, detail, bound, baseline, candidate, interval.low, interval.high
     )
 
 

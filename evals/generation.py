@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evals.gates import at_least
+from evals.samples import Samples
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.store.artifact import GateResult
 
@@ -68,16 +69,27 @@ def answer_prompts(
     *,
     prompts: Sequence[str],
     max_tokens: int,
+    samples: Samples | None = None,
     progress: Progress | None = None,
 ) -> list[Answer]:
-    """Greedy answers; ``generate(prompt, max_tokens)`` returns the new token ids and their text."""
+    """Greedy answers; ``generate(prompt, max_tokens)`` returns the new token ids and their text.
+
+    ``samples``: answers that are there already, and where new ones are kept.
+    """
     report = progress or SilentProgress()
     report.start(f"generation sanity on {len(prompts)} prompts", total=len(prompts))
-    answers = []
-    for prompt in prompts:
-        token_ids, text = generate(prompt, max_tokens)
-        answers.append(inspect_answer(prompt, token_ids, text))
+    answers, names = [], [f"{max_tokens}: {prompt}" for prompt in prompts]
+    for name, prompt in zip(names, prompts, strict=True):
+        known = samples.get(name) if samples is not None else None
+        if known is None:
+            token_ids, text = generate(prompt, max_tokens)
+            known = {"token_ids": [int(token) for token in token_ids], "text": text}
+            if samples is not None:
+                samples.add(name, known)
+        answers.append(inspect_answer(prompt, known["token_ids"], known["text"]))
         report.advance()
+    if samples is not None:
+        samples.finish(names)
     return answers
 
 
@@ -91,6 +103,16 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return length
 
 
+def edit_distance(left: Sequence[int], right: Sequence[int]) -> int:
+    """Tokens to insert, delete or replace until one is the other (Levenshtein 1966)."""
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        above, row[0] = row[0], i
+        for j, b in enumerate(right, 1):
+            above, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above + (a != b))
+    return row[-1]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The candidate's answers against the baseline's.
@@ -100,12 +122,18 @@ class Comparison:
         baseline_sane: of them, how many the baseline answers sanely.
         lost: the candidate's answers to those that are degenerate.
         mean_common_prefix_tokens: tokens before the first difference, on average.
+        same: answers that are the baseline's, token by token.
+        mean_edit_share: edit distance over the longer answer's tokens, on average; 0 for the same answer.
+        prefixes: tokens before the first difference, an answer each.
     """
 
     prompts: int
     baseline_sane: int
     lost: tuple[Answer, ...]
     mean_common_prefix_tokens: float
+    same: int = 0
+    mean_edit_share: float = 0.0
+    prefixes: tuple[int, ...] = ()
 
     @property
     def kept_share(self) -> float:
@@ -118,6 +146,9 @@ class Comparison:
             "baseline_sane": self.baseline_sane,
             "candidate_sane_of_those": self.baseline_sane - len(self.lost),
             "mean_common_prefix_tokens": self.mean_common_prefix_tokens,
+            "same": self.same,
+            "mean_edit_share": self.mean_edit_share,
+            "common_prefix_tokens": list(self.prefixes),
             "lost": [{"prompt": answer.prompt, "problems": list(answer.problems)} for answer in self.lost],
         }
 
@@ -125,12 +156,17 @@ class Comparison:
 def compare(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> Comparison:
     """Answers of both to the same prompts, in the same order."""
     sane = [i for i, answer in enumerate(baseline) if not answer.problems]
-    prefixes = [common_prefix(b.token_ids, c.token_ids) for b, c in zip(baseline, candidate, strict=True)]
+    pairs = [(b.token_ids, c.token_ids) for b, c in zip(baseline, candidate, strict=True)]
+    prefixes = [common_prefix(b, c) for b, c in pairs]
+    edits = [edit_distance(b, c) / max(len(b), len(c), 1) for b, c in pairs]
     return Comparison(
         len(baseline),
         len(sane),
         tuple(candidate[i] for i in sane if candidate[i].problems),
         sum(prefixes) / len(prefixes) if prefixes else 0.0,
+        sum(b == c for b, c in pairs),
+        sum(edits) / len(edits) if edits else 0.0,
+        tuple(prefixes),
     )
 
 

@@ -143,9 +143,9 @@ def compare(
     )
 
 
-def kl_limit(result: ParityResult) -> float:
+def kl_limit(floor_kl: float | None) -> float:
     """Largest mean KL divergence (nats) that the noise floor explains."""
-    return MAX_KL_RATIO * (result.floor_kl or 0.0) + KL_ALLOWANCE
+    return MAX_KL_RATIO * (floor_kl or 0.0) + KL_ALLOWANCE
 
 
 def _check(got_SV: torch.Tensor, want_SV: torch.Tensor, prompt: int) -> None:

@@ -1,7 +1,8 @@
 """Confidence intervals for quality figures.
 
 Token losses of one text are correlated, so the bootstrap resamples contiguous blocks of tokens, the
-same blocks for baseline and candidate (Künsch 1989, block bootstrap; paired as in Koehn 2004).
+same blocks for baseline and candidate (Künsch 1989, block bootstrap; paired as in Koehn 2004). Items that are right or
+wrong are compared by McNemar's test.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -128,3 +130,70 @@ def _normal_quantile(probability: float) -> float:
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)
+
+
+def paired_mean_difference(
+    baseline: Sequence[float], candidate: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES
+) -> Interval:
+    """Mean of candidate minus baseline over independent items, bootstrapped over the pairs; at least one pair."""
+    difference = np.asarray(candidate, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    return ratio_interval(difference.tolist(), [1.0] * len(difference), seed=seed, resamples=resamples)
+
+
+def block_mean(values: np.ndarray, *, seed: int = 0, resamples: int = RESAMPLES, block: int = BLOCK_TOKENS) -> Interval:
+    """Mean of a figure of each token (a divergence, an agreement), block-bootstrapped; at least one token."""
+    draws = _block_means(np.asarray(values, dtype=np.float64), seed, resamples, block)
+    return _interval(float(np.mean(values)), draws, CONFIDENCE)
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Right or wrong of two models on the same items.
+
+    Attributes:
+        items: how many both answered.
+        lost: right by the baseline only.
+        gained: right by the candidate only.
+        p_value: two-sided, exact binomial over the items on which they differ (McNemar 1947); 1 where they never do.
+        change: share of right items, candidate minus baseline, with the interval of Agresti and Min (2005), which stays
+            wide where a small sample shows no difference at all.
+    """
+
+    items: int
+    baseline_right: int
+    candidate_right: int
+    lost: int
+    gained: int
+    p_value: float
+    change: Interval
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def mcnemar(baseline: Sequence[bool], candidate: Sequence[bool]) -> McNemar:
+    """Both models' verdicts on the same items, in the same order; at least one item."""
+    pairs = list(zip(baseline, candidate, strict=True))
+    if not pairs:
+        raise ValueError("no items to compare")
+    lost, gained = sum(b and not c for b, c in pairs), sum(c and not b for b, c in pairs)
+    differing = lost + gained
+    tail = sum(math.comb(differing, i) for i in range(min(lost, gained) + 1)) / 2**differing
+    return McNemar(
+        len(pairs),
+        sum(bool(b) for b in baseline),
+        sum(bool(c) for c in candidate),
+        lost,
+        gained,
+        min(1.0, 2 * tail),
+        change_interval(lost, gained, len(pairs)),
+    )
+
+
+def change_interval(lost: int, gained: int, items: int, confidence: float = CONFIDENCE) -> Interval:
+    """Difference of two paired proportions: Wald's interval with half an item added to each of the four cells."""
+    z, padded = _normal_quantile((1 + confidence) / 2), items + 2
+    down, up = lost + 0.5, gained + 0.5
+    centre = (up - down) / padded
+    half = z * math.sqrt(max(0.0, down + up - (up - down) ** 2 / padded)) / padded
+    return Interval((gained - lost) / items, max(-1.0, centre - half), min(1.0, centre + half), confidence)

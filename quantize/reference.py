@@ -63,9 +63,9 @@ class ReferenceModel:
         self.emulated = quant_format != "none"
 
     @torch.inference_mode()
-    def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [S] → float32 [S, V]; row i predicts token i + 1."""
-        output = self.model(input_ids.view(1, -1).to(self.model.device), use_cache=False)
+    def logits(self, input_ids: torch.Tensor, last: int = 0) -> torch.Tensor:
+        """int64 [S] → float32 [S, V]; row i predicts token i + 1. With ``last`` only that many rows, the last ones."""
+        output = self.model(input_ids.view(1, -1).to(self.model.device), use_cache=False, logits_to_keep=last)
         return output.logits[0].float()
 
     def perturbed_logits(self, input_ids: torch.Tensor, relative: float, seed: int) -> torch.Tensor:
@@ -108,8 +108,13 @@ class ReferenceModel:
                 handle.remove()
 
     @torch.inference_mode()
-    def generate_greedy(self, input_ids: torch.Tensor, max_new: int) -> list[int]:
-        """The most likely continuation of int64 [S]: at most ``max_new`` ids, ending with an end token if one comes."""
+    def generate_greedy(
+        self, input_ids: torch.Tensor, max_new: int, done: Callable[[list[int]], bool] | None = None
+    ) -> list[int]:
+        """The most likely continuation of int64 [S]: at most ``max_new`` ids, ending with an end token if one comes.
+
+        ``done`` is asked after every token whether what was made is enough.
+        """
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.config)
@@ -119,7 +124,7 @@ class ReferenceModel:
             output = self.model(step, past_key_values=cache, use_cache=True, logits_to_keep=1)
             token = int(output.logits[0, -1].argmax())
             made.append(token)
-            if token in self.eos_token_ids:
+            if token in self.eos_token_ids or (done is not None and done(made)):
                 break
             step = torch.tensor([[token]], device=self.model.device)
         return made

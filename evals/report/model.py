@@ -29,14 +29,19 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """A line or bar plot. ``marks`` are x positions drawn as vertical lines with a caption."""
+    """A plot. ``marks`` are x positions drawn as vertical lines with a caption.
+
+    Kind ``difference``: points with their intervals about a line at zero (no difference), and ``limit``, what a gate
+    allows, as another line.
+    """
 
     title: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    kind: str = "line"  # line | bar
+    kind: str = "line"  # line | bar | difference
     marks: tuple[tuple[float, str], ...] = ()
+    limit: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from trtforge.ground.redaction import redact, redact_value
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid #d0d7de}
+.wide{overflow-x:auto}figure{margin:.8rem 0}h1,h2,p,td{overflow-wrap:anywhere}
 table{border-collapse:collapse;margin:.8rem 0}th,td{border:1px solid #d0d7de;padding:.3rem .6rem;text-align:left}
 th{background:#f6f8fa}caption{text-align:left;font-weight:600;padding:.2rem 0}
 pre{background:#f6f8fa;padding:.8rem;overflow-x:auto}
@@ -60,7 +61,8 @@ def _plot_tables(section: Section) -> list[Table]:
         for series in plot.series:
             for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
                 label = series.labels[i] if i < len(series.labels) else f"{x:g}"
-                rows.append((series.name, label, f"{y:.4g}"))
+                span = f" [{series.low[i]:.4g}, {series.high[i]:.4g}]" if series.low and series.high else ""
+                rows.append((series.name, label, f"{y:.4g}{span}"))
         tables.append(Table(("series", plot.x_label or "point", plot.y_label), tuple(rows), plot.title))
     return tables
 
@@ -78,6 +80,7 @@ def render_html(report: Report) -> str:
     state = _STATES[report.passed]
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{html.escape(report.title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{html.escape(report.title)}</h1>",
         f"<p class='{state}'><strong>{state.upper()}</strong> — {html.escape(report.verdict)}</p>",
@@ -112,4 +115,5 @@ def _html_table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     caption = f"<caption>{html.escape(table.caption)}</caption>" if table.caption else ""
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='wide'>{table}</div>"

@@ -22,7 +22,7 @@ from evals.speculation.speed import Cell, measure_speed, overall, speed_gate
 from runtime.sampling.params import SamplingParams
 from trtforge.drafting.record import SpeculationRecord
 from trtforge.ground.progress import Progress
-from trtforge.recipe.schema import SpeculationEvals, SpeculationGate
+from trtforge.recipe.schema_evals import SpeculationEvals, SpeculationGate
 from trtforge.store.artifact import GateResult
 
 if TYPE_CHECKING:

@@ -4,14 +4,15 @@ import torch
 from evals import gates, generation, parity
 from evals.statistics import Interval
 from trtforge.ground.errors import GateFailed
-from trtforge.recipe.schema import Generation
+from trtforge.recipe.schema_evals import Generation
 
 
 def test_gate_compares_the_worse_bound():
     interval = Interval(value=0.04, low=0.02, high=0.06)
     missed = gates.at_most("perplexity_increase", interval, 0.05)
     assert not missed.passed
-    assert missed.figures() == {"measured": interval.value, "bound": interval.high, "limit": 0.05}
+    span = {"low": 0.02, "high": 0.06, "bound": 0.06}
+    assert missed.figures() == {"measured": 0.04, **span, "limit": 0.05}
     assert gates.at_most("perplexity_increase", interval, 0.06).passed
 
 
@@ -109,11 +110,11 @@ def test_noise_of_the_references_own_size_passes_and_a_systematic_error_does_not
     floor = _noisy(model, 0.3, 1)
     good = parity.compare(_noisy(model, 0.3, 2), model, prompts, perturbed_logits=floor)
     assert good.agreement.low > 0.99
-    assert good.mean_kl <= parity.kl_limit(good)
+    assert good.mean_kl <= parity.kl_limit(good.floor_kl)
     assert good.raw_agreement.value < 1.0
     assert good.near_tie_logits == pytest.approx(3 * 0.3 * 2**0.5, rel=0.1) == 3 * good.noise
     scaled = parity.compare(lambda ids: 1.3 * model(ids), model, prompts, perturbed_logits=_noisy(model, 0.3, 1))
-    assert scaled.mean_kl > parity.kl_limit(scaled), "a wrong scale keeps every choice and must still be found"
+    assert scaled.mean_kl > parity.kl_limit(scaled.floor_kl), "a wrong scale keeps every choice and must still be found"
     wrong = table.roll(1, dims=1)
     rolled = parity.compare(lambda ids: wrong[ids], model, prompts, perturbed_logits=_noisy(model, 0.3, 1))
     assert rolled.agreement.low < 0.99

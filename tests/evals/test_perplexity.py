@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.perplexity import plan_windows, score
+from evals.perplexity import plan_windows
+from evals.windows import measure_windows
 from trtforge.ground.errors import ForgeError
 
 
@@ -31,7 +32,7 @@ def _bigram_logits(vocab: int):
 def test_score_equals_direct_computation_for_a_model_without_memory():
     table, logits_fn = _bigram_logits(13)
     tokens = torch.randint(0, 13, (57,), generator=torch.Generator().manual_seed(1)).tolist()
-    scores = score(logits_fn, tokens, window=16, stride=5)
+    scores = measure_windows(logits_fn, tokens, window=16, stride=5).scores
     log_p = table.log_softmax(-1)
     want = [-float(log_p[a, b]) for a, b in itertools.pairwise(tokens)]
     np.testing.assert_allclose(scores.nll, want, rtol=1e-5)
@@ -39,7 +40,7 @@ def test_score_equals_direct_computation_for_a_model_without_memory():
 
 
 def test_uniform_model_has_perplexity_of_the_vocabulary():
-    scores = score(lambda ids: torch.zeros(len(ids), 17), list(range(17)) * 3, window=8, stride=4)
+    scores = measure_windows(lambda ids: torch.zeros(len(ids), 17), list(range(17)) * 3, window=8, stride=4).scores
     assert scores.perplexity == pytest.approx(17.0)
 
 
@@ -52,12 +53,12 @@ def test_windows_that_cannot_score_are_refused(window, stride):
 
 def test_nan_logits_are_named():
     with pytest.raises(ForgeError) as caught:
-        score(lambda ids: torch.full((len(ids), 5), float("nan")), [1, 2, 3], window=4, stride=2)
+        measure_windows(lambda ids: torch.full((len(ids), 5), float("nan")), [1, 2, 3], window=4, stride=2)
     assert caught.value.code == "TF-EVL-003"
     assert caught.value.numbers["not_finite"] == 2
 
 
 def test_one_token_is_too_short():
     with pytest.raises(ForgeError) as caught:
-        score(lambda ids: torch.zeros(len(ids), 5), [1], window=4, stride=2)
+        measure_windows(lambda ids: torch.zeros(len(ids), 5), [1], window=4, stride=2)
     assert caught.value.code == "TF-EVL-002"

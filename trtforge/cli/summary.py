@@ -88,6 +88,15 @@ def bundle_rows(summary: Mapping[str, Any]) -> list[list[str]]:
         ["perplexity, quantized", _interval(perplexity["quantized"], ".3f")],
         ["perplexity increase (paired)", _interval(perplexity["increase"], "+.2%")],
     ]
+    quality = summary.get("quality", {})
+    if (divergence := quality.get("divergence")) is not None:
+        rows.append(["  KL divergence from the baseline, nats", _interval(divergence["kl"], ".4f")])
+        rows.append(["  same best token as the baseline", _interval(divergence["top1"], ".2%")])
+    for who, figures in (("quantized", quality), ("engine", parity)):
+        if (suite := figures.get("suite")) is not None:
+            one = suite["overall"]
+            right = f"{one['candidate_right']} of {one['items']}, baseline {one['baseline_right']}"
+            rows.append([f"tasks right, {who}", f"{right}; change {_interval(one['change'], '+.1%')}"])
     if "agreement" in parity:
         what = parity.get("ran", "engine")
         rows.append([f"{what} agrees with the quantized model (top 1)", _interval(parity["agreement"], ".2%")])

@@ -13,6 +13,16 @@ _AGREEMENT = (
     _KERNELS,
     "lower evals.engine_parity.gate.min_top1_agreement when the figures are acceptable",
 )
+_TASKS = (
+    _QUANTIZE_LESS,
+    "raise evals.suite.samples where the figure would pass and only its interval is too wide",
+    "read samples/tasks.jsonl in the artifact; raise evals.suite.gate.max_drop when what is lost is acceptable",
+)
+_OWN_TASKS = (
+    _QUANTIZE_LESS,
+    "more items where the figure would pass and only its interval is too wide",
+    "read samples/tasks.jsonl in the artifact; raise gate.max_drop of the task in evals.custom",
+)
 _DIVERGENCE = (_KERNELS, "evals.engine_parity.gate: null measures without a verdict")
 _LATENCY = (
     "relax bench.slo, or lower build.limits.max_batch_size for shorter steps",
@@ -31,6 +41,23 @@ REMEDIES: dict[str, tuple[str, ...]] = {
         "read generation.json in the artifact; lower evals.generation.gate.min_sane when the answers are acceptable",
         "evals.generation.gate: null answers the prompts without a verdict",
     ),
+    "baseline_kl": (
+        _QUANTIZE_LESS,
+        "raise evals.perplexity.tokens where the figure would pass and only its interval is too wide",
+        "raise evals.perplexity.gate.max_kl when the figures are acceptable",
+    ),
+    "baseline_top1": (
+        _QUANTIZE_LESS,
+        "raise evals.perplexity.tokens where the figure would pass and only its interval is too wide",
+        "lower evals.perplexity.gate.min_top1_agreement when the figures are acceptable",
+    ),
+    "task_suite": _TASKS,
+    "engine_task_suite": (
+        "where task_suite passed the fault is the engine's: read parity.json in the artifact",
+        *_TASKS,
+    ),
+    "custom": _OWN_TASKS,
+    "engine_custom": ("where the quantized model passed the fault is the engine's", *_OWN_TASKS),
     "top1_agreement": _AGREEMENT,
     "graph_top1_agreement": _AGREEMENT,
     "engine_answers": (
@@ -80,7 +107,13 @@ REMEDIES: dict[str, tuple[str, ...]] = {
 #: the gates that a quantized KV cache can miss: of the quantized model, and of the engine that rounds like it
 _OF_THE_CACHE = (
     "perplexity_increase",
+    "baseline_kl",
+    "baseline_top1",
     "generation_sanity",
+    "task_suite",
+    "engine_task_suite",
+    "custom",
+    "engine_custom",
     "top1_agreement",
     "graph_top1_agreement",
     "engine_answers",

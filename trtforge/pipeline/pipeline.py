@@ -46,6 +46,8 @@ from trtforge.store.steps import step
 from trtforge.store.store import KEY_DIGITS, Damage, Store, is_disk_full
 
 BUNDLE_STAGE = "bundle"
+#: earlier artifacts of a stage that it may take samples from
+_EARLIER = 6
 
 
 class Loaded(Protocol):
@@ -274,7 +276,8 @@ class _Run:
                     artifact = self._usable(stage, key, inputs, repair=True, forced=forced)
                     if artifact is None:
                         status = "failed"
-                        artifact = self._execute(stage, key, ingredients, inputs)
+                        earlier = () if forced else self._earlier(stage, ingredients)
+                        artifact = self._execute(stage, key, ingredients, inputs, earlier)
                         status = "left out" if left_out_by_target(ingredients) else "ran"
             self.record.stages[stage.name] = StageRecord(key, ingredients, status)
             if status != "cached":
@@ -337,7 +340,26 @@ class _Run:
         del self.result.outcomes[position:]
         return position
 
-    def _execute(self, stage: Stage, key: str, ingredients: dict[str, object], inputs: dict[str, Artifact]) -> Artifact:
+    def _earlier(self, stage: Stage, ingredients: Mapping[str, object]) -> tuple[Artifact, ...]:
+        """Sound artifacts of the stage, made by the same code, tools and machine; the newest few."""
+        if not getattr(stage, "reuses_samples", False):
+            return ()
+        same = ("code_version", "tools", "host")
+        fitting = [
+            artifact
+            for artifact in self.store.of_stage(stage.name)
+            if all(artifact.manifest["ingredients"].get(name) == ingredients[name] for name in same)
+        ]
+        return tuple(artifact for artifact in fitting[:_EARLIER] if self.store.check_bytes(artifact) is artifact)
+
+    def _execute(
+        self,
+        stage: Stage,
+        key: str,
+        ingredients: dict[str, object],
+        inputs: dict[str, Artifact],
+        earlier: tuple[Artifact, ...],
+    ) -> Artifact:
         self._check_space(stage, inputs)
         progress = LoggedProgress(self.observer.progress(stage.name), self.log, stage.name)
         self.sound.require(inputs.values(), progress)
@@ -353,6 +375,7 @@ class _Run:
             out=out,
             scratch=self.store.scratch_path(stage.name, key),
             progress=progress,
+            earlier=earlier,
         )
         try:
             step(f"{stage.name}.begin")

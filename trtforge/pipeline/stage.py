@@ -27,6 +27,8 @@ class StageContext:
     out: Path
     scratch: Path
     progress: Progress
+    #: what the same stage made before, by the same code, tools and machine: for stages that keep samples
+    earlier: tuple[Artifact, ...] = ()
 
 
 class Stage(Protocol):
@@ -58,6 +60,8 @@ class StageBase(Stage):
     tools: tuple[str, ...] = ()
     #: the stage copies measured files of its inputs: measured anew, they make it run again under the same key
     carries_measurements: bool = False
+    #: the stage takes samples over from its earlier artifacts, so that nothing is measured twice
+    reuses_samples: bool = False
 
     def asked_for(self, recipe: Recipe) -> bool:
         """Every recipe has the stage."""

@@ -52,11 +52,19 @@ def _section(model: type[BaseModel], path: str, parts: list[str]) -> None:
             nested.append((section, inner))
             meaning = field.description or " ".join((section.__doc__ or "").split("\n")[0].split()).rstrip(".")
             parts.append(f"| `{name}` | section | see below | {meaning} |")
+        elif (element := _section_of_list(field.annotation)) is not None:
+            nested.append((element, f"{path}.{name}[]" if path else f"{name}[]"))
+            parts.append(f"| `{name}` | list of sections | {_default(field)} | {_cell(field.description or '')} |")
         else:
             parts.append(f"| `{name}` | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |")
     parts.append("")
     for section, inner in nested:
         _section(section, inner, parts)
+
+
+def _section_of_list(annotation: Any) -> type[BaseModel] | None:
+    """The section model of a list's elements."""
+    return section_of(typing.get_args(annotation)[0]) if typing.get_origin(annotation) is tuple else None
 
 
 def _type(field: FieldInfo) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from trtforge.ground.section import PositiveInt, Section
 from trtforge.ground.units import Fraction, Seconds, Size
+from trtforge.recipe.schema_evals import Evals
 from trtforge.targets import DEFAULT, TARGETS, Target, TargetName
 from trtforge.targets.layouts import LAYOUTS, NATIVE, Layout, LayoutName
 from trtforge.targets.tensorrt import TensorRt
@@ -87,110 +88,6 @@ class Quantize(Section):
     group_size: PositiveInt | None = Field(None, description="Block length of the group-wise formats")
     exclude: tuple[str, ...] = Field(("lm_head",), description="Module names or globs kept unquantized")
     calibration: Calibration = Calibration()
-
-
-class PerplexityGate(Section):
-    """How much worse the candidate may be; null takes the gate away."""
-
-    max_increase: Fraction = Field(
-        0.05, description="Largest relative increase; compared with the interval's upper bound"
-    )
-
-
-class Perplexity(Section):
-    """Sliding-window perplexity, baseline and candidate on the same tokens."""
-
-    corpus: str = Field("builtin:python-topics", description="builtin:NAME, file:PATH or hf:DATASET[:CONFIG][@SPLIT]")
-    tokens: PositiveInt = Field(8192, description="Tokens scored")
-    window: PositiveInt = Field(512, description="Tokens a forward pass sees")
-    stride: PositiveInt = Field(256, description="Tokens scored a window")
-    gate: PerplexityGate | None = PerplexityGate()
-
-    @model_validator(mode="after")
-    def _stride_fits(self) -> Perplexity:
-        if self.stride > self.window:
-            raise ValueError(
-                f"stride {self.stride} is over window {self.window}: tokens between windows would be skipped"
-            )
-        return self
-
-
-class ParityGate(Section):
-    """How far the engine may be from the quantized checkpoint; null takes the gate away."""
-
-    min_top1_agreement: Annotated[Fraction, Field(le=1)] = Field(
-        0.99,
-        description="Smallest share of positions at which the engine chooses as the checkpoint does, within its noise",
-    )
-
-
-class EngineParity(Section):
-    """The engine against the quantized checkpoint's own meaning."""
-
-    prompts: PositiveInt = Field(16, description="Prompts compared")
-    gate: ParityGate | None = ParityGate()
-
-
-class GenerationGate(Section):
-    """How many answers must stay sane; null takes the gate away and answers the prompts all the same."""
-
-    min_sane: Annotated[Fraction, Field(le=1)] = Field(
-        0.5,
-        description="Smallest share of the prompts that the unquantized model answers sanely (not empty, not one "
-        "phrase over and over, clean text) and the quantized one too",
-    )
-
-
-class Generation(Section):
-    """Greedy answers to fixed prompts: catches a model that scores well and writes rubbish."""
-
-    prompts: Annotated[PositiveInt, Field(le=8)] = Field(4, description="Fixed prompts answered; there are 8")
-    max_tokens: PositiveInt = Field(48, description="Tokens an answer")
-    gate: GenerationGate | None = GenerationGate()
-
-
-class SpeculationGate(Section):
-    """What speculation must not cost; null takes a gate away."""
-
-    max_differing: Annotated[int, Field(ge=0, strict=True)] | None = Field(
-        0, description="Most greedy answers that leave the ones without speculation further than rounding explains"
-    )
-    alpha: Annotated[Fraction, Field(gt=0, lt=1)] | None = Field(
-        0.0001, description="How often a right engine's samples may miss the test against the model's own probabilities"
-    )
-    min_accepted_length: Annotated[float, Field(ge=1)] | None = Field(
-        None,
-        description="Fewest greedy tokens that a verification yields, all classes together, the bonus token included",
-    )
-    min_speedup: Annotated[Fraction, Field(gt=0)] | None = Field(
-        0.95, description="Least speed against off, all classes and levels together; the interval's upper bound counts"
-    )
-
-
-class SpeculationEvals(Section):
-    """Speculation against the same engine without it, on prompts of chat, code, copying and open ends."""
-
-    prompts: Annotated[PositiveInt, Field(le=32)] = Field(6, description="Prompts of each class, at most 32")
-    max_tokens: Annotated[PositiveInt, Field(ge=4)] = Field(48, description="Tokens an answer")
-    temperatures: tuple[Annotated[float, Field(ge=0, le=10)], ...] = Field(
-        (0.0, 0.7, 1.0), description="Temperatures at which accepted tokens are counted; 0 always is one of them"
-    )
-    draws: Annotated[PositiveInt, Field(ge=32)] = Field(256, description="Sampled answers of a prompt of each class")
-    concurrency: tuple[PositiveInt, ...] | None = Field(
-        None, min_length=1, description="Requests in flight when speed is measured; default: 1 and bench.concurrency"
-    )
-    repeats: PositiveInt = Field(3, description="Pairs of one timing with and one without, at each level and class")
-    gate: SpeculationGate | None = SpeculationGate()
-
-
-class Evals(Section):
-    """Quality: what is measured, and the gates that fail the run."""
-
-    perplexity: Perplexity = Perplexity()
-    generation: Generation = Generation()
-    tasks: tuple[str, ...] = Field((), description="lm-eval tasks")
-    engine_parity: EngineParity = EngineParity()
-    speculation: SpeculationEvals = SpeculationEvals()
 
 
 class Lookahead(Section):

@@ -29,7 +29,8 @@ class GateResult:
     """One gate's verdict, with the figures that decided it.
 
     ``bound`` is the end of the measured figure's interval that was held against ``limit``; None where the figure itself
-    was (manifests of earlier versions have the bound in ``measured``).
+    was (manifests of earlier versions have the bound in ``measured``). A gate that compares two models says both of
+    their figures in ``baseline`` and ``candidate``, and the interval of their difference in ``low`` and ``high``.
     """
 
     name: str
@@ -38,11 +39,17 @@ class GateResult:
     limit: float
     detail: str
     bound: float | None = None
+    baseline: float | None = None
+    candidate: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     def figures(self) -> dict[str, float]:
         """The figures as an error's numbers."""
-        bound = {} if self.bound is None else {"bound": self.bound}
-        return {"measured": self.measured, **bound, "limit": self.limit}
+        pair = {"baseline": self.baseline, "candidate": self.candidate}
+        span = {"low": self.low, "high": self.high, "bound": self.bound}
+        said = {name: value for name, value in (pair | {"measured": self.measured} | span).items() if value is not None}
+        return {**said, "limit": self.limit}
 
 
 @dataclass

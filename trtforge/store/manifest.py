@@ -147,7 +147,7 @@ def measured_hash(content: Mapping[str, Any], measurements: Mapping[str, Any]) -
 
 
 #: of a gate, what JSON may hold as the text of an infinity
-_FIGURES = ("measured", "bound", "limit")
+_FIGURES = ("measured", "bound", "limit", "baseline", "candidate", "low", "high")
 
 
 def gates_to_json(gates: Iterable[GateResult]) -> list[dict[str, Any]]:

@@ -73,6 +73,10 @@ class _Gate(_Part):
     limit: Figure
     detail: str
     bound: Figure | None = None
+    baseline: Figure | None = None
+    candidate: Figure | None = None
+    low: Figure | None = None
+    high: Figure | None = None
 
 
 class _Machine(_Part):

@@ -216,6 +216,13 @@ class Store:
             found.extend(self.load(p) for p in sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p.name)))
         return found
 
+    def of_stage(self, stage: str) -> list[Artifact]:
+        """The artifacts of one stage that pass the cheap check, the newest first."""
+        base = self.root / "artifacts" / stage
+        paths = [path for path in base.iterdir() if path.is_dir()] if base.is_dir() else []
+        loaded = (self.load(path) for path in sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p.name), reverse=True))
+        return [found for found in loaded if isinstance(found, Artifact)]
+
     def touch(self, artifact: Artifact) -> None:
         """Record that an artifact was used now (garbage collection goes by last use)."""
         with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from trtforge.ground.hashing import json_safe
 from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.stages.bundle import headline
 from trtforge.pipeline.stages.common import rounded
-from trtforge.recipe.schema import SpeculationEvals, SpeculationGate
+from trtforge.recipe.schema_evals import SpeculationEvals, SpeculationGate
 
 PROMPTS = {"chat": [[0, 1], [1]], "copy": [[0], [1, 1]]}
 ASKED = SpeculationEvals(prompts=2, max_tokens=10, draws=1200, temperatures=(1.0,), repeats=2)

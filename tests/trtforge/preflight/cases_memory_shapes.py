@@ -227,6 +227,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (quant(format="fp8", kv_cache="fp8"), {"model": replace(SMOL, key_bias=211.0)}),
         (quant(format="fp8"), {"model": replace(SMOL, key_bias=211.0)}),
     ),
+    "TF-K8-006": (
+        ({"evals": {"engine_parity": {"prompts": 2}}}, {}),
+        ({"evals": {"engine_parity": {"prompts": 3}}}, {}),
+    ),
     "TF-K9-001": ((build(limits={"max_seq_len": 8193}), {}), (build(limits={"max_seq_len": 8192}), {})),
     "TF-K9-002": ((build(limits={"max_input_len": 2048}), {}), (build(limits={"max_input_len": 2047}), {})),
     "TF-K9-003": (

@@ -16,11 +16,12 @@ class BaselineStage(StageBase):
 
     name = "baseline"
     needs = ("intake",)
-    code_version = "1"
+    code_version = "2"
     tools = TOOLS
+    reuses_samples = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
         return scoring_section(recipe, recipe_dir)
 
     def run(self, context: StageContext) -> StageResult:
-        return StageResult(summary=measure_checkpoint(context, context.inputs["intake"].path))
+        return StageResult(summary=measure_checkpoint(context, "intake", against_baseline=False))

@@ -52,6 +52,11 @@ MEASURED = (
     f"{ENGINE_DIR}/build.log",
     "report.*",
 )
+#: figures of the stage evaluate that the bundle's own summary repeats
+QUALITY = ("divergence", "noise", "suite", "custom", "long_context", "layers")
+TASKS_FILE = f"samples/{scoring.TASKS}.jsonl"
+#: files of stages that only some recipes ask for
+OPTIONAL = (TASKS_FILE,)
 #: (stage, its file, name below evidence/)
 EVIDENCE = (
     (baseline.BaselineStage.name, scoring.PERPLEXITY_FILE, "perplexity-baseline.json"),
@@ -59,6 +64,10 @@ EVIDENCE = (
     (evaluate.EvaluateStage.name, scoring.PERPLEXITY_FILE, "perplexity-quantized.json"),
     (evaluate.EvaluateStage.name, scoring.GENERATION_FILE, "generation-quantized.json"),
     (evaluate.EvaluateStage.name, evaluate.INCREASE_FILE, "perplexity.json"),
+    (baseline.BaselineStage.name, scoring.NLL_FILE, "nll-baseline.npy"),
+    (evaluate.EvaluateStage.name, scoring.NLL_FILE, "nll-quantized.npy"),
+    (baseline.BaselineStage.name, TASKS_FILE, "tasks-baseline.jsonl"),
+    (evaluate.EvaluateStage.name, TASKS_FILE, "tasks-quantized.jsonl"),
     (parity.ParityStage.name, parity.PARITY_FILE, "parity.json"),
     (speculation.SpeculationStage.name, speculation.SPECULATION_FILE, speculation.SPECULATION_FILE),
     (speculation.SpeculationStage.name, speculation.SPEED_FILE, speculation.SPEED_FILE),
@@ -83,7 +92,7 @@ class BundleStage(StageBase):
         "smoke",
         "bench",
     )
-    code_version = "8"
+    code_version = "9"
     carries_measurements = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -103,7 +112,7 @@ class BundleStage(StageBase):
         evidence.mkdir()
         missing = {name: reason for name, artifact in inputs.items() if (reason := not_run(artifact)) is not None}
         for stage, file, name in EVIDENCE:
-            if stage in inputs and stage not in missing:
+            if stage in inputs and stage not in missing and _holds(inputs[stage], file):
                 copy_artifact_file(inputs[stage], file, evidence / name)
         if "repository" not in missing:
             copy_artifact(inputs["repository"], out / "repository", context.progress.advance, below=REPOSITORY_DIR)
@@ -131,6 +140,11 @@ class BundleStage(StageBase):
             stamps=stamps,
             handed_out=True,
         )
+
+
+def _holds(artifact: Artifact, file: str) -> bool:
+    """Whether a stage made a file that only some recipes ask for; every other one must be there."""
+    return file not in OPTIONAL or any(entry["path"] == file for entry in artifact.manifest.get("files", ()))
 
 
 def provenance(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
@@ -215,6 +229,7 @@ def summarize(inputs: Mapping[str, Artifact]) -> dict[str, Any]:
             "quantized": evaluated["candidate"],
             "increase": evaluated["increase"],
         },
+        "quality": {name: evaluated[name] for name in QUALITY if name in evaluated},
         "parity": {} if "parity" in left_out else dict(inputs["parity"].summary),
         "limits": engine["limits"],
         "kv_blocks": engine["kv_cache"],

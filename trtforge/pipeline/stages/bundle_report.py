@@ -8,6 +8,7 @@ from typing import Any
 from trtforge.ground.units import format_size
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.common import plain, read_json, size_of, weight_bytes
+from trtforge.pipeline.stages.quality_report import quality_section
 from trtforge.pipeline.stages.smoke import SMOKE_FILE
 from trtforge.pipeline.stages.targets import not_run
 from trtforge.store.artifact import Artifact
@@ -31,7 +32,7 @@ def build_report(context: StageContext) -> Any:
         verdict += f"; {len(unseen)} gates were not run: {', '.join(unseen)}"
     sections = [
         _model(inputs),
-        _quality(inputs),
+        quality_section(*(inputs[name].summary for name in ("baseline", "evaluate", "parity")), context.recipe),
         *_speculation(inputs, missing),
         *([] if "bench" in missing else [_speed(inputs["bench"])]),
         *([] if "smoke" in missing else [_server(inputs["smoke"])]),
@@ -97,83 +98,6 @@ def _shared_scales(quantized: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         f"{again['largest_relative_change']:.2%} each, before they were evaluated"
     )
     return (("rounded again for TensorRT-LLM", text),)
-
-
-def _interval(figures: Mapping[str, float], style: str) -> str:
-    value, low, high = (format(figures[key], style) for key in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
-
-
-def _quality(inputs: Mapping[str, Artifact]) -> Any:
-    from evals.report import Plot, Section, Series, Table
-
-    baseline, evaluated, parity = (inputs[name].summary for name in ("baseline", "evaluate", "parity"))
-    before, after = evaluated["baseline"], evaluated["candidate"]
-    ran = "agreement" in parity
-    perplexity = Table(
-        ("perplexity", "value [95 % interval]"),
-        (
-            ("baseline", _interval(before, ".3f")),
-            ("quantized", _interval(after, ".3f")),
-            ("relative increase (paired)", _interval(evaluated["increase"], "+.2%")),
-        ),
-    )
-    others = Table(
-        ("check", "figure"),
-        (
-            ("tokens scored", f"{evaluated['tokens']:,} of {evaluated['corpus']}"),
-            ("sane answers, baseline", f"{baseline['sane_answers']} of {baseline['prompts']}"),
-            ("sane answers, quantized", f"{evaluated['sane_answers']} of {evaluated['prompts']}"),
-            *(_engine_rows(parity) if ran else ()),
-        ),
-    )
-    bars = Series(
-        "perplexity",
-        (0.0, 1.0),
-        (before["value"], after["value"]),
-        labels=("baseline", "quantized"),
-        low=(before["low"], after["low"]),
-        high=(before["high"], after["high"]),
-    )
-    plot = Plot("Perplexity with 95 % intervals", "", "perplexity", (bars,), kind="bar")
-    text = "Baseline and quantized model are scored on the same tokens; the increase's interval is paired."
-    return Section("Quality", text, (perplexity, others), (plot,))
-
-
-def _engine_rows(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return (
-        (
-            f"{parity.get('ran', 'engine')} agrees with the quantized model (top 1)",
-            _interval(parity["agreement"], ".2%"),
-        ),
-        ("  without the allowance for near ties", _interval(parity["raw_agreement"], ".2%")),
-        ("  mean KL divergence", f"{parity['mean_kl']:.2e} nats"),
-        ("  positions whose two best tokens lie within the noise", f"{parity['near_tie_share']:.2%}"),
-        ("  the noise: a difference of logits up to", f"{parity['near_tie_logits']:.3g}"),
-        *_floor(parity),
-        *_deployed(parity),
-    )
-
-
-def _deployed(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The built engine itself: its weights, and what it answers."""
-    rows = []
-    if (weights := parity.get("weights")) is not None:
-        rows.append(("weights that the kernels hold otherwise", f"{weights['changed']:,} of {weights['weights']:,}"))
-    if (own := parity.get("answers")) is not None:
-        rows.append(("the engine's own answers that are sane", f"{own['sane']} of {own['answers']}"))
-        rows.append(("  their tokens that the quantized model would choose", f"{own['agreed']} of {own['tokens']}"))
-    return tuple(rows)
-
-
-def _floor(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What the quantized model differs from itself by, with rounding added."""
-    if parity["floor_kl"] is None:
-        return ()
-    return (
-        ("  the quantized model with itself, rounding added: KL", f"{parity['floor_kl']:.2e} nats"),
-        ("  the same: top 1", f"{parity['floor_raw_agreement']:.2%}"),
-    )
 
 
 def _speed(bench: Artifact) -> Any:

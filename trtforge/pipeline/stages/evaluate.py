@@ -1,4 +1,4 @@
-"""evaluate: the quantized checkpoint on the baseline's tokens, with the paired interval and the gates."""
+"""evaluate: the quantized checkpoint on the baseline's tokens and items, with paired intervals and the gates."""
 
 from __future__ import annotations
 
@@ -6,57 +6,38 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.pipeline.stage import StageBase, StageContext
-from trtforge.pipeline.stages.common import plain, rounded, write_json
-from trtforge.pipeline.stages.scoring import (
-    TOOLS,
-    load_answers,
-    load_scores,
-    measure_checkpoint,
-    scoring_section,
-)
+from trtforge.pipeline.stages.common import write_json
+from trtforge.pipeline.stages.scoring import TOOLS, measure_checkpoint, scoring_section
+from trtforge.pipeline.stages.verdicts import gates_section, judge
 from trtforge.recipe.schema import Recipe
-from trtforge.store.artifact import GateResult, StageResult
+from trtforge.store.artifact import StageResult
 
 INCREASE_FILE = "increase.json"
 
 
 class EvaluateStage(StageBase):
-    """Gates: the upper bound of the perplexity's relative increase, and sane answers."""
+    """Gates: the perplexity's relative increase, divergence from the baseline, sane answers, tasks.
+
+    They are judged from the samples: another gate takes every sample over from the artifact before.
+    """
 
     name = "evaluate"
     needs = ("baseline", "quantize")
-    code_version = "1"
+    code_version = "2"
     tools = TOOLS
+    reuses_samples = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        gate, sane = recipe.evals.perplexity.gate, recipe.evals.generation.gate
-        return {
-            **scoring_section(recipe, recipe_dir),
-            "gate": plain(gate) if gate else None,
-            "generation_gate": plain(sane) if sane else None,
-        }
+        return {**scoring_section(recipe, recipe_dir), "gates": gates_section(recipe)}
 
     def run(self, context: StageContext) -> StageResult:
-        from evals.gates import at_most
-        from evals.generation import compare, sanity_gate
-        from evals.statistics import paired_increase
-
-        quantized = context.inputs["quantize"]
-        summary = measure_checkpoint(context, quantized.path)
-        baseline = context.inputs["baseline"]
-        increase = paired_increase(load_scores(baseline.path), load_scores(context.out))
-        asked, sane = context.recipe.evals.perplexity.gate, context.recipe.evals.generation.gate
-        answers = compare(load_answers(baseline.path), load_answers(context.out))
-        gates: list[GateResult] = []
-        if asked is not None:
-            gates.append(at_most("perplexity_increase", increase, asked.max_increase))
-        if sane is not None:
-            gates.append(sanity_gate(answers, sane.min_sane))
+        quantized, baseline = context.inputs["quantize"], context.inputs["baseline"]
+        summary = measure_checkpoint(context, "quantize", against_baseline=True)
+        judged, gates = judge(context.recipe, baseline.path, context.out)
         figures = {
-            "increase": rounded(increase.to_json()),
+            **judged,
             "baseline": baseline.summary["perplexity"],
             "candidate": summary["perplexity"],
-            "generation": rounded(answers.to_json()),
             "emulated": quantized.summary.get("emulated", []),
         }
         write_json(context.out / INCREASE_FILE, figures)

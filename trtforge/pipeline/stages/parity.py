@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from trtforge.pipeline.stage import StageBase, StageContext
-from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, rounded, write_json
+from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import Ask, engine_of
-from trtforge.pipeline.stages.scoring import REFERENCE_DTYPE, TOOLS, load_answers, prompt_tokens
+from trtforge.pipeline.stages.engine_quality import judge_engine, measure_engine
+from trtforge.pipeline.stages.scoring import TOOLS, load_answers, tasks_section
+from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, prompt_tokens
+from trtforge.pipeline.stages.verdicts import ENGINE, gates_section, judge_tasks
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import GateResult, StageResult
+from trtforge.store.export import copy_artifact_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     from trtforge.ground.progress import Progress
 
 PARITY_FILE = "parity.json"
+#: figures before any gate, and the engine's answers: what another gate is judged from
+MEASURED_FILE, ANSWERS_FILE = "measured.json", "engine_answers.json"
 #: tokens of a prompt: 16 prompts give 2,048 positions, enough to tell 99 % from 99.5 %
 PROMPT_TOKENS = 128
 
@@ -44,96 +50,113 @@ ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-24}
 
 class ParityStage(StageBase):
     """Gates: the lower bound of the top-1 agreement over all positions, near ties aside; the divergence; what the
-    engine writes by itself; the weights that its kernels hold."""
+    engine writes by itself; the weights that its kernels hold; the tasks that it answers.
+
+    They are judged from the records: another gate runs no engine.
+    """
 
     name = "parity"
     needs = ("baseline", "quantize", "build")
-    code_version = "5"
+    code_version = "6"
     tools = TOOLS
+    reuses_samples = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        evals = recipe.evals
         of_graph = {"runs": FLOAT32_GRAPH} if recipe.target.graph_mode == "native" else {}
         return {
             **of_graph,
-            **plain(recipe.evals.engine_parity),
-            "corpus": corpus_identity(recipe.evals.perplexity.corpus, recipe_dir, "evaluation"),
+            **plain(evals.engine_parity, exclude={"gate"}),
+            "perplexity": plain(evals.perplexity, exclude={"gate", "corpus", "noise_tokens"}),
+            "corpus": corpus_identity(evals.perplexity.corpus, recipe_dir, "evaluation"),
             "prompt_tokens": PROMPT_TOKENS,
             "reference_dtype": REFERENCE_DTYPE,
-            "generation": {} if of_graph else plain(recipe.evals.generation),
+            "generation": {} if of_graph else plain(evals.generation, exclude={"gate"}),
+            "tasks": {} if of_graph else tasks_section(recipe, recipe_dir),
+            "gates": {
+                "engine_parity": plain(evals.engine_parity.gate) if evals.engine_parity.gate else None,
+                **gates_section(recipe),
+            },
         }
 
     def host_facts(self) -> dict[str, Any]:
         return execution_facts()
 
     def run(self, context: StageContext) -> StageResult:
-        with _engine(context) as engine:
-            return self._compare(context, engine)
-
-    def _compare(self, context: StageContext, engine: _Asked) -> StageResult:
-        from evals.gates import at_least, at_most
-        from evals.parity import compare, kl_limit, slice_prompts
-        from evals.statistics import Interval
-        from quantize.corpora import corpus_tokens, load_corpus
-        from quantize.reference import load_reference_model
-
-        asked = context.recipe.evals.engine_parity
-        checkpoint = context.inputs["quantize"].path
-        activations = engine.activations
-        context.progress.start("loading the reference model")
-        reference = load_reference_model(checkpoint, dtype=REFERENCE_DTYPE)
-
-        def noise(ids: torch.Tensor) -> torch.Tensor:
-            """How far a correct engine with activations of that type may be from the reference."""
-            if activations in ("bfloat16", "float16"):
-                return reference.rounded_logits(ids, activations)  # type: ignore[arg-type]
-            return reference.perturbed_logits(ids, ROUNDING[context.recipe.model.dtype], seed=0)
-
-        corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
-        tokens = corpus_tokens(corpus, reference.tokenizer).tolist()
-        length = min(PROMPT_TOKENS, engine.longest)
-        result = compare(
-            engine.logits,
-            reference.logits,
-            slice_prompts(tokens, asked.prompts, length),
-            perturbed_logits=noise,
-            activations=activations,
-            progress=context.progress,
-        )
-        gates: list[GateResult] = []
-        of_graph = context.recipe.target.graph_mode == "native"
-        names = ("graph_top1_agreement", "graph_kl") if of_graph else ("top1_agreement", "engine_kl")
-        if asked.gate is not None:
-            agreement = result.agreement
-            detail = (
-                f"top-1 agreement is {agreement.value:.4%} over {result.positions} positions, "
-                f"{agreement.confidence:.0%} interval [{agreement.low:.4%}, {agreement.high:.4%}]; "
-                f"the lower bound counts, the limit is {asked.gate.min_top1_agreement:.4%}"
-            )
-            gates.append(at_least(names[0], agreement.low, asked.gate.min_top1_agreement, detail))
-            divergence = Interval(result.mean_kl, result.mean_kl, result.mean_kl)
-            gates.append(at_most(names[1], divergence, kl_limit(result), " nats"))
-        figures = rounded(result.to_json())
-        figures["prompt_tokens"] = length
-        figures["activations"] = activations
-        if engine.ask is not None:
-            own, more = _own(context, engine.ask, activations, reference, tokens, result.noise)
-            figures |= rounded(own)
-            gates += more
-        if of_graph:
-            figures["ran"] = FLOAT32_GRAPH
+        figures = _measured_before(context)
+        if figures is None:
+            with _engine(context) as engine:
+                figures = _measure(context, engine)
+            write_json(context.out / MEASURED_FILE, figures)
+        figures, gates = _judge(context, figures)
         write_json(context.out / PARITY_FILE, figures)
         return StageResult(summary=figures, gates=gates)
 
 
+def _measured_before(context: StageContext) -> dict[str, Any] | None:
+    """The figures of an earlier artifact that differs in its gates alone, with its files; None: there is none."""
+    wanted = {**context.section, "gates": None}
+    contents = {name: artifact.manifest["content_hash"] for name, artifact in context.inputs.items()}
+    for artifact in context.earlier:
+        ingredients = artifact.manifest["ingredients"]
+        same = {**ingredients["section"], "gates": None} == wanted and ingredients["inputs"] == contents
+        if not same or not (artifact.path / MEASURED_FILE).is_file():
+            continue
+        for entry in artifact.manifest["files"]:
+            if entry["path"] != PARITY_FILE:
+                target = context.out / entry["path"]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                copy_artifact_file(artifact, entry["path"], target)
+        context.progress.note("only gates changed: judged from what was measured before")
+        figures: dict[str, Any] = read_json(context.out / MEASURED_FILE)
+        return figures
+    return None
+
+
+def _measure(context: StageContext, engine: _Asked) -> dict[str, Any]:
+    from evals.parity import compare, slice_prompts
+    from quantize.corpora import corpus_tokens, load_corpus
+    from quantize.reference import load_reference_model
+
+    asked = context.recipe.evals.engine_parity
+    checkpoint = context.inputs["quantize"].path
+    activations = engine.activations
+    context.progress.start("loading the reference model")
+    reference = load_reference_model(checkpoint, dtype=REFERENCE_DTYPE)
+
+    def noise(ids: torch.Tensor) -> torch.Tensor:
+        """How far a correct engine with activations of that type may be from the reference."""
+        if activations in ("bfloat16", "float16"):
+            return reference.rounded_logits(ids, activations)  # type: ignore[arg-type]
+        return reference.perturbed_logits(ids, ROUNDING[context.recipe.model.dtype], seed=0)
+
+    corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
+    tokens = corpus_tokens(corpus, reference.tokenizer).tolist()
+    length = min(PROMPT_TOKENS, engine.longest)
+    result = compare(
+        engine.logits,
+        reference.logits,
+        slice_prompts(tokens, asked.prompts, length),
+        perturbed_logits=noise,
+        activations=activations,
+        progress=context.progress,
+    )
+    figures = rounded(result.to_json())
+    figures["prompt_tokens"] = length
+    figures["activations"] = activations
+    if engine.ask is not None:
+        figures |= _own(context, engine.ask, activations, reference, tokens, result.noise)
+        measure_engine(context, engine.ask, engine.longest, tokens)
+    if context.recipe.target.graph_mode == "native":
+        figures["ran"] = FLOAT32_GRAPH
+    return figures
+
+
 def _own(
     context: StageContext, ask: Ask, activations: str, reference: ReferenceModel, corpus: list[int], noise: float
-) -> tuple[dict[str, Any], list[GateResult]]:
+) -> dict[str, Any]:
     """What only the engine itself can show: its answers, and the weights in its kernels."""
-    from evals.engine_answers import Question, agreement_gate, answer_questions, short_questions
-    from evals.gates import at_most
-    from evals.generation import compare, sanity_gate
-    from evals.statistics import Interval
-    from runtime.executors.weight_check import TOLERANCE
+    from evals.engine_answers import Question, answer_questions, short_questions
     from runtime.tokenizer import EngineTokenizer
 
     asked, tokenizer = context.recipe.evals, EngineTokenizer.load(context.inputs["build"].path)
@@ -154,22 +177,61 @@ def _own(
         noise=noise,
         progress=context.progress,
     )
-    answers = compare(baseline, found.to_baseline())
-    figures: dict[str, Any] = {"answers": {**found.to_json(), "against_baseline": answers.to_json()}}
+    write_json(context.out / ANSWERS_FILE, rounded(found.to_record()))
+    weights = ask(_check_weights)
+    return {} if weights is None else {"weights": weights.to_json()}
+
+
+def _judge(context: StageContext, figures: dict[str, Any]) -> tuple[dict[str, Any], list[GateResult]]:
+    """The gates over what was measured, and the figures with what the engine is against the baseline."""
+    from evals.gates import at_least, at_most
+    from evals.parity import kl_limit
+    from evals.statistics import Interval
+
+    gate, gates = context.recipe.evals.engine_parity.gate, []
+    names = ("graph_top1_agreement", "graph_kl") if "ran" in figures else ("top1_agreement", "engine_kl")
+    if gate is not None:
+        agreement = Interval(**figures["agreement"])
+        detail = (
+            f"top-1 agreement is {agreement.value:.4%} over {figures['positions']} positions, "
+            f"{agreement.confidence:.0%} interval [{agreement.low:.4%}, {agreement.high:.4%}]; "
+            f"the lower bound counts, the limit is {gate.min_top1_agreement:.4%}"
+        )
+        gates.append(at_least(names[0], agreement.low, gate.min_top1_agreement, detail))
+        divergence = Interval(figures["mean_kl"], figures["mean_kl"], figures["mean_kl"])
+        gates.append(at_most(names[1], divergence, kl_limit(figures["floor_kl"]), " nats"))
+    if (context.out / ANSWERS_FILE).is_file():
+        own, more = _judge_own(context, figures)
+        figures = {**figures, **own}
+        gates += more
+    return figures, gates
+
+
+def _judge_own(context: StageContext, figures: dict[str, Any]) -> tuple[dict[str, Any], list[GateResult]]:
+    from evals.engine_answers import EngineAnswers, agreement_gate
+    from evals.gates import at_most
+    from evals.generation import compare, sanity_gate
+    from evals.statistics import Interval
+    from runtime.executors.weight_check import TOLERANCE
+
+    asked, baseline = context.recipe.evals, context.inputs["baseline"].path
+    found = EngineAnswers.of_record(read_json(context.out / ANSWERS_FILE))
+    answers = compare(load_answers(baseline), found.to_baseline())
+    own: dict[str, Any] = {"answers": rounded({**found.to_json(), "against_baseline": answers.to_json()})}
     gates = []
     if asked.engine_parity.gate is not None:
         gates.append(agreement_gate(found, asked.engine_parity.gate.min_top1_agreement))
     if asked.generation.gate is not None:
         gates.append(sanity_gate(answers, asked.generation.gate.min_sane, "engine_sanity"))
-    weights = ask(_check_weights)
-    if weights is not None:
-        figures["weights"] = weights.to_json()
-        changed = Interval(weights.largest, weights.largest, weights.largest)
+    if (weights := figures.get("weights")) is not None:
+        changed = Interval(weights["largest"], weights["largest"], weights["largest"])
         gate = at_most("deployed_weights", changed, TOLERANCE)
-        counts = f"{weights.changed:,} of {weights.weights:,} weights are not the stored ones"
-        worst = ", ".join(f"{name} ({row['kernel']})" for name, row in list(weights.linears.items())[:3])
+        counts = f"{weights['changed']:,} of {weights['weights']:,} weights are not the stored ones"
+        worst = ", ".join(f"{name} ({row['kernel']})" for name, row in list(weights["linears"].items())[:3])
         gates.append(replace(gate, detail=f"{counts}; {gate.detail}{f'; first: {worst}' if worst else ''}"))
-    return figures, gates
+    quality = judge_engine(baseline, context.out)
+    tasks, more = judge_tasks(context.recipe, baseline, context.out, ENGINE)
+    return {**own, **quality, **tasks}, [*gates, *more]
 
 
 @dataclass(frozen=True)

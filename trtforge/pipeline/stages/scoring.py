@@ -1,81 +1,117 @@
-"""How baseline and quantized checkpoint are measured: one function for both, so that they are comparable.
+"""How baseline, quantized checkpoint and engine are measured: one function for all, so that they are comparable.
 
-Perplexity over the same tokens with the same windows, and greedy answers to the same prompts, through
-the reference model (de-quantized weights, emulated activation and KV quantization, float32).
+Perplexity over the same tokens with the same windows, greedy answers to the same prompts, tasks with one right answer
+and the long-context probe; checkpoints through the reference model (de-quantized weights, emulated activation and KV
+quantization, float32). Every sample is kept (:mod:`evals.samples`); verdicts are made from the samples alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import StageContext
-from trtforge.pipeline.stages.common import corpus_identity, plain, rounded, write_json
+from trtforge.pipeline.stages.common import bad_record, corpus_identity, plain, read_json, rounded, write_json
+from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, LazyReference, Subject, prompt_tokens
 from trtforge.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from evals.long_context import Needle
+    from evals.samples import Samples
+    from evals.tasks import Item
+    from evals.windows import Measured, Reference
 
 NLL_FILE = "nll.npy"
 PERPLEXITY_FILE = "perplexity.json"
 GENERATION_FILE = "generation.json"
-REFERENCE_DTYPE: Final = "float32"
+LONG_CONTEXT_FILE = "long_context.json"
 TOOLS = ("torch", "transformers", "tokenizers", "numpy")
+#: names of the files of samples
+WINDOWS, NOISE, ANSWERS, TASKS, NEEDLES, TAILS = "windows", "noise", "answers", "tasks", "needles", "tails"
 
 
 def scoring_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-    """What decides the figures: corpus content, windows, prompts; not the gates, which read them."""
-    perplexity = recipe.evals.perplexity
+    """What decides the figures: corpus content, windows, prompts, tasks; not the gates, which read them."""
+    evals = recipe.evals
     return {
-        "perplexity": plain(perplexity, exclude={"gate", "corpus"}),
-        "corpus": corpus_identity(perplexity.corpus, recipe_dir, "evaluation"),
-        "generation": plain(recipe.evals.generation, exclude={"gate"}),
+        "perplexity": plain(evals.perplexity, exclude={"gate", "corpus"}),
+        "corpus": corpus_identity(evals.perplexity.corpus, recipe_dir, "evaluation"),
+        "generation": plain(evals.generation, exclude={"gate"}),
+        "tasks": tasks_section(recipe, recipe_dir),
+        "long_context": plain(evals.long_context),
         "reference_dtype": REFERENCE_DTYPE,
     }
 
 
-def measure_checkpoint(context: StageContext, checkpoint: Path) -> dict[str, Any]:
-    """Score a checkpoint and let it answer; writes ``perplexity.json``, ``nll.npy`` and ``generation.json``.
+def tasks_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+    """What decides the tasks: the suite, and the content of the user's own items."""
+    from evals.custom import items_path
+    from trtforge.ground.hashing import hash_file
+
+    custom = [
+        {**plain(one, exclude={"gate"}), "sha256": hash_file(items_path(one.path, recipe_dir))}
+        for one in recipe.evals.custom
+    ]
+    return {"suite": plain(recipe.evals.suite, exclude={"gate"}), "custom": custom}
+
+
+def checkpoint_identity(context: StageContext, stage: str) -> dict[str, Any]:
+    """What decides every sample of a checkpoint beside the sample itself."""
+    return {"checkpoint": context.inputs[stage].manifest["content_hash"], "dtype": REFERENCE_DTYPE}
+
+
+def intake_of(context: StageContext) -> str:
+    """The content of the unquantized checkpoint that the baseline was measured on."""
+    return str(context.inputs["baseline"].manifest["inputs"]["intake"]["content_hash"])
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Opens the samples of a stage: in its folder, from its interrupted run, from its earlier artifacts."""
+
+    context: StageContext
+    identity: Mapping[str, Any]
+
+    def open(self, name: str, **more: Any) -> Samples:
+        from evals.samples import Samples
+
+        return Samples(
+            name,
+            {**self.identity, **more},
+            out=self.context.out,
+            scratch=self.context.scratch,
+            earlier=[artifact.path for artifact in self.context.earlier],
+        )
+
+
+def measure_checkpoint(context: StageContext, stage: str, *, against_baseline: bool) -> dict[str, Any]:
+    """Measure the checkpoint of ``stage``; writes its samples, ``perplexity.json``, ``nll.npy``, ``generation.json``.
 
     Returns:
         ``perplexity`` with its interval, ``tokens`` scored, prompts and how many answers are sane.
     """
     import numpy as np
-    import torch
 
-    from evals.generation import PROMPTS, answer_prompts, answers_to_json
-    from evals.perplexity import score
+    from evals.generation import answers_to_json
     from evals.statistics import perplexity_interval
-    from quantize.corpora import load_corpus, take_tokens
-    from quantize.reference import load_reference_model
-    from runtime.tokenizer import EngineTokenizer
+    from quantize.corpora import load_corpus
 
-    asked = context.recipe.evals
-    tokenizer = EngineTokenizer.load(checkpoint)
-    corpus = load_corpus(asked.perplexity.corpus, context.recipe_dir, "evaluation")
-    tokens = take_tokens(corpus, tokenizer.backend, asked.perplexity.tokens).tolist()
-    context.progress.start("loading the reference model")
-    model = load_reference_model(checkpoint, dtype=REFERENCE_DTYPE)
-    scores = score(
-        model.logits,
-        tokens,
-        window=asked.perplexity.window,
-        stride=asked.perplexity.stride,
-        progress=context.progress,
-    )
-    interval = perplexity_interval(scores)
-
-    def generate(prompt: str, max_tokens: int) -> tuple[Sequence[int], str]:
-        answer = list(model.generate_greedy(torch.tensor(prompt_tokens(tokenizer, prompt)), max_tokens))
-        return answer, tokenizer.decode(answer)
-
-    answers = answer_prompts(
-        generate,
-        prompts=PROMPTS[: asked.generation.prompts],
-        max_tokens=asked.generation.max_tokens,
-        progress=context.progress,
-    )
+    reference = LazyReference(context.inputs[stage].path, context.progress)
+    subject, taken = reference.subject(), Taken(context, checkpoint_identity(context, stage))
+    corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
+    tokens = evaluation_tokens(context, subject, corpus)
+    measured = score_windows(context, subject, taken, tokens, against_baseline=against_baseline)
+    if not against_baseline and (some := context.recipe.evals.perplexity.noise_tokens):
+        measure_noise(context, reference, taken, tokens[: min(some, len(tokens))], measured.references)
+    answers = answer_prompts_of(context, subject, taken)
+    answer_tasks(context, subject, taken)
+    probe_long_context(context, subject, taken, corpus, against_baseline=against_baseline)
+    scores = measured.scores
     np.save(context.out / NLL_FILE, scores.nll)
     figures = {
-        "perplexity": rounded(interval.to_json()),
+        "perplexity": rounded(perplexity_interval(scores).to_json()),
         "tokens": len(scores.nll),
         "tokens_sha256": scores.tokens_sha256,
         "window": scores.window,
@@ -92,12 +128,175 @@ def measure_checkpoint(context: StageContext, checkpoint: Path) -> dict[str, Any
     }
 
 
-def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
-    """A question as the model expects it: through its chat template when it has one, else as plain text."""
-    if tokenizer.chat_template is None:
-        return list(tokenizer.encode(prompt))
-    text = tokenizer.render_chat([{"role": "user", "content": prompt}])
-    return list(tokenizer.encode(text, add_special_tokens=False))
+def evaluation_tokens(context: StageContext, subject: Subject, corpus: Any) -> list[int]:
+    """The tokens that perplexity is measured on."""
+    from quantize.corpora import take_tokens
+
+    asked = context.recipe.evals.perplexity.tokens
+    tokens: list[int] = take_tokens(corpus, subject.tokenizer.backend, asked).tolist()
+    return tokens
+
+
+def score_windows(
+    context: StageContext, subject: Subject, taken: Taken, tokens: Sequence[int], *, against_baseline: bool
+) -> Measured:
+    """Perplexity, and of a candidate its divergence from the baseline."""
+    from evals.windows import TOP, measure_windows
+
+    asked = context.recipe.evals.perplexity
+    beside = {"baseline": intake_of(context)} if against_baseline else {}
+    return measure_windows(
+        lambda ids: subject.logits(ids, 0),
+        tokens,
+        window=asked.window,
+        stride=asked.stride,
+        samples=taken.open(WINDOWS, top=TOP, **beside),
+        against=baseline_references(context) if against_baseline else None,
+        keep=not against_baseline,
+        progress=context.progress,
+    )
+
+
+def baseline_references(context: StageContext) -> list[Reference]:
+    """What the baseline keeps of every window."""
+    from evals.samples import read_samples
+    from evals.windows import references_of
+
+    path = context.inputs["baseline"].path
+    try:
+        return references_of(read_samples(path, WINDOWS))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise bad_record(path / "samples" / f"{WINDOWS}.jsonl", str(error)) from error
+
+
+def measure_noise(
+    context: StageContext,
+    reference: LazyReference,
+    taken: Taken,
+    tokens: Sequence[int],
+    references: Sequence[Reference],
+) -> None:
+    """The baseline against itself: its first tokens again, with every result rounded to bfloat16."""
+    from evals.windows import TOP, measure_windows, plan_windows
+
+    asked = context.recipe.evals.perplexity
+    if len(tokens) < 2:
+        return
+    # a shorter text ends with a shorter window, of which the baseline keeps nothing: whole windows only
+    whole = [w for w in plan_windows(asked.tokens, asked.window, asked.stride) if w.end <= len(tokens)]
+    if not whole:
+        return
+    measure_windows(
+        reference.rounded,
+        tokens[: whole[-1].end],
+        window=asked.window,
+        stride=asked.stride,
+        samples=taken.open(NOISE, top=TOP),
+        against=references,
+        what="the baseline with itself, rounded,",
+        progress=context.progress,
+    )
+
+
+def answer_prompts_of(context: StageContext, subject: Subject, taken: Taken) -> list[Any]:
+    """Greedy answers to the fixed prompts."""
+    from evals.generation import PROMPTS, answer_prompts
+
+    asked = context.recipe.evals.generation
+
+    def generate(prompt: str, max_tokens: int) -> tuple[Sequence[int], str]:
+        answer = list(subject.answer(prompt_tokens(subject.tokenizer, prompt), max_tokens))
+        return answer, subject.tokenizer.decode(answer)
+
+    return answer_prompts(
+        generate,
+        prompts=PROMPTS[: asked.prompts],
+        max_tokens=asked.max_tokens,
+        samples=taken.open(ANSWERS),
+        progress=context.progress,
+    )
+
+
+def task_items(context: StageContext) -> list[Item]:
+    """The items of the suite and of the user's own tasks."""
+    from evals.custom import load_items
+    from evals.scorers import Scorer
+    from evals.suite import suite_items
+
+    asked = context.recipe.evals
+    items = suite_items(asked.suite.samples, asked.suite.tasks)
+    for one in asked.custom:
+        items += load_items(
+            one.path,
+            context.recipe_dir,
+            name=one.name,
+            scorer=Scorer(one.scorer, one.tolerance, one.ignore_case),
+            max_tokens=one.max_tokens,
+            chat=one.chat,
+            one_line=one.one_line,
+        )
+    return items
+
+
+def answer_tasks(context: StageContext, subject: Subject, taken: Taken) -> None:
+    """Let the model answer the tasks, if the recipe has any."""
+    from evals.tasks import answer_items
+
+    items = task_items(context)
+    if items:
+        answer_items(subject.write, items, samples=taken.open(TASKS), progress=context.progress)
+
+
+def probe_long_context(
+    context: StageContext, subject: Subject, taken: Taken, corpus: Any, *, against_baseline: bool
+) -> None:
+    """Needles, and the tail of a text under growing contexts, if the recipe asks for them."""
+    from evals.long_context import TAIL, tail_plan
+    from evals.tasks import answer_items
+    from evals.windows import measure_windows
+
+    lengths = sorted(context.recipe.evals.long_context.lengths)
+    if not lengths:
+        return
+    placed = placed_needles(context, subject, corpus)
+    answer_items(
+        subject.write, [needle.item for needle in placed], samples=taken.open(NEEDLES), progress=context.progress
+    )
+    where = [{"name": n.item.name, "length": n.length, "depth": n.depth} for n in placed]
+    write_json(context.out / LONG_CONTEXT_FILE, {"lengths": lengths, "needles": where})
+    text, plan = tail_plan(_all_tokens(subject, corpus), lengths)
+    measure_windows(
+        lambda ids: subject.logits(ids, TAIL + 1),
+        text,
+        window=len(text),
+        stride=TAIL,
+        plan=plan,
+        samples=taken.open(TAILS),
+        what=f"the last {TAIL} tokens under {len(plan)} contexts",
+        progress=context.progress,
+    )
+
+
+def placed_needles(context: StageContext, subject: Subject, corpus: Any) -> list[Needle]:
+    """The needles that the recipe asks for."""
+    from evals.long_context import needles
+
+    asked = context.recipe.evals.long_context
+    return needles(
+        _all_tokens(subject, corpus),
+        subject.tokenizer.decode,
+        lambda text: subject.tokenizer.encode(text, add_special_tokens=False),
+        lengths=asked.lengths,
+        depths=asked.depths,
+        samples=asked.samples,
+    )
+
+
+def _all_tokens(subject: Subject, corpus: Any) -> list[int]:
+    from quantize.corpora import corpus_tokens
+
+    tokens: list[int] = corpus_tokens(corpus, subject.tokenizer.backend).tolist()
+    return tokens
 
 
 def load_scores(directory: Path) -> Any:
@@ -105,7 +304,6 @@ def load_scores(directory: Path) -> Any:
     import numpy as np
 
     from evals.perplexity import Scores
-    from trtforge.pipeline.stages.common import bad_record, read_json
 
     figures = read_json(directory / PERPLEXITY_FILE)
     try:
@@ -120,7 +318,6 @@ def load_scores(directory: Path) -> Any:
 def load_answers(directory: Path) -> list[Any]:
     """The :class:`evals.generation.Answer` list that :func:`measure_checkpoint` wrote."""
     from evals.generation import Answer
-    from trtforge.pipeline.stages.common import bad_record, read_json
 
     try:
         return [

@@ -14,6 +14,7 @@ from typing import Any
 
 from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import write_json
+from trtforge.pipeline.stages.verdicts import engine_task_gates
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, StageResult
 from trtforge.targets import NotRun
@@ -31,6 +32,8 @@ def left_out(recipe: Recipe, stage: str) -> NotRun | None:
     unasked += () if recipe.evals.generation.gate is not None else ("engine_sanity",)
     speculation = recipe.evals.speculation.gate
     unasked += tuple(gate for gate, key in SPECULATION.items() if getattr(speculation, key, None) is None)
+    if stage == "parity":
+        found = NotRun(found.reason, (*found.gates, *engine_task_gates(recipe)))
     if unasked:
         found = NotRun(found.reason, tuple(gate for gate in found.gates if gate not in unasked))
     if stage == "bench" and recipe.bench.slo is None:
@@ -51,6 +54,7 @@ class PerTarget:
         self._stage = stage
         self.name, self.needs = stage.name, stage.needs
         self.code_version, self.tools = stage.code_version, stage.tools
+        self.reuses_samples = getattr(stage, "reuses_samples", False)
 
     def asked_for(self, recipe: Recipe) -> bool:
         return self._stage.asked_for(recipe)

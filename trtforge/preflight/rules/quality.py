@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
+from evals.power import agreement_in_reach, drop_in_reach, items_for_drop, positions_for_agreement
 from trtforge.formats.table import first_choice
 from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys
 from trtforge.preflight.engine import Facts, Violation, rule
@@ -11,6 +13,8 @@ from trtforge.preflight.features import kv_asked, kv_format, other_kv
 from trtforge.preflight.retarget import to_format
 from trtforge.rules.sources import MODELOPT_BENCHMARK, thread
 
+#: tokens of a parity prompt at most (:data:`trtforge.pipeline.stages.parity.PROMPT_TOKENS`)
+PARITY_PROMPT_TOKENS = 128
 #: a gate's key -> the gate that a first recipe has
 _DEFAULTS = {
     "evals.perplexity.gate": "{max_increase: 5%}",
@@ -146,4 +150,60 @@ def outlier_keys_stay_exact(facts: Facts) -> Iterator[Violation]:
         {"key_bias": outliers.key_bias, "large": LARGE_KEY_BIAS, "kv_cache": cache},
         other_kv(facts),
         source=outliers.source,
+    )
+
+
+@rule(
+    "TF-K8-006",
+    "a gate that its sample can never decide",
+    "https://en.wikipedia.org/wiki/Binomial_proportion_confidence_interval",
+    severity="warning",
+)
+def samples_can_decide(facts: Facts) -> Iterator[Violation]:
+    """A gate is held against the worse end of an interval. Of a small sample that end misses the limit even when every
+    item is perfect: the run would fail whatever the model does."""
+    evals, limits = facts.recipe.evals, facts.recipe.build.limits
+    parity, top1 = evals.engine_parity.gate, evals.perplexity.gate
+    if parity is not None and not facts.target.tensorrt_llm:
+        longest = min(PARITY_PROMPT_TOKENS, limits.max_input_len or limits.max_seq_len - 1)
+        yield from _agreement(
+            "evals.engine_parity.gate.min_top1_agreement",
+            parity.min_top1_agreement,
+            evals.engine_parity.prompts * longest,
+            lambda positions: f"evals.engine_parity.prompts: {-(-positions // longest)}",
+        )
+    if top1 is not None and top1.min_top1_agreement is not None:
+        yield from _agreement(
+            "evals.perplexity.gate.min_top1_agreement",
+            top1.min_top1_agreement,
+            evals.perplexity.tokens - 1,
+            lambda positions: f"evals.perplexity.tokens: {positions + 1}",
+        )
+    suite = evals.suite
+    if suite.samples and suite.gate is not None:
+        kinds = len(set(suite.tasks))
+        items, needed = suite.samples * kinds, items_for_drop(suite.gate.max_drop)
+        if needed is None or items < needed:
+            in_reach = drop_in_reach(items)
+            yield Violation(
+                f"{items} items exclude a drop of {in_reach:.1%} at best, the gate asks for {suite.gate.max_drop:.1%}",
+                facts.asked("evals.suite.samples", "evals.suite.gate"),
+                {"items": items, "needed": needed or "no number", "max_drop": suite.gate.max_drop},
+                [
+                    *([f"evals.suite.samples: {-(-needed // kinds)}"] if needed else []),
+                    f"evals.suite.gate: {{max_drop: {math.ceil(1000 * in_reach) / 10:g}%}}",
+                ],
+            )
+
+
+def _agreement(key: str, limit: float, positions: int, more: Callable[[int], str]) -> Iterator[Violation]:
+    needed = positions_for_agreement(limit)
+    if needed is not None and positions >= needed:
+        return
+    in_reach = agreement_in_reach(positions)
+    yield Violation(
+        f"{positions} positions prove {in_reach:.2%} at best, the gate asks for {limit:.2%}",
+        f"{key}: {limit:g}",
+        {"positions": positions, "needed": needed or "no number", "limit": limit},
+        [*([more(needed)] if needed else []), f"{key}: {math.floor(1000 * in_reach) / 10:g}%"],
     )

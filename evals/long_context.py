@@ -1,0 +1,127 @@
+"""Long contexts: a needle in a text by depth and length, and the same tokens scored under growing contexts.
+
+Quantized models break first where the context is long: rope scaling, a KV cache of few bits, attention over many keys.
+The needle is a sentence of its own in ordinary text and is asked for at the end. For perplexity the *same* last tokens
+of a text are scored after contexts of every length, so that lengths differ by their context alone and are paired.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evals.perplexity import Window
+from evals.scorers import Scorer
+from evals.statistics import Interval, block_mean
+from evals.tasks import Item
+from trtforge.ground.errors import ForgeError
+
+TASK = "needle"
+#: tokens that are scored at the end of every context
+TAIL = 128
+_ANSWER_TOKENS = 8
+_CITIES = ("Lima", "Oslo", "Cairo", "Hanoi", "Quito", "Riga", "Accra", "Tunis")
+
+
+@dataclass(frozen=True)
+class Needle:
+    """An item with where its needle lies: tokens of the prompt, and its depth from 0 (beginning) to 1 (end)."""
+
+    item: Item
+    length: int
+    depth: float
+
+
+def needles(
+    tokens: Sequence[int],
+    decode: Callable[[Sequence[int]], str],
+    encode: Callable[[str], Sequence[int]],
+    *,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    samples: int,
+) -> list[Needle]:
+    """``samples`` prompts of about each length with the needle at each depth.
+
+    Raises:
+        ForgeError: TF-EVL-017 when the corpus is shorter than the longest prompt.
+    """
+    found = []
+    for length in lengths:
+        for depth in depths:
+            for number in range(samples):
+                draw = random.Random(f"trtforge needle 1 {length} {depth} {number}")
+                city, secret = draw.choice(_CITIES), str(draw.randint(10000, 99999))
+                fact = f"\nThe secret number of {city} is {secret}.\n"
+                question = f"\nQuestion: What is the secret number of {city}?\nAnswer: The secret number of {city} is"
+                room = length - len(encode(fact)) - len(encode(question)) - _ANSWER_TOKENS
+                hay = _stretch(tokens, room, draw)
+                at = round(depth * len(hay))
+                prompt = decode(hay[:at]) + fact + decode(hay[at:]) + question
+                pattern = rf"^\s*{secret}\b"
+                item = Item(TASK, prompt, pattern, Scorer("regex"), _ANSWER_TOKENS)
+                found.append(Needle(item, length, float(depth)))
+    return found
+
+
+def _stretch(tokens: Sequence[int], length: int, draw: random.Random) -> list[int]:
+    if not 0 < length <= len(tokens):
+        raise _too_short(len(tokens), length)
+    begin = draw.randint(0, len(tokens) - length)
+    return [int(token) for token in tokens[begin : begin + length]]
+
+
+def _too_short(tokens: int, length: int) -> ForgeError:
+    return ForgeError(
+        "TF-EVL-017",
+        "the corpus is too short for the long-context probe",
+        asked="evals.long_context.lengths",
+        numbers={"tokens": tokens, "needed": length},
+        why="The needle lies in text of the corpus; text that is repeated would be another task.",
+        remedies=["shorter evals.long_context.lengths", "a longer text as evals.perplexity.corpus"],
+    )
+
+
+def tail_plan(tokens: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[Window]]:
+    """The text, and a window a length that scores its last :data:`TAIL` tokens; lengths ascend.
+
+    Raises:
+        ForgeError: TF-EVL-017 when the corpus is shorter than the longest context.
+    """
+    longest = max(lengths)
+    if longest > len(tokens):
+        raise _too_short(len(tokens), longest)
+    text = [int(token) for token in tokens[:longest]]
+    return text, [Window(longest - length, longest, longest - TAIL) for length in sorted(lengths)]
+
+
+def tail_figures(baseline: np.ndarray | None, own: np.ndarray, lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """Perplexity of the tail under each context, and beside a baseline the paired increase.
+
+    Losses are [lengths × TAIL], by ascending length.
+    """
+    rows = []
+    for index, length in enumerate(sorted(lengths)):
+        part = slice(index * TAIL, (index + 1) * TAIL)
+        row: dict[str, Any] = {"length": length, "perplexity": float(np.exp(own[part].mean()))}
+        if baseline is not None:
+            difference = block_mean(own[part] - baseline[part], block=16)
+            grown = Interval(*(float(np.expm1(x)) for x in (difference.value, difference.low, difference.high)))
+            row |= {"baseline": float(np.exp(baseline[part].mean())), "increase": grown.to_json()}
+        rows.append(row)
+    return rows
+
+
+def needle_figures(placed: Sequence[Mapping[str, Any]], right: Mapping[str, bool]) -> list[dict[str, Any]]:
+    """Right answers by length and depth; ``placed`` are needles as records of name, length and depth."""
+    cells: dict[tuple[int, float], list[bool]] = {}
+    for needle in placed:
+        cells.setdefault((int(needle["length"]), float(needle["depth"])), []).append(right[needle["name"]])
+    return [
+        {"length": length, "depth": depth, "right": sum(found), "of": len(found)}
+        for (length, depth), found in cells.items()
+    ]

@@ -1,0 +1,90 @@
+"""What makes an answer right: the same text, the same number, a pattern, or code that passes its tests."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trtforge.ground.errors import ForgeError
+
+Kind = Literal["exact", "numeric", "regex", "code"]
+KINDS: tuple[Kind, ...] = ("exact", "numeric", "regex", "code")
+#: a number as people write it: a sign, thousands with commas, a fraction, an exponent
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_FENCE = re.compile(r"```[a-zA-Z0-9_+-]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How an answer is judged.
+
+    Attributes:
+        kind: ``exact`` the text without surrounding space; ``numeric`` the last number in it, within ``tolerance``;
+            ``regex`` the item's answer is a pattern that is found in it; ``code`` it is Python that the item's answer,
+            statements that raise when something is wrong, accepts (in a sandbox).
+        tolerance: of ``numeric``, relative to the right number (absolute at 0).
+        ignore_case: of ``exact`` and ``regex``.
+    """
+
+    kind: Kind = "exact"
+    tolerance: float = 0.0
+    ignore_case: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "tolerance": self.tolerance, "ignore_case": self.ignore_case}
+
+
+def last_number(text: str) -> float | None:
+    """The last number that stands in a text."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def is_right(scorer: Scorer, answer: str, text: str) -> bool:
+    """Whether ``text`` is right by ``scorer``; ``answer`` was accepted by :func:`check_answer`."""
+    if scorer.kind == "exact":
+        left, right = text.strip(), answer.strip()
+        return left.casefold() == right.casefold() if scorer.ignore_case else left == right
+    if scorer.kind == "numeric":
+        got, want = last_number(text), float(answer)
+        return got is not None and abs(got - want) <= scorer.tolerance * (abs(want) or 1.0)
+    if scorer.kind == "regex":
+        return re.search(answer, text, re.IGNORECASE if scorer.ignore_case else 0) is not None
+    from evals.sandbox import run_python
+
+    return run_python(code_of(text), answer).passed
+
+
+def code_of(text: str) -> str:
+    """The code of an answer: what its first fence holds, else all of it."""
+    fence = _FENCE.search(text)
+    return fence.group(1) if fence else text
+
+
+def check_answer(scorer: Scorer, answer: str, place: str) -> None:
+    """Refuse an answer that the scorer cannot use; raises TF-EVL-014."""
+    why = None
+    if scorer.kind == "numeric":
+        try:
+            float(answer)
+        except ValueError:
+            why = f"{answer!r} is no number"
+    elif scorer.kind == "regex":
+        try:
+            re.compile(answer)
+        except re.error as error:
+            why = f"{answer!r} is no regular expression: {error}"
+    elif scorer.kind == "code":
+        try:
+            compile(answer, place, "exec")
+        except (SyntaxError, ValueError) as error:
+            why = f"its tests are no Python: {error}"
+    if why is not None:
+        raise ForgeError(
+            "TF-EVL-014",
+            f"{place}: the answer does not fit the scorer {scorer.kind}",
+            asked=answer[:80],
+            why=why,
+            remedies=["correct the line", f"another scorer: {', '.join(k for k in KINDS if k != scorer.kind)}"],
+        )

@@ -1,0 +1,97 @@
+"""The offline suite: generated tasks with one right answer each, the same items on every machine.
+
+Four kinds, made by a seeded generator, so that nothing is fetched and no model has learnt them by heart: *recall* (a
+value from a list in the prompt), *arithmetic*, *pattern* (how a sequence goes on) and *format* (an instruction about
+the form of the answer, shown by examples). Small base models do them by their examples; what they measure is whether a
+quantized model still does what the unquantized one did, item by item.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from evals.scorers import Scorer
+from evals.tasks import Item
+
+TaskName = Literal["recall", "arithmetic", "pattern", "format"]
+# fmt: off
+_WORDS = [
+    "apple", "river", "stone", "candle", "window", "garden", "silver", "bridge", "forest", "pencil", "bottle",
+    "basket", "mirror", "hammer", "button", "island", "ladder", "pepper", "rabbit", "saddle", "tunnel", "velvet",
+    "walnut", "yellow", "anchor", "butter", "copper", "dragon", "engine", "feather",
+]
+_NAMES = [
+    "Anna", "Boris", "Clara", "David", "Elena", "Felix", "Grace", "Henry", "Irene", "Jakob", "Karen", "Louis",
+    "Maria", "Nikos", "Olga", "Peter",
+]
+# fmt: on
+_EXACT = Scorer("exact")
+
+
+def _recall(draw: random.Random) -> tuple[str, str]:
+    names, words = draw.sample(_NAMES, 6), draw.sample(_WORDS, 6)
+    facts = "".join(f"{name} has the {word}.\n" for name, word in zip(names, words, strict=True))
+    asked = draw.randrange(6)
+    first = (asked + 1 + draw.randrange(5)) % 6
+    shown = f"Question: What does {names[first]} have?\nAnswer: {words[first]}\n"
+    return f"{facts}{shown}Question: What does {names[asked]} have?\nAnswer:", words[asked]
+
+
+def _arithmetic(draw: random.Random) -> tuple[str, str]:
+    def line(a: int, b: int, plus: bool) -> tuple[str, int]:
+        return (f"{a} + {b} =", a + b) if plus else (f"{a + b} - {b} =", a)
+
+    made = [line(draw.randint(1, 12), draw.randint(1, 9), draw.random() < 0.6) for _ in range(5)]
+    examples = "".join(f"{text} {value}\n" for text, value in made[:-1])
+    return examples + made[-1][0], str(made[-1][1])
+
+
+def _pattern(draw: random.Random) -> tuple[str, str]:
+    if draw.random() < 0.5:
+        period = draw.sample(_WORDS, draw.randint(2, 4))
+        length = 3 * len(period) + draw.randrange(len(period))
+        return " ".join(period[i % len(period)] for i in range(length)), period[length % len(period)]
+    begin, step = draw.randint(1, 20), draw.randint(1, 5)
+    numbers = [begin + step * i for i in range(7)]
+    return ", ".join(map(str, numbers[:-1])) + ",", str(numbers[-1])
+
+
+def _format(draw: random.Random) -> tuple[str, str]:
+    words = draw.sample(_WORDS, 4)
+    instruction, shape = draw.choice(_SHAPES)
+    examples = "".join(f"Input: {word}\nOutput: {shape(word)}\n" for word in words[:-1])
+    return f"{instruction}\n{examples}Input: {words[-1]}\nOutput:", shape(words[-1])
+
+
+_SHAPES: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("Write the word in brackets.", lambda word: f"[{word}]"),
+    ("Write the word twice with a dash between.", lambda word: f"{word}-{word}"),
+    ("Write the word as a JSON object with the key word.", lambda word: f'{{"word": "{word}"}}'),
+    ("Write the word with a colon and its first letter.", lambda word: f"{word}: {word[0]}"),
+)
+#: task → generator and tokens of an answer
+_TASKS: dict[TaskName, tuple[Callable[[random.Random], tuple[str, str]], int]] = {
+    "recall": (_recall, 6),
+    "arithmetic": (_arithmetic, 5),
+    "pattern": (_pattern, 5),
+    "format": (_format, 14),
+}
+TASKS: tuple[TaskName, ...] = tuple(_TASKS)
+
+
+def suite_items(samples: int, tasks: Sequence[TaskName] = TASKS) -> list[Item]:
+    """``samples`` different items of each task; more samples begin with the same ones."""
+    items = []
+    for task in tasks:
+        make, tokens = _TASKS[task]
+        seen: set[str] = set()
+        number = 0
+        while len(seen) < samples:
+            prompt, answer = make(random.Random(f"trtforge suite 1 {task} {number}"))
+            number += 1
+            if prompt not in seen:
+                seen.add(prompt)
+                items.append(Item(task, prompt, answer, _EXACT, tokens, one_line=True))
+    return items

@@ -1,0 +1,155 @@
+"""Generation tasks: items with one right answer, what a model wrote for each, and two models compared on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evals.gates import at_most
+from evals.samples import Samples
+from evals.scorers import Scorer, is_right
+from evals.statistics import Interval, McNemar, mcnemar
+from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_json
+from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.store.artifact import GateResult
+
+#: items that a model is given at once; a batched engine fills its steps with them
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question of a task.
+
+    Attributes:
+        task: the task's name.
+        prompt: text that the model continues, or with ``chat`` the user's message.
+        answer: what ``scorer`` holds the model's text against.
+        max_tokens: tokens that the answer may have.
+        chat: put through the model's chat template where it has one.
+        one_line: the answer ends with its line.
+    """
+
+    task: str
+    prompt: str
+    answer: str
+    scorer: Scorer
+    max_tokens: int
+    chat: bool = False
+    one_line: bool = True
+
+    @property
+    def name(self) -> str:
+        """What the item is, as a short hash: the same text is the same item in any order."""
+        parts = [self.prompt, self.answer, self.scorer.to_json(), self.max_tokens, self.chat, self.one_line]
+        return f"{self.task}-{hash_json(parts)[:20]}"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a model wrote for an item, and whether it is right."""
+
+    name: str
+    task: str
+    text: str
+    right: bool
+
+
+AnswerFn = Callable[[Sequence[Item]], Sequence[str]]
+
+
+def answer_items(
+    answer: AnswerFn, items: Sequence[Item], *, samples: Samples | None = None, progress: Progress | None = None
+) -> list[Answered]:
+    """Let a model write every item's answer and score it.
+
+    Args:
+        answer: texts for items, in their order; greedy.
+        samples: answers that are there already, and where new ones are kept.
+    """
+    report = progress or SilentProgress()
+    report.start(f"tasks: {len(items)} items", total=len(items))
+    records: dict[str, Mapping[str, Any]] = {}
+    open_: list[Item] = []
+    for item in items:
+        known = samples.get(item.name) if samples is not None else None
+        if known is None:
+            open_.append(item)
+        else:
+            records[item.name] = known
+            report.advance()
+    for at in range(0, len(open_), BATCH):
+        batch = open_[at : at + BATCH]
+        for item, text in zip(batch, answer(batch), strict=True):
+            shown = text.split("\n", 1)[0] if item.one_line else text
+            record = {
+                "task": item.task,
+                "prompt": item.prompt,
+                "answer": item.answer,
+                "text": shown,
+                "right": is_right(item.scorer, item.answer, shown),
+            }
+            records[item.name] = record if samples is None else samples.add(item.name, record)
+            report.advance()
+    names = [item.name for item in items]
+    if samples is not None:
+        samples.finish(names)
+    return [_answered(name, records[name]) for name in names]
+
+
+def _answered(name: str, record: Mapping[str, Any]) -> Answered:
+    return Answered(name, str(record["task"]), str(record["text"]), bool(record["right"]))
+
+
+def answered_of(samples: Iterable[Mapping[str, Any]]) -> list[Answered]:
+    """Answers from the samples of an artifact; raises KeyError for one that lacks a part."""
+    return [_answered(str(record["id"]), record) for record in samples]
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """Two models on the same items: all of them together, and task by task."""
+
+    overall: McNemar
+    tasks: Mapping[str, McNemar]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"overall": self.overall.to_json(), "tasks": {name: one.to_json() for name, one in self.tasks.items()}}
+
+
+def compare_tasks(baseline: Sequence[Answered], candidate: Sequence[Answered]) -> TaskComparison:
+    """Pair the answers by item.
+
+    Raises:
+        ForgeError: TF-EVL-013 when the two did not answer the same items.
+    """
+    before, after = ({answered.name: answered for answered in side} for side in (baseline, candidate))
+    if before.keys() != after.keys() or not before:
+        raise ForgeError(
+            "TF-EVL-013",
+            "baseline and candidate did not answer the same items",
+            numbers={"baseline": len(before), "candidate": len(after), "shared": len(before.keys() & after.keys())},
+            why="McNemar's test needs both verdicts on every item",
+            remedies=["answer both with the same evals.suite and evals.custom"],
+        )
+    names: dict[str, list[str]] = {}
+    for name, answered in before.items():
+        names.setdefault(answered.task, []).append(name)
+
+    def pair(chosen: Iterable[str]) -> McNemar:
+        some = list(chosen)
+        return mcnemar([before[name].right for name in some], [after[name].right for name in some])
+
+    return TaskComparison(pair(before), {task: pair(some) for task, some in names.items()})
+
+
+def drop_gate(name: str, found: McNemar, max_drop: float) -> GateResult:
+    """At most ``max_drop`` of the items may be lost, net of those gained; the interval's worse bound counts."""
+    change = found.change
+    drop = Interval(-change.value + 0.0, -change.high, -change.low, change.confidence)
+    right = found.baseline_right / found.items, found.candidate_right / found.items
+    gate = at_most(name, drop, max_drop, pair=right)
+    beside = f"; {found.lost} answers lost and {found.gained} gained of {found.items}, McNemar p = {found.p_value:.3g}"
+    return GateResult(**{**gate.__dict__, "detail": gate.detail + beside})

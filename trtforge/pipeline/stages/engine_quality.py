@@ -1,0 +1,76 @@
+"""The built engine on the baseline's own measurements: perplexity and divergence, and the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtforge.pipeline.stage import StageContext
+from trtforge.pipeline.stages.common import bad_record, rounded
+from trtforge.pipeline.stages.scoring import WINDOWS, Taken, answer_tasks, baseline_references, intake_of
+from trtforge.pipeline.stages.subject import engine_subject
+from trtforge.pipeline.stages.verdicts import divergence_of
+
+if TYPE_CHECKING:
+    from trtforge.pipeline.stages.engine_process import Ask
+
+
+def measure_engine(context: StageContext, ask: Ask, longest: int, corpus: Sequence[int]) -> None:
+    """Score the engine on the first windows of perplexity, as far as the recipe asks, and let it answer the tasks."""
+    from evals.perplexity import plan_windows
+    from evals.windows import TOP, measure_windows
+    from runtime.tokenizer import EngineTokenizer
+
+    evals = context.recipe.evals
+    build = context.inputs["build"]
+    subject = engine_subject(ask, EngineTokenizer.load(build.path), longest)
+    taken = Taken(context, {"engine": build.manifest["content_hash"]})
+    asked = evals.perplexity
+    if some := min(evals.engine_parity.tokens, asked.tokens):
+        whole = [w for w in plan_windows(asked.tokens, asked.window, asked.stride) if w.end <= some]
+        if asked.window > longest or not whole:
+            context.progress.note(f"perplexity of the engine: no window of {asked.window} tokens fits, it is left out")
+        else:
+            measure_windows(
+                lambda ids: subject.logits(ids, 0),
+                corpus[: whole[-1].end],
+                window=asked.window,
+                stride=asked.stride,
+                samples=taken.open(WINDOWS, top=TOP, baseline=intake_of(context)),
+                against=baseline_references(context),
+                what="the engine's perplexity",
+                progress=context.progress,
+            )
+    answer_tasks(context, subject, taken)
+
+
+def judge_engine(baseline: Path, out: Path) -> dict[str, Any]:
+    """Perplexity of the engine against the baseline on the same tokens, paired; nothing where it was not scored."""
+    import numpy as np
+
+    from evals.samples import read_samples, unpacked
+    from evals.statistics import Interval, block_mean
+
+    divergence = divergence_of(out)
+    if divergence is None:
+        return {}
+    try:
+        before = {record["id"]: unpacked(record["nll"]) for record in read_samples(baseline, WINDOWS)}
+        pairs = [(before[record["id"]], unpacked(record["nll"])) for record in read_samples(out, WINDOWS)]
+        own = np.concatenate([after for _, after in pairs])
+        difference = block_mean(own - np.concatenate([exact for exact, _ in pairs]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise bad_record(out / "samples" / f"{WINDOWS}.jsonl", str(error)) from error
+    increase = Interval(*(float(np.expm1(x)) for x in (difference.value, difference.low, difference.high)))
+    return {
+        "quality": rounded(
+            {
+                "tokens": len(own),
+                "perplexity": float(np.exp(own.mean())),
+                "increase": increase.to_json(),
+                "kl": divergence[0].to_json(),
+                "top1": divergence[1].to_json(),
+            }
+        )
+    }

@@ -1,0 +1,203 @@
+"""What two models' samples say about each other, and the gates: made from what is stored, nothing is measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trtforge.pipeline.stages.common import bad_record, plain, read_json, rounded
+from trtforge.pipeline.stages.scoring import (
+    LONG_CONTEXT_FILE,
+    NEEDLES,
+    NOISE,
+    TAILS,
+    TASKS,
+    WINDOWS,
+    load_answers,
+    load_scores,
+)
+from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import GateResult
+
+#: before the name of a gate on tasks: the engine answered them
+ENGINE = "engine_"
+#: gates of the quantized model against the baseline
+INCREASE, KL, TOP1, SANITY, SUITE = (
+    "perplexity_increase",
+    "baseline_kl",
+    "baseline_top1",
+    "generation_sanity",
+    "task_suite",
+)
+
+
+def gates_section(recipe: Recipe) -> dict[str, Any]:
+    """The gates that :func:`judge` holds the samples against."""
+    evals = recipe.evals
+    asked = {"perplexity": evals.perplexity.gate, "generation": evals.generation.gate, "suite": evals.suite.gate}
+    asked |= {f"custom:{one.name}": one.gate for one in evals.custom}
+    return {name: plain(gate) if gate is not None else None for name, gate in asked.items()}
+
+
+def engine_task_gates(recipe: Recipe) -> tuple[str, ...]:
+    """Names of the gates on the engine's own answers to tasks."""
+    evals = recipe.evals
+    suite = (f"{ENGINE}{SUITE}",) if evals.suite.samples and evals.suite.gate is not None else ()
+    return (*suite, *(f"{ENGINE}custom:{one.name}" for one in evals.custom if one.gate is not None))
+
+
+def judge(recipe: Recipe, baseline: Path, candidate: Path) -> tuple[dict[str, Any], list[GateResult]]:
+    """Figures of a candidate's samples against the baseline's, and the gates' verdicts."""
+    from evals.gates import at_most, bound_at_least
+    from evals.generation import compare, sanity_gate
+    from evals.statistics import paired_increase
+
+    before, after = load_scores(baseline), load_scores(candidate)
+    increase = paired_increase(before, after)
+    answers = compare(load_answers(baseline), load_answers(candidate))
+    figures: dict[str, Any] = {"increase": rounded(increase.to_json()), "generation": rounded(answers.to_json())}
+    gates: list[GateResult] = []
+    gate = recipe.evals.perplexity.gate
+    noise = noise_of(baseline)
+    if noise is not None:
+        figures["noise"] = rounded(noise)
+    if gate is not None:
+        one = at_most(INCREASE, increase, gate.max_increase, pair=(before.perplexity, after.perplexity))
+        gates.append(_with_noise(one, noise, "increase"))
+    if (divergence := divergence_of(candidate)) is not None:
+        kl, same = divergence
+        figures["divergence"] = rounded({"kl": kl.to_json(), "top1": same.to_json()})
+        if gate is not None and gate.max_kl is not None:
+            gates.append(_with_noise(at_most(KL, kl, gate.max_kl, " nats"), noise, "kl"))
+        if gate is not None and gate.min_top1_agreement is not None:
+            one = bound_at_least(TOP1, same, gate.min_top1_agreement)
+            gates.append(_with_noise(one, noise, "top1"))
+    if (sane := recipe.evals.generation.gate) is not None:
+        gates.append(sanity_gate(answers, sane.min_sane))
+    tasks, more = judge_tasks(recipe, baseline, candidate)
+    if (probe := long_context_of(baseline, candidate)) is not None:
+        figures["long_context"] = rounded(probe)
+    return {**figures, **tasks}, [*gates, *more]
+
+
+def _with_noise(gate: GateResult, noise: dict[str, Any] | None, name: str) -> GateResult:
+    """The gate's words with what the baseline differs from itself by."""
+    if noise is None:
+        return gate
+    beside = f"; the baseline against itself, rounded to bfloat16: {noise[name]['value']:.3g}"
+    return GateResult(**{**gate.__dict__, "detail": gate.detail + beside})
+
+
+def divergence_of(directory: Path, name: str = WINDOWS) -> tuple[Any, Any] | None:
+    """Mean KL and top-1 agreement with the baseline, with intervals; None of samples that have none."""
+    import numpy as np
+
+    from evals.samples import read_samples, unpacked
+    from evals.statistics import block_mean
+
+    def read() -> tuple[Any, Any] | None:
+        records = read_samples(directory, name)
+        if not records or "kl" not in records[0]:
+            return None
+        kl, same = (np.concatenate([unpacked(record[part]) for record in records]) for part in ("kl", "same"))
+        return block_mean(kl), block_mean(same)
+
+    found: tuple[Any, Any] | None = _read(directory, name, read)
+    return found
+
+
+def noise_of(baseline: Path) -> dict[str, Any] | None:
+    """The baseline against its own rounding: increase of perplexity, KL and top-1 agreement; None: not measured."""
+    import numpy as np
+
+    from evals.samples import read_samples, unpacked
+    from evals.statistics import Interval, block_mean
+
+    divergence = divergence_of(baseline, NOISE)
+    if divergence is None:
+        return None
+
+    def read() -> dict[str, Any]:
+        own = {record["id"]: unpacked(record["nll"]) for record in read_samples(baseline, WINDOWS)}
+        pairs = [(own[record["id"]], unpacked(record["nll"])) for record in read_samples(baseline, NOISE)]
+        difference = block_mean(np.concatenate([rounded_ - exact for exact, rounded_ in pairs]))
+        increase = Interval(*(float(np.expm1(x)) for x in (difference.value, difference.low, difference.high)))
+        named = {"increase": increase, "kl": divergence[0], "top1": divergence[1]}
+        tokens = sum(len(exact) for exact, _ in pairs)
+        return {"tokens": tokens, **{name: interval.to_json() for name, interval in named.items()}}
+
+    found: dict[str, Any] = _read(baseline, NOISE, read)
+    return found
+
+
+def judge_tasks(
+    recipe: Recipe, baseline: Path, candidate: Path, prefix: str = ""
+) -> tuple[dict[str, Any], list[GateResult]]:
+    """Suite and own tasks of a candidate against the baseline; nothing for a recipe without tasks."""
+    from evals.samples import read_samples
+    from evals.tasks import answered_of, compare_tasks, drop_gate
+
+    evals = recipe.evals
+    before, after = (
+        _read(side, TASKS, lambda s=side: answered_of(read_samples(s, TASKS)))  # type: ignore[misc]
+        for side in (baseline, candidate)
+    )
+    if not before or not after:
+        return {}, []
+    figures: dict[str, Any] = {}
+    gates: list[GateResult] = []
+    own = {one.name: one for one in evals.custom}
+    suite = [[a for a in side if a.task not in own] for side in (before, after)]
+    if suite[0]:
+        found = compare_tasks(*suite)
+        figures["suite"] = rounded(found.to_json())
+        if evals.suite.gate is not None:
+            gates.append(drop_gate(prefix + SUITE, found.overall, evals.suite.gate.max_drop))
+    for name, one in own.items():
+        custom = compare_tasks(*([a for a in side if a.task == name] for side in (before, after)))
+        figures.setdefault("custom", {})[name] = rounded(custom.overall.to_json())
+        if one.gate is not None:
+            gates.append(drop_gate(f"{prefix}custom:{name}", custom.overall, one.gate.max_drop))
+    return figures, gates
+
+
+def long_context_of(baseline: Path, candidate: Path) -> dict[str, Any] | None:
+    """Needles of both by length and depth, and the tail's perplexity under each context; None: not probed."""
+    import numpy as np
+
+    from evals.long_context import TAIL, needle_figures, tail_figures
+    from evals.samples import unpacked
+    from evals.tasks import answered_of, compare_tasks
+
+    def read() -> dict[str, Any]:
+        record = read_json(candidate / LONG_CONTEXT_FILE)
+        lengths = [int(length) for length in record["lengths"]]
+        tails = [np.concatenate([unpacked(row["nll"]) for row in rows]) for rows in _both(baseline, candidate, TAILS)]
+        if any(len(tail) != len(lengths) * TAIL for tail in tails):
+            raise ValueError("the tails are not one a length")
+        before, after = (answered_of(rows) for rows in _both(baseline, candidate, NEEDLES))
+        return {
+            "needles": compare_tasks(before, after).overall.to_json(),
+            "cells": needle_figures(record["needles"], {a.name: a.right for a in after}),
+            "tail": tail_figures(tails[0], tails[1], lengths),
+        }
+
+    if not (baseline / LONG_CONTEXT_FILE).is_file() or not (candidate / LONG_CONTEXT_FILE).is_file():
+        return None
+    found: dict[str, Any] | None = _read(candidate, TAILS, read)
+    return found
+
+
+def _both(baseline: Path, candidate: Path, name: str) -> list[list[dict[str, Any]]]:
+    from evals.samples import read_samples
+
+    return [read_samples(side, name) for side in (baseline, candidate)]
+
+
+def _read(directory: Path, name: str, read: Callable[[], Any]) -> Any:
+    """What ``read`` returns; a torn or foreign file of samples is refused by name."""
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise bad_record(directory / "samples" / f"{name}.jsonl", str(error)) from error
