@@ -26,7 +26,11 @@ _DTYPES = ("<f4", "<f8", "<i4", "|b1")
 def packed(array: np.ndarray) -> dict[str, Any]:
     """An array as JSON: its type, shape and bytes."""
     small = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    return {"dtype": small.dtype.str, "shape": list(small.shape), "base64": base64.b64encode(small).decode("ascii")}
+    return {
+        "dtype": small.dtype.str,
+        "shape": list(small.shape),
+        "base64": base64.b64encode(small.tobytes()).decode("ascii"),
+    }
 
 
 def unpacked(value: Any) -> np.ndarray:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from evals.gates import at_most
 from evals.samples import Samples
-from evals.scorers import Scorer, is_right
+from evals.scorers import KINDS, Scorer, is_right
 from evals.statistics import Interval, McNemar, mcnemar
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_json
@@ -39,6 +39,26 @@ class Item:
     max_tokens: int
     chat: bool = False
     one_line: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The item as :meth:`of_json` reads it."""
+        return {**asdict(self), "scorer": self.scorer.to_json()}
+
+    @classmethod
+    def of_json(cls, record: Mapping[str, Any]) -> Item:
+        """The item of a sample; raises KeyError, TypeError or ValueError for a record that holds none."""
+        scorer = record["scorer"]
+        if scorer["kind"] not in KINDS:
+            raise ValueError(f"{scorer['kind']!r} is no scorer")
+        return cls(
+            str(record["task"]),
+            str(record["prompt"]),
+            str(record["answer"]),
+            Scorer(scorer["kind"], float(scorer["tolerance"]), bool(scorer["ignore_case"])),
+            int(record["max_tokens"]),
+            bool(record["chat"]),
+            bool(record["one_line"]),
+        )
 
     @property
     def name(self) -> str:
@@ -85,9 +105,7 @@ def answer_items(
         for item, text in zip(batch, answer(batch), strict=True):
             shown = text.split("\n", 1)[0] if item.one_line else text
             record = {
-                "task": item.task,
-                "prompt": item.prompt,
-                "answer": item.answer,
+                **item.to_json(),
                 "text": shown,
                 "right": is_right(item.scorer, item.answer, shown),
             }

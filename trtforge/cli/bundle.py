@@ -48,6 +48,8 @@ def verify(
     verdict = "verified" if report.ok else f"refused ({errors} faults)"
     if report.manifest_sha256 is not None:
         console.print(f"manifest.json has SHA-256 {report.manifest_sha256}; who made it, no hash can say")
+    if report.verdict is not None:
+        console.print(f"verdict {report.verdict}")
     console.value(f"{bundle}: {verdict}, {report.files} files, {format_size(report.bytes)}")
     if not report.ok:
         raise common.Failed(ExitCode.GATE_FAILED)

@@ -12,6 +12,7 @@ from trtforge.cli.common import SetOption, StoreOption
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
+    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.load import LoadedRecipe
     from trtforge.store.artifact import Artifact
     from trtforge.store.store import Store
@@ -66,7 +67,14 @@ def quantize(
 @common.forge_command
 def evaluate(
     console: Console,
-    source: InputArgument,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE|SOURCE]",
+            help="A recipe, or a model source as in model.source; none with --server.",
+            show_default=False,
+        ),
+    ] = None,
     format_: FormatOption = None,
     kv_cache: KvOption = None,
     group_size: GroupOption = None,
@@ -79,8 +87,34 @@ def evaluate(
     store: StoreOption = None,
     output: OutOption = None,
     force: ForceOption = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Evaluate the live server at this HTTP address (Triton or OpenAI) against --bundle.",
+            show_default=False,
+        ),
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="BUNDLE", help="What the server serves; the result is sealed into it.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model's name on the server (with --server).", show_default=False)
+    ] = None,
+    load: Annotated[bool, typer.Option("--bench/--no-bench", help="The load test too (with --server).")] = True,
 ) -> None:
-    """Measure baseline and candidate on the same tokens; exit 1 when a gate is missed."""
+    """Measure baseline and candidate on the same tokens and items; exit 1 when a gate is missed."""
+    if server is not None or bundle is not None:
+        given = {"RECIPE|SOURCE": source, "--format": format_, "--kv-cache": kv_cache, "--group-size": group_size}
+        given |= {"--corpus": corpus, "--tokens": tokens, "--max-increase": max_increase, "--set": overrides}
+        given |= {"--store": store, "--output": output, "--force": force or None}
+        _evaluate_server(console, server, bundle, model, load, [name for name, value in given.items() if value])
+        return
+    if source is None or model is not None:
+        raise _nothing_to_evaluate("a model's name without --server" if model else "neither a recipe nor a server")
     options = {
         "quantize.format": format_,
         "quantize.kv_cache": kv_cache,
@@ -90,6 +124,52 @@ def evaluate(
         "evals.perplexity.gate.max_increase": max_increase,
     }
     _stage(console, source, "evaluate", options, overrides or [], store, output, force)
+
+
+def _nothing_to_evaluate(why: str) -> ForgeError:
+    from trtforge.ground.errors import ForgeError
+
+    return ForgeError(
+        "TF-EVL-022",
+        "there is nothing to evaluate",
+        asked="trtforge eval",
+        why=f"This asks for {why}. A recipe is evaluated by itself, a server against the bundle that it serves.",
+        remedies=["trtforge eval RECIPE", "trtforge eval --server HOST:PORT --bundle BUNDLE"],
+    )
+
+
+def _evaluate_server(
+    console: Console, server: str | None, bundle: Path | None, model: str | None, load: bool, beside: list[str]
+) -> None:
+    from trtforge.cli.summary import show_gates
+    from trtforge.ground.errors import ExitCode
+    from trtforge.pipeline.server_evaluation import evaluate_live
+
+    if server is None or bundle is None:
+        raise _nothing_to_evaluate("a server without a bundle" if bundle is None else "a bundle without a server")
+    if beside:
+        raise _nothing_to_evaluate(f"a server, and {', '.join(beside)} beside it, which would have no effect")
+    with console.progress("eval") as progress:
+        result = evaluate_live(bundle, server, progress, model=model, load=load)
+    gates, addendum = result.found.gates, result.addendum
+    console.result(
+        {
+            "bundle": str(bundle),
+            "server": result.server,
+            "verdict": result.verdict,
+            "addendum": str(addendum.path),
+            "figures": dict(addendum.content["figures"]),
+            "gates": list(addendum.content["gates"]),
+            "left_out": result.found.left_out,
+        }
+    )
+    show_gates(console, [("server", gate.name, gate.passed, gate.detail) for gate in gates])
+    for what, why in result.found.left_out.items():
+        console.print(f"left out: {what}: {why}")
+    console.print(f"addendum {addendum.path}")
+    console.value(f"verdict {result.verdict}")
+    if not addendum.passed:
+        raise common.Failed(ExitCode.GATE_FAILED)
 
 
 @common.forge_command

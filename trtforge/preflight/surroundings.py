@@ -12,7 +12,7 @@ from trtforge.machine.record import Machine, this_machine
 from trtforge.machine.software import tool_versions
 
 #: distributions whose version decides what can be built here
-_TOOLS = ("tensorrt", "tensorrt-llm", "tensorrt-rtx", "datasets", "nvidia-modelopt", "transformers")
+_TOOLS = ("tensorrt", "tensorrt-llm", "tensorrt-rtx", "datasets", "lm-eval", "nvidia-modelopt", "transformers")
 
 
 @dataclass(frozen=True)

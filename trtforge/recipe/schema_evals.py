@@ -184,7 +184,9 @@ class Evals(Section):
     layers: bool = Field(
         False, description="Compare every layer's output with the baseline's; both models are in memory then"
     )
-    tasks: tuple[str, ...] = Field((), description="lm-eval tasks")
+    tasks: tuple[str, ...] = Field(
+        (), description="Tasks of lm-eval (extra harness): names of the hub, or file:TASK.yaml beside the recipe"
+    )
     engine_parity: EngineParity = EngineParity()
     speculation: SpeculationEvals = SpeculationEvals()
 

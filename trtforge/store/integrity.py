@@ -51,6 +51,8 @@ class VerifyReport:
     #: SHA-256 of manifest.json, which stands for every byte of the directory when nothing was found
     manifest_sha256: str | None = None
     findings: list[VerifyFinding] = field(default_factory=list)
+    #: what its gates and addenda say: PASSED, FAILED or INCOMPLETE; None for what is no bundle
+    verdict: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -65,6 +67,7 @@ class VerifyReport:
             "manifest_sha256": self.manifest_sha256,
             "files": self.files,
             "bytes": self.bytes,
+            "verdict": self.verdict,
             "findings": [finding.to_json() for finding in self.findings],
         }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trtforge.ground.hashing import HashMemo
 from trtforge.ground.progress import Progress
+from trtforge.store.addendum import FOLDER, is_addendum, read_addenda, verdict_of
 from trtforge.store.integrity import VerifyFinding, VerifyReport, verify_directory
 from trtforge.store.stamps import Loader, check_stamps
 from trtforge.targets import TARGETS
@@ -64,7 +65,30 @@ def verify_content(path: Path, *, progress: Progress | None = None, memo: HashMe
     """Every byte of a published directory; an engine that the bundle's own script compiled there is no fault."""
     report = verify_directory(path, progress=progress, memo=memo)
     _accept_engine_built_later(report)
+    _read_addenda(report)
     return report
+
+
+def made_later(report: VerifyReport) -> list[str]:
+    """Files of an engine that was compiled into the bundle after it was published."""
+    folders = [finding.path for finding in report.findings if finding.code == "TF-BND-030"]
+    return sorted(
+        f"{folder}/{path.name}" for folder in folders for path in (report.path / folder).iterdir() if path.is_file()
+    )
+
+
+def _read_addenda(report: VerifyReport) -> None:
+    """Addenda are no foreign files: they are read, and what they say decides what the run left open."""
+    if report.manifest is None or report.manifest_sha256 is None or report.manifest.get("stage") != "bundle":
+        return
+    report.findings[:] = [
+        finding
+        for finding in report.findings
+        if finding.code != "TF-BND-006" or not is_addendum(report.path, finding.path)
+    ]
+    addenda, findings = read_addenda(report.path, report.manifest_sha256)
+    report.findings.extend(findings)
+    report.verdict = verdict_of(report.manifest, addenda)
 
 
 def verify_bundle(
@@ -90,6 +114,16 @@ def verify_bundle(
                     "manifest.json",
                     "a gate was missed when this was made: it was kept for inspection, not published as passed",
                     "see the gates in manifest.json",
+                )
+            )
+        elif report.verdict == "FAILED":
+            report.findings.append(
+                VerifyFinding(
+                    "TF-BND-041",
+                    "error",
+                    FOLDER,
+                    "a gate was missed when the server of this bundle was evaluated",
+                    "see the gates in the newest addendum; evaluate again when the server was mended",
                 )
             )
     return report

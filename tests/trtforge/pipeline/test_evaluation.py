@@ -141,3 +141,20 @@ def test_samples_of_another_checkpoint_are_not_taken_over(
     other = Artifact("quantize", "k", runs.folder / "quantize", {"content_hash": "other", "summary": {}, "files": []})
     with pytest.raises(AssertionError, match="a model was loaded"):
         runs.run(EvaluateStage(), RECIPE, {"baseline": baseline, "quantize": other}, (evaluated[0],))
+
+
+def test_every_layer_is_held_against_the_baselines(
+    runs: Runs, baseline: Artifact, evaluated: tuple[Artifact, StageResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = {name: runs.artifact(name, runs.folder / name) for name in ("intake", "quantize")}
+    inputs = {"baseline": baseline, **checkpoints}
+    made, result = runs.run(EvaluateStage(), changed(layers=True), inputs, (evaluated[0],))
+    found = result.summary["layers"]
+    assert [row["name"] for row in found["layers"]] == ["model.layers.0", "model.layers.1"]
+    assert {row["name"].rpartition(".")[2] for row in found["parts"]} == {"self_attn", "mlp"}
+    assert all(-1 <= row["cosine"] < 0.99 for row in found["layers"]), "these are two unrelated models"
+    worst = [next(r["snr_db"] for r in [*found["layers"], *found["parts"]] if r["name"] == n) for n in found["worst"]]
+    assert worst == sorted(worst) and len(worst) == 6
+    no_model(monkeypatch)
+    again = runs.run(EvaluateStage(), changed(layers=True), inputs, (made,))[1]
+    assert again.summary["layers"] == found

@@ -172,7 +172,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(EIGHT, speculation(method="ngram", max_draft_len=4, draft_len_schedule={4: 4, 7: 2, 32: 1})), {}),
     ),
     "TF-K13-001": ((triton(layout="llmapi"), {}), (triton(layout="native"), {})),
-    "TF-K13-002": (({"evals": {"tasks": ["mmlu"]}}, {}), ({"evals": {"tasks": []}}, {})),
+    "TF-K13-002": (
+        ({"evals": {"tasks": ["mmlu"]}}, {}),
+        ({"evals": {"tasks": ["mmlu"]}}, {"machine": replace(SMALL, versions={"lm-eval": "0.4.13"})}),
+    ),
     "TF-K13-003": (
         (merged(ENGINE, trtllm(kv_reuse=True, chunked_context=False, paged_context_attention=False)), {}),
         (merged(ENGINE, trtllm(kv_reuse=True)), {}),

@@ -53,7 +53,7 @@ MEASURED = (
     "report.*",
 )
 #: figures of the stage evaluate that the bundle's own summary repeats
-QUALITY = ("divergence", "noise", "suite", "custom", "long_context", "layers")
+QUALITY = ("divergence", "noise", "suite", "custom", "long_context", "layers", "harness")
 TASKS_FILE = f"samples/{scoring.TASKS}.jsonl"
 #: files of stages that only some recipes ask for
 OPTIONAL = (TASKS_FILE,)

@@ -32,7 +32,9 @@ def build_report(context: StageContext) -> Any:
         verdict += f"; {len(unseen)} gates were not run: {', '.join(unseen)}"
     sections = [
         _model(inputs),
-        quality_section(*(inputs[name].summary for name in ("baseline", "evaluate", "parity")), context.recipe),
+        quality_section(
+            inputs["baseline"].summary, inputs["evaluate"].summary, inputs["parity"].summary, context.recipe
+        ),
         *_speculation(inputs, missing),
         *([] if "bench" in missing else [_speed(inputs["bench"])]),
         *([] if "smoke" in missing else [_server(inputs["smoke"])]),

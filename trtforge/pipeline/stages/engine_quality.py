@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.common import bad_record, rounded
-from trtforge.pipeline.stages.scoring import WINDOWS, Taken, answer_tasks, baseline_references, intake_of
+from trtforge.pipeline.stages.scoring import WINDOWS, Taken, answer_tasks, baseline_references, intake_of, run_harness
 from trtforge.pipeline.stages.subject import engine_subject
 from trtforge.pipeline.stages.verdicts import divergence_of
 
@@ -43,6 +43,7 @@ def measure_engine(context: StageContext, ask: Ask, longest: int, corpus: Sequen
                 progress=context.progress,
             )
     answer_tasks(context, subject, taken)
+    run_harness(context, subject, taken)
 
 
 def judge_engine(baseline: Path, out: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import write_json
-from trtforge.pipeline.stages.scoring import TOOLS, measure_checkpoint, scoring_section
+from trtforge.pipeline.stages.scoring import TOOLS, measure_checkpoint, measure_layers, scoring_section
 from trtforge.pipeline.stages.verdicts import gates_section, judge
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import StageResult
@@ -22,13 +22,13 @@ class EvaluateStage(StageBase):
     """
 
     name = "evaluate"
-    needs = ("baseline", "quantize")
+    needs = ("intake", "baseline", "quantize")
     code_version = "2"
     tools = TOOLS
     reuses_samples = True
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        return {**scoring_section(recipe, recipe_dir), "gates": gates_section(recipe)}
+        return {**scoring_section(recipe, recipe_dir), "layers": recipe.evals.layers, "gates": gates_section(recipe)}
 
     def run(self, context: StageContext) -> StageResult:
         quantized, baseline = context.inputs["quantize"], context.inputs["baseline"]
@@ -36,6 +36,7 @@ class EvaluateStage(StageBase):
         judged, gates = judge(context.recipe, baseline.path, context.out)
         figures = {
             **judged,
+            **({"layers": measure_layers(context)} if context.recipe.evals.layers else {}),
             "baseline": baseline.summary["perplexity"],
             "candidate": summary["perplexity"],
             "emulated": quantized.summary.get("emulated", []),

@@ -18,9 +18,9 @@ from trtforge.pipeline.stage import StageBase, StageContext
 from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import Ask, engine_of
 from trtforge.pipeline.stages.engine_quality import judge_engine, measure_engine
-from trtforge.pipeline.stages.scoring import TOOLS, load_answers, tasks_section
+from trtforge.pipeline.stages.scoring import TOOLS, harness_section, load_answers, tasks_section
 from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, prompt_tokens
-from trtforge.pipeline.stages.verdicts import ENGINE, gates_section, judge_tasks
+from trtforge.pipeline.stages.verdicts import ENGINE, gates_section, harness_of, judge_tasks
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import GateResult, StageResult
 from trtforge.store.export import copy_artifact_file
@@ -73,6 +73,7 @@ class ParityStage(StageBase):
             "reference_dtype": REFERENCE_DTYPE,
             "generation": {} if of_graph else plain(evals.generation, exclude={"gate"}),
             "tasks": {} if of_graph else tasks_section(recipe, recipe_dir),
+            "harness": {} if of_graph else harness_section(recipe, recipe_dir),
             "gates": {
                 "engine_parity": plain(evals.engine_parity.gate) if evals.engine_parity.gate else None,
                 **gates_section(recipe),
@@ -231,7 +232,7 @@ def _judge_own(context: StageContext, figures: dict[str, Any]) -> tuple[dict[str
         gates.append(replace(gate, detail=f"{counts}; {gate.detail}{f'; first: {worst}' if worst else ''}"))
     quality = judge_engine(baseline, context.out)
     tasks, more = judge_tasks(context.recipe, baseline, context.out, ENGINE)
-    return {**own, **quality, **tasks}, [*gates, *more]
+    return {**own, **quality, **tasks, **harness_of(baseline, context.out)}, [*gates, *more]
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ def quality_section(baseline: Figures, evaluated: Figures, parity: Figures, reci
         ),
     )
     tables = [perplexity, others, *_task_tables(evaluated, parity), *_long_context_tables(evaluated)]
+    tables += [*_layer_tables(evaluated), *_harness_tables(evaluated, parity)]
     text = "Baseline and quantized model are scored on the same tokens and items; intervals of differences are paired."
     return Section("Quality", text, tuple(tables), tuple(_plots(evaluated, parity, recipe)))
 
@@ -136,6 +137,34 @@ def _long_context_tables(evaluated: Figures) -> list[Any]:
     ]
 
 
+def _harness_tables(evaluated: Figures, parity: Figures) -> list[Any]:
+    """Metrics of the harness, of the quantized model and of the engine."""
+    from evals.report import Table
+
+    rows = tuple(
+        (who, name, str(one["documents"]), f"{one['baseline']:.4g}", f"{one['candidate']:.4g}",
+         _interval(one["change"], "+.3g"))
+        for who, figures in (("quantized", evaluated), ("engine", parity))
+        for name, one in figures.get("harness", {}).items()
+    )  # fmt: skip
+    columns = ("model", "task and metric", "documents", "baseline", "value", "change [95 % interval]")
+    return [Table(columns, rows, "Tasks of the LM Evaluation Harness")] if rows else []
+
+
+def _layer_tables(evaluated: Figures) -> list[Any]:
+    """The parts whose output leaves the baseline's most."""
+    from evals.report import Table
+
+    found = evaluated.get("layers")
+    if found is None:
+        return []
+    by_name = {row["name"]: row for row in [*found["layers"], *found["parts"]]}
+    rows = tuple(
+        (name, f"{by_name[name]['cosine']:.5f}", f"{by_name[name]['snr_db']:.1f} dB") for name in found["worst"]
+    )
+    return [Table(("module", "cosine with the baseline's output", "signal over error"), rows, "The worst layers")]
+
+
 def _plots(evaluated: Figures, parity: Figures, recipe: Recipe) -> list[Any]:
     """Differences from the baseline with their paired intervals: of perplexity, of tasks, of layers."""
     from evals.report import Plot, Series
@@ -170,9 +199,8 @@ def _plots(evaluated: Figures, parity: Figures, recipe: Recipe) -> list[Any]:
             )
         )
     if (layers := evaluated.get("layers")) is not None:
-        shown = [row for row in layers["layers"] if row["snr_db"] is not None]
-        names = tuple(row["name"] for row in shown)
-        series = Series("snr", tuple(map(float, range(len(names)))), tuple(row["snr_db"] for row in shown))
+        shown = [(i, row) for i, row in enumerate(layers["layers"]) if row["snr_db"] is not None]
+        series = Series("snr", tuple(float(i) for i, _ in shown), tuple(row["snr_db"] for _, row in shown))
         plots.append(Plot("Signal over error after each layer", "layer", "dB", (series,)))
     return plots
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.common import bad_record, corpus_identity, plain, read_json, rounded, write_json
-from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, LazyReference, Subject, prompt_tokens
+from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, LazyReference, Subject, harness_model, prompt_tokens
 from trtforge.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ LONG_CONTEXT_FILE = "long_context.json"
 TOOLS = ("torch", "transformers", "tokenizers", "numpy")
 #: names of the files of samples
 WINDOWS, NOISE, ANSWERS, TASKS, NEEDLES, TAILS = "windows", "noise", "answers", "tasks", "needles", "tails"
+HARNESS = "harness"
 
 
 def scoring_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def scoring_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
         "generation": plain(evals.generation, exclude={"gate"}),
         "tasks": tasks_section(recipe, recipe_dir),
         "long_context": plain(evals.long_context),
+        "harness": harness_section(recipe, recipe_dir),
         "reference_dtype": REFERENCE_DTYPE,
     }
 
@@ -107,6 +109,7 @@ def measure_checkpoint(context: StageContext, stage: str, *, against_baseline: b
         measure_noise(context, reference, taken, tokens[: min(some, len(tokens))], measured.references)
     answers = answer_prompts_of(context, subject, taken)
     answer_tasks(context, subject, taken)
+    run_harness(context, subject, taken)
     probe_long_context(context, subject, taken, corpus, against_baseline=against_baseline)
     scores = measured.scores
     np.save(context.out / NLL_FILE, scores.nll)
@@ -247,6 +250,31 @@ def answer_tasks(context: StageContext, subject: Subject, taken: Taken) -> None:
         answer_items(subject.write, items, samples=taken.open(TASKS), progress=context.progress)
 
 
+def run_harness(context: StageContext, subject: Subject, taken: Taken) -> None:
+    """Tasks of the LM Evaluation Harness, if the recipe has any."""
+    from evals.harness import run_tasks
+
+    tasks = context.recipe.evals.tasks
+    if tasks:
+        identity = harness_section(context.recipe, context.recipe_dir)
+        samples = taken.open(HARNESS, **{k: v for k, v in identity.items() if k != "tasks"})
+        run_tasks(harness_model(subject), tasks, context.recipe_dir, samples, context.progress)
+
+
+def harness_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+    """What decides the harness' figures: the tasks, the content of local ones, and the package's version."""
+    from evals.harness import DISTRIBUTION, local_task
+    from trtforge.ground.hashing import hash_file
+    from trtforge.machine.software import tool_versions
+
+    tasks = recipe.evals.tasks
+    if not tasks:
+        return {}
+    local = {spec: found[1] for spec in tasks if (found := local_task(spec, recipe_dir)) is not None}
+    files = {spec: hash_file(path) for spec, path in local.items()}
+    return {"tasks": list(tasks), "files": files, "version": tool_versions((DISTRIBUTION,))}
+
+
 def probe_long_context(
     context: StageContext, subject: Subject, taken: Taken, corpus: Any, *, against_baseline: bool
 ) -> None:
@@ -297,6 +325,29 @@ def _all_tokens(subject: Subject, corpus: Any) -> list[int]:
 
     tokens: list[int] = corpus_tokens(corpus, subject.tokenizer.backend).tolist()
     return tokens
+
+
+def measure_layers(context: StageContext) -> dict[str, Any]:
+    """Every layer's output against the baseline's; both models are in memory meanwhile."""
+    import torch
+
+    from evals.layers import TOKENS, layer_errors, to_json
+    from quantize.corpora import load_corpus
+
+    stages = ("intake", "quantize")
+    taken = Taken(context, {**checkpoint_identity(context, "quantize"), "baseline": intake_of(context)})
+    asked = context.recipe.evals.perplexity
+    samples = taken.open("layers", tokens=TOKENS, corpus=context.section["corpus"])
+    known = samples.get("all")
+    if known is None:
+        both = [LazyReference(context.inputs[stage].path, context.progress) for stage in stages]
+        corpus = load_corpus(asked.corpus, context.recipe_dir, "evaluation")
+        ids = torch.tensor(_all_tokens(both[0].subject(), corpus)[:TOKENS])
+        found = layer_errors(both[0].model.model, both[1].model.model, ids, context.progress)
+        known = samples.add("all", {"errors": rounded(to_json(found))})
+    samples.finish(["all"])
+    errors: dict[str, Any] = known["errors"]
+    return errors
 
 
 def load_scores(directory: Path) -> Any:

@@ -13,6 +13,7 @@ from trtforge.ground.progress import Progress
 if TYPE_CHECKING:
     import torch
 
+    from evals.harness import HarnessModel
     from evals.tasks import Item
     from quantize.reference import ReferenceModel
     from runtime.offline import Engine
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from trtforge.pipeline.stages.engine_process import Ask
 
 REFERENCE_DTYPE: Final = "float32"
+#: tokens of a sequence that the harness may give a model which says no limit of its own
+LONGEST = 2048
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,35 @@ def engine_subject(ask: Ask, tokenizer: EngineTokenizer, longest: int) -> Subjec
         return cast("list[list[int]]", ask(_generate, [(list(ids), max_tokens)]))[0]
 
     return Subject(tokenizer, logits, write, answer, longest)
+
+
+def harness_model(subject: Subject) -> HarnessModel:
+    """A subject as the LM Evaluation Harness is given it."""
+    import numpy as np
+    import torch
+
+    from evals.harness import HarnessModel
+
+    tokenizer = subject.tokenizer
+
+    def log_probs(ids: Sequence[int], scored: int) -> tuple[np.ndarray, np.ndarray]:
+        wanted = torch.tensor(list(ids))
+        rows_LV = subject.logits(wanted, scored + 1)[:-1].double()
+        targets_L = wanted[-scored:]
+        values_L = rows_LV.log_softmax(-1).gather(1, targets_L[:, None])[:, 0]
+        return values_L.numpy(), (rows_LV.argmax(-1) == targets_L).numpy()
+
+    end = tokenizer.special_tokens.get("bos_token") or tokenizer.special_tokens.get("eos_token") or ""
+    ids = tokenizer.encode(end, add_special_tokens=False)
+    return HarnessModel(
+        lambda text, special: tokenizer.encode(text, add_special_tokens=special),
+        tokenizer.decode,
+        log_probs,
+        subject.answer,
+        lambda messages: tokenizer.render_chat(list(messages)),
+        subject.longest or LONGEST,
+        ids[0] if ids else 0,
+    )
 
 
 def item_tokens(tokenizer: Any, item: Item) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trtforge.pipeline.stages.common import bad_record, plain, read_json, rounded
 from trtforge.pipeline.stages.scoring import (
+    HARNESS,
     LONG_CONTEXT_FILE,
     NEEDLES,
     NOISE,
@@ -76,6 +77,7 @@ def judge(recipe: Recipe, baseline: Path, candidate: Path) -> tuple[dict[str, An
     if (sane := recipe.evals.generation.gate) is not None:
         gates.append(sanity_gate(answers, sane.min_sane))
     tasks, more = judge_tasks(recipe, baseline, candidate)
+    figures |= harness_of(baseline, candidate)
     if (probe := long_context_of(baseline, candidate)) is not None:
         figures["long_context"] = rounded(probe)
     return {**figures, **tasks}, [*gates, *more]
@@ -160,6 +162,16 @@ def judge_tasks(
         if one.gate is not None:
             gates.append(drop_gate(f"{prefix}custom:{name}", custom.overall, one.gate.max_drop))
     return figures, gates
+
+
+def harness_of(baseline: Path, candidate: Path) -> dict[str, Any]:
+    """Tasks of the harness, metric by metric against the baseline; nothing for a recipe without them."""
+    from evals.harness import compare_harness
+
+    both = _read(candidate, HARNESS, lambda: _both(baseline, candidate, HARNESS))
+    if not both[0] or not both[1]:
+        return {}
+    return {"harness": rounded(_read(candidate, HARNESS, lambda: compare_harness(*both)))}
 
 
 def long_context_of(baseline: Path, candidate: Path) -> dict[str, Any] | None:

@@ -81,16 +81,16 @@ def layout_serves_target(facts: Facts) -> Iterator[Violation]:
         )
 
 
-@rule("TF-K13-002", "evaluation tasks are not in this version", waivable=False)
-def tasks_implemented(facts: Facts) -> Iterator[Violation]:
-    """This version measures perplexity, generation and engine parity."""
+@rule("TF-K13-002", "tasks of the harness without the harness", needs=("machine",))
+def harness_is_there(facts: Facts) -> Iterator[Violation]:
+    """Tasks by name are run by the package lm-eval, which is an extra."""
     tasks = facts.recipe.evals.tasks
-    if tasks:
+    if tasks and "lm-eval" not in facts.require_machine().versions:
         yield Violation(
-            f"evals.tasks: {', '.join(tasks)}: tasks are not implemented in this version",
+            f"evals.tasks: {', '.join(tasks)} need the package lm-eval, which is not installed",
             facts.asked("evals.tasks"),
-            {},
-            ["evals.tasks: []"],
+            {"package": "lm-eval"},
+            [*by_hand("pip install 'trtforge[harness]'"), "evals.tasks: []"],
         )
 
 
