@@ -108,7 +108,12 @@ def evaluate(
 ) -> None:
     """Measure baseline and candidate on the same tokens and items; exit 1 when a gate is missed."""
     if server is not None or bundle is not None:
-        given = {"RECIPE|SOURCE": source, "--format": format_, "--kv-cache": kv_cache, "--group-size": group_size}
+        given: dict[str, Any] = {
+            "RECIPE|SOURCE": source,
+            "--format": format_,
+            "--kv-cache": kv_cache,
+            "--group-size": group_size,
+        }
         given |= {"--corpus": corpus, "--tokens": tokens, "--max-increase": max_increase, "--set": overrides}
         given |= {"--store": store, "--output": output, "--force": force or None}
         _evaluate_server(console, server, bundle, model, load, [name for name, value in given.items() if value])

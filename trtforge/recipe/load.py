@@ -174,5 +174,7 @@ def file_specs(recipe: Recipe) -> dict[str, str]:
         "quantize.calibration.corpus": recipe.quantize.calibration.corpus,
         "evals.perplexity.corpus": recipe.evals.perplexity.corpus,
         "bench.prompts": recipe.bench.prompts,
+        **{f"evals.custom[{one.name}].path": one.path for one in recipe.evals.custom},
+        **{f"evals.tasks[{position}]": task for position, task in enumerate(recipe.evals.tasks)},
     }
     return {key: spec for key, spec in specs.items() if spec.startswith("file:")}
