@@ -78,10 +78,10 @@ def e4m3_round_fast(x: torch.Tensor) -> torch.Tensor:
 def e2m1_round(x: torch.Tensor) -> torch.Tensor:
     """float32 rounded to the nearest E2M1 value (0, 0.5, 1, 1.5, 2, 3, 4, 6), ties to even, saturating at ±6."""
     clamped = x.to(torch.float32).clamp(-E2M1_MAX, E2M1_MAX)
-    magnitude = clamped.abs()
+    # the exponent's bits alone are the power of two below the magnitude: half of it, and 0.5 at least, is the step;
     # steps are powers of two, so both the division and the product are exact
-    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
-    return torch.round(clamped / step) * step
+    step = (clamped.view(torch.int32) & 0x7F800000).view(torch.float32).clamp_(min=1.0).mul_(0.5)
+    return (clamped / step).round_().mul_(step)
 
 
 def e2m1_encode(x: torch.Tensor) -> torch.Tensor:
