@@ -10,7 +10,7 @@ from evals.scorers import Scorer, check_answer
 from evals.tasks import Item
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_bytes_file
-from trtforge.ground.paths import resolved_path
+from trtforge.ground.paths import path_fault, resolved_path
 
 MAX_BYTES = 64 * 2**20
 _KEYS = {"prompt", "answer", "id"}
@@ -59,6 +59,8 @@ def items_path(spec: str, base_dir: Path) -> Path:
     path = resolved_path(base / rest, code="TF-EVL-015", asked=spec)
     if not path.is_relative_to(base):
         raise _no_file(spec, "it lies outside the recipe's folder")
+    if fault := path_fault(path):
+        raise _no_file(spec, fault)
     if not path.is_file():
         raise _no_file(spec, "there is no such file")
     return path

@@ -21,7 +21,7 @@ def entry(name: str, worse: float, size: int, speed: float, **more: object) -> E
     right = int(more.pop("right", 10))
     answers = [Answered(f"item-{i}", "t", "", i < right) for i in range(20)]
     facts = {"format": name}
-    return Entry(name, facts, "PASSED", size, scores, answers=answers, tokens_per_second=speed, **more)  # type: ignore[arg-type]
+    return Entry(name, facts, "PASSED", size, scores, answers=answers, tokens_per_second=speed, **more)
 
 
 def test_differences_are_paired_with_the_first() -> None:

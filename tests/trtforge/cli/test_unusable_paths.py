@@ -19,6 +19,8 @@ COMMANDS = [
     ["verify", "PATH"],
     ["serve", "PATH"],
     ["bench", "PATH"],
+    ["compare", "PATH", "PATH"],
+    ["eval", "--server", "127.0.0.1:9", "--bundle", "PATH"],
     ["engine", "info", "PATH"],
     ["triton", "lint", "PATH"],
     ["check", "PATH"],

@@ -165,7 +165,7 @@ def samples_can_decide(facts: Facts) -> Iterator[Violation]:
     evals, limits = facts.recipe.evals, facts.recipe.build.limits
     parity, top1 = evals.engine_parity.gate, evals.perplexity.gate
     if parity is not None and not facts.target.tensorrt_llm:
-        longest = min(PARITY_PROMPT_TOKENS, limits.max_input_len or limits.max_seq_len - 1)
+        longest = max(1, min(PARITY_PROMPT_TOKENS, limits.max_input_len or limits.max_seq_len - 1))
         yield from _agreement(
             "evals.engine_parity.gate.min_top1_agreement",
             parity.min_top1_agreement,
