@@ -135,7 +135,7 @@ def starter_text(
         "    noise_tokens: 1024  # of these, what the baseline differs from itself by",
         "  generation: {prompts: 4, gate: {min_sane: 50%}}  # answers that are neither empty nor loops",
         "  suite: {samples: 16, gate: {max_drop: 20%}}  # of each task; right answers lost, with the interval",
-        "  engine_parity: {prompts: 16, gate: {min_top1_agreement: 99%}}",
+        "  engine_parity: {prompts: 16, tokens: 1024, gate: {min_top1_agreement: 99%}}  # and the engine's perplexity",
         "",
         "build:",
         *_target_lines(target),
