@@ -50,6 +50,7 @@ from quantize.intake.api import (
     inspect_source,
     load_info,
     not_here,
+    unread_bytes,
 )
 from quantize.intake.info import CheckpointInfo, FileRecord
 
@@ -62,4 +63,5 @@ __all__ = [
     "inspect_source",
     "load_info",
     "not_here",
+    "unread_bytes",
 ]

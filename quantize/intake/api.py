@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quantize.intake import hashing
 from quantize.intake.disk import system_answers
 from quantize.intake.hashing import cached_hashes, folder_digest
 from quantize.intake.info import CheckpointInfo
@@ -231,6 +232,22 @@ def _fingerprint(parsed: Source, sha256: str | None, cache: Path) -> dict[str, A
 
     hashes = cached_hashes(path, files_of(path), cache)
     return {"kind": "directory", "sha256": folder_digest(hashes), "files": hashes}
+
+
+def unread_bytes(source: str, base_dir: Path, cache_dir: Path | None = None) -> int:
+    """Bytes that :func:`fingerprint_source` would read: of local files whose hashes are not remembered."""
+    with system_answers(base_dir, f"looking at {source}"):
+        parsed, cache = parse_source(source, base_dir), cache_dir or default_cache_dir()
+        path = parsed.path or Path()
+        if parsed.kind == "gguf":
+            from quantize.intake.gguf_parts import parts_of
+
+            return hashing.unread_bytes(path.parent, [part.name for part in parts_of(path)], cache)
+        if parsed.kind != "directory":
+            return 0
+        from quantize.intake.folder import files_of
+
+        return hashing.unread_bytes(path, files_of(path), cache)
 
 
 def fetch_checkpoint(

@@ -41,22 +41,16 @@ def cached_hashes(
     directory: Path, names: Sequence[str], cache_dir: Path | None, on_bytes: Callable[[int], None] | None = None
 ) -> dict[str, str]:
     """SHA-256 of ``names`` below ``directory``, read only where the cache does not know the file as it is now."""
-    store = None
-    known: dict[str, list[object]] = {}
-    if cache_dir is not None:
-        store = cache_dir / "hashes" / f"{hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:32]}.json"
-        with suppress(OSError, ValueError):
-            loaded = json.loads(store.read_text(encoding="utf-8"))
-            known = loaded if isinstance(loaded, dict) else {}
+    store = None if cache_dir is None else _store(directory, cache_dir)
+    known = _remembered(store)
     result: dict[str, str] = {}
     fresh: dict[str, list[object]] = {}
     for name in names:
         path = directory / name
         stat = path.stat()
-        stamp: list[object] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-        entry = known.get(name)
-        if isinstance(entry, list) and entry[:3] == stamp and len(entry) == 4 and isinstance(entry[3], str):
-            result[name] = entry[3]
+        stamp = _stamp(stat)
+        if (remembered := _hash_of(known.get(name), stamp)) is not None:
+            result[name] = remembered
         else:
             started = time.time()
             result[name] = sha256_file(path, on_bytes)
@@ -67,6 +61,35 @@ def cached_hashes(
         with suppress(OSError):  # a cache that cannot be written only costs time
             _write_atomically(store, json.dumps({**known, **fresh}, sort_keys=True))
     return result
+
+
+def unread_bytes(directory: Path, names: Sequence[str], cache_dir: Path) -> int:
+    """Bytes of ``names`` that :func:`cached_hashes` would read: the cache does not know these files as they are now."""
+    known = _remembered(_store(directory, cache_dir))
+    sizes = {name: (directory / name).stat() for name in names}
+    return sum(stat.st_size for name, stat in sizes.items() if _hash_of(known.get(name), _stamp(stat)) is None)
+
+
+def _store(directory: Path, cache_dir: Path) -> Path:
+    return cache_dir / "hashes" / f"{hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:32]}.json"
+
+
+def _remembered(store: Path | None) -> dict[str, list[object]]:
+    with suppress(OSError, ValueError):
+        loaded = json.loads(store.read_text(encoding="utf-8")) if store is not None else None
+        return loaded if isinstance(loaded, dict) else {}
+    return {}
+
+
+def _stamp(stat: os.stat_result) -> list[object]:
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _hash_of(entry: object, stamp: list[object]) -> str | None:
+    """The hash in an entry of the cache, where the entry is of the file with that stamp."""
+    if isinstance(entry, list) and entry[:3] == stamp and len(entry) == 4 and isinstance(entry[3], str):
+        return entry[3]
+    return None
 
 
 def _write_atomically(path: Path, text: str) -> None:

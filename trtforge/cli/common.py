@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,9 @@ StoreOption = Annotated[
         "--store", metavar="DIR", help="The artifact store; default $TRTFORGE_HOME or .trtforge.", show_default=False
     ),
 ]
+
+#: bytes of weights that a look at what is made may hash: about a quarter of a second
+MOST_HASHED = 256 << 20
 
 
 class Failed(Exception):
@@ -198,11 +202,18 @@ def preflight(
 
 
 def made_stages(loaded: LoadedRecipe, root: Path) -> set[str]:
-    """The stages of a recipe whose results the store at ``root`` has; none where that cannot be told."""
+    """The stages of a recipe whose results the store at ``root`` has; none where that cannot be told.
+
+    Nor where telling would mean to hash weights: what no run has hashed as it is now, none has made anything of.
+    """
+    from quantize.intake import unread_bytes
     from trtforge.pipeline.catalogue import default_pipeline
     from trtforge.pipeline.explain import explain
     from trtforge.store.store import Store
 
+    with suppress(ForgeError, OSError):  # a source that cannot be read costs nothing to look at
+        if unread_bytes(loaded.recipe.model.source, loaded.directory) > MOST_HASHED:
+            return set()
     try:
         rows = explain(default_pipeline(Store(root, read_only=True)), loaded)
     except (ForgeError, OSError):

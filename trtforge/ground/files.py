@@ -127,10 +127,14 @@ def tree_bytes(root: Path) -> int:
 
 def free_bytes(path: Path) -> int:
     """Bytes that this user may still write on the file system of ``path`` (its nearest existing parent)."""
-    probe = path
-    while not os.path.exists(probe) and probe != probe.parent:  # noqa: PTH110 (unlike Path's it never raises)
-        probe = probe.parent
-    return shutil.disk_usage(probe).free
+    return shutil.disk_usage(nearest_existing(path)).free
+
+
+def nearest_existing(path: Path) -> Path:
+    """``path``, or the lowest folder above it that is there."""
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 (unlike Path's it never raises)
+        path = path.parent
+    return path
 
 
 def shares_blocks(folder: Path) -> bool:

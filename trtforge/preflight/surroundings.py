@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from trtforge.ground.files import free_bytes
+from trtforge.ground.files import free_bytes, nearest_existing, shares_blocks
 from trtforge.machine.record import Machine, this_machine
 from trtforge.machine.software import tool_versions
 
@@ -30,6 +30,7 @@ class Surroundings(Machine):
 
     Attributes:
         disk_free: bytes that may be written where the store lies.
+        copies_share: copies of files there take no space (reflinks: btrfs, xfs).
         offline: data sets and models of the hub may not be fetched.
         versions: of the distributions that decide what can be built, where installed.
         hub_token: huggingface_hub would find one.
@@ -37,6 +38,7 @@ class Surroundings(Machine):
     """
 
     disk_free: int
+    copies_share: bool = False
     offline: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     hub_token: bool = False
@@ -49,10 +51,19 @@ def look(store: Path) -> Surroundings:
     return Surroundings(
         **{item.name: getattr(here, item.name) for item in fields(here)},
         disk_free=free_bytes(store.absolute()),
+        copies_share=_copies_share(nearest_existing(store.absolute())),
         offline=any(os.environ.get(name, "0") not in ("", "0") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")),
         versions={name: version for name, version in tool_versions(_TOOLS).items() if version != "absent"},
         hub_token=_has_hub_token(),
     )
+
+
+def _copies_share(folder: Path) -> bool:
+    """Whether copies share blocks, as far as this user can try it out: in a folder that takes no file, they do not."""
+    try:
+        return shares_blocks(folder)
+    except OSError:
+        return False
 
 
 def _has_hub_token() -> bool:

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from tests.support import synthetic
-from tests.support.preflight import public
+from tests.support.preflight import SMALL, public, report
+from tests.support.public_models import CONFIGS, shape
 from tests.support.refusals import refusal
+from tests.support.tiny import write_tiny_llama
 from trtforge.cli import common
 from trtforge.ground import files
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.preflight import check, look
+from trtforge.preflight import check, look, surroundings
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.store.store import Store
 
@@ -121,3 +123,59 @@ def test_which_stages_are_made_is_what_explain_finds(tmp_path: Path, monkeypatch
     monkeypatch.setattr(catalogue, "default_stages", synthetic.stages)
     assert common.made_stages(synthetic.recipe(), store.root) == {"intake", "quantize"}
     assert common.made_stages(synthetic.recipe(), tmp_path / "nowhere") == set()
+
+
+def test_a_check_that_finds_too_little_disk_hashes_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse weights of 3 GB that no run has made anything of: telling so may not read them."""
+    from quantize.intake import hashing
+
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hashing, "sha256_file", lambda *_: pytest.fail("weights were read"))
+    folder = tmp_path / "model"
+    write_tiny_llama(folder)
+    with (folder / "model.safetensors").open("r+b") as weights:
+        weights.truncate(3 << 30)
+    loaded = recipe_from_mapping({"name": "r", "model": {"source": "model"}}, tmp_path)
+    assert common.made_stages(loaded, tmp_path / ".trtforge") == set()
+
+
+#: target, format, copies share blocks -> gigabytes; what five whole copies (checkpoint and four of the stage's) took
+THIRTY_FIVE_BILLION = [
+    ("torch", "fp8", False, 146, 221),
+    ("torch", "fp8", True, 109, 221),
+    ("torch", "int4_awq", False, 135, 157),
+    ("torch", "int4_awq", True, 114, 157),
+    ("torch", "none", False, 142, 355),
+    ("torch", "none", True, 71, 355),
+    ("trtllm-engine", "fp8", False, 184, 221),
+    ("trtllm-engine", "fp8", True, 146, 221),
+]
+
+
+@pytest.mark.parametrize(("target", "format", "shares", "gigabytes", "whole"), THIRTY_FIVE_BILLION)
+def test_what_a_model_of_35_billion_parameters_takes(
+    target: str, format: str, shares: bool, gigabytes: int, whole: int
+) -> None:
+    """Llama-3.1-70B's layers, 39 of them. Root's figure is the same: its bundle keeps the copy that others lose."""
+    model = shape({**CONFIGS["meta-llama/Llama-3.1-70B-Instruct"], "num_hidden_layers": 39})
+    assert round(model.parameters / 1e9, 1) == 35.5
+    settings = {"build": {"target": target}, "quantize": {"format": format}}
+    found = report(settings, model=model, machine=replace(SMALL, disk_free=0, copies_share=shares)).findings
+    [numbers] = [item.numbers for item in found if item.code == "TF-K11-002"]
+    assert round(numbers["needed"] / 1e9) == gigabytes
+    assert round((numbers["checkpoint"] + 4 * numbers["quantized"]) / 1e9) == whole
+
+
+def test_whether_copies_share_blocks_is_tried_where_the_store_would_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Path] = []
+    monkeypatch.setattr(surroundings, "shares_blocks", lambda folder: not tried.append(folder))
+    assert look(tmp_path / "not" / "there").copies_share
+    assert tried == [tmp_path]
+    monkeypatch.setattr(surroundings, "shares_blocks", refused)
+    assert not look(tmp_path).copies_share
+
+
+def refused(folder: Path) -> bool:
+    raise PermissionError(errno.EACCES, "no file may be made here")

@@ -40,7 +40,7 @@ def host_memory(facts: Facts) -> Iterator[Violation]:
 @rule("TF-K11-002", "not enough disk for the artifacts", thread("TL#743"), needs=("model", "machine"))
 def host_disk(facts: Facts) -> Iterator[Violation]:
     """The checkpoint, the quantized weights and an engine of its own bytes are stored once each; one more copy lies
-    there while a stage writes, and in the bundle where the store cannot share files."""
+    there while a stage writes, and stays in a bundle that root makes; none where copies share blocks."""
     free = facts.require_machine().disk_free
     plain = facts.require_model().parameters * DTYPE_BYTES[facts.recipe.model.dtype]
     stored = weight_bytes(facts, stored=True)
@@ -71,7 +71,7 @@ def _contents(facts: Facts, made: frozenset[str]) -> int:
         (own and "quantize" not in made)
         + (packed and "graph" not in made)
         + (facts.target.compiled and "build" not in made)
-        + any(stage not in made for stage in _COPYING)
+        + (not facts.require_machine().copies_share and any(stage not in made for stage in _COPYING))
     )
 
 
