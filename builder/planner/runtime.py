@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from builder.planner.hardware import Source
 from builder.planner.types import ParallelPlan, Term
-from trtforge.ground.rows import Row
+from trtforge.ground.rows import Row, read_yaml
 
 _TABLE = Path(__file__).with_name("runtime.yaml")
 
@@ -43,9 +43,7 @@ class RuntimeItem(Row):
 @cache
 def runtime_items() -> dict[str, RuntimeItem]:
     """The table by name (cached)."""
-    import yaml
-
-    rows = yaml.safe_load(_TABLE.read_text(encoding="utf-8"))["items"]
+    rows = read_yaml(_TABLE)["items"]
     return {row["name"]: RuntimeItem.model_validate(row) for row in rows}
 
 

@@ -14,7 +14,7 @@ import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triton_repo.configs import add_cpu_instance, add_tensors, new_config, print_config, set_parameters
 from triton_repo.layouts import native_names
@@ -23,10 +23,12 @@ from triton_repo.layouts.writing import from_model
 from trtforge.drafting.record import read_speculation
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
-from trtforge.recipe.load import LoadedRecipe
-from trtforge.recipe.schema import Recipe
 from trtforge.targets import DEFAULT, served_by
 from trtforge.targets.layouts import NATIVE
+
+if TYPE_CHECKING:
+    from trtforge.recipe.load import LoadedRecipe
+    from trtforge.recipe.schema import Recipe
 
 ENGINE_FILE = "engine.json"
 LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len")

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.rows import read_table
 
 #: the name of the row that changes nothing
 UNQUANTIZED = "none"
@@ -203,7 +203,7 @@ class FormatTable(_Row):
 @functools.cache
 def load_formats() -> FormatTable:
     """The validated table (cached)."""
-    return FormatTable.model_validate(yaml.safe_load(_TABLE.read_text(encoding="utf-8")))
+    return read_table(_TABLE, FormatTable)
 
 
 def first_choice() -> str:

@@ -23,8 +23,13 @@ def safe_loader() -> Any:
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_table(path: Path, table: type[TableT]) -> TableT:
-    """The validated table in ``path``."""
+def read_yaml(path: Path) -> Any:
+    """The value in a YAML file that ships."""
     import yaml
 
-    return table.model_validate(yaml.load(path.read_text(encoding="utf-8"), Loader=safe_loader()))
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=safe_loader())
+
+
+def read_table(path: Path, table: type[TableT]) -> TableT:
+    """The validated table in ``path``."""
+    return table.model_validate(read_yaml(path))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from trtforge.ground.rows import Row
+from trtforge.ground.rows import Row, read_yaml
 
 _FOLDER = Path(__file__).parent
 _LINK = r"^https://\S+$"
@@ -152,16 +152,10 @@ class KernelTable(Row):
 @cache
 def feature_table() -> FeatureTable:
     """Which features go together."""
-    return FeatureTable.model_validate(_read("features"))
+    return FeatureTable.model_validate(read_yaml(_FOLDER / "features.yaml"))
 
 
 @cache
 def kernel_table() -> KernelTable:
     """Which shapes kernels take."""
-    return KernelTable.model_validate(_read("kernels"))
-
-
-def _read(name: str) -> object:
-    import yaml
-
-    return yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    return KernelTable.model_validate(read_yaml(_FOLDER / "kernels.yaml"))

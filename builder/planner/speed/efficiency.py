@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from builder.planner.calibration import Calibration
 from builder.planner.speed.cost import OpClass
+from trtforge.ground.rows import read_yaml
 
 Three = npt.NDArray[Any]
 _TABLE = Path(__file__).with_name("efficiency.yaml")
@@ -44,9 +45,7 @@ class LinkEfficiency:
 
 @cache
 def _table() -> dict[str, Any]:
-    import yaml
-
-    table: dict[str, Any] = yaml.safe_load(_TABLE.read_text(encoding="utf-8"))
+    table: dict[str, Any] = read_yaml(_TABLE)
     return table
 
 

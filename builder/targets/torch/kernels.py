@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from trtforge.ground.rows import read_yaml
 from trtforge.machine.processor import CPU_CAPABILITIES
 
 CAPABILITIES = (*(name for name, _ in CPU_CAPABILITIES), "cuda", "cuda_fp8")
@@ -62,7 +61,7 @@ class Choice:
 @functools.cache
 def table() -> tuple[dict[str, Kernel], tuple[Choice, ...]]:
     """Kernels by name, and the rows in order."""
-    raw = yaml.safe_load(Path(__file__).with_name("kernels.yaml").read_text(encoding="utf-8"))
+    raw = read_yaml(Path(__file__).with_name("kernels.yaml"))
     kernels = {
         name: Kernel(name, float(row["bytes_per_weight"]), tuple(row["operators"]))
         for name, row in raw["kernels"].items()

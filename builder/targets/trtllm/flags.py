@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
 from builder.targets.trtllm.changes import Settings
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.rows import read_table
 from trtforge.recipe.schema import Build, Lookahead, Speculation
 
 
@@ -81,8 +81,7 @@ class FlagTable(_Row):
 @cache
 def flag_table() -> FlagTable:
     """The validated table."""
-    path = Path(__file__).with_name("flags.yaml")
-    return FlagTable.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return read_table(Path(__file__).with_name("flags.yaml"), FlagTable)
 
 
 def flags_of(version: str, table: FlagTable | None = None) -> tuple[Flag, ...]:
