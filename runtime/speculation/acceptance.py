@@ -56,22 +56,27 @@ def tree_source(source: str) -> str:
 class _Source:
     """Counts of one source by position."""
 
-    __slots__ = ("_hopeful", "_rates", "_stale", "_then", "accepted", "assumed", "drafts", "tried")
+    __slots__ = ("_hopeful", "_rates", "_stale", "_then", "accepted", "asked", "assumed", "drafts", "made", "tried")
 
     def __init__(self, name: str, positions: int, now: int) -> None:
         self.assumed = _assumed(name, positions)
         self.accepted = np.zeros(positions)
         self.tried = np.zeros(positions)
+        #: drafts that a token was asked of, and that had it: a drafter in doubt ends its chain sooner
+        self.asked = np.zeros(positions)
+        self.made = np.zeros(positions)
         self.drafts = 0
         self._rates: Rates = np.array(self.assumed)
         self._hopeful: Rates = np.array(self.assumed)
         self._stale = False
         self._then = now
 
-    def record(self, tried: int, accepted: int, now: int) -> None:
+    def record(self, asked: int, made: int, accepted: int, now: int) -> None:
         self._fade(now, 1.0)
         self.accepted[:accepted] += 1
-        self.tried[:tried] += 1
+        self.tried[: min(accepted + 1, asked)] += 1
+        self.asked[:asked] += 1
+        self.made[:made] += 1
         self.drafts += 1
         self._stale = True
 
@@ -104,8 +109,8 @@ class _Source:
 
     def _fade(self, now: int, drafts: float) -> None:
         keep = math.exp(-drafts / _MEMORY - (now - self._then) / _STEPS)
-        self.accepted *= keep
-        self.tried *= keep
+        for counts in (self.accepted, self.tried, self.asked, self.made):
+            counts *= keep
         self._then = now
 
 
@@ -155,22 +160,40 @@ class Acceptance:
         """A step begins: time passes."""
         self._now += 1
 
-    def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int) -> None:
-        """Count a draft of ``drafted`` tokens (levels) of which the first ``accepted`` were right."""
+    def record(
+        self, sequence: TokenSequence, source: str, drafted: int, accepted: int, asked: int | None = None
+    ) -> None:
+        """Count a draft of ``drafted`` tokens (levels) of which the first ``accepted`` were right.
+
+        Args:
+            asked: tokens that were asked for, where the drafter ended the chain sooner. What it left out counts as
+                not kept: who asks for so many gets as many kept as that.
+        """
         drafted = min(drafted, self.positions)
         accepted = min(accepted, drafted)
-        tried = min(accepted + 1, drafted)
+        asked = max(drafted, min(asked or 0, self.positions))
+        tried = min(accepted + 1, asked)
         if tried <= 0:
             return
         known = self._source(source)
         expected = float(known.current(self._now)[:tried].sum())
         own = self._own.setdefault(sequence, {}).setdefault(_family(source), _Own(self._now))
         own.record(tried, accepted, expected, self._now)
-        known.record(tried, accepted, self._now)
+        known.record(asked, drafted, accepted, self._now)
 
     def rates(self, source: str) -> Rates:
         """Float64 [positions], the endpoint's acceptance of each position once those before it were right."""
         return self._source(source).current(self._now)
+
+    def tries(self, source: str) -> float:
+        """Drafts of the source that still count."""
+        return float(self._source(source).tried[0])
+
+    def made(self, source: str) -> Rates:
+        """Float64 [positions], the share of drafts that had a token of those that were asked for one there."""
+        known = self._source(source)
+        share: Rates = (known.made + _TRUST) / (known.asked + _TRUST)
+        return share
 
     def snapshot(self) -> dict[str, list[float]]:
         """Acceptance by source and position as it was last computed; for other threads."""

@@ -183,8 +183,22 @@ class Policy(Protocol):
             prefill_tokens: tokens of others' prompts that wait to run in the same step.
         """
 
-    def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int, *, tree: bool) -> None:
-        """A verification's result: ``accepted`` of ``drafted`` tokens (of a tree: the accepted path's length)."""
+    def record(
+        self,
+        sequence: TokenSequence,
+        source: str,
+        drafted: int,
+        accepted: int,
+        *,
+        tree: bool,
+        asked: int | None = None,
+    ) -> None:
+        """A verification's result: ``accepted`` of ``drafted`` tokens (of a tree: the accepted path's length).
+
+        Args:
+            asked: tokens that were asked for, where the chain was ended before: by its drafter, in doubt, or by a
+                grammar that forbids what came next (``drafted`` may be 0 then).
+        """
 
     def learn(self, sequence: TokenSequence, source: str, drafted: int, accepted: int) -> None:
         """What a chain that nobody verified would have yielded, known from the tokens that were written."""

@@ -39,7 +39,16 @@ class FixedPolicy:
             chosen.append(Choice(candidate, candidate.most if tree else min(candidate.most, length), tree))
         return chosen
 
-    def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int, *, tree: bool) -> None:
+    def record(
+        self,
+        sequence: TokenSequence,
+        source: str,
+        drafted: int,
+        accepted: int,
+        *,
+        tree: bool,
+        asked: int | None = None,
+    ) -> None:
         """Counts for the acceptance threshold alone."""
         self._overrides.verified(drafted, accepted)
 

@@ -2,8 +2,7 @@
 
 Each step weighs drafts over the whole batch. The n-th draft token of a sequence adds the chance that it is kept; what
 it costs is its share of the target's step (by all tokens of the step, so that a kernel that jumps between two sizes is
-seen) and of the draft's passes (as many as the longest chain). Sorted by what they add, the first so many tokens of the
-batch are the best so many, and every number of them is looked at.
+seen) and of the draft's passes (as many as the longest chain). See :mod:`runtime.speculation.planning`.
 
 A step is worth its tokens less its time at the going rate of tokens a second (Dinkelbach, "On Nonlinear Fractional
 Programming", Management Science 13, 1967: the ratio of two sums is largest where the difference at that ratio is 0). So
@@ -22,23 +21,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation.acceptance import Acceptance, tree_source
-from runtime.speculation.costs import Seconds, StepCosts
+from runtime.speculation.costs import StepCosts
 from runtime.speculation.draft import Candidate, Choice, Point, Policy
 from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.ngram import sources_of
 from runtime.speculation.overrides import Overrides
+from runtime.speculation.planning import Plan, Step
 from trtforge.drafting.record import DraftPolicy, DynamicTree, SpeculationRecord, StaticTree
 from trtforge.ground.rounds import best_length
 
-#: time that drafts of unknown worth may cost at most
-PROBE_SHARE = 0.015
+#: time that drafts of unknown worth may cost at most: where a little more acceptance would make them pay, and where
+#: it would take much more
+PROBE_SHARE, PROBE_SHARE_FAR = 0.015, 0.006
 #: probes that can be saved up for
 _PROBES_SAVED = 2.0
+#: steps for which a plan without drafts holds, where nothing new is known that could change it
+_QUIET = 7
 #: steps over which the going rate is averaged
 _RATE_STEPS = 50.0
 #: how much of the going rate beyond that without drafts a step has to keep up with. All of it would be right if
@@ -57,18 +57,6 @@ def open_policy(record: SpeculationRecord, costs: StepCosts) -> Policy:
 
 
 @dataclass(slots=True)
-class _Plan:
-    """A way to draft in a step: draft tokens by sequence, whether its drafter has weights, and what it is worth."""
-
-    counts: npt.NDArray[np.int64]
-    model: npt.NDArray[np.bool_]
-    tokens: float
-    seconds: float
-    passes: int = 0
-    tree: bool = False
-
-
-@dataclass(slots=True)
 class _Rate:
     """Tokens and seconds of steps of one number of requests, averaged; seconds without the machine's scale."""
 
@@ -81,6 +69,16 @@ class _Rate:
         step = max(1 / self.steps, 1 / _RATE_STEPS)
         self.tokens += step * (tokens - self.tokens)
         self.seconds += step * (seconds - self.seconds)
+
+
+@dataclass(slots=True)
+class _Quiet:
+    """A plan without drafts: the batch and length that it holds for, the share of time for probes, and steps left."""
+
+    key: tuple[int, int]
+    plan: Plan
+    share: float
+    left: int
 
 
 @dataclass(slots=True)
@@ -138,8 +136,9 @@ class AdaptivePolicy:
         self._probing = 0.0
         self._probed: dict[TokenSequence, int] = {}
         self._counts = _Counts()
+        self._quiet: _Quiet | None = None
         #: passes of the draft in the last step's plan
-        self.last_passes = 0
+        self._last_passes = 0
 
     # -- choosing ------------------------------------------------------------------------------------
 
@@ -151,19 +150,52 @@ class AdaptivePolicy:
         length = self._overrides.length(running, self.max_draft_len)
         if length <= 0 or not candidates:
             return [Choice(group[0], 0) for group in candidates]
-        step = _Step(self, candidates, length, max(running, len(candidates)), prefill_tokens)
+        running = max(running, len(candidates))
+        if self._holds(candidates, running, length, prefill_tokens):
+            return [Choice(group[0], 0) for group in candidates]
+        step = Step(
+            candidates,
+            length,
+            running,
+            prefill_tokens,
+            costs=self.costs,
+            acceptance=self.acceptance,
+            tree=self._tree if length == self.max_draft_len else None,
+        )
         rate = self._rate(step, prefill_tokens)
-        plan = step.best(rate)
-        self.last_passes = plan.passes
+        plan = step.best(rate, last=self._last_passes, turn=self._counts.steps)
+        self._last_passes = plan.passes
         if not prefill_tokens:
-            known = self._rates.setdefault(step.running, _Rate())
-            known.add(plan.tokens, plan.seconds / math.exp(self.costs.scale))
+            self._went(step.running, plan)
         choices = step.choices(plan, rate)
-        self._probe(step, plan, choices)
-        self._count(choices)
+        planned = bool(plan.counts.any())
+        share = PROBE_SHARE if planned or step.nearly_pays(rate) else PROBE_SHARE_FAR
+        self._probe(step, plan, choices, share)
+        drafting = self._count(choices)
+        quiet = not (drafting or planned or prefill_tokens)
+        self._quiet = _Quiet((step.running, length), plan, share, _QUIET) if quiet else None
         return choices
 
-    def _rate(self, step: _Step, prefill_tokens: int) -> float:
+    def _holds(self, candidates: Sequence[Sequence[Candidate]], running: int, length: int, prefill_tokens: int) -> bool:
+        """Whether the last plan, which drafted nothing, is good for this step too: planning takes time as well.
+
+        What lies ready differs from step to step; what a drafter with weights is worth does not, while none is tried.
+        """
+        quiet = self._quiet
+        if quiet is None or prefill_tokens or quiet.key != (running, length) or not quiet.left:
+            return False
+        if any(one.ready for group in candidates for one in group):
+            return False
+        quiet.left -= 1
+        self._credit += quiet.share * quiet.plan.seconds
+        self._went(running, quiet.plan)
+        return True
+
+    def _went(self, running: int, plan: Plan) -> None:
+        """Count a step without prompts into the going rate."""
+        self._rates.setdefault(running, _Rate()).add(plan.tokens, plan.seconds / math.exp(self.costs.scale))
+
+    def _rate(self, step: Step, prefill_tokens: int) -> float:
         """Tokens a second that this batch yields as it goes: what a second is worth."""
         known = self._rates.get(step.running)
         if known is not None:
@@ -175,8 +207,8 @@ class AdaptivePolicy:
         plain = step.running / step.plain_seconds
         return plain + _RATE_SHARE * max(rate - plain, 0.0)
 
-    def _probe(self, step: _Step, plan: _Plan, choices: list[Choice]) -> None:
-        """Spend what was saved up on a draft that the plan has not, to learn what it is worth and what it costs."""
+    def _probe(self, step: Step, plan: Plan, choices: list[Choice], share: float) -> None:
+        """Spend what was saved up, ``share`` of the time, on a draft that the plan has not: to learn of it."""
         self._probing = 0.0
         probe = self._unasked(step, plan, choices) or self._stretched(step, choices)
         if probe is None:
@@ -190,7 +222,7 @@ class AdaptivePolicy:
         if not choice.candidate.ready:
             # two lengths' measured times may say that the longer one is free: it costs its share of the drafting
             cost = max(cost, self.costs.draft(levels, drafted + new) / levels)
-        self._credit = min(self._credit + PROBE_SHARE * plan.seconds, _PROBES_SAVED * cost)
+        self._credit = min(self._credit + share * plan.seconds, _PROBES_SAVED * cost)
         if self._credit < cost:
             return
         self._credit -= cost
@@ -200,7 +232,7 @@ class AdaptivePolicy:
         self._counts.probes += 1
         choices[row] = choice
 
-    def _unasked(self, step: _Step, plan: _Plan, choices: Sequence[Choice]) -> tuple[int, Choice, int] | None:
+    def _unasked(self, step: Step, plan: Plan, choices: Sequence[Choice]) -> tuple[int, Choice, int] | None:
         """A draft by the drafter with weights for a sequence that has none, in turn; every other time a tree."""
         rows = [row for row in step.with_model if not choices[row].count]
         tree = None if plan.tree or self._counts.probes % 2 == 0 else step.tree
@@ -214,7 +246,7 @@ class AdaptivePolicy:
             return row, Choice(candidate, tree.nodes, True), tree.depth
         return row, Choice(candidate, 1), 1
 
-    def _stretched(self, step: _Step, choices: Sequence[Choice]) -> tuple[int, Choice, int] | None:
+    def _stretched(self, step: Step, choices: Sequence[Choice]) -> tuple[int, Choice, int] | None:
         """One token more than planned, in turn: what lies beyond the plan is known from load and by guess alone."""
         rows = [
             row
@@ -227,28 +259,35 @@ class AdaptivePolicy:
         choice = replace(choices[row], count=choices[row].count + 1, worth=0.0)
         return row, choice, choice.count
 
-    def _count(self, choices: Sequence[Choice]) -> None:
+    def _count(self, choices: Sequence[Choice]) -> bool:
+        """Count what was chosen; whether anything is drafted."""
         drafting = False
         for choice in choices:
             if choice.count:
                 drafting = True
                 self._counts.asked.setdefault(choice.candidate.source, _Asked()).add(choice.count)
         self._counts.drafting += drafting
-
-    @property
-    def turn(self) -> int:
-        """Number of this step."""
-        return self._counts.steps
+        return drafting
 
     # -- learning ------------------------------------------------------------------------------------
 
-    def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int, *, tree: bool) -> None:
+    def record(
+        self,
+        sequence: TokenSequence,
+        source: str,
+        drafted: int,
+        accepted: int,
+        *,
+        tree: bool,
+        asked: int | None = None,
+    ) -> None:
         """See :class:`~runtime.speculation.draft.Policy`."""
-        self._overrides.verified(drafted, accepted)
+        if drafted:
+            self._overrides.verified(drafted, accepted)
         if tree and self._tree is not None:
             self.acceptance.record(sequence, tree_source(source), min(drafted, self._tree.depth), accepted)
         else:
-            self.acceptance.record(sequence, source, drafted, accepted)
+            self.acceptance.record(sequence, source, drafted, accepted, asked)
 
     def learn(self, sequence: TokenSequence, source: str, drafted: int, accepted: int) -> None:
         """A draft that was not verified, held against what was written."""
@@ -321,152 +360,3 @@ class AdaptivePolicy:
             length, gain = best_length(self.acceptance.rates(source)[:most].tolist(), verification, drafting)
             found[source] = {"draft_tokens": length, "speedup": round(gain, 3)}
         return found
-
-
-class _Step:
-    """One step's sequences with what their drafts would yield, and the times of all its sizes."""
-
-    def __init__(
-        self,
-        policy: AdaptivePolicy,
-        groups: Sequence[Sequence[Candidate]],
-        length: int,
-        running: int,
-        prefill_tokens: int,
-    ) -> None:
-        self.policy, self.groups, self.running, self.length = policy, groups, running, length
-        self._ready: list[Candidate | None] = [next((one for one in group if one.ready), None) for group in groups]
-        self._model: list[Candidate | None] = [next((one for one in group if not one.ready), None) for group in groups]
-        self.with_model = [row for row, one in enumerate(self._model) if one is not None]
-        self._kept_ready = self._kept(self._ready, length)
-        self._kept_model = self._kept(self._model, length)
-        self.tree = policy._tree if self.with_model and length == policy.max_draft_len else None
-        self._kept_tree = self._kept(self._model, self.tree.depth, tree=True) if self.tree is not None else None
-        most = len(groups) * max(length, self.tree.nodes if self.tree is not None else 0)
-        costs = policy.costs
-        self._verify: Seconds = costs.verify(running + prefill_tokens, running + prefill_tokens + most, running)
-        plain, drafting = costs.host(False, running), costs.host(True, running)
-        self._host = (plain or drafting, drafting or plain)
-        self.plain_seconds = float(self._verify[0]) + self._host[0]
-
-    def without_prompts(self) -> _Step:
-        """The same sequences in a step that computes no prompt."""
-        return _Step(self.policy, self.groups, self.length, self.running, 0)
-
-    def model_of(self, row: int) -> Candidate:
-        """The candidate whose drafter has weights."""
-        found = self._model[row]
-        assert found is not None
-        return found
-
-    def seconds(self, draft_tokens: int, levels: int, drafted: int) -> float:
-        """Seconds of the step with so many draft tokens, ``levels`` passes of the draft for ``drafted`` requests."""
-        verify = float(self._verify[min(draft_tokens, len(self._verify) - 1)])
-        return verify + self._host[1] + self.policy.costs.draft(levels, drafted)
-
-    def best(self, rate: float | None) -> _Plan:
-        """The plan of the largest tokens - rate × seconds; without a rate that of most tokens a second."""
-        rows = len(self.groups)
-        nothing = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool)
-        best = _Plan(*nothing, float(self.running), self.plain_seconds)
-        for plan in self._plans(rate):
-            if _worth(plan.tokens, plan.seconds, rate) > _worth(best.tokens, best.seconds, rate):
-                best = plan
-        return best
-
-    def choices(self, plan: _Plan, rate: float) -> list[Choice]:
-        """The plan as choices."""
-        counts, model = plan.counts.tolist(), plan.model.tolist()
-        worth = self._token_worth(plan, rate)
-        chosen = []
-        for row, group in enumerate(self.groups):
-            ready, drafted = self._ready[row], self._model[row]
-            if model[row] and drafted is not None and counts[row]:
-                chosen.append(Choice(drafted, counts[row], plan.tree, 0.0 if plan.tree else worth))
-            else:
-                chosen.append(Choice(ready or group[0], 0 if model[row] else counts[row]))
-        return chosen
-
-    def _token_worth(self, plan: _Plan, rate: float) -> float:
-        """Tokens that the time of one more token of a chain costs: of verifying it, and its share of a pass."""
-        drafted = int((plan.model & (plan.counts > 0)).sum())
-        if not drafted:
-            return 0.0
-        verify, draft = self._verify, self.policy.costs.draft
-        token = float(verify[-1] - verify[0]) / max(len(verify) - 1, 1)
-        # what one pass more costs, not what the first one does: catching up with the target's states is paid by then
-        last = max(plan.passes, 2)
-        a_pass = (draft(last, drafted) - draft(1, drafted)) / (last - 1)
-        return min(max(rate * (token + a_pass / drafted), 0.0), 0.9)
-
-    def _plans(self, rate: float | None) -> list[_Plan]:
-        """The best plan of each number of passes of the draft, and the one with trees."""
-        token = rate or self.running / self.plain_seconds
-        token *= float(self._verify[-1] - self._verify[0]) / max(len(self._verify) - 1, 1)
-        plans = []
-        longest = int((self._kept_model > 0).sum(axis=1).max(initial=0)) if self.with_model else 0
-        value_ready = np.maximum(self._kept_ready - token, 0.0).sum(axis=1)
-        columns = np.arange(self.length)
-        last, turn = self.policy.last_passes, self.policy.turn % (longest + 1)
-        for passes in range(longest + 1):
-            if 2 < passes < longest and abs(passes - last) > 1 and passes != turn:
-                continue  # the ends, the lengths around the last one and each other in turn find the best soon
-            chain = np.where(columns < passes, self._kept_model, 0.0) if passes else np.zeros_like(self._kept_ready)
-            model = np.maximum(chain - token, 0.0).sum(axis=1) > value_ready
-            kept = np.where(model[:, None], chain, self._kept_ready)
-            plan = self._fill(kept, np.ones_like(kept, dtype=np.int64), model, passes, rate)
-            if plan is not None:
-                plans.append(plan)
-        if self.tree is not None and self._kept_tree is not None:
-            gain = self._kept_tree.sum(axis=1)
-            model = np.maximum(gain - token * self.tree.nodes, 0.0) > value_ready
-            kept = np.where(model[:, None], 0.0, self._kept_ready)
-            sizes = np.ones_like(kept, dtype=np.int64)
-            kept[model, 0], sizes[model, 0] = gain[model], self.tree.nodes
-            plan = self._fill(kept, sizes, model, self.tree.depth, rate, tree=True)
-            if plan is not None:
-                plans.append(plan)
-        return plans
-
-    def _fill(
-        self,
-        kept: npt.NDArray[np.float64],
-        sizes: npt.NDArray[np.int64],
-        model: npt.NDArray[np.bool_],
-        passes: int,
-        rate: float | None,
-        tree: bool = False,
-    ) -> _Plan | None:
-        """The best number of units of ``sizes`` tokens that add ``kept`` [rows, positions], the likeliest first."""
-        gains, weights = kept.ravel(), sizes.ravel()
-        order = np.argsort(-gains / weights, kind="stable")
-        order = order[: int((gains > 0).sum())]
-        if not len(order):
-            return None
-        rows = order // kept.shape[1]
-        tokens = self.running + np.cumsum(gains[order])
-        drafted = np.cumsum(weights[order])
-        seconds = self._verify[drafted] + self._host[1]
-        if passes:
-            requests = np.cumsum(model[rows] & (order % kept.shape[1] == 0))
-            seconds = seconds + self.policy.costs.drafts_by_requests(passes, int(requests[-1]))[requests]
-        at = int(_worth(tokens, seconds, rate).argmax())
-        counts = np.bincount(rows[: at + 1], weights=weights[order[: at + 1]], minlength=len(self.groups))
-        return _Plan(counts.astype(np.int64), model, float(tokens[at]), float(seconds[at]), passes, tree)
-
-    def _kept(self, candidates: Sequence[Candidate | None], positions: int, tree: bool = False) -> Any:
-        """Float64 [rows, positions]: the chance that each draft token is kept; 0 where none can be."""
-        kept = np.zeros((len(candidates), positions))
-        rows = [row for row, one in enumerate(candidates) if one is not None]
-        if not rows:
-            return kept
-        known = [one for one in candidates if one is not None]
-        pairs = [(one.sequence, tree_source(one.source) if tree else one.source) for one in known]
-        chances = self.policy.acceptance.kept(pairs)[:, :positions]
-        most = np.array([positions if tree else one.most for one in known])[:, None]
-        kept[rows] = np.where(np.arange(positions) < most, chances, 0.0)
-        return kept
-
-
-def _worth(tokens: Any, seconds: Any, rate: float | None) -> Any:
-    return tokens / seconds if rate is None else tokens - rate * seconds

@@ -72,6 +72,8 @@ class Speculator:
         #: this step's choice for each decode, and the draft where it is made already
         self._chosen: list[tuple[Choice, Draft | None] | None] = []
         self._plain: list[bool] = []
+        #: tokens that were asked of the drafter with weights
+        self._asked: dict[TokenSequence, int] = {}
         #: seconds of drafting in this step, by the wall and by the policy's clock
         self._drafting = self._drafting_ticks = 0.0
         self._shadows = Shadows()
@@ -132,6 +134,7 @@ class Speculator:
             for drafter in self.drafters:
                 drafter.copy_blocks(plan.copies)
         self._drafting = self._drafting_ticks = 0.0
+        self._asked.clear()
         if not plan.granted:
             return
         drafts: list[Draft | None] = [None] * len(plan.decodes)
@@ -145,6 +148,7 @@ class Speculator:
             else:
                 places.append(at)
                 asks.append(Ask(sequence, count, choice.tree, choice.worth))
+                self._asked[sequence] = count
         if asks and self.model is not None:
             started, mark = time.perf_counter(), self.tick()
             made = self.model.propose(asks)
@@ -245,10 +249,12 @@ class Speculator:
         sample.num_accepted_tokens += accepted
         self.figures.verified(draft, accepted)
         # where an answer ended inside its draft, what stood behind the end says nothing of the drafter
-        judged = accepted if branch.emitted == accepted else len(draft)
+        over = branch.emitted == accepted
+        judged = accepted if over else len(draft)
         if judged:
             tree = draft.parents is not None
-            self.policy.record(sample.sequence, draft.source, judged, accepted, tree=tree)
+            asked = None if over else self._asked.get(sample.sequence)
+            self.policy.record(sample.sequence, draft.source, judged, accepted, tree=tree, asked=asked)
 
     def leave(self, sequence: TokenSequence) -> None:
         """The sequence ended. Never raises: an answer is out, and a step that failed ends its requests through here."""

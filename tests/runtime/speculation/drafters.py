@@ -141,7 +141,16 @@ class AlwaysPolicy:
         picked = [group[-1] for group in candidates]
         return [Choice(of, self.count, self.tree and not of.ready) for of in picked]
 
-    def record(self, sequence: TokenSequence, source: str, drafted: int, accepted: int, *, tree: bool) -> None:
+    def record(
+        self,
+        sequence: TokenSequence,
+        source: str,
+        drafted: int,
+        accepted: int,
+        *,
+        tree: bool,
+        asked: int | None = None,
+    ) -> None:
         assert 0 <= accepted <= drafted
         self.records.append((source, drafted, accepted, tree))
 

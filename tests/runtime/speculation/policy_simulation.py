@@ -45,6 +45,8 @@ class World:
         beside: milliseconds that each further request adds to a step of the same tokens.
         noise: relative spread of a step's time; also of what was measured at load.
         kinds: kinds of streams, taken in turn.
+        doubt: chance that the head foresees that its next token is wrong, and ends its chain where it may.
+        host: milliseconds of Python in a step, and in one that verifies drafts.
     """
 
     verify: Mapping[int, float]
@@ -55,6 +57,8 @@ class World:
     noise: float = 0.0
     kinds: int = 1
     answer: int = 160
+    doubt: float = 0.0
+    host: tuple[float, float] = (0.0, 0.0)
 
     def costs(self, seed: int = 0) -> StepCosts:
         """What would have been measured at load."""
@@ -88,6 +92,18 @@ class Outcome:
         return self.tokens / self.seconds
 
 
+class Right:
+    """How many tokens of a stream's draft would be right in a step, by who drafts."""
+
+    def __init__(self, world: World, one: Stream, step: int, draws: Sequence[float]) -> None:
+        self._world, self._one, self._step, self._draws = world, one, step, draws
+
+    def of(self, source: str) -> int:
+        truth = self._world.acceptance(source, self._one.kind, self._step)
+        longest = len(self._draws)
+        return next((at for at in range(longest) if self._draws[at] >= truth[at]), longest)
+
+
 def run(
     world: World,
     policy: Policy | None,
@@ -100,7 +116,7 @@ def run(
 ) -> Outcome:
     """Simulate; without a policy nothing is drafted."""
     # what is drawn does not depend on what the policy does, so that luck is the same for all policies
-    lengths, offers, luck, spread = (np.random.default_rng([seed, number]) for number in range(4))
+    lengths, offers, luck, spread, doubts = (np.random.default_rng([seed, number]) for number in range(5))
     alone = np.interp(np.arange(4097), list(world.verify), list(world.verify.values()))
     top = max(world.verify)
     slope = (alone[top] - alone[top // 2]) / (top - top // 2)
@@ -129,31 +145,39 @@ def run(
                 groups.append(group)
         choices = policy.choose(groups, running=concurrency, prefill_tokens=prompts) if policy and groups else []
         chosen = {choice.candidate.sequence: choice for choice in choices if choice.count}
-        draft_tokens = sum(choice.count for choice in chosen.values())
-        model = [choice.count for choice in chosen.values() if not choice.candidate.ready]
+        rights = {one: Right(world, one, step, luck.random(longest)) for one in streams}
+        doubted = dict(zip(streams, doubts.random(concurrency) < world.doubt, strict=True))
+        counts = {}
+        for one, choice in chosen.items():
+            right = rights[one].of(choice.candidate.source)
+            ends = doubted[one] and choice.worth > 0 and not choice.candidate.ready
+            counts[one] = min(choice.count, max(right, 1)) if ends else choice.count
+        draft_tokens = sum(counts.values())
+        model = [counts[one] for one, choice in chosen.items() if not choice.candidate.ready]
         tokens = concurrency + draft_tokens
         verify = alone[tokens + prompts] + world.beside * (concurrency - 1)
         verify *= float(np.exp(world.noise * spread.standard_normal()))
         passes = 0.0
         if model and world.head is not None:
             passes = max(model) * float(np.interp(len(model), list(world.head), list(world.head.values())))
-        outcome.seconds += 1e-3 * (verify + passes)
+        outcome.seconds += 1e-3 * (verify + passes + world.host[bool(chosen)])
         outcome.drafting += bool(chosen)
         outcome.drafted += draft_tokens
         for index, one in enumerate(streams):
             outcome.tokens += 1
             choice, accepted = chosen.get(one), 0
-            draws = luck.random(longest)
             for group in groups:
                 for candidate in group:
                     if candidate.sequence is not one:
                         continue
                     truth = world.acceptance(candidate.source, one.kind, step)
-                    right = next((at for at in range(longest) if draws[at] >= truth[at]), longest)
+                    right = rights[one].of(candidate.source)
                     if choice is not None and choice.candidate is candidate:
                         accepted = min(right, choice.count)
                         outcome.tokens += float(np.cumprod(truth[: choice.count]).sum())
-                        policy.record(one, candidate.source, choice.count, accepted, tree=choice.tree)
+                        policy.record(
+                            one, candidate.source, counts[one], accepted, tree=choice.tree, asked=choice.count
+                        )
                     elif candidate.ready and policy is not None:
                         policy.learn(one, candidate.source, min(right + 1, longest), right)
             one.left -= 1 + accepted
@@ -166,4 +190,6 @@ def run(
                 policy.timed("verify", tokens, concurrency, 1e-3 * verify)
             if model:
                 policy.timed("draft", max(model), len(model), 1e-3 * passes)
+            if any(world.host):
+                policy.timed("host", draft_tokens, concurrency, 1e-3 * world.host[bool(chosen)])
     return outcome
