@@ -21,6 +21,8 @@ from trtforge.drafting.record import DynamicTree, StaticTree
 
 #: power of the chance of each token at which drafts that do not pay nearly would: of 0.5 it makes 0.62, of 0.9 0.93
 _NEAR = 0.7
+#: share of a plain step's tokens that drafts have to bring in addition. The best of many estimates is the luckiest, too
+_MARGIN = 0.01
 #: tries of a source's first token from which on its acceptance counts as known
 _KNOWN = 8.0
 #: numbers of passes that are looked at in every step; of more, those around the last one and one other in turn
@@ -111,9 +113,8 @@ class Step:
         nothing = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool)
         best = Plan(*nothing, float(self.running), self.plain_seconds)
         found = self._drafting(rate, last, turn)
-        if found is not None and _worth(found.tokens, found.seconds, rate) > _worth(best.tokens, best.seconds, rate):
-            best = found
-        return best
+        bar = _worth((1 + _MARGIN) * best.tokens, best.seconds, rate)
+        return best if found is None or _worth(found.tokens, found.seconds, rate) <= bar else found
 
     def nearly_pays(self, rate: float) -> bool:
         """Whether drafts by the drafter with weights would pay were they a little better, or little is known."""

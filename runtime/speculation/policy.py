@@ -32,9 +32,9 @@ from runtime.speculation.planning import Plan, Step
 from trtforge.drafting.record import DraftPolicy, DynamicTree, SpeculationRecord, StaticTree
 from trtforge.ground.rounds import best_length
 
-#: time that drafts of unknown worth may cost at most: where a little more acceptance would make them pay, and where
-#: it would take much more
-PROBE_SHARE, PROBE_SHARE_FAR = 0.015, 0.006
+#: time that drafts of unknown worth may cost at most: where nothing is drafted and a little more acceptance would make
+#: it pay, where drafts are made anyway, and where it would take much more to make them pay
+PROBE_SHARE, PROBE_SHARE_DRAFTING, PROBE_SHARE_FAR = 0.015, 0.01, 0.006
 #: probes that can be saved up for
 _PROBES_SAVED = 2.0
 #: steps for which a plan without drafts holds, where nothing new is known that could change it
@@ -169,7 +169,8 @@ class AdaptivePolicy:
             self._went(step.running, plan)
         choices = step.choices(plan, rate)
         planned = bool(plan.counts.any())
-        share = PROBE_SHARE if planned or step.nearly_pays(rate) else PROBE_SHARE_FAR
+        idle = PROBE_SHARE if not planned and step.nearly_pays(rate) else PROBE_SHARE_FAR
+        share = PROBE_SHARE_DRAFTING if planned else idle
         self._probe(step, plan, choices, share)
         drafting = self._count(choices)
         quiet = not (drafting or planned or prefill_tokens)
