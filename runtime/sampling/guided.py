@@ -116,6 +116,14 @@ class GuidedState:
             mask[[token for token in self._eos if token < width]] = True
         return mask
 
+    def admits(self, tokens: Sequence[int]) -> int:
+        """How many of ``tokens``, in order, could follow here; nothing changes by asking.
+
+        An end of the output counts as none: what it would be drafted for ends anyway.
+        """
+        # a copy (a microsecond): what only a draft unfolds of the grammar must not count against its limits
+        return max(0, int(self._matcher.deep_copy().validate_tokens(list(tokens))))
+
     def failure(self) -> str:
         """Why the grammar can hold no further token; empty while it can."""
         return _reason(self._matcher.get_error()) if self._matcher.is_error() else ""

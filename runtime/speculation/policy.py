@@ -286,7 +286,7 @@ class AdaptivePolicy:
         if drafted:
             self._overrides.verified(drafted, accepted)
         if tree and self._tree is not None:
-            self.acceptance.record(sequence, tree_source(source), min(drafted, self._tree.depth), accepted)
+            self.acceptance.record(sequence, tree_source(source), min(drafted, self._tree.depth), accepted, asked)
         else:
             self.acceptance.record(sequence, source, drafted, accepted, asked)
 

@@ -20,11 +20,13 @@ from runtime.scheduler import Scheduler, StepPlan
 from runtime.scheduler import Sequence as TokenSequence
 from runtime.speculation.draft import Ask, Candidate, Choice, Computed, Draft, Drafter, ModelDrafter, Policy, TapReader
 from runtime.speculation.figures import SpeculationFigures
+from runtime.speculation.grammar import permitted
 from runtime.speculation.shadow import Shadows
 from runtime.speculation.verification import Branch, moves
 
 if TYPE_CHECKING:
     from runtime.sample import Sample
+    from runtime.sampling.guided import GuidedState
 
 log = logging.getLogger("trtforge.runtime")
 
@@ -72,6 +74,7 @@ class Speculator:
         #: this step's choice for each decode, and the draft where it is made already
         self._chosen: list[tuple[Choice, Draft | None] | None] = []
         self._plain: list[bool] = []
+        self._guided: list[GuidedState | None] = []
         #: tokens that were asked of the drafter with weights
         self._asked: dict[TokenSequence, int] = {}
         #: seconds of drafting in this step, by the wall and by the policy's clock
@@ -90,6 +93,7 @@ class Speculator:
             prompt_tokens: of prompts that could run in the same step.
         """
         self._plain = [sample.sampling.plain for sample in samples]
+        self._guided = [sample.sampling.guided for sample in samples]
         self._chosen = [None] * len(samples)
         asks: list[tuple[int, Ask]] = []
         for at, sample in enumerate(samples):
@@ -106,6 +110,9 @@ class Speculator:
         places, groups, ready = [], [], []
         for (at, ask), draft in zip(asks, found, strict=True):
             group = []
+            guided = self._guided[at]
+            if draft is not None and guided is not None:
+                draft = permitted(draft, guided)
             if draft is not None:
                 group.append(Candidate(ask.sequence, draft.source, len(draft), ready=True))
             if self.model is not None and self.model.ready(ask.sequence):
@@ -157,8 +164,14 @@ class Speculator:
             passes = max((draft.levels() for draft in made if draft is not None), default=0)
             if passes:
                 self._tell("draft", passes, len(asks), self._drafting_ticks)
-            for at, draft in zip(places, made, strict=True):
-                drafts[at] = draft
+            for at, ask, draft in zip(places, asks, made, strict=True):
+                guided = self._guided[at]
+                drafts[at] = draft if draft is None or guided is None else permitted(draft, guided)
+                if draft is not None and drafts[at] is None:
+                    # no step will tell the policy that these tokens were for nothing
+                    tree = draft.parents is not None
+                    count = draft.levels() if tree else ask.count
+                    self.policy.record(ask.sequence, draft.source, 0, 0, tree=tree, asked=count)
         if not any(draft is not None for draft in drafts):
             return
         lengths = [0 if draft is None else len(draft) for draft in drafts]
