@@ -59,7 +59,7 @@ class ReadyLogits:
 
 
 class Timer:
-    """Sums the time inside wrapped functions, step by step."""
+    """Sums the processor time inside wrapped functions, step by step: others on the machine do not count."""
 
     def __init__(self) -> None:
         self.now: dict[str, float] = {}
@@ -69,19 +69,19 @@ class Timer:
         function: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
+            start = time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.now[part] = self.now.get(part, 0.0) + time.perf_counter() - start
+                self.now[part] = self.now.get(part, 0.0) + time.thread_time() - start
 
         setattr(owner, name, timed)
 
     def step(self, function: Callable[[], Any]) -> None:
         self.now = {}
-        start = time.perf_counter()
+        start = time.thread_time()
         function()
-        self.now["step"] = time.perf_counter() - start
+        self.now["step"] = time.thread_time() - start
         self.steps.append(self.now)
 
 

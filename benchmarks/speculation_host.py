@@ -1,8 +1,9 @@
 """Python beside the executors in a step that speculates: 16 requests, 4 draft tokens each, without a model.
 
 Runs the engine core on an executor that only hands back ready logits and a drafter whose drafts lie ready, and prints
-what one step costs outside of both, by part. EagleAccept and the look at its rows (is the largest logit a number?) pass
-over the logits, which is the same arithmetic in any engine, and are shown by themselves.
+what one step costs outside of both, by part, in processor time. The policy plans every step, and is overruled.
+EagleAccept and the look at its rows (is the largest logit a number?) pass over the logits, which is the same arithmetic
+in any engine, and are shown by themselves.
 
     python benchmarks/speculation_host.py [--requests 16] [--vocab 49152] [--drafts 4] [--tree] [--steps 200] [--json]
 """
@@ -31,9 +32,12 @@ from runtime.sampling import SamplingParams
 from runtime.sampling.sampler import as_tensor
 from runtime.scheduler.sequence import Sequence as TokenSequence
 from runtime.speculation import verification
-from runtime.speculation.draft import Ask, Computed, Draft, TapReader
+from runtime.speculation.costs import StepCosts
+from runtime.speculation.draft import Ask, Candidate, Choice, Computed, Draft, TapReader
 from runtime.speculation.fixed_policy import FixedPolicy
+from runtime.speculation.policy import AdaptivePolicy
 from runtime.speculation.speculator import Speculator
+from trtforge.drafting.record import DynamicTree
 
 BUDGET_MS = 1.5
 
@@ -96,6 +100,31 @@ class ReadyDrafts:
         return None
 
 
+class Overruled(AdaptivePolicy):
+    """Plans and learns as ever; then as much is drafted as is asked for, so that every step does the same."""
+
+    def __init__(self, drafts: int, requests: int, *, tree: bool) -> None:
+        # milliseconds of a small model: planning has sizes to choose between
+        verify = {tokens: 20.0 + 1.2 * max(tokens - 6, 0) for tokens in (1, 6, 8, 16, 32, 64, 128)}
+        costs = StepCosts(
+            {tokens: 1e-3 * value for tokens, value in verify.items()},
+            draft={1: 2e-3, requests: 3e-3},
+            most_tokens=requests * (drafts + 1),
+        )
+        # a top-k tree that has so many nodes
+        shape = DynamicTree(depth=4, top_k=4, total=drafts) if tree else None
+        super().__init__(drafts, costs, tree=shape)
+        self._fixed = FixedPolicy(drafts, tree=tree)
+
+    def choose(self, candidates: Sequence[Sequence[Candidate]], *, running: int, prefill_tokens: int) -> list[Choice]:
+        super().choose(candidates, running=running, prefill_tokens=prefill_tokens)
+        return self._fixed.choose(candidates, running=running, prefill_tokens=prefill_tokens)
+
+    def timed(self, part: str, tokens: int, requests: int, seconds: float) -> None:
+        """Taken in, but as long as was said: what executes here computes nothing."""
+        super().timed(part, tokens, requests, {"verify": self.costs.step(max(tokens, 1), requests)}.get(part, 2e-3))
+
+
 def measure(
     kind: str, params: SamplingParams, requests: int, vocab: int, drafts: int, steps: int, tree: bool
 ) -> dict[str, Any]:
@@ -103,7 +132,9 @@ def measure(
     context = 200 + (steps + 40) * (drafts + 1)
     executor = ReadyRows(requests, vocab, context, requests * (drafts + 1))
     drafter = ReadyDrafts(drafts, drafts // 2, executor.best, tree=tree)
-    speculator = Speculator(FixedPolicy(drafts, tree=tree), drafts, model=drafter, tree_nodes=drafts if tree else 0)
+    speculator = Speculator(
+        Overruled(drafts, requests, tree=tree), drafts, model=drafter, tree_nodes=drafts if tree else 0
+    )
     core = EngineCore(executor, tokenizer(), speculator=speculator)
     for i in range(requests):
         prompt = np.random.default_rng(i).integers(0, vocab, 100)

@@ -56,39 +56,47 @@ def tree_source(source: str) -> str:
 class _Source:
     """Counts of one source by position."""
 
-    __slots__ = ("_hopeful", "_rates", "_stale", "_then", "accepted", "asked", "assumed", "drafts", "made", "tried")
+    __slots__ = ("_counts", "_hopeful", "_news", "_rates", "_stale", "_then", "assumed", "drafts")
 
     def __init__(self, name: str, positions: int, now: int) -> None:
         self.assumed = _assumed(name, positions)
-        self.accepted = np.zeros(positions)
-        self.tried = np.zeros(positions)
-        #: drafts that a token was asked of, and that had it: a drafter in doubt ends its chain sooner
-        self.asked = np.zeros(positions)
-        self.made = np.zeros(positions)
+        #: drafts that were accepted up to a position, tried there, asked for a token there, and had one: a drafter in
+        #: doubt ends its chain sooner
+        self._counts = np.zeros((4, positions))
+        #: the same, as lengths, of drafts that are not counted yet
+        self._news: list[tuple[int, int, int, int]] = []
         self.drafts = 0
         self._rates: Rates = np.array(self.assumed)
         self._hopeful: Rates = np.array(self.assumed)
         self._stale = False
         self._then = now
 
-    def record(self, asked: int, made: int, accepted: int, now: int) -> None:
-        self._fade(now, 1.0)
-        self.accepted[:accepted] += 1
-        self.tried[: min(accepted + 1, asked)] += 1
-        self.asked[:asked] += 1
-        self.made[:made] += 1
+    @property
+    def tried(self) -> Rates:
+        """Float64 [positions], the weight of what is known of each."""
+        tried: Rates = self._counts[1]
+        return tried
+
+    @property
+    def made(self) -> Rates:
+        """Float64 [positions], the share of drafts that had a token of those that were asked for one there."""
+        _, _, asked, made = self._counts
+        share: Rates = (made + _TRUST) / (asked + _TRUST)
+        return share
+
+    def record(self, asked: int, made: int, accepted: int) -> None:
+        """Counted with the next :meth:`current`, all drafts of a step at once."""
+        self._news.append((accepted, min(accepted + 1, asked), asked, made))
         self.drafts += 1
-        self._stale = True
 
     def current(self, now: int) -> Rates:
         """Acceptance by position; each position's assumption moves with what the one before it turned out to be."""
-        if now - self._then >= _REFRESH:
-            self._fade(now, 0.0)
-            self._stale = True
+        if self._news or now - self._then >= _REFRESH:
+            self._absorb(now)
         if not self._stale:
             return self._rates
         shift = 0.0
-        for position, (accepted, tried) in enumerate(zip(self.accepted.tolist(), self.tried.tolist(), strict=True)):
+        for position, (accepted, tried) in enumerate(zip(*self._counts[:2].tolist(), strict=True)):
             usual = self.assumed[position]
             expected = _probability(_logit(usual) + shift)
             rate = min(max((accepted + _TRUST * expected) / (tried + _TRUST), _LEAST), _MOST)
@@ -105,13 +113,18 @@ class _Source:
 
     def last(self) -> list[float]:
         """What :meth:`current` gave last."""
-        return [float(rate) for rate in self._rates]
+        return self._rates.tolist()  # type: ignore[no-any-return]
 
-    def _fade(self, now: int, drafts: float) -> None:
-        keep = math.exp(-drafts / _MEMORY - (now - self._then) / _STEPS)
-        for counts in (self.accepted, self.tried, self.asked, self.made):
-            counts *= keep
+    def _absorb(self, now: int) -> None:
+        """Fade what was known with drafts and time, and count what is new."""
+        self._counts *= math.exp(-len(self._news) / _MEMORY - (now - self._then) / _STEPS)
+        if self._news:
+            lengths = np.array(self._news).T[:, :, None]
+            weights = np.exp(np.arange(1 - len(self._news), 1) / _MEMORY)
+            self._counts += weights @ (lengths > np.arange(self._counts.shape[1]))
+            self._news.clear()
         self._then = now
+        self._stale = True
 
 
 class _Own:
@@ -176,10 +189,10 @@ class Acceptance:
         if tried <= 0:
             return
         known = self._source(source)
-        expected = float(known.current(self._now)[:tried].sum())
+        expected = sum(known.last()[:tried])  # by what was known when the draft was chosen
         own = self._own.setdefault(sequence, {}).setdefault(_family(source), _Own(self._now))
         own.record(tried, accepted, expected, self._now)
-        known.record(asked, drafted, accepted, self._now)
+        known.record(asked, drafted, accepted)
 
     def rates(self, source: str) -> Rates:
         """Float64 [positions], the endpoint's acceptance of each position once those before it were right."""
@@ -187,13 +200,15 @@ class Acceptance:
 
     def tries(self, source: str) -> float:
         """Drafts of the source that still count."""
-        return float(self._source(source).tried[0])
+        known = self._source(source)
+        known.current(self._now)
+        return float(known.tried[0])
 
     def made(self, source: str) -> Rates:
         """Float64 [positions], the share of drafts that had a token of those that were asked for one there."""
         known = self._source(source)
-        share: Rates = (known.made + _TRUST) / (known.asked + _TRUST)
-        return share
+        known.current(self._now)
+        return known.made
 
     def snapshot(self) -> dict[str, list[float]]:
         """Acceptance by source and position as it was last computed; for other threads."""
