@@ -113,7 +113,8 @@ class _Source:
 
     def last(self) -> list[float]:
         """What :meth:`current` gave last."""
-        return self._rates.tolist()  # type: ignore[no-any-return]
+        rates: list[float] = self._rates.tolist()
+        return rates
 
     def _absorb(self, now: int) -> None:
         """Fade what was known with drafts and time, and count what is new."""
