@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from trtforge import __version__
 from trtforge.cli import (
@@ -86,6 +88,12 @@ for _name, _group in (
     app.add_typer(_group, name=_name)
 
 
+@cache
+def _command() -> Any:
+    """The tree of commands, made once: typer makes it anew for each command line, in most of a short command's time."""
+    return get_command(app)
+
+
 def invoke(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code. Usage errors are printed (as JSON with ``--json``) and give 2.
 
@@ -98,7 +106,7 @@ def invoke(arguments: Sequence[str]) -> int:
     if "" in arguments:
         return _said(_empty(arguments), arguments)
     try:
-        code = app(list(arguments), prog_name="trtforge", standalone_mode=False)
+        code = _command()(list(arguments), prog_name="trtforge", standalone_mode=False)
     except typer.Exit as done:
         return int(done.exit_code)
     except typer.Abort:
