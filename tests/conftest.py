@@ -50,8 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker a core that this process may use, as far as the memory goes."""
-    return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().total // WORKER_BYTES))
+    """A worker a core that this process may use, and one: whoever has :data:`ALONE` waits for servers half of the time.
+
+    As far as the memory goes.
+    """
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, psutil.virtual_memory().total // WORKER_BYTES))
 
 
 @pytest.hookimpl(optionalhook=True)
