@@ -170,4 +170,8 @@ def drop_gate(name: str, found: McNemar, max_drop: float) -> GateResult:
     right = found.baseline_right / found.items, found.candidate_right / found.items
     gate = at_most(name, drop, max_drop, pair=right)
     beside = f"; {found.lost} answers lost and {found.gained} gained of {found.items}, McNemar p = {found.p_value:.3g}"
+    if right[0] <= max_drop:
+        beside += (
+            f"; the baseline is right on {found.baseline_right}: this gate cannot be missed, the suite is too hard"
+        )
     return GateResult(**{**gate.__dict__, "detail": gate.detail + beside})

@@ -131,6 +131,9 @@ def test_the_gate_counts_what_is_lost_net_of_what_is_gained() -> None:
     assert gate.measured == pytest.approx(0.3) and gate.low < 0.3 < gate.high == gate.bound
     assert "12 answers lost and 0 gained of 40" in gate.detail and "limit 0.15" in gate.detail
     assert drop_gate("task_suite", compare_tasks(some, some).overall, 0.15).passed
+    none = answer_items(lambda batch: ["" for _ in batch], items(40))
+    assert "cannot be missed" in drop_gate("task_suite", compare_tasks(none, none).overall, 0.15).detail
+    assert "cannot be missed" not in gate.detail
     assert drop_gate("task_suite", compare_tasks(some, right).overall, 0.0).passed
 
 
