@@ -172,7 +172,5 @@ def _table(checkpoint: Checkpoint) -> list[dict[str, Any]]:
             row[0] += 1
             row[1] += info.nbytes
     rows = [{"kind": kind, "tensors": count, "bytes": size} for kind, (count, size) in sorted(kinds.items())]
-    total = {"kind": "total", "tensors": 0, "bytes": 0}
-    for count, size in kinds.values():
-        total = {"kind": "total", "tensors": int(total["tensors"]) + count, "bytes": int(total["bytes"]) + size}
-    return [*rows, total]
+    tensors, size = (sum(row[column] for row in kinds.values()) for column in (0, 1))
+    return [*rows, {"kind": "total", "tensors": tensors, "bytes": size}]

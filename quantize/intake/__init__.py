@@ -41,6 +41,7 @@ type give the same bytes. Nothing here imports torch or transformers.
 | TF-SRC-032 | a pipe, device or folder in the place of a file |
 | TF-SRC-033 | a chat template that does not compile |
 | TF-SRC-050 | parts of a GGUF model are missing or do not belong together |
+| TF-SRC-051 | a checkpoint that arrives quantized and is faulty |
 """
 
 from quantize.intake.api import (

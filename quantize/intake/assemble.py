@@ -106,6 +106,7 @@ def assemble_folder(
 ) -> CheckpointInfo:
     """Copy or convert the checked ``folder`` into ``out``. ``info``: source, sha256 and origin for the record."""
     _refuse_untied(folder)
+    _refuse_faulty(folder)
     target = None if folder.prequantized else TARGETS[dtype]
     kept = folder.kept
     total = sum(_nbytes(tensor, target) for tensor in kept.values())
@@ -115,7 +116,7 @@ def assemble_folder(
     progress.start(f"Writing the checkpoint in {dtype if target else 'its own format'}", total)
     written: dict[str, list[TensorPlan]] = {}
     for file in sorted({tensor.file for tensor in folder.tensors.values()}):
-        plans = [_plan(folder.path, name, tensor, target) for name, tensor in kept.items() if tensor.file == file]
+        plans = [_plan(folder, name, tensor, target) for name, tensor in kept.items() if tensor.file == file]
         if not plans:
             continue  # a shard of nothing but left-out tensors
         written[file] = plans
@@ -161,6 +162,8 @@ def _companions(folder: Folder, out: Path, dtype: str) -> None:
     for name in ("special_tokens_map.json", "hf_quant_config.json"):
         if name in folder.companions:
             write_json(out / name, read_json(folder.path / name))
+    if folder.conversion is not None and folder.conversion.record is not None:
+        write_json(out / "hf_quant_config.json", folder.conversion.record)
     for name in folder.code_files:
         _copy(folder.path / name, out / name, None)
 
@@ -209,17 +212,22 @@ def _values(path: Path, tensor: TensorInfo) -> npt.NDArray[Any]:
     return raw.view(FLOATS[tensor.dtype]) if tensor.dtype in FLOATS else raw
 
 
-def _plan(path: Path, name: str, tensor: TensorInfo, target: str | None) -> TensorPlan:
+def _plan(folder: Folder, name: str, tensor: TensorInfo, target: str | None) -> TensorPlan:
     dtype = tensor.dtype if target is None else target
+    made = folder.conversion.plan(name, dtype) if folder.conversion is not None else None
+    if made is not None:
+        return made
 
     def pieces() -> Iterator[npt.NDArray[Any]]:
-        return converted_pieces(_values(path, tensor), tensor.dtype, dtype, name)
+        return converted_pieces(_values(folder.path, tensor), tensor.dtype, dtype, name)
 
     return TensorPlan(name, dtype, tensor.shape, pieces)
 
 
 def _stays(folder: Folder, file: str, plans: list[TensorPlan]) -> bool:
     """Whether every tensor of ``file`` travels unchanged, so that the file can be copied."""
+    if folder.conversion is not None:
+        return False
     stored = {name: tensor.dtype for name, tensor in folder.tensors.items() if tensor.file == file}
     return stored == {plan.name: plan.dtype for plan in plans}
 
@@ -260,6 +268,26 @@ def _refuse_untied(folder: Folder) -> None:
                 "set tie_word_embeddings: false in config.json, if lm_head.weight is the trained projection",
                 "remove lm_head.weight, if the embedding is",
             ],
+        )
+
+
+def _refuse_faulty(folder: Folder) -> None:
+    """``TF-SRC-051`` when a checkpoint that arrives quantized has an error that the audit finds."""
+    if folder.prequantized is None and folder.conversion is None:
+        return
+    from quantize.audit import audit_checkpoint
+
+    report = audit_checkpoint(folder.path, full=False)
+    faults = [finding for finding in report.findings if finding.blocks]
+    if faults:
+        raise ForgeError(
+            "TF-SRC-051",
+            f"the quantized checkpoint is faulty: {'; '.join(f'{one.code} {one.headline}' for one in faults[:3])}"
+            + (f" and {len(faults) - 3} more" if len(faults) > 3 else ""),
+            asked=str(folder.path),
+            numbers={"errors": len(faults), "codes": sorted({one.code for one in faults})},
+            why=faults[0].why,
+            remedies=[f"trtforge audit {folder.path} shows everything", *faults[0].remedies],
         )
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantize.intake.info import CheckpointInfo
 from quantize.intake.model_config import check_config, read_json, require_architecture
@@ -28,6 +28,10 @@ from trtforge.models.folder_kind import FolderKind, kind_of
 from trtforge.models.record import Model, expected_tensors
 from trtforge.templates import template_places
 from trtforge.templates.other_tokenizers import other_tokenizers, tokenizer_remedies
+
+if TYPE_CHECKING:
+    from quantize.forensics.record import Record
+    from quantize.intake.foreign import Conversion
 
 #: the longest templates have some 20 kB
 MAX_TEMPLATE_BYTES = 4 << 20
@@ -68,6 +72,7 @@ class Folder:
     code_files: tuple[str, ...]
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    conversion: Conversion | None = None
 
     @property
     def kept(self) -> dict[str, TensorInfo]:
@@ -77,7 +82,8 @@ class Folder:
     def files(self) -> list[str]:
         """Every file whose content decides the checkpoint, sorted."""
         index = [INDEX_NAME] if (self.path / INDEX_NAME).is_file() else []
-        return sorted({*self.companions, *self.code_files, *index, *(info.file for info in self.tensors.values())})
+        read = self.conversion.sources if self.conversion is not None else [i.file for i in self.tensors.values()]
+        return sorted({*self.companions, *self.code_files, *index, *read})
 
 
 def files_of(path: Path) -> list[str]:
@@ -106,20 +112,69 @@ def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
     tokenizer_config = read_json(path / TOKENIZER_CONFIG) if TOKENIZER_CONFIG in companions else {}
     code_files = _check_remote_code(path, config, tokenizer_config, allow_remote_code)
     require_architecture(config)
-    quant_config = read_json(path / "hf_quant_config.json") if "hf_quant_config.json" in companions else None
-    prequantized = recognize(config, quant_config)
+    foreign = _foreign(path, config)
+    prequantized = recognize(config, _quant_config(path)) if foreign is None else None
     shape = check_config(config, generation)
     for name in _require_weights(path):
         _require_inside(path, name)
     tensors = read_headers(path)
+    conversion = None
+    if foreign is not None:
+        from quantize.intake.foreign import convert_checkpoint
+
+        biases = frozenset(name for name in expected_tensors(shape) if name.endswith(".bias"))
+        conversion = convert_checkpoint(path, foreign, tensors, biases)
+        prequantized, tensors = conversion.target, conversion.tensors
+        config = _converted(config, conversion)
     _require_tokenizer(path)
     template = chat_template(path, companions, tokenizer_config)
     if template is not None:
         check_template(template)
     dropped, notes = _compare(tensors, shape, prequantized)
+    if conversion is not None:
+        notes = [conversion.note, *notes]
     return Folder(
-        path, config, generation, shape, tensors, prequantized, companions, code_files, tuple(dropped), tuple(notes)
+        path,
+        config,
+        generation,
+        shape,
+        tensors,
+        prequantized,
+        companions,
+        code_files,
+        tuple(dropped),
+        tuple(notes),
+        conversion,
     )
+
+
+def _quant_config(path: Path) -> dict[str, Any] | None:
+    file = path / "hf_quant_config.json"
+    return read_json(file) if file.is_file() else None
+
+
+def _foreign(path: Path, config: dict[str, Any]) -> Record | None:
+    """What another tool than ModelOpt says of its quantization; None where there is none."""
+    from quantize.forensics.record import read_record
+
+    if _quant_config(path) is not None:
+        return None
+
+    def values(name: str) -> dict[str, Any]:
+        if name == CONFIG:
+            return config
+        return read_json(path / name) if (path / name).is_file() else {}
+
+    record = read_record(values, lambda name: (path / name).is_file())
+    return None if record is None or record.tool == "modelopt" else record
+
+
+def _converted(config: dict[str, Any], conversion: Conversion) -> dict[str, Any]:
+    """config.json with what the converted weights are."""
+    kept = {key: value for key, value in config.items() if key != "quantization_config"}
+    if conversion.record is None:
+        return kept
+    return {**kept, "quantization_config": {"quant_method": "modelopt", **conversion.record["quantization"]}}
 
 
 def is_bare(path: Path) -> bool:
@@ -140,8 +195,13 @@ def bare_info(path: Path, source: str, *, allow_remote_code: bool) -> Checkpoint
     tokenizer_config = read_json(path / TOKENIZER_CONFIG) if (path / TOKENIZER_CONFIG).is_file() else {}
     _check_remote_code(path, config, tokenizer_config, allow_remote_code)
     require_architecture(config)
-    quant_config = read_json(path / "hf_quant_config.json") if (path / "hf_quant_config.json").is_file() else None
-    quantized = recognize(config, quant_config)
+    foreign = _foreign(path, config)
+    if foreign is None:
+        quantized = recognize(config, _quant_config(path))
+    else:
+        from quantize.intake.foreign import convert_checkpoint
+
+        quantized = convert_checkpoint(path, foreign, {}, frozenset()).target
     shape = check_config(config, read_json(path / GENERATION) if (path / GENERATION).is_file() else None)
     stated = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return CheckpointInfo(

@@ -1,8 +1,9 @@
 """Checkpoints that arrive quantized: which formats go on as they are, which are refused by name.
 
 Policy: a checkpoint that ModelOpt exported (``hf_quant_config.json``, or ``quantization_config`` with
-``quant_method: modelopt``) is taken as it is when its format is one that the graph builder writes. Anything
-else is refused with its name: loading it as if it were plain weights drops the scales without an error.
+``quant_method: modelopt``) is taken as it is when its format is one that the graph builder writes. Of other tools'
+(:mod:`quantize.intake.foreign`) those are converted that lose nothing by it. Anything else is refused with its name:
+loading it as if it were plain weights drops the scales without an error. All of them are audited when they are fetched.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ def recognize(config: dict[str, Any], quant_config: dict[str, Any] | None) -> Pr
     elif embedded is not None:
         method = embedded.get("quant_method") if isinstance(embedded, dict) else None
         if method != "modelopt":
-            raise _refused(str(method or "an unnamed method"))
+            raise refused(str(method or "an unnamed method"))
         section = embedded.get("quantization", embedded)
     if section is None:
         return None
     if not isinstance(section, dict):
-        raise _refused("an unreadable description")
+        raise refused("an unreadable description")
     algorithm = section.get("quant_algo")
     cache = section.get("kv_cache_quant_algo") or scheme_cache(section)
     if algorithm is None and cache is None:
         return None
     if not isinstance(algorithm, str) or algorithm not in formats_by_algorithm():
-        raise _refused(f"ModelOpt {algorithm}")
+        raise refused(f"ModelOpt {algorithm}")
     caches = kv_modes_by("algorithm")
     if cache is not None and (not isinstance(cache, str) or cache not in caches):
-        raise _refused(f"ModelOpt {algorithm} with a {cache} cache")
+        raise refused(f"ModelOpt {algorithm} with a {cache} cache")
     return Prequantized(formats_by_algorithm()[algorithm], caches[cache].name if cache else None)
 
 
@@ -69,7 +70,8 @@ def scheme_cache(section: dict[str, Any]) -> str | None:
     return named if mode is None else mode.algorithm
 
 
-def _refused(name: str) -> ForgeError:
+def refused(name: str) -> ForgeError:
+    """``TF-SRC-024`` for a quantized form of that name."""
     return ForgeError(
         "TF-SRC-024",
         f"the checkpoint is already quantized in a format that is not supported: {name}",
@@ -79,5 +81,6 @@ def _refused(name: str) -> ForgeError:
         remedies=[
             "start from the unquantized checkpoint and set quantize.format",
             f"use a ModelOpt export in one of {', '.join(sorted(formats_by_algorithm()))}",
+            "use a compressed-tensors, AutoAWQ or GPTQ checkpoint of four-bit integers that are symmetric and in order",
         ],
     )

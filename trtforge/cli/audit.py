@@ -51,12 +51,10 @@ def audit(
 
     forms.chosen(console, form, code="TF-CLI-060")
     try:
-        report = audit_files(
-            open_files(checkpoint, console),
-            base=None if base is None else open_files(base, console),
-            full=full,
-            waived=_waivers(waive or []),
-        )
+        with console.progress("audit") as progress:
+            files = open_files(checkpoint, progress)
+            beside = None if base is None else open_files(base, progress)
+            report = audit_files(files, base=beside, full=full, waived=_waivers(waive or []))
     except ForgeError as error:
         if form != "table":
             forms.show(console, list(forms.refusals(error, Path(checkpoint))), form)

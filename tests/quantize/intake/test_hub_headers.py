@@ -104,6 +104,14 @@ def test_the_check_command_reads_the_headers(tmp_path: Path, hub: Served, monkey
     assert "TF-K4-001" in codes, "groups of 128 do not divide a width of 64: known from the headers alone"
 
 
+def test_the_audit_command_reads_the_headers(tmp_path: Path, hub: Served) -> None:
+    hub(made.write(tmp_path / "model", *made.fp8_blocks()))
+    result = run("audit", "hf:org/tiny", "--format", "github")
+    assert (result.exit_code, result.stdout) == (0, "")
+    result = run("audit", "hf:org/none", "--json")
+    assert result.exit_code == 2 and json.loads(result.stdout)["error"]["code"] == "TF-SRC-020"
+
+
 def test_a_bare_configuration_is_checked(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model")
     (folder / "model.safetensors").unlink()

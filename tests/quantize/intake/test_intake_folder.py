@@ -322,14 +322,14 @@ def test_generation_config_decides_the_end(model: Path, tmp_path: Path) -> None:
 
 
 def quantized(model: Path, *, algorithm: str = "FP8", cache: str | None = "FP8") -> None:
-    """The linears of ``model`` as a ModelOpt FP8 export has them (values do not matter here)."""
+    """The linears of ``model`` as a ModelOpt FP8 export has them (weights of zero, scales that no two share)."""
     tensors: dict[str, tuple[str, np.ndarray]] = {}
     for name, values in read_float32(model).items():
         if "_proj" in name:
             tensors[name] = ("F8_E4M3", np.zeros(values.shape, np.uint8))
             base = name.removesuffix(".weight")
-            tensors[f"{base}.weight_scale"] = ("F32", np.array(1.0, np.float32))
-            tensors[f"{base}.input_scale"] = ("F32", np.array(1.0, np.float32))
+            tensors[f"{base}.weight_scale"] = ("F32", np.array(0.001 * len(tensors), np.float32))
+            tensors[f"{base}.input_scale"] = ("F32", np.array(0.002 * len(tensors), np.float32))
         else:
             tensors[name] = ("BF16", to_bfloat16_bits(values))
     write_safetensors(model / "model.safetensors", tensors)
