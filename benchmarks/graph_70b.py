@@ -52,7 +52,7 @@ import json, re, sys, time
 start = time.perf_counter()
 from pathlib import Path
 from typing import Any
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 directory = Path(sys.argv[1])
 info = build_graph(directory, directory)
 seconds = time.perf_counter() - start

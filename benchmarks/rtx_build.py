@@ -75,8 +75,8 @@ def write_random(directory: Path) -> Path:
 
 def measure(checkpoint: Path, architecture: str, dtype: str, scratch: Path) -> dict[str, Any]:
     """One build of one engine; the graph's time is not counted."""
-    from builder.graphs import build_graph
-    from builder.targets import build_engine
+    from builder.graphs.build import build_graph
+    from builder.targets.rtx.target import build_engine
     from trtforge.recipe.schema import Build
 
     graph = scratch / "graph"

@@ -8,6 +8,7 @@ write to.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
@@ -90,7 +91,9 @@ def _from_wheel() -> Installation:
     server_version = WHEEL_SERVERS.get(version)
     check_numpy(server_version)
     library_folder = find_libpython(python)
-    runtime = _cache_root() / f"tritonserver-{version}-py{python}"
+    # wheels of one release in two environments need not be the same: each has a folder of its own
+    place = hashlib.sha256(str(carried).encode()).hexdigest()[:16]
+    runtime = _cache_root() / f"tritonserver-{version}-py{python}-{place}"
     _prepare(carried, stub, runtime)
     environment = _python_first()
     paths = [str(packages / "nvidia_pytriton.libs"), library_folder, os.environ.get("LD_LIBRARY_PATH", "")]

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -22,6 +20,7 @@ from typing import Any
 from filelock import FileLock
 
 from trtforge.ground.errors import EnvironmentLacks
+from trtforge.ground.processes import ended_with_us
 from trtforge.ground.shared_object import check_whole
 from trtforge.native.cache import VARIABLE
 
@@ -96,20 +95,9 @@ def call(command: Sequence[str]) -> tuple[int, str]:
         errors="replace",
         start_new_session=True,
     )
-    try:
+    with ended_with_us(process, 5.0):
         output, _ = process.communicate()
-    except BaseException:
-        _end(process)
-        raise
     return process.returncode, output
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ask first: ninja gives each compiler a group of its own and ends them when it is asked to end."""
-    for number, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, None)):
-        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, number)
-            process.wait(seconds)
 
 
 def answer_of(command: Sequence[str]) -> str:

@@ -156,8 +156,7 @@ class _Plan:
         self.letters = {name: letter for name, letter in self.letters.items() if letter}
         self.sizes = [(self.at[size.name], size.letter) for size in op.sizes if size.letter]
         self.dtypes = [(self.at[name], letter) for letter, name in op.dtypes.items()]
-        standard = {a.name: a.standard for a in op.attributes if a.standard}
-        self.standard: list[Any] = [standard.get(name, 0) for name, _ in op.fields]
+        self.standard: list[Any] = [op.standards.get(name, 0) for name, _ in op.fields]
 
 
 @cache

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from plugins import reference
+from plugins.host import int4, load
+from plugins.host.library import HostLibrary
 from trtforge.ground.progress import Progress, SilentProgress
-
-if TYPE_CHECKING:
-    import torch
-
-    from plugins.host.library import HostLibrary
 
 #: Largest absolute difference of an attention output (magnitudes up to about 4) from the float32 reference.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
@@ -40,8 +40,6 @@ def run_selftest(*, progress: Progress | None = None) -> list[Check]:
     Raises:
         EnvironmentLacks: TF-OPS-001 … 004 when the library cannot be opened at all.
     """
-    from plugins.host import load
-
     progress = progress or SilentProgress()
     library = load()
     names = [str(name) for name in library.info()["isas_available"]]
@@ -51,15 +49,14 @@ def run_selftest(*, progress: Progress | None = None) -> list[Check]:
     try:
         for name in names:
             library.select_isa(name)
-            for pool in POOLS:
-                checks.append(_guarded(f"{name}: attention, {pool} pool", functools.partial(_attention, library, pool)))
+            for what, check in (
+                *((f"attention, {pool} pool", functools.partial(_attention, library, pool)) for pool in POOLS),
+                ("same bits alone or batched", functools.partial(_same_bits, library)),
+                ("fused helpers", functools.partial(_helpers, library)),
+                ("INT4 linears", functools.partial(_int4_linear, library)),
+            ):
+                checks.append(_guarded(f"{name}: {what}", check))
                 progress.advance()
-            checks.append(_guarded(f"{name}: same bits alone or batched", functools.partial(_same_bits, library)))
-            progress.advance()
-            checks.append(_guarded(f"{name}: fused helpers", functools.partial(_helpers, library)))
-            progress.advance()
-            checks.append(_guarded(f"{name}: INT4 linears", functools.partial(_int4_linear, library)))
-            progress.advance()
     finally:
         library.select_isa(chosen)
     return checks
@@ -77,10 +74,6 @@ def _step(
     pool: str, requests: list[tuple[int, int]], activation: str = "float32", size: int = 64, slots: int = 16
 ) -> dict[str, Any]:
     """Tensors of a ragged step: (context before, new tokens) pairs over shuffled blocks of ``slots`` tokens."""
-    import torch
-
-    from plugins import reference
-
     generator = torch.Generator().manual_seed(7)
     heads, kv = 6, 2
     columns = max(-(-(before + fresh) // slots) for before, fresh in requests)
@@ -106,10 +99,6 @@ def _run(op: Callable[..., torch.Tensor], step: dict[str, Any], pool: torch.Tens
 
 
 def _attention(library: HostLibrary, pool: str) -> tuple[bool, str]:
-    import torch
-
-    from plugins import reference
-
     worst: dict[str, float] = {}
     stored = True
     for index, activation in enumerate(TOLERANCE, start=POOLS.index(pool)):
@@ -128,8 +117,6 @@ def _attention(library: HostLibrary, pool: str) -> tuple[bool, str]:
 
 
 def _same_bits(library: HostLibrary) -> tuple[bool, str]:
-    import torch
-
     requests = [(1030, 1), (0, 40), (511, 2)]
     step = _step("bfloat16", requests)
     together = _run(library.paged_attention, step, step["pool"].clone())
@@ -149,10 +136,6 @@ def _same_bits(library: HostLibrary) -> tuple[bool, str]:
 
 
 def _helpers(library: HostLibrary) -> tuple[bool, str]:
-    import torch
-
-    from plugins import reference
-
     close = functools.partial(torch.allclose, rtol=1e-5, atol=1e-6)
     x = torch.randn(5, 96, generator=torch.Generator().manual_seed(1))
     weight = torch.linspace(0.5, 1.5, 96)
@@ -177,10 +160,6 @@ def _helpers(library: HostLibrary) -> tuple[bool, str]:
 
 def _int4_linear(library: HostLibrary) -> tuple[bool, str]:
     """Against float64, and each row of a batch against the row alone."""
-    import torch
-
-    from plugins.host import int4
-
     outputs, inputs, group = 200, 256, 64
     generator = torch.Generator().manual_seed(3)
     integers = torch.randint(-8, 8, (outputs, inputs), generator=generator, dtype=torch.int8)

@@ -9,17 +9,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from plugins.selftest import TOLERANCE, Check
+import torch
+
+from plugins import reference, reference_trees
+from plugins.cuda.build import build_shim_library
+from plugins.cuda.library import CudaLibrary, find_cuda_library
+from plugins.host import load
+from plugins.selftest import TOLERANCE, Check, _run, _step
+from plugins.shared_ops import SharedOps
+from plugins.trees import TreeShape, new_state
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
-
-if TYPE_CHECKING:
-    import torch
-
-    from plugins.cuda.library import CudaLibrary
-    from plugins.shared_ops import SharedOps
 
 PAIRS = (
     ("bfloat16", "bfloat16"), ("bfloat16", "float8_e4m3fn"), ("float16", "float16"), ("float16", "float8_e4m3fn"),
@@ -33,11 +35,6 @@ def open_library() -> CudaLibrary:
     Raises:
         EnvironmentLacks: TF-ENV-001, 002 or TF-OPS-007 when neither can be had.
     """
-    import torch
-
-    from plugins.cuda.build import build_shim_library
-    from plugins.cuda.library import CudaLibrary, find_cuda_library
-
     if torch.cuda.is_available():
         return CudaLibrary(find_cuda_library())
     return CudaLibrary(build_shim_library().library)
@@ -50,8 +47,6 @@ def run_cuda_checks(*, progress: Progress | None = None) -> list[Check]:
         EnvironmentLacks: the CUDA ops can run neither on a GPU nor under the shim.
         ForgeError: TF-CLI-008, 009 when the shim cannot be compiled.
     """
-    from plugins.host import load
-
     progress = progress or SilentProgress()
     library = open_library()
     host = load()
@@ -88,11 +83,6 @@ def can_run() -> str | None:
 
 
 def _attention(library: CudaLibrary, activation: str, pool: str) -> str | None:
-    import torch
-
-    from plugins import reference
-    from plugins.selftest import _run, _step
-
     step = _step(pool, [(330, 1), (0, 21), (40, 3)], activation)
     there: dict[str, Any] = {
         name: tuple(x.to(library.device) for x in value) if isinstance(value, tuple) else
@@ -112,11 +102,6 @@ def _attention(library: CudaLibrary, activation: str, pool: str) -> str | None:
 
 
 def _tree(ops: SharedOps) -> str | None:
-    import torch
-
-    from plugins import reference_trees
-    from plugins.trees import TreeShape, new_state
-
     generator = torch.Generator().manual_seed(3)
     shape = TreeShape(top_k=6, expand=5, levels=3, total=24)
     ours, theirs = new_state(shape, 2, ops.device), new_state(shape, 2)
@@ -134,10 +119,6 @@ def _tree(ops: SharedOps) -> str | None:
 
 
 def _accept(ops: SharedOps) -> str | None:
-    import torch
-
-    from plugins import reference_trees
-
     generator = torch.Generator().manual_seed(4)
     tokens = torch.randint(0, 3, (3, 12), generator=generator).int()
     parents = torch.tensor([-1, 0, 0, 1, 1, 2, 3, 3, 4, 6, 6, 9], dtype=torch.int32).expand(3, -1).contiguous()
@@ -159,10 +140,6 @@ def _accept(ops: SharedOps) -> str | None:
 
 
 def _move(ops: SharedOps) -> str | None:
-    import torch
-
-    from plugins import reference_trees
-
     generator = torch.Generator().manual_seed(5)
     pools = [torch.randn(8, 2, 2, 16, 64, generator=generator).bfloat16() for _ in range(2)]
     table = torch.randperm(8, generator=generator).int().view(2, 4)

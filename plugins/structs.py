@@ -26,7 +26,6 @@ def _structure(name: str, fields: tuple[tuple[str, str], ...]) -> type[ctypes.St
 
 @cache
 def structure(op: Op) -> type[ctypes.Structure]:
-    """``struct trtforge_<op>_args``."""
     return _structure(f"{op.name}_args", op.fields)
 
 
@@ -40,12 +39,10 @@ def arguments(op: Op, **fields: Any) -> Any:
     Pointers are integers (``tensor.data_ptr()``); whoever fills them keeps the tensors alive.
     """
     kind = structure(op)
-    standard = {a.name: a.standard for a in op.attributes if a.standard}
-    return kind(struct_size=ctypes.sizeof(kind), **(standard | fields))
+    return kind(struct_size=ctypes.sizeof(kind), **(op.standards | fields))
 
 
 def cuda_call(**fields: Any) -> Any:
-    """``struct trtforge_cuda_call`` with these fields."""
     return CudaCall(struct_size=ctypes.sizeof(CudaCall), **fields)
 
 

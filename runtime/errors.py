@@ -34,7 +34,6 @@ def bad_request(asked: str, why: str) -> ForgeError:
 
 
 def prompt_too_long(tokens: int, limit: int, name: str) -> ForgeError:
-    """A prompt over the engine's limit."""
     return ForgeError(
         "TF-RUN-051",
         f"the prompt has {tokens} tokens; this engine takes at most {limit}",
@@ -80,7 +79,6 @@ def too_few_blocks(tokens: int, needed: int, available: int, block_size: int) ->
 
 
 def duplicate_id(request_id: str) -> ForgeError:
-    """A request id that is still live."""
     return ForgeError(
         "TF-RUN-053",
         f"request id {request_id!r} is in use",
@@ -103,7 +101,6 @@ def token_out_of_range(token: int, vocab_size: int, name: str = "the prompt") ->
 
 
 def too_many_samples(n: int, limit: int) -> ForgeError:
-    """More parallel samples than rows in a step."""
     return ForgeError(
         "TF-RUN-055",
         f"n is {n}; this engine runs at most {limit} sequences at once",
@@ -115,7 +112,6 @@ def too_many_samples(n: int, limit: int) -> ForgeError:
 
 
 def queue_full(waiting: int, limit: int) -> ForgeError:
-    """Back pressure: the waiting line is full."""
     return ForgeError(
         "TF-RUN-056",
         f"{waiting} requests are waiting; the queue holds {limit}",
@@ -127,7 +123,6 @@ def queue_full(waiting: int, limit: int) -> ForgeError:
 
 
 def shutting_down() -> ForgeError:
-    """Submitted while draining or after shutdown."""
     return ForgeError(
         "TF-RUN-057",
         "the engine is shutting down and takes no more requests",
@@ -149,7 +144,6 @@ def drain_ended() -> ForgeError:
 
 
 def engine_dead(cause: str, failures: int) -> ForgeError:
-    """The engine gave up after repeated failures."""
     return ForgeError(
         "TF-RUN-058",
         f"the engine is dead: {cause}",
@@ -207,7 +201,6 @@ def grammar_spent(reason: str) -> ForgeError:
 
 
 def bad_limits(message: str, numbers: dict[str, Any]) -> ForgeError:
-    """Engine limits that contradict each other."""
     return ForgeError(
         "TF-RUN-061",
         message,
@@ -218,7 +211,6 @@ def bad_limits(message: str, numbers: dict[str, Any]) -> ForgeError:
 
 
 def min_tokens_impossible(min_tokens: int, room: int) -> ForgeError:
-    """min_tokens over what the context limit leaves."""
     return ForgeError(
         "TF-RUN-062",
         f"min_tokens is {min_tokens}; after this prompt the context has room for {room}",
@@ -230,7 +222,6 @@ def min_tokens_impossible(min_tokens: int, room: int) -> ForgeError:
 
 
 def needs_tokenizer(what: str) -> ForgeError:
-    """Text asked of an engine that only knows tokens."""
     return ForgeError(
         "TF-RUN-063",
         f"{what} needs a tokenizer, and this engine was made without one",
@@ -241,7 +232,6 @@ def needs_tokenizer(what: str) -> ForgeError:
 
 
 def bad_schedule_value(name: str, value: object, allowed: str) -> ForgeError:
-    """A priority or timeout that means nothing."""
     return ForgeError(
         "TF-RUN-064",
         f"{name} is {short_repr(value)}; it must be {allowed}",
@@ -252,7 +242,6 @@ def bad_schedule_value(name: str, value: object, allowed: str) -> ForgeError:
 
 
 def bad_params(params: object) -> ForgeError:
-    """Something else where sampling parameters belong."""
     return ForgeError(
         "TF-RUN-066",
         f"the parameters are {short_repr(params)}; they must be SamplingParams",
@@ -263,7 +252,6 @@ def bad_params(params: object) -> ForgeError:
 
 
 def bad_request_field(name: str, value: object, allowed: str) -> ForgeError:
-    """An id or a salt of a wrong type."""
     return ForgeError(
         "TF-RUN-067",
         f"{name} is {short_repr(value)}; it must be {allowed}",

@@ -37,7 +37,6 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Record one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 

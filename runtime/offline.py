@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -130,42 +130,19 @@ class Engine:
         """The engine's tokenizer, if it has one."""
         return self.core.tokenizer
 
-    @overload
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: Params = None,
-        stream: Literal[False] = False,
-        *,
-        speculate: bool = True,
-    ) -> list[GenerationResult]: ...
-
-    @overload
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: Params = None,
-        *,
-        stream: Literal[True],
-        speculate: bool = True,
-    ) -> Iterator[RequestOutput]: ...
-
-    def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, stream: bool = False, *, speculate: bool = True
-    ) -> list[GenerationResult] | Iterator[RequestOutput]:
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, speculate: bool = True
+    ) -> list[GenerationResult]:
         """Run all prompts to their end, batched in flight; results in the order of the prompts.
 
         Args:
             prompts: texts, token id lists, or chats (lists of messages); a single one is taken as a list of one.
             params: for all prompts, or one each; a mapping is read by :meth:`SamplingParams.from_mapping`.
-            stream: return :meth:`stream`'s iterator instead.
             speculate: whether an engine that speculates may draft; the answers are the same.
 
         Raises:
             ForgeError: a prompt that the engine cannot serve (nothing is generated then), or a failed step.
         """
-        if stream:
-            return self.stream(prompts, params, speculate=speculate)
         results: dict[str, GenerationResult] = {}
         for output in self.stream(prompts, params, speculate=speculate, _deltas=False):
             if output.error is not None:
@@ -284,12 +261,4 @@ def _request(request_id: str, prompt: Any, params: SamplingParams, stream: bool)
 
 def error_from_json(error: dict[str, Any]) -> ForgeError:
     """The refusal that an output's ``error`` holds."""
-    return ForgeError(
-        error["code"],
-        error["message"],
-        asked=error["asked"],
-        numbers=error["numbers"],
-        why=error["why"],
-        remedies=error["remedies"],
-        exit_code=error["exit_code"],
-    )
+    return ForgeError(**error)

@@ -25,23 +25,6 @@ class Sample:
         bad_words: text-level bad words, or None.
     """
 
-    __slots__ = (
-        "_bad_words",
-        "_detokenizer",
-        "_logprobs",
-        "_stops",
-        "_text",
-        "_tokens",
-        "cumulative_logprob",
-        "finish_reason",
-        "last_token_at",
-        "num_accepted_tokens",
-        "num_draft_tokens",
-        "sampling",
-        "sequence",
-        "stop_reason",
-    )
-
     def __init__(
         self,
         sequence: Sequence,

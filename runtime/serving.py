@@ -199,7 +199,6 @@ class AsyncEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine steps."""
         return self._death is None and self._thread.is_alive()
 
     @property

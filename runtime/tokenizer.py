@@ -157,8 +157,7 @@ class EngineTokenizer:
 
         if self._guided is None:
             self._guided = GrammarCompiler(self.backend.to_str(), vocab_size, eos_token_ids)
-        state: GuidedState = self._guided.compile(guide)
-        return state
+        return self._guided.compile(guide)
 
 
 def _panicked(why: str) -> ForgeError:

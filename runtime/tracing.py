@@ -21,5 +21,4 @@ def trace(name: str) -> AbstractContextManager[Any]:
     if not _enabled:
         return _NOTHING
     nvtx: Any = sys.modules["torch"].cuda.nvtx
-    scope: AbstractContextManager[Any] = nvtx.range(name)
-    return scope
+    return nvtx.range(name)

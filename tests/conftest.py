@@ -79,8 +79,8 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint's engine for the torch target; read only."""
-    from builder.graphs import build_graph
-    from builder.targets import build_engine
+    from builder.graphs.build import build_graph
+    from tests.support.engines import build_engine
     from trtforge.recipe.schema import Build
 
     folder = tmp_path_factory.mktemp("tiny-engine")

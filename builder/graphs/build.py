@@ -110,7 +110,6 @@ def build_graph(
 
 
 def _scales(blocks: Blocks, kv_format: str) -> str:
-    """Where the scales of the pools come from."""
     if not pools()[kv_format].scaled:
         return "none"
     first = kv_scale_name(blocks.tensors, "model.layers.0.self_attn", "k")

@@ -113,12 +113,10 @@ class Emitter:
         return self.constant(f"axes_{axis}", np.array([axis], dtype=np.int64))
 
     def input(self, name: str, onnx_type: int, shape: Sequence[int | str]) -> str:
-        """Declare a graph input."""
         self.graph.input.append(_value(name, onnx_type, shape))
         return name
 
     def output(self, name: str, onnx_type: int, shape: Sequence[int | str]) -> None:
-        """Declare a graph output."""
         self.graph.output.append(_value(name, onnx_type, shape))
 
 
@@ -138,6 +136,3 @@ def _value(name: str, onnx_type: int, shape: Sequence[int | str]) -> ValueInfoPr
         else:
             dim.dim_value = size
     return info
-
-
-__all__ = ["MODEL_TYPES", "ONNX_TYPES", "Emitter", "scope_of"]

@@ -76,7 +76,6 @@ class GraphInfo:
         return value
 
     def write(self, directory: Path) -> None:
-        """Write graph.json into ``directory``."""
         text = json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n"
         (directory / INFO_FILE).write_text(text, encoding="utf-8")
 

@@ -48,8 +48,7 @@ def _positive(rope: Mapping[str, Any], key: str) -> float:
 def _powers(rope: Mapping[str, Any], head_size: int) -> Array:
     """theta^(2i/E) for i < E/2, float32 as torch computes it."""
     exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
-    powers: Array = np.power(np.float32(_positive(rope, "rope_theta")), exponents, dtype=np.float32)
-    return powers
+    return np.power(np.float32(_positive(rope, "rope_theta")), exponents, dtype=np.float32)
 
 
 def _default(rope: Mapping[str, Any], head_size: int) -> tuple[Array, float]:

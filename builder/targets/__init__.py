@@ -8,30 +8,30 @@ targets are built from the ONNX graph, others from the quantized checkpoint (Ten
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from builder.targets.description import Description
 from builder.targets.record import changed, read_engine, require_whole
 from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.ground.errors import ForgeError
-from trtforge.ground.progress import Progress
-from trtforge.recipe.schema import Build
 from trtforge.targets import TARGETS
 
-__all__ = ["build_engine", "engine_info", "read_engine", "target_module"]
+__all__ = ["describe", "engine_info", "read_engine", "target_module"]
+
+#: files that a verdict names
+_MOST = 8
 
 
-def target_module(name: str, part: str = "target", *, made_from: str | None = None) -> ModuleType:
+def target_module(name: str, part: str = "target") -> ModuleType:
     """A module of the folder of a target: ``target`` builds engines, ``info`` describes them.
 
-    Args:
-        made_from: what its engines must be made from, ``graph`` or ``checkpoint``.
-
     Raises:
-        ForgeError: ``TF-BLD-001`` this version does not build that target, or not from that.
+        ForgeError: ``TF-BLD-001`` this version does not build that target.
     """
-    if name not in TARGETS or made_from not in (None, TARGETS[name].made_from):
+    if name not in TARGETS:
         raise ForgeError(
             "TF-BLD-001",
             f"This version does not build the target {name}",
@@ -41,27 +41,6 @@ def target_module(name: str, part: str = "target", *, made_from: str | None = No
             remedies=[f"Set build.target: {other}" for other in sorted(TARGETS)],
         )
     return importlib.import_module(f"{__name__}.{TARGETS[name].folder}.{part}")
-
-
-def build_engine(
-    graph_dir: Path,
-    out: Path,
-    *,
-    name: str,
-    build: Build,
-    speculation: SpeculationRecord | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Write the engine that ``build.target`` names from a graph into ``out``; returns the contents of engine.json.
-
-    Raises:
-        ForgeError: ``TF-BLD-001`` this version does not build that target from a graph; and the target's own.
-    """
-    module = target_module(build.target, made_from="graph")
-    engine: dict[str, Any] = module.build_engine(
-        graph_dir, out, name=name, build=build, speculation=speculation, progress=progress
-    )
-    return engine
 
 
 def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, Any]:
@@ -84,6 +63,17 @@ def engine_info(engine_dir: Path, capability: str | None = None) -> dict[str, An
     if record is not None and record.draft is not None:
         info["draft_engine"] = engine_info(engine_dir / record.draft, capability)
     return info
+
+
+def describe(document: dict[str, Any]) -> Description:
+    """What :func:`engine_info` found in words; broken also where files of the engine are gone."""
+    described: Description = target_module(document["target"], "info").describe(document)
+    gone = document.get("missing", ())
+    if not gone:
+        return described
+    more = f" and {len(gone) - _MOST} more" if len(gone) > _MOST else ""
+    verdict = f"files of the engine are gone: {', '.join(gone[:_MOST])}{more}"
+    return replace(described, verdicts=(verdict, *described.verdicts), broken=True)
 
 
 def _speculation(engine: dict[str, Any], engine_dir: Path) -> SpeculationRecord | None:

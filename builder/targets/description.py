@@ -1,13 +1,16 @@
 """What a target says of its engines to people: ``trtforge engine info`` shows it, the bundle's report takes its rows.
 
-A target's ``info`` module offers ``engine_info`` (the document), ``describe`` (the document in words),
+A target's ``info`` module offers ``engine_info`` (the document; ``missing``: files of the engine that are gone),
+``describe`` (the document in words),
 ``report_rows`` (rows of the report, of the build's summary) and ``use`` where it is not served in the common way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Rows = tuple[tuple[str, str], ...]
@@ -50,6 +53,11 @@ class Use:
     title: str
     text: str
     blocks: tuple[str, ...] = field(default=())
+
+
+def missing_files(artifact: Path, names: Iterable[str]) -> list[str]:
+    """Those of an engine's files that are gone."""
+    return [name for name in names if not os.path.isfile(artifact / name)]  # noqa: PTH113  no name makes it raise
 
 
 def limit_rows(document: Mapping[str, Any]) -> list[list[str]]:

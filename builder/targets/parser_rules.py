@@ -26,7 +26,6 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def integer_attribute(node: NodeProto, name: str) -> int | None:
-    """An integer attribute of a node; None when it has none of that name."""
     found = [item.i for item in node.attribute if item.name == name]
     return int(found[0]) if found else None
 

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from builder.files import content_files
 from builder.graphs.info import GraphInfo
-from builder.memory import DraftMemory, MemoryPlan, activation_bytes
+from builder.memory import DraftMemory, MemoryPlan, activation_bytes, plan_memory
+from builder.targets.record import ENGINE_FILE
+from trtforge.drafting.record import DRAFT_DIR, SpeculationRecord
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.hashing import hash_file
 from trtforge.ground.progress import Progress
 from trtforge.models.kv import kv_bytes_per_token
 from trtforge.recipe.schema import Build, Limits
+
+
+def longest_input(limits: Limits) -> int:
+    """The recipe's ``max_input_len``, or what ``max_seq_len`` leaves beside one token of an answer.
+
+    Raises:
+        ForgeError: ``TF-BLD-013`` no room for an answer.
+    """
+    longest = limits.max_seq_len - 1 if limits.max_input_len is None else limits.max_input_len
+    if 0 < longest < limits.max_seq_len:
+        return longest
+    raise ForgeError(
+        "TF-BLD-013",
+        f"max_input_len {longest} leaves no room for an answer in max_seq_len {limits.max_seq_len}",
+        asked=f"build.limits.max_input_len: {longest}",
+        numbers={"max_input_len": longest, "max_seq_len": limits.max_seq_len},
+        why="max_seq_len counts prompt and answer together.",
+        remedies=["Raise build.limits.max_seq_len", "Lower build.limits.max_input_len (or leave it out)"],
+    )
 
 
 def check_limits(graph: GraphInfo, build: Build, *, target: str) -> Limits:
@@ -39,16 +62,7 @@ def check_limits(graph: GraphInfo, build: Build, *, target: str) -> Limits:
             why="Past its trained positions a rotary model turns to garbage without an error.",
             remedies=[f"Set build.limits.max_seq_len to at most {graph.max_position_embeddings}"],
         )
-    longest_input = limits.max_seq_len - 1 if limits.max_input_len is None else limits.max_input_len
-    if not 0 < longest_input < limits.max_seq_len:
-        raise ForgeError(
-            "TF-BLD-013",
-            f"max_input_len {longest_input} leaves no room for an answer in max_seq_len {limits.max_seq_len}",
-            asked=f"build.limits.max_input_len: {longest_input}",
-            numbers={"max_input_len": longest_input, "max_seq_len": limits.max_seq_len},
-            why="max_seq_len counts prompt and answer together.",
-            remedies=["Raise build.limits.max_seq_len", "Lower build.limits.max_input_len (or leave it out)"],
-        )
+    longest = longest_input(limits)
     if limits.max_num_tokens < limits.max_batch_size:
         raise ForgeError(
             "TF-BLD-013",
@@ -70,7 +84,7 @@ def check_limits(graph: GraphInfo, build: Build, *, target: str) -> Limits:
             why="The block size is part of the graph's pool shapes.",
             remedies=["Build the graph again with the recipe's block size"],
         )
-    return limits.model_copy(update={"max_input_len": longest_input})
+    return limits.model_copy(update={"max_input_len": longest})
 
 
 def model_facts(graph: GraphInfo) -> dict[str, Any]:
@@ -133,10 +147,66 @@ def check_draft(graph: GraphInfo, draft: GraphInfo) -> None:
         )
 
 
-def draft_memory(graph: GraphInfo, limits: Limits, weight_bytes: int) -> DraftMemory:
-    """What drafts beside a model, as the memory plan counts it."""
-    per_token = kv_bytes_per_token(graph.kv, graph.kv_cache["format"])
-    return DraftMemory(weight_bytes, activation_bytes(graph, limits), per_token)
+class Planned(Protocol):
+    """A graph that a target has planned, before its engine is written."""
+
+    @property
+    def graph(self) -> GraphInfo:
+        """What the graph is."""
+
+    @property
+    def limits(self) -> Limits:
+        """The recipe's, with ``max_input_len``."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as they are executed."""
+
+    def write(self, out: Path, facts: dict[str, Any], plan: MemoryPlan, hashes: Mapping[str, str]) -> dict[str, Any]:
+        """Write the engine and return its engine.json; ``hashes`` are those of files in sub-folders."""
+
+
+def write_engines(
+    model: Planned,
+    draft: Planned | None,
+    out: Path,
+    *,
+    name: str,
+    build: Build,
+    speculation: SpeculationRecord | None,
+    free_bytes: Callable[[], int | None],
+) -> dict[str, Any]:
+    """Plan the memory of a model and of what drafts beside it, and write both; returns engine.json of the model.
+
+    Args:
+        draft: goes into the folder ``draft`` of ``out``.
+        free_bytes: asked where the recipe says a share of the free memory.
+
+    Raises:
+        ForgeError: ``TF-BLD-010``/``011`` memory; what writing raises.
+    """
+    limits, beside, hashes = model.limits, None, {}
+    if draft is not None:
+        per_token = kv_bytes_per_token(draft.graph.kv, draft.graph.kv_cache["format"])
+        beside = DraftMemory(draft.weight_bytes, activation_bytes(draft.graph, limits), per_token)
+    plan = plan_memory(
+        model.graph,
+        limits,
+        build.kv_cache,
+        weights_bytes=model.weight_bytes,
+        free_bytes=free_bytes() if build.kv_cache.free_fraction is not None else None,
+        draft_tokens=0 if speculation is None else speculation.most_tokens,
+        draft=beside,
+    )
+    if draft is not None:
+        facts = {"name": f"{name}-draft", **draft_facts(draft.graph, limits, plan)}
+        drafted = draft.write(out / DRAFT_DIR, facts, plan, {})["sha256"]
+        drafted |= {ENGINE_FILE: hash_file(out / DRAFT_DIR / ENGINE_FILE)}
+        hashes = {f"{DRAFT_DIR}/{file}": digest for file, digest in drafted.items()}
+    facts = {"name": name, **graph_facts(model.graph, limits, plan)}
+    if speculation is not None:
+        facts["speculation"] = speculation.to_json()
+    return model.write(out, facts, plan, hashes)
 
 
 def hash_files(directory: Path, exclude: frozenset[str], progress: Progress) -> dict[str, str]:

@@ -34,8 +34,7 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
             why="The directory is no engine, or was written by another version.",
             remedies=["Point at the engine directory of a bundle (BUNDLE/engine)", "Build the engine again"],
         ) from error
-    result: dict[str, Any] = engine
-    return result
+    return engine
 
 
 def write_engine(out: Path, engine: dict[str, Any]) -> dict[str, Any]:
@@ -44,8 +43,7 @@ def write_engine(out: Path, engine: dict[str, Any]) -> dict[str, Any]:
     partial = out / f"{ENGINE_FILE}.partial"
     partial.write_text(text, encoding="utf-8")
     partial.replace(out / ENGINE_FILE)
-    result: dict[str, Any] = json.loads(text)
-    return result
+    return json.loads(text)
 
 
 def require_whole(engine: dict[str, Any], engine_dir: Path) -> None:

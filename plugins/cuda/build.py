@@ -62,7 +62,6 @@ class Build:
 
     @property
     def library(self) -> Path:
-        """The shared library."""
         return self.folder / SHARED
 
     @property
@@ -72,7 +71,6 @@ class Build:
 
 
 def source_tree() -> Path:
-    """The folder ``plugins`` of this source tree."""
     return Path(__file__).resolve().parents[1]
 
 

@@ -6,12 +6,10 @@ Nothing here imports torch until a tensor is handed over.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plugins.host.library import HostLibrary
-
-__all__ = ["find_library", "info", "load"]
 
 
 def load() -> HostLibrary:
@@ -24,15 +22,3 @@ def load() -> HostLibrary:
     from plugins.host.library import load_library
 
     return load_library()
-
-
-def find_library() -> str:
-    """Path of the library that :func:`load` would open; raises TF-OPS-001 when there is none."""
-    from plugins.host.library import find_library as find
-
-    return str(find())
-
-
-def info() -> dict[str, Any]:
-    """What ``plugins info`` prints: path, abi, isa in use, isas compiled and available, compiler, source hash."""
-    return load().info()

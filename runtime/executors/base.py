@@ -85,7 +85,6 @@ class StepProfile:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, part: str, seconds: float) -> None:
-        """Add ``seconds`` to ``part``."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
 

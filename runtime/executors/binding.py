@@ -8,13 +8,16 @@ kernel needs is copied into it, and the copy is counted in the report.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from runtime.executors import program
-from runtime.executors.kernels import Kernels
+from runtime.executors.kernels import TorchKernels
 from runtime.executors.linears import PackedLinear
 from runtime.executors.matching import GraphView, InputQuant
 from runtime.executors.onnx_graph import Graph, Node
@@ -73,7 +76,7 @@ class Binder:
     """Gives values their slots and makes the program's steps, for one type of activations and a number of rows."""
 
     def __init__(
-        self, lowering: LoweringResult, ops: list[Op], kernels: Kernels, dtype: torch.dtype, max_rows: int
+        self, lowering: LoweringResult, ops: list[Op], kernels: TorchKernels, dtype: torch.dtype, max_rows: int
     ) -> None:
         self.low, self.ops = lowering, ops
         self.kernels, self.dtype, self.max_rows = kernels, dtype, max_rows
@@ -154,7 +157,7 @@ class Binder:
         pool = self.free.get(("fresh", width))
         return pool.pop() if pool else Slot(rowed=True)
 
-    def _output(self, op: Op, name: str, logits: bool) -> Slot:
+    def _output(self, op: Op, name: str) -> Slot:
         """The slot of an output in a row buffer; an in-place one takes its input's over."""
         source = op.inplace.get(name)
         slot = self._rows(op.widths[name]) if source is None else self.refs[source].slot
@@ -176,9 +179,27 @@ class Binder:
         if name not in self.low.segments and ref.slot.rowed and ref.slot.t is not None and ref.width in (-1, width):
             return ref.slot
         slot = self._rows(width)
-        self._step(program.copy(ref, slot), "copies", logits)
-        self.copies += 1
+        self._copy(ref, slot, logits)
         return slot
+
+    def _copy(self, source: Ref, slot: Slot, logits: bool) -> None:
+        """Put a value into a buffer that something changes, or needs as one."""
+
+        def run(rows: int) -> None:
+            slot.t[:rows] = source.value(rows)
+
+        self._step(run, "copies", logits)
+        self.copies += 1
+
+    def _fresh_result(self, op: Op, value: Callable[[int], torch.Tensor], part: str, logits: bool) -> None:
+        """An output that is a new tensor in each step: what ``value`` gives for the step's rows."""
+        slot = Slot(rowed=True)
+        self.refs[op.outs[0]] = Ref(slot)
+
+        def run(rows: int) -> None:
+            slot.t = value(rows)
+
+        self._step(run, part, logits)
 
     def _step(self, run: program.Run, part: str, logits: bool) -> None:
         self.steps.append(Step(run, part, logits))
@@ -187,54 +208,51 @@ class Binder:
         getattr(self, f"_bind_{op.kind}")(op, logits)
 
     def _bind_embedding(self, op: Op, logits: bool) -> None:
-        table = op.params["table"].data
-        slot = self._output(op, op.outs[0], logits)
-        ids = self._ref("input_ids").slot
-        self._step(program.embedding(self.kernels, table.to(self.low.device), ids, slot), "embedding", logits)
+        kernels, table = self.kernels, op.params["table"].data.to(self.low.device)
+        ids, slot = self._ref("input_ids").slot, self._output(op, op.outs[0])
+        self._step(lambda rows: kernels.embedding(table, ids.t, slot.t, rows), "embedding", logits)
 
     def _bind_table(self, op: Op, logits: bool) -> None:
-        slot = Slot(rowed=True)
-        self.refs[op.outs[0]] = Ref(slot)
-        self._step(program.table_rows(op.params["table"], self._ref("positions").slot, slot), "rotary", logits)
+        """Rows of a table by position (rotary cos and sin)."""
+        table, positions = op.params["table"], self._ref("positions").slot
+        self._fresh_result(op, lambda rows: table.index_select(0, positions.t), "rotary", logits)
 
     def _bind_rms_norm(self, op: Op, logits: bool) -> None:
+        kernels, weight, epsilon = self.kernels, op.params["weight"], op.params["epsilon"]
         x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
-        slot = self._output(op, op.outs[0], logits)
-        run = program.rms_norm(self.kernels, x, op.params["weight"], op.params["epsilon"], slot)
-        self._step(run, "norms", logits)
+        slot = self._output(op, op.outs[0])
+        self._step(lambda rows: kernels.rms_norm(x.t, weight, epsilon, slot.t, rows), "norms", logits)
 
     def _residual(self, op: Op, logits: bool) -> Slot:
         """The buffer that a residual sum accumulates in, filled with the residual."""
-        name, out = op.ins[0], op.outs[0]
-        if out in op.inplace:
-            return self._output(op, out, logits)
-        slot = self._output(op, out, logits)
-        self._step(program.copy(self._ref(name), slot), "copies", logits)
-        self.copies += 1
+        slot = self._output(op, op.outs[0])
+        if op.outs[0] not in op.inplace:
+            self._copy(self._ref(op.ins[0]), slot, logits)
         return slot
 
     def _bind_add_rms_norm(self, op: Op, logits: bool) -> None:
+        kernels, weight, epsilon = self.kernels, op.params["weight"], op.params["epsilon"]
         residual = self._residual(op, logits)
-        slot = self._output(op, op.outs[1], logits)
-        weight, epsilon = op.params["weight"], op.params["epsilon"]
-        run = program.add_rms_norm(self.kernels, residual, self._ref(op.ins[1]), weight, epsilon, slot)
-        self._step(run, "norms", logits)
+        slot, x = self._output(op, op.outs[1]), self._ref(op.ins[1])
+        self._step(
+            lambda rows: kernels.add_rms_norm(residual.t, x.columns(), weight, epsilon, slot.t, rows), "norms", logits
+        )
 
     def _bind_add(self, op: Op, logits: bool) -> None:
-        residual = self._residual(op, logits)
-        self._step(program.add(self.kernels, residual, self._ref(op.ins[1])), "norms", logits)
+        kernels, residual, x = self.kernels, self._residual(op, logits), self._ref(op.ins[1])
+        self._step(lambda rows: kernels.add(residual.t, x.columns(), rows), "norms", logits)
 
     def _bind_quantize(self, op: Op, logits: bool) -> None:
         quant: InputQuant = op.params["quant"]
         x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
-        slot = self._output(op, op.outs[0], logits)
-        if quant.method is None:
+        slot, part = self._output(op, op.outs[0]), "activation quantization"
+        if quant.method is None:  # a factor a column (AWQ's pre_quant_scale)
             factors = self.low.view.evaluate(quant.factors).to(self.dtype).flatten().to(self.low.device)
-            run = program.scale_columns(factors, x, slot)
+            self._step(lambda rows: torch.mul(x.t[:rows], factors, out=slot.t[:rows]), part, logits)
         else:
-            kernel, kept = str(quant.method.input_kernel), quant.method.kept_scale(quant.scale)
-            run = program.fake_quant(self.kernels, kernel, quant.scale, kept * op.params["out_scale"], x, slot)
-        self._step(run, "activation quantization", logits)
+            kernel, scale = getattr(self.kernels, str(quant.method.input_kernel)), quant.scale
+            out_scale = quant.method.kept_scale(scale) * op.params["out_scale"]
+            self._step(lambda rows: kernel(x.t, scale, out_scale, slot.t, rows), part, logits)
 
     def _bind_linear(self, op: Op, logits: bool) -> None:
         x = self._buffer(op.ins[0], op.buffers[op.ins[0]], logits)
@@ -247,45 +265,58 @@ class Binder:
         self._step(run, "logits linear" if logits else "linears", logits)
 
     def _bind_attention(self, op: Op, logits: bool) -> None:
-        found, params = op.params["match"], op.params["params"]
+        kernels, found, params = self.kernels, op.params["match"], op.params["params"]
         q, k, v = (self._ref(name) for name in (found.q, found.k, found.v))
         for ref, norm in ((q, op.params["q_norm"]), (k, op.params["k_norm"])):
             if norm is not None:
-                self._step(program.head_norm(self.kernels, ref, *norm), "norms", logits)
+                self._step(self._head_norm(ref, *norm), "norms", logits)
         if found.rotary is not None:
             cos, sin = (self._ref(f"{cache}:rows").slot for cache in (found.rotary.cos, found.rotary.sin))
-            self._step(program.rope(self.kernels, q, k, params.head_size, cos, sin), "rotary", logits)
-        slot = self._output(op, op.outs[0], logits)
-        pool = self._ref(found.node.inputs[3]).slot
-        run = program.attention(self.kernels, q, k, v, pool, self.state, params, slot)
-        self._step(run, "attention", logits)
+            size = params.head_size
+            self._step(lambda rows: kernels.rope(q.columns(), k.columns(), size, cos.t, sin.t, rows), "rotary", logits)
+        slot, pool, state = self._output(op, op.outs[0]), self._ref(found.node.inputs[3]).slot, self.state
+
+        def attend(rows: int) -> None:
+            assert state.index is not None
+            kernels.paged_attention(q.columns(), k.columns(), v.columns(), pool.t, state.index, params, slot.t, rows)
+
+        self._step(attend, "attention", logits)
+
+    def _head_norm(self, x: Ref, weight: torch.Tensor, epsilon: float) -> program.Run:
+        kernels = self.kernels
+        return lambda rows: kernels.head_norm(x.columns(), weight, epsilon, rows)
 
     def _bind_concat(self, op: Op, logits: bool) -> None:
-        parts = [self._ref(name) for name in op.ins]
-        slot = self._output(op, op.outs[0], logits)
-        self._step(program.concat(parts, op.params["widths"], slot), "joins", logits)
+        slot, ends = self._output(op, op.outs[0]), list(itertools.accumulate(op.params["widths"]))
+        parts = list(zip(map(self._ref, op.ins), [0, *ends], ends, strict=False))
+
+        def run(rows: int) -> None:
+            for ref, first, end in parts:
+                slot.t[:rows, first:end] = ref.value(rows)
+
+        self._step(run, "joins", logits)
 
     def _bind_cast(self, op: Op, logits: bool) -> None:
-        slot = Slot(rowed=True)
-        self.refs[op.outs[0]] = Ref(slot)
-        self._step(program.cast(self._ref(op.ins[0]), op.params["dtype"], slot), "casts", logits)
+        source, dtype = self._ref(op.ins[0]), op.params["dtype"]
+        self._fresh_result(op, lambda rows: source.value(rows).to(dtype), "casts", logits)
 
     def _bind_scale(self, op: Op, logits: bool) -> None:
-        x = self._ref(op.ins[0])
-        self._step(program.scale(op.params["factor"], x, self._output(op, op.outs[0], logits)), "factors", logits)
+        x, factor, slot = self._ref(op.ins[0]), op.params["factor"], self._output(op, op.outs[0])
+        self._step(lambda rows: torch.mul(x.value(rows), factor, out=slot.t[:rows]), "factors", logits)
 
     def _bind_scale_result(self, op: Op, logits: bool) -> None:
-        slot = Slot(rowed=True)
-        self.refs[op.outs[0]] = Ref(slot)
-        self._step(program.scale_result(op.params["factor"], self._ref(op.ins[0]), slot), "factors", logits)
+        x, factor = self._ref(op.ins[0]), op.params["factor"]
+        self._fresh_result(op, lambda rows: x.value(rows) * factor, "factors", logits)
 
     def _bind_alias(self, op: Op, logits: bool) -> None:
         self.refs[op.outs[0]] = self._ref(op.params["of"])
 
     def _bind_silu_mul(self, op: Op, logits: bool) -> None:
-        gate, up = self._ref(op.ins[0]), self._ref(op.ins[1])
-        slot = self._output(op, op.outs[0], logits)
-        self._step(program.silu_mul(self.kernels, gate, up, slot), "activation function", logits)
+        kernels, gate, up = self.kernels, self._ref(op.ins[0]), self._ref(op.ins[1])
+        slot = self._output(op, op.outs[0])
+        self._step(
+            lambda rows: kernels.silu_mul(gate.columns(), up.columns(), slot.t, rows), "activation function", logits
+        )
 
     def _bind_gather(self, op: Op, logits: bool) -> None:
         source = self._ref(op.ins[0])
@@ -293,10 +324,10 @@ class Binder:
         if not whole:
             return self._gather_by_interpreter(op)
         width = source.slot.t.shape[1]
-        slot = self._rows(width)
+        x, indices, slot = source.slot, self._ref("logit_indices").slot, self._rows(width)
         self.refs[op.outs[0]] = Ref(slot, 0, width)
         # the source has T rows, the step L: index_select reads the whole buffer
-        self._step(program.gather_rows(source.slot, self._ref("logit_indices").slot, slot), "logit rows", True)
+        self._step(lambda rows: torch.index_select(x.t, 0, indices.t, out=slot.t[:rows]), "logit rows", True)
         return None
 
     def _gather_by_interpreter(self, op: Op) -> None:
@@ -317,17 +348,9 @@ class Binder:
         self._step(program.interpret(node, self.context, inputs, outputs), "interpreter", logits)
 
     def _report(self) -> dict[str, Any]:
-        kinds: dict[str, int] = {}
-        interpreted: dict[str, int] = {}
-        for op in self.ops:
-            if op.kind == "interpret":
-                kind = op.params["node"].kind
-                interpreted[kind] = interpreted.get(kind, 0) + 1
-            else:
-                kinds[op.kind] = kinds.get(op.kind, 0) + 1
         return {
-            "operations": kinds,
-            "interpreted": interpreted,
+            "operations": Counter(op.kind for op in self.ops if op.kind != "interpret"),
+            "interpreted": Counter(op.params["node"].kind for op in self.ops if op.kind == "interpret"),
             "steps": len(self.steps),
             "copies": self.copies,
             "buffer_bytes": self.buffer_bytes,

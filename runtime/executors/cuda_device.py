@@ -6,8 +6,8 @@ Kept apart so that the executor's own work (shapes, padding, addresses, order) r
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,51 +18,11 @@ from runtime.speculation.device_ops import cuda_ops
 from trtforge.machine.gpus import architecture_name
 
 
-class Device(Protocol):
-    """Where tensors live and work is queued."""
-
-    name: str
-    #: ``sm_90``
-    architecture: str
-
-    @property
-    def stream(self) -> int:
-        """Handle of the stream that all work goes to."""
-
-    def zeros(self, shape: list[int], dtype: torch.dtype, what: str) -> torch.Tensor:
-        """Zeros on the device; raises TF-RUN-116 naming ``what``."""
-
-    def host_buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that copies to the device run from."""
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy."""
-
-    def move_rows(
-        self,
-        pools: Sequence[torch.Tensor],
-        block_table: npt.NDArray[np.int32],
-        base_positions: npt.NDArray[np.int32],
-        path: npt.NDArray[np.int32],
-        lengths: npt.NDArray[np.int32],
-    ) -> bool:
-        """Queue PagedKVMove on pools of one shape; False where no library of the ops is here."""
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record ``work`` (queued once before, so that everything is warm) and return what replays it."""
-
-    def synchronize(self) -> None:
-        """Wait for the stream."""
-
-    def enter(self) -> None:
-        """Make this the calling thread's device: CUDA keeps one a thread, and who steps is not who loaded."""
-
-    def release(self) -> None:
-        """Give memory back that no tensor holds any more."""
-
-
 class CudaDevice:
-    """A CUDA device under torch.
+    """A CUDA device under torch: where tensors live and work is queued.
+
+    Attributes:
+        architecture: such as ``sm_90``.
 
     Args:
         name: ``cuda`` for the thread's current device, or ``cuda:1``.
@@ -83,20 +43,20 @@ class CudaDevice:
 
     @property
     def stream(self) -> int:
+        """Handle of the stream that all work goes to."""
         return int(self._stream.cuda_stream)
 
     def zeros(self, shape: list[int], dtype: torch.dtype, what: str) -> torch.Tensor:
+        """Zeros on the device; raises TF-RUN-116 naming ``what``."""
         try:
             if dtype == torch.float8_e4m3fn:
                 return torch.zeros(shape, dtype=torch.uint8, device=self.device).view(dtype)
             return torch.zeros(shape, dtype=dtype, device=self.device)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
-            count = 1
-            for size in shape:
-                count *= size
-            raise no_memory(what, count * torch.empty(0, dtype=dtype).element_size(), str(error)) from error
+            raise no_memory(what, math.prod(shape) * dtype.itemsize, str(error)) from error
 
     def host_buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that copies to the device run from."""
         return torch.zeros(count, dtype=dtype, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -111,6 +71,7 @@ class CudaDevice:
         path: npt.NDArray[np.int32],
         lengths: npt.NDArray[np.int32],
     ) -> bool:
+        """Queue PagedKVMove on pools of one shape; False where no library of the ops is here."""
         library = cuda_ops()
         if library is None:
             return False
@@ -121,6 +82,7 @@ class CudaDevice:
         return True
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record ``work`` (queued once before, so that everything is warm) and return what replays it."""
         graph = torch.cuda.CUDAGraph()
         self.synchronize()
         with torch.cuda.graph(graph, stream=self._stream):
@@ -136,9 +98,11 @@ class CudaDevice:
         self._stream.synchronize()
 
     def enter(self) -> None:
+        """Make this the calling thread's device: CUDA keeps one a thread, and who steps is not who loaded."""
         torch.cuda.set_device(self.device)
 
     def release(self) -> None:
+        """Give memory back that no tensor holds any more."""
         self.synchronize()
         gc.collect()  # a graph and its closures may hold each other
         torch.cuda.empty_cache()
@@ -156,6 +120,3 @@ def _indexed(name: str) -> torch.device:
         if 0 <= index < count:
             return torch.device("cuda", index)
     raise lacks_gpu(f"{name} is none of {count} CUDA devices")
-
-
-__all__ = ["CudaDevice", "Device"]

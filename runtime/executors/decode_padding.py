@@ -53,6 +53,3 @@ def pad(batch: StepBatch, bucket: int, *, columns: int, first_block: int, block_
         block_table=table,
         logit_indices=np.arange(bucket, dtype=np.int64),
     )
-
-
-__all__ = ["bucket_of", "is_decode", "pad"]

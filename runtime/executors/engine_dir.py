@@ -17,6 +17,7 @@ from trtforge.formats.pools import pools
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.native.ops import OPS_VERSIONS, SAME_OPS
+from trtforge.targets.base import Target
 from trtforge.targets.engine_json import record_of
 from trtforge.targets.record import ENGINE_VERSION, ServedRecord
 from trtforge.targets.torch import TORCH
@@ -47,8 +48,8 @@ class EngineInfo:
     speculation: SpeculationRecord | None = None
 
 
-def read_engine(directory: Path) -> EngineInfo:
-    """Read and check ``engine.json``.
+def read_engine(directory: Path, target: Target = TORCH) -> EngineInfo:
+    """Read and check ``engine.json`` of an engine of ``target``.
 
     Raises:
         ForgeError: TF-RUN-001 no engine, TF-RUN-002 version or target, TF-RUN-003 op or ABI version.
@@ -63,30 +64,35 @@ def read_engine(directory: Path) -> EngineInfo:
             "TF-RUN-001",
             f"{directory} is not an engine directory: {error}",
             asked=str(directory),
-            why=f"an engine directory holds {ENGINE_FILE}, {GRAPH_FILE} and the weights",
+            why=f"an engine directory holds {ENGINE_FILE}, {GRAPH_FILE} or a plan, and the weights",
             remedies=["give the engine/ folder of a bundle", "build an engine with `trtforge build`"],
         ) from error
-    _check_versions(raw, directory)
+    _check_versions(raw, directory, target)
     try:
-        return parse_engine(raw, directory)
+        return _parse(raw, directory)
     except (KeyError, TypeError, ValueError) as error:
-        raise ForgeError(
-            "TF-RUN-001",
-            f"{path} lacks or garbles a field: {error}",
-            asked=str(path),
-            why="limits, KV cache and vocabulary of the engine are read from it",
-            remedies=["build the engine again", "run `trtforge verify` on the bundle"],
-        ) from error
+        raise garbled(path, error) from error
 
 
-def _check_versions(raw: dict[str, Any], directory: Path) -> None:
-    if raw.get("version") != ENGINE_VERSION or raw.get("target") != TORCH.name:
+def garbled(path: Path, error: Exception) -> ForgeError:
+    """``TF-RUN-001``: an engine.json that does not say what its target's must."""
+    return ForgeError(
+        "TF-RUN-001",
+        f"{path} lacks or garbles a field: {error}",
+        asked=str(path),
+        why="limits, KV cache and vocabulary of the engine are read from it",
+        remedies=["build the engine again", "run `trtforge verify` on the bundle"],
+    )
+
+
+def _check_versions(raw: dict[str, Any], directory: Path, target: Target) -> None:
+    if raw.get("version") != ENGINE_VERSION or raw.get("target") != target.name:
         raise ForgeError(
             "TF-RUN-002",
             f"engine version {raw.get('version')} for target {raw.get('target')} cannot be run here",
             asked=str(directory),
             numbers={"version": raw.get("version"), "supported": ENGINE_VERSION, "target": raw.get("target")},
-            why=f"this executor runs engines of target {TORCH.name}, version {ENGINE_VERSION}",
+            why=f"this executor runs engines of target {target.name}, version {ENGINE_VERSION}",
             remedies=_REBUILD,
         )
     wrong = {
@@ -105,12 +111,8 @@ def _check_versions(raw: dict[str, Any], directory: Path) -> None:
         )
 
 
-def parse_engine(raw: dict[str, Any], directory: Path) -> EngineInfo:
-    """The fields of an engine.json whose versions were checked; of any target that the engine core runs.
-
-    Raises:
-        ValueError: a field is missing or makes no sense.
-    """
+def _parse(raw: dict[str, Any], directory: Path) -> EngineInfo:
+    """The fields of an engine.json whose versions were checked; of any target that the engine core runs."""
     record = record_of(raw)
     if not isinstance(record, ServedRecord):
         raise ValueError(f"target {record.target} is not run here")

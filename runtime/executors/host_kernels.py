@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from plugins.host.library import LIBRARY_VARIABLE, HostLibrary, find_library, load_library
+from plugins.host.library import HostLibrary, find_library, load_library
 from runtime.executors.kernels import Columns, StepIndex, TorchKernels
 from runtime.executors.torch_attention import AttentionParams
-from trtforge.ground.errors import EnvironmentLacks
 from trtforge.native import ops
+from trtforge.native.host_library import VARIABLE, host_library_path
 
 DTYPES = {getattr(torch, name): number for name, number in ops.DTYPES.items()}
 
@@ -30,13 +30,9 @@ def open_library() -> HostLibrary | None:
     Raises:
         EnvironmentLacks: TF-OPS-001 … 004 a library that is named or was built cannot be used.
     """
-    try:
-        path = find_library()
-    except EnvironmentLacks:
-        if os.environ.get(LIBRARY_VARIABLE):
-            raise
+    if not os.environ.get(VARIABLE) and host_library_path() is None:
         return None
-    return load_library(path)
+    return load_library(find_library())
 
 
 class HostKernels(TorchKernels):

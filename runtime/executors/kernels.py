@@ -1,7 +1,7 @@
 """Everything of a step that is not a linear: norms, rotary embedding, activations, attention.
 
-Policy: one interface, two implementations. :class:`TorchKernels` runs anywhere and is the fallback;
-the host library's binding lives in :mod:`runtime.executors.host_kernels`. Operands may be columns of a
+Policy: one interface, two implementations. :class:`TorchKernels` is the interface, runs anywhere and is the fallback;
+:mod:`runtime.executors.host_kernels` overrides it with the host library. Operands may be columns of a
 packed matrix: such an argument is a :class:`Columns`, a matrix [T, W] and the first column that
 counts, so that no view has to be made in the step's inner loop.
 
@@ -11,7 +11,7 @@ Every function writes rows ``0 … tokens-1`` only; matrices may be longer (line
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,75 +41,17 @@ class StepIndex(NamedTuple):
     tree_mask: torch.Tensor | None
 
 
-class Kernels(Protocol):
-    """Elementwise and attention kernels of the lowered program."""
-
-    name: str
-
-    def embedding(self, table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
-        """out[t] = table[ids[t]]."""
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor, tokens: int) -> None:
-        """out = x / rms(x) * weight, rows [tokens, D]."""
-
-    def add_rms_norm(
-        self,
-        residual: torch.Tensor,
-        x: Columns,
-        weight: torch.Tensor,
-        epsilon: float,
-        out: torch.Tensor,
-        tokens: int,
-    ) -> None:
-        """residual += x in place, then out = rms_norm(residual)."""
-
-    def head_norm(self, x: Columns, weight: torch.Tensor, epsilon: float, tokens: int) -> None:
-        """Each head of ``x`` (as wide as ``weight`` [E]) divided by its rms, times ``weight``, in place."""
-
-    def add(self, residual: torch.Tensor, x: Columns, tokens: int) -> None:
-        """residual += x in place."""
-
-    def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
-        """Rotate the first R values of each head of queries and keys in place, first half against second half.
-
-        cos and sin are float32 [T, R/2], contiguous; R is at most E, and even.
-        """
-
-    def silu_mul(self, gate: Columns, up: Columns, out: torch.Tensor, tokens: int) -> None:
-        """out = silu(gate) * up, [tokens, width]."""
-
-    def paged_attention(
-        self,
-        q: Columns,
-        k: Columns,
-        v: Columns,
-        pool: torch.Tensor,
-        index: StepIndex,
-        params: AttentionParams,
-        out: torch.Tensor,
-        tokens: int,
-    ) -> None:
-        """PagedAttention v1 on packed rows; writes k and v into ``pool`` and the result into ``out`` [T, H*E]."""
-
-    def fp8_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
-        """out = e4m3(x / scale) * out_scale, contiguous rows; ``out`` may be ``x``."""
-
-    def nvfp4_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
-        """out = nvfp4(x; scale) * out_scale in blocks of 16; ``out`` may be ``x``."""
-
-    def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks of ``pool`` [N, 2, K, S, E] in order."""
-
-
 class TorchKernels:
-    """The interface in torch operations: any device, any dtype."""
+    """Elementwise and attention kernels of the lowered program, in torch operations: any device, any dtype."""
 
     name = "torch"
 
     def embedding(self, table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
+        """out[t] = table[ids[t]]."""
         out[:tokens] = table.index_select(0, ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor, tokens: int) -> None:
+        """out = x / rms(x) * weight, rows [tokens, D]."""
         out[:tokens] = F.rms_norm(x[:tokens].float(), (x.shape[1],), None, epsilon).to(out.dtype) * weight
 
     def add_rms_norm(
@@ -121,10 +63,12 @@ class TorchKernels:
         out: torch.Tensor,
         tokens: int,
     ) -> None:
+        """residual += x in place, then out = rms_norm(residual)."""
         residual[:tokens] += x.view(tokens)
         self.rms_norm(residual, weight, epsilon, out, tokens)
 
     def head_norm(self, x: Columns, weight: torch.Tensor, epsilon: float, tokens: int) -> None:
+        """Each head of ``x`` (as wide as ``weight`` [E]) divided by its rms, times ``weight``, in place."""
         heads = x.view(tokens).unflatten(1, (-1, weight.numel()))
         normed = F.rms_norm(heads.float(), (weight.numel(),), None, epsilon).to(heads.dtype)
         heads.copy_(normed * weight)
@@ -133,6 +77,10 @@ class TorchKernels:
         residual[:tokens] += x.view(tokens)
 
     def rope(self, q: Columns, k: Columns, head_size: int, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
+        """Rotate the first R values of each head of queries and keys in place, first half against second half.
+
+        cos and sin are float32 [T, R/2], contiguous; R is at most E, and even.
+        """
         c, s = cos[:tokens, None], sin[:tokens, None]
         for x in (q, k):
             view = x.view(tokens).unflatten(1, (-1, head_size))[..., : 2 * cos.shape[1]]
@@ -140,6 +88,7 @@ class TorchKernels:
             view.copy_(torch.cat((a * c - b * s, b * c + a * s), dim=-1))
 
     def silu_mul(self, gate: Columns, up: Columns, out: torch.Tensor, tokens: int) -> None:
+        """out = silu(gate) * up, [tokens, width]."""
         torch.mul(F.silu(gate.view(tokens)), up.view(tokens), out=out[:tokens])
 
     def paged_attention(
@@ -153,6 +102,7 @@ class TorchKernels:
         out: torch.Tensor,
         tokens: int,
     ) -> None:
+        """PagedAttention v1 on packed rows; writes k and v into ``pool`` and the result into ``out`` [T, H*E]."""
         heads, kv_heads, size = params.num_heads, params.num_kv_heads, params.head_size
         result = paged_attention(
             q.view(tokens).reshape(tokens, heads, size),
@@ -168,12 +118,15 @@ class TorchKernels:
         out[:tokens] = result.reshape(tokens, -1)
 
     def fp8_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
+        """out = e4m3(x / scale) * out_scale, contiguous rows; ``out`` may be ``x``."""
         out[:tokens] = fp8_fake_quant(x[:tokens], scale, out_scale)
 
     def nvfp4_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
+        """out = nvfp4(x; scale) * out_scale in blocks of 16; ``out`` may be ``x``."""
         out[:tokens] = nvfp4_fake_quant(x[:tokens], scale, out_scale)
 
     def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks of ``pool`` [N, 2, K, S, E] in order."""
         raw = pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool
         for source, target in pairs:
             raw[target].copy_(raw[source])

@@ -116,8 +116,7 @@ def _bound(packed: Any, width: int) -> Callable[[torch.Tensor], torch.Tensor]:
             self.packed = packed
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
-            return y
+            return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
 
     try:
         with warnings.catch_warnings():
@@ -177,8 +176,7 @@ class OnednnF32:
         return tokens
 
     def __call__(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        y: torch.Tensor = self._call(x[:tokens].float(), self._packed, self._bias, "none", [], "")
-        return y
+        return self._call(x[:tokens].float(), self._packed, self._bias, "none", [], "")
 
     def weights(self) -> torch.Tensor:
         return _columns(self._call, self._packed, self._inputs, torch.float32)
@@ -202,8 +200,7 @@ class OnednnBf16:
         self._least = safe or 1
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self._call(x, self._packed, self._bias, "none", [], "")
-        return y
+        return self._call(x, self._packed, self._bias, "none", [], "")
 
     def rows(self, tokens: int) -> int:
         return max(tokens, self._least)

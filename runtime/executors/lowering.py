@@ -19,7 +19,7 @@ from plugins.host.library import HostLibrary
 from runtime.executors import matching
 from runtime.executors.binding import Binder, Lowered, Op
 from runtime.executors.interpreter import check_operators, constant_value, run_node
-from runtime.executors.kernels import Kernels
+from runtime.executors.kernels import TorchKernels
 from runtime.executors.linears import Capability, PackedLinear, pack
 from runtime.executors.matching import GraphView, HeadNorm, InputQuant, LinearMatch
 from runtime.executors.onnx_graph import Graph, Node
@@ -48,7 +48,7 @@ class Lowering:
     def __init__(
         self,
         graph: Graph,
-        kernels: Kernels,
+        kernels: TorchKernels,
         capability: Capability,
         dtype: torch.dtype,
         *,
@@ -258,8 +258,7 @@ class Lowering:
                     values.update(run_node(node, {n: value(n) for n in node.inputs if n}, context))
             return values[wanted]
 
-        result: torch.Tensor = value(name)
-        return result
+        return value(name)
 
     def _gathers(self) -> None:
         for i, node in enumerate(self.graph.nodes):

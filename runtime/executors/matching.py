@@ -95,7 +95,6 @@ class GraphView:
         return value
 
     def scalar(self, name: str) -> float | None:
-        """The value of a constant with one element."""
         if name not in self.constant:
             return None
         value = self.evaluate(name)

@@ -154,8 +154,7 @@ def _reshape(ctx: OpContext, node: Node, v: list[Value]) -> Sequence[Value]:
 def _axes(node: Node, v: list[Value]) -> list[int] | None:
     if len(v) > 1 and v[1] is not None:
         return [int(a) for a in v[1].flatten().tolist()]
-    axes: list[int] | None = node.attribute("axes")
-    return axes
+    return node.attribute("axes")
 
 
 def _unsqueeze(ctx: OpContext, node: Node, v: list[Value]) -> Sequence[Value]:

@@ -53,8 +53,7 @@ def onednn_safe_rows(n: int, k: int, threads: int) -> int | None:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
 
     def product(rows: int) -> torch.Tensor:
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x[:rows], packed, None, "none", [], "")
-        return y
+        return torch.ops.mkldnn._linear_pointwise(x[:rows], packed, None, "none", [], "")
 
     return least_rows(product, counts)
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from runtime.executors.base import StepBatch
-from runtime.executors.batch_check import check_batch
 from runtime.executors.head_facts import HeadFacts, head_facts, head_targets, states_given
 from runtime.executors.tensorrt_plan import TensorrtPlan
 
@@ -26,32 +25,26 @@ class TensorrtDraftExecutor(TensorrtPlan):
 
     @cached_property
     def facts(self) -> HeadFacts:
-        """The widths of the head."""
         return head_facts(self.engine.info)
 
     @cached_property
     def targets(self) -> npt.NDArray[np.int64] | None:
-        """int64 [Vd], the target's token of each draft token; None: the same ids."""
         return head_targets(self.engine.info)
 
     @property
     def draft_vocab_size(self) -> int:
-        """Vd."""
         return self.facts.draft_vocab_size
 
     @property
     def hidden_size(self) -> int:
-        """H, the width of what is fed back."""
         return self.facts.hidden_size
 
     @property
     def tap_width(self) -> int:
-        """m·Ht."""
         return self.facts.tap_width
 
     @property
     def logit_width(self) -> int:
-        """Columns of the logits."""
         return self.facts.draft_vocab_size
 
     def execute(
@@ -66,21 +59,11 @@ class TensorrtDraftExecutor(TensorrtPlan):
             ValueError: the batch breaks a limit, its arrays disagree, or the states do not fit it.
             RuntimeError: TensorRT refused the step.
         """
-        engine, rows = self.engine, len(batch.logit_indices)
-        if self._closed:
-            raise RuntimeError("the draft executor was closed")
-        check_batch(batch, engine.limits, engine.info.vocab_size, tree=engine.tree)
+        self.begin(batch)
         name, given = states_given(self.facts, batch.num_tokens, taps, feedback)
-        if rows > engine.rows:
-            raise ValueError(f"{rows} rows of logits are over the engine's {engine.rows}")
-        self._hardware.enter()
-        if batch.block_copies:
-            self.copy_blocks(batch.block_copies)
         if batch.num_tokens:
             self.run(batch, {name: given})
-            self._hardware.synchronize()
-        return self.rows_of("logits", rows), self.rows_of("states", batch.num_tokens)
+        return self.rows_of("logits", len(batch.logit_indices)), self.rows_of("states", batch.num_tokens)
 
     def describe(self) -> dict[str, Any]:
-        """What runs (JSON-able)."""
         return {**super().describe(), "kind": "eagle3", "draft_vocab_size": self.draft_vocab_size}

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
 from runtime.executors.base import ExecutorLimits
-from runtime.executors.engine_dir import ENGINE_FILE, EngineInfo, parse_engine
+from runtime.executors.engine_dir import ENGINE_FILE, EngineInfo, garbled, read_engine
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
-from trtforge.ground.json_file import read_json_file
-from trtforge.native.ops import OPS_VERSIONS
 from trtforge.native.plugin_library import PluginLibrary
 from trtforge.targets import DEFAULT
-from trtforge.targets.record import ENGINE_VERSION
-from trtforge.targets.tensorrt import TENSORRT, Stamp, TensorrtRecord
+from trtforge.targets.tensorrt import TENSORRT, Input, Stamp, TensorrtRecord
 
 NETWORK_FILE = "network.onnx"
 _REBUILD = "build the engine again on this machine: trtforge run RECIPE --force build"
@@ -33,28 +29,10 @@ class TensorrtEngine:
 
     Attributes:
         info: what every engine states; ``num_blocks`` are the scheduler's.
-        plan: file of the plan.
-        inputs: ``{"name", "type", "shape"}`` of the network's inputs.
-        outputs: names of its outputs.
-        table: M, columns of a full block table.
-        padding_blocks: blocks of a pool behind the scheduler's, for rows that pad a decode step.
-        rows: L, rows of logits that a step may ask for.
-        decode_buckets: batch sizes of decode steps, ascending.
-        stripped: the plan has no weights; they come from the network's file at load.
-        streamed: weights may stay in host memory.
-        stamp: TensorRT, GPU architecture and plugin library that it was built with.
+        stamp: TensorRT, GPU architecture and plugin library that it was built with, and what the plan is and takes.
     """
 
     info: EngineInfo
-    plan: Path
-    inputs: tuple[dict[str, Any], ...]
-    outputs: tuple[str, ...]
-    table: int
-    padding_blocks: int
-    rows: int
-    decode_buckets: tuple[int, ...]
-    stripped: bool
-    streamed: bool
     stamp: Stamp
 
     @property
@@ -63,93 +41,55 @@ class TensorrtEngine:
         return self.info.limits
 
     @property
-    def pools(self) -> tuple[dict[str, Any], ...]:
+    def plan(self) -> Path:
+        return self.info.directory / Path(self.stamp.plan).name
+
+    @property
+    def pools(self) -> list[Input]:
         """The inputs that are KV pools, in order of the layers."""
-        return tuple(value for value in self.inputs if value["name"].startswith("kv_pool_"))
+        return [value for value in self.stamp.inputs if value.name.startswith("kv_pool_")]
 
     @property
     def tree(self) -> bool:
         """Whether the network takes a tree mask."""
-        return any(value["name"] == "tree_mask" for value in self.inputs)
+        return any(value.name == "tree_mask" for value in self.stamp.inputs)
 
 
 def read_tensorrt_engine(directory: Path) -> TensorrtEngine:
     """Read ``engine.json`` of a ``tensorrt`` engine.
 
     Raises:
-        ForgeError: ``TF-RUN-001`` no engine or a garbled one, ``TF-RUN-002`` another version or target,
-            ``TF-RUN-003`` other op contracts.
+        ForgeError: as :func:`~runtime.executors.engine_dir.read_engine`.
     """
-    path = directory / ENGINE_FILE
+    info = read_engine(directory, TENSORRT)
+    assert isinstance(info.record, TensorrtRecord)
+    engine = TensorrtEngine(info, info.record.tensorrt)
     try:
-        raw = read_json_file(path)
-        version, target, ops = raw["version"], raw["target"], raw["ops_version"]
-        if (version, target) != (ENGINE_VERSION, TENSORRT.name):
-            raise ForgeError(
-                "TF-RUN-002",
-                f"engine version {version} for target {target} cannot be run here",
-                asked=str(directory),
-                numbers={"version": version, "supported": ENGINE_VERSION, "target": target},
-                why=f"this executor runs engines of target {TENSORRT.name}, version {ENGINE_VERSION}",
-                remedies=[_REBUILD, "install the version of trtforge that built it"],
-            )
-        if ops not in OPS_VERSIONS:
-            raise ForgeError(
-                "TF-RUN-003",
-                f"the engine was built for version {ops} of the op contracts",
-                asked=str(directory),
-                numbers={"engine": ops, "runtime": list(OPS_VERSIONS)},
-                why="an op's contract changes its meaning or its arguments with its version",
-                remedies=[_REBUILD, "install the version of trtforge that built it"],
-            )
-        info = parse_engine(raw, directory)
-        assert isinstance(info.record, TensorrtRecord)
-        stamp = info.record.tensorrt
-        Version(stamp.version)
-        plan = directory / Path(stamp.plan).name
-        engine = TensorrtEngine(
-            info=info,
-            plan=plan,
-            inputs=tuple(raw["tensorrt"]["inputs"]),
-            outputs=tuple(stamp.outputs),
-            table=stamp.sizes.table,
-            padding_blocks=stamp.sizes.padding_blocks,
-            rows=stamp.sizes.rows,
-            decode_buckets=tuple(stamp.decode_buckets),
-            stripped=stamp.options.strip_weights,
-            streamed=stamp.options.weight_streaming,
-            stamp=stamp,
-        )
+        Version(engine.stamp.version)
         _check_sizes(engine)
-        if not plan.is_file():
-            raise ValueError(f"{plan.name} is missing")
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ForgeError(
-            "TF-RUN-001",
-            f"{directory} is not an engine directory of target tensorrt: {error}",
-            asked=str(directory),
-            why=f"such a directory holds {ENGINE_FILE} with its stamps and the plan",
-            remedies=["build the engine again", "run `trtforge verify` on the bundle"],
-        ) from error
+        if not engine.plan.is_file():
+            raise ValueError(f"{engine.plan.name} is missing")
+    except (OSError, ValueError) as error:
+        raise garbled(directory / ENGINE_FILE, error) from error
     return engine
 
 
 def _check_sizes(engine: TensorrtEngine) -> None:
     """Raise for sizes with which a step of the limits, or its padding, would leave a buffer or a pool."""
-    info, limits = engine.info, engine.limits
+    info, limits, sizes = engine.info, engine.limits, engine.stamp.sizes
     verified = 1 if info.speculation is None else 1 + info.speculation.most_tokens
     needed = {
-        "table": (engine.table, -(-limits.max_seq_len // info.block_size)),
-        "padding_blocks": (engine.padding_blocks, -(-limits.max_batch_size // info.block_size)),
-        "rows": (engine.rows, min(limits.max_batch_size * verified, limits.max_num_tokens)),
+        "table": (sizes.table, -(-limits.max_seq_len // info.block_size)),
+        "padding_blocks": (sizes.padding_blocks, -(-limits.max_batch_size // info.block_size)),
+        "rows": (sizes.rows, min(limits.max_batch_size * verified, limits.max_num_tokens)),
     }
     short = [f"sizes.{name} is {has}, {wants} are needed" for name, (has, wants) in needed.items() if has < wants]
-    buckets, largest = list(engine.decode_buckets), limits.max_batch_size
+    buckets, largest = engine.stamp.decode_buckets, limits.max_batch_size
     if not buckets or buckets != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] != largest:
         short.append(f"decode_buckets {buckets} do not rise to max_batch_size {largest}")
     for value in engine.pools:
-        if len(value["shape"]) != 5 or value["shape"][3] != info.block_size:
-            short.append(f"{value['name']} has shape {value['shape']}, with blocks of {info.block_size}")
+        if len(value.shape) != 5 or value.shape[3] != info.block_size:
+            short.append(f"{value.name} has shape {value.shape}, with blocks of {info.block_size}")
     if short:
         raise ValueError("; ".join(short))
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from runtime.executors.base import StepBatch
-from runtime.executors.batch_check import check_batch
 from runtime.executors.tensorrt_plan import TensorrtPlan
 
 
@@ -24,12 +23,10 @@ class TensorrtExecutor(TensorrtPlan):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.engine.info.vocab_size
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a generation."""
         return self.engine.info.eos_token_ids
 
     def execute(self, batch: StepBatch) -> torch.Tensor:
@@ -39,21 +36,11 @@ class TensorrtExecutor(TensorrtPlan):
             ValueError: the batch breaks a limit or its arrays disagree.
             RuntimeError: TensorRT refused the step.
         """
-        engine = self.engine
-        if self._closed:
-            raise RuntimeError("the executor was closed")
-        check_batch(batch, engine.limits, self.vocab_size, tree=engine.tree)
-        self._hardware.enter()  # whoever steps: a server's thread is not the one that loaded
-        rows = len(batch.logit_indices)
-        if rows > engine.rows:
-            raise ValueError(f"{rows} rows of logits are over the engine's {engine.rows}")
-        if batch.block_copies:
-            self.copy_blocks(batch.block_copies)
+        self.begin(batch)
         if batch.num_tokens == 0:
             return torch.empty(0, self.vocab_size)
         self.run(batch)
-        self._hardware.synchronize()
-        return self.rows_of("logits", rows).cpu()
+        return self.rows_of("logits", len(batch.logit_indices)).cpu()
 
     def hidden_states(self, name: str, rows: int) -> torch.Tensor:
         """Rows of an extra output of the graph (``hidden_states_i``) after :meth:`execute`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +22,11 @@ import numpy.typing as npt
 import torch
 
 from plugins.trees import MAX_NODES
-from runtime.executors.base import ExecutorLimits, StepBatch
-from runtime.executors.batch_check import longest_query, mask_of
-from runtime.executors.cuda_device import CudaDevice, Device
+from runtime.executors.base import StepBatch
+from runtime.executors.batch_check import check_batch, longest_query, mask_of
+from runtime.executors.cuda_device import CudaDevice
 from runtime.executors.decode_padding import bucket_of, is_decode, pad
+from runtime.executors.onnx_graph import TORCH_DTYPES
 from runtime.executors.tensorrt_engine import (
     NETWORK_FILE,
     TensorrtEngine,
@@ -35,20 +37,11 @@ from runtime.executors.tensorrt_engine import (
     read_tensorrt_engine,
 )
 from trtforge.native.plugin_library import PluginLibrary, plugin_library
+from trtforge.targets.tensorrt import Input
 
 log = logging.getLogger("trtforge.tensorrt")
 
 DECODE_PROFILE, MIXED_PROFILE = 0, 1
-_TYPES = {
-    "FLOAT": torch.float32,
-    "FLOAT16": torch.float16,
-    "BFLOAT16": torch.bfloat16,
-    "FLOAT8E4M3FN": torch.float8_e4m3fn,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "BOOL": torch.bool,
-}
-_MODEL_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NUMBERS = ("FLOAT", "FLOAT16", "BFLOAT16")
 LONGEST_QUERY, JOINED = "longest_query", "joined"
 _INDEX_INPUTS = ("input_ids", "positions", "query_start", "sequence_lengths", "block_table", "logit_indices")
@@ -104,15 +97,17 @@ class TensorrtPlan:
         self,
         engine: TensorrtEngine,
         trt: Any,
-        hardware: Device,
+        hardware: CudaDevice,
         plugins: PluginLibrary,
         *,
         num_blocks: int | None = None,
         cuda_graphs: bool = True,
     ) -> None:
         self.engine, self._trt, self._hardware = engine, trt, hardware
-        info = engine.info
-        self._num_blocks = min(info.num_blocks, num_blocks or info.num_blocks)
+        info, stamp = engine.info, engine.stamp
+        #: N, blocks of each pool that a scheduler may use; S, slots in one; what a step and a request may ask for
+        self.num_blocks, self.block_size = min(info.num_blocks, num_blocks or info.num_blocks), info.block_size
+        self.limits = replace(engine.limits, max_logit_rows=stamp.sizes.rows)
         self._closed = False
         self._messages: list[str] = []
         self._logger = _make_logger(trt, self._messages)
@@ -120,25 +115,27 @@ class TensorrtPlan:
         self._plan = self._deserialize()
         self._check_interface()
         self._pools = {
-            value["name"]: hardware.zeros(
-                [self._num_blocks + engine.padding_blocks, *value["shape"][1:]], _TYPES[value["type"]], "a KV pool"
+            value.name: hardware.zeros(
+                [self.num_blocks + stamp.sizes.padding_blocks, *map(int, value.shape[1:])],
+                TORCH_DTYPES[value.type],
+                "a KV pool",
             )
             for value in engine.pools
         }
-        fed = [value for value in engine.inputs if value not in engine.pools]
-        self._inputs = {value["name"]: self._input(value) for value in fed}
+        fed = [value for value in stamp.inputs if value.name not in self._pools]
+        self._inputs = {value.name: self._input(value) for value in fed}
         #: inputs that hold a row of numbers a token, with their width
-        self._rows = {value["name"]: int(value["shape"][1]) for value in fed if value["type"] in _NUMBERS}
+        self._rows = {value.name: int(value.shape[1]) for value in fed if value.type in _NUMBERS}
         self._outputs = self._allocate_outputs()
         self._scratch = self._allocate_scratch()
-        if engine.stamp.pool_copy_bytes:
-            log.warning("the plan copies %s bytes of KV pools in each step", engine.stamp.pool_copy_bytes)
+        if stamp.pool_copy_bytes:
+            log.warning("the plan copies %s bytes of KV pools in each step", stamp.pool_copy_bytes)
         self._mixed = self._context(MIXED_PROFILE)
         self._decode: dict[int, tuple[Any, Callable[[], None]]] = {}
         # A checked plugin library waits for the device in every call, and an engine that streams its weights does so
         # by itself (NvInferRuntime.h, enqueueV3 and isStreamCapturable): no graph can record either.
-        self.cuda_graphs = cuda_graphs and not plugins.checked and not engine.streamed
-        for bucket in engine.decode_buckets:
+        self.cuda_graphs = cuda_graphs and not plugins.checked and not stamp.options.weight_streaming
+        for bucket in stamp.decode_buckets:
             self._decode[bucket] = self._prepare_bucket(bucket)
 
     def close(self) -> None:
@@ -156,29 +153,29 @@ class TensorrtPlan:
         self._hardware.release()
 
     @property
-    def num_blocks(self) -> int:
-        """N, blocks of each pool that a scheduler may use."""
-        return self._num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """S, slots in a block."""
-        return self.engine.info.block_size
-
-    @property
-    def limits(self) -> ExecutorLimits:
-        """What one step and one request may ask for."""
-        return replace(self.engine.limits, max_logit_rows=self.engine.rows)
-
-    @property
     def logit_width(self) -> int:
-        """Columns of the logits."""
         return self.engine.info.vocab_size
 
     # -- running ---------------------------------------------------------------------------------------------
 
+    def begin(self, batch: StepBatch) -> None:
+        """Check a step, make its device the calling thread's (who steps is not who loaded), copy its blocks.
+
+        Raises:
+            ValueError: the batch breaks a limit or its arrays disagree.
+        """
+        engine, rows, most = self.engine, len(batch.logit_indices), self.engine.stamp.sizes.rows
+        if self._closed:
+            raise RuntimeError("the executor was closed")
+        check_batch(batch, engine.limits, engine.info.vocab_size, tree=engine.tree)
+        if rows > most:
+            raise ValueError(f"{rows} rows of logits are over the engine's {most}")
+        self._hardware.enter()
+        if batch.block_copies:
+            self.copy_blocks(batch.block_copies)
+
     def run(self, batch: StepBatch, states: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Queue one step that was checked; its outputs are in the buffers once the device is synchronized.
+        """Run one step that has begun; its outputs are in the buffers then.
 
         Args:
             states: inputs that hold a row of numbers a token, by name: [T, width].
@@ -194,19 +191,20 @@ class TensorrtPlan:
             shapes = self._fill(batch, states)
             self._set_shapes(self._mixed, shapes)
             self._enqueue(self._mixed)
+        self._hardware.synchronize()
 
     def rows_of(self, name: str, rows: int) -> torch.Tensor:
         """The first ``rows`` rows of an output [rows, width], where they lie."""
         flat = self._outputs[name]
-        most = self.engine.rows if name == "logits" else self.engine.limits.max_num_tokens
+        most = self.engine.stamp.sizes.rows if name == "logits" else self.engine.limits.max_num_tokens
         width = flat.numel() // most
         return flat[: rows * width].view(rows, width)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer, in order."""
         flat = [number for pair in pairs for number in pair]
-        if flat and (min(flat) < 0 or max(flat) >= self._num_blocks):
-            raise ValueError(f"block copies {list(pairs)} leave the pool of {self._num_blocks} blocks")
+        if flat and (min(flat) < 0 or max(flat) >= self.num_blocks):
+            raise ValueError(f"block copies {list(pairs)} leave the pool of {self.num_blocks} blocks")
         for pool in self._pools.values():
             for source, destination in pairs:
                 self._hardware.copy(_bytes(pool[destination]), _bytes(pool[source]))
@@ -233,13 +231,8 @@ class TensorrtPlan:
                     self._hardware.copy(_bytes(pool[int(row[target // size])][:, :, target % size]), _bytes(read))
 
     def _padded(self, batch: StepBatch, bucket: int) -> StepBatch:
-        return pad(
-            batch,
-            bucket,
-            columns=self.engine.table,
-            first_block=self._num_blocks,
-            block_size=self.block_size,
-        )
+        columns = self.engine.stamp.sizes.table
+        return pad(batch, bucket, columns=columns, first_block=self.num_blocks, block_size=self.block_size)
 
     def _fill(self, batch: StepBatch, states: Mapping[str, torch.Tensor] | None = None) -> dict[str, tuple[int, ...]]:
         """Put a step's index arrays and states on the device; the shapes of the inputs that have no fixed one."""
@@ -292,7 +285,7 @@ class TensorrtPlan:
         if plan is None:
             raise plan_refused(engine.info.directory, self._messages[-4:])
         self._runtime = runtime  # it must outlive the plan
-        if engine.stripped:
+        if engine.stamp.options.strip_weights:
             refitter = trt.Refitter(plan, self._logger)
             parser = trt.OnnxParserRefitter(refitter, self._logger)
             network = engine.info.directory / NETWORK_FILE
@@ -303,7 +296,7 @@ class TensorrtPlan:
     def _check_interface(self) -> None:
         """The plan's tensors against engine.json: a plan of another build would read other memory."""
         names = [self._plan.get_tensor_name(number) for number in range(self._plan.num_io_tensors)]
-        wanted = {value["name"] for value in self.engine.inputs} | set(self.engine.outputs)
+        wanted = {value.name for value in self.engine.stamp.inputs} | set(self.engine.stamp.outputs)
         faults = [f"tensor {name} is missing" for name in sorted(wanted - set(names))]
         faults += [f"tensor {name} is unknown" for name in sorted(set(names) - wanted)]
         if self._plan.num_optimization_profiles != 2:
@@ -311,34 +304,32 @@ class TensorrtPlan:
         if faults:
             raise plan_refused(self.engine.info.directory, faults)
 
-    def _input(self, value: dict[str, Any]) -> _Buffer:
+    def _input(self, value: Input) -> _Buffer:
         """Buffers of an index input's largest size."""
-        limits, engine = self.engine.limits, self.engine
+        limits, most = self.engine.limits, self.engine.stamp.sizes
         sizes = {
             "T": limits.max_num_tokens,
             "B": limits.max_batch_size,
             "B_plus_1": limits.max_batch_size + 1,
-            "M": engine.table,
-            "L": engine.rows,
+            "M": most.table,
+            "L": most.rows,
             "Q": limits.max_num_tokens,
             "W": MAX_NODES,
         }
-        count = 1
-        for size in value["shape"]:
-            count *= sizes[size] if isinstance(size, str) else int(size)
-        dtype = _TYPES[value["type"]]
-        device = self._hardware.zeros([count], dtype, f"input {value['name']}")
+        count = math.prod(sizes[size] if isinstance(size, str) else size for size in value.shape)
+        dtype = TORCH_DTYPES[value.type]
+        device = self._hardware.zeros([count], dtype, f"input {value.name}")
         # states come from the device, or from memory of the caller's
-        return _Buffer(self._hardware.host_buffer(0 if value["type"] in _NUMBERS else count, dtype), device)
+        return _Buffer(self._hardware.host_buffer(0 if value.type in _NUMBERS else count, dtype), device)
 
     def _allocate_outputs(self) -> dict[str, torch.Tensor]:
-        engine = self.engine
-        outputs = {"logits": self._hardware.zeros([engine.rows * self.logit_width], torch.float32, "the logits")}
-        for name in engine.outputs:
+        engine, stamp = self.engine, self.engine.stamp
+        outputs = {"logits": self._hardware.zeros([stamp.sizes.rows * self.logit_width], torch.float32, "the logits")}
+        for name in stamp.outputs:
             if name != "logits" and not name.startswith("kv_pool_"):
                 width = int(self._plan.get_tensor_shape(name)[-1])
                 count = engine.limits.max_num_tokens * width
-                outputs[name] = self._hardware.zeros([count], _MODEL_TYPES[engine.info.dtype], name)
+                outputs[name] = self._hardware.zeros([count], getattr(torch, engine.info.dtype), name)
         return outputs
 
     def _allocate_scratch(self) -> torch.Tensor:
@@ -347,7 +338,7 @@ class TensorrtPlan:
         The order is NvInferRuntime.h's: the automatic budget is taken from the memory that is free when it is asked,
         setting it allocates the weights, no context may exist then, and the contexts' size depends on it.
         """
-        if not self.engine.streamed:
+        if not self.engine.stamp.options.weight_streaming:
             return self._zeroed_scratch(self._scratch_bytes())
         plan = self._plan
         self._set_budget(0)  # the contexts' memory is at its largest, and must be there before the budget is asked
@@ -406,7 +397,7 @@ class TensorrtPlan:
             positions=np.empty(0, dtype=np.int64),
             query_start=np.zeros(1, dtype=np.int32),
             sequence_lengths=np.empty(0, dtype=np.int32),
-            block_table=np.empty((0, self.engine.table), dtype=np.int32),
+            block_table=np.empty((0, self.engine.stamp.sizes.table), dtype=np.int32),
             logit_indices=np.empty(0, dtype=np.int64),
         )
         self._set_shapes(context, self._fill(self._padded(empty, bucket)))
@@ -432,13 +423,13 @@ class TensorrtPlan:
             "row_invariant": False,
             "kv_cache": {
                 "format": info.kv_format,
-                "num_blocks": self._num_blocks,
+                "num_blocks": self.num_blocks,
                 "block_size": self.block_size,
                 "bytes": pool_bytes,
             },
             "program": {
                 "layers": stamp.layers,
-                "decode_buckets": list(self.engine.decode_buckets),
+                "decode_buckets": stamp.decode_buckets,
                 "cuda_graphs": self.cuda_graphs,
                 "aliased_io": stamp.aliased_io,
                 "pool_copy_bytes": stamp.pool_copy_bytes,

@@ -11,8 +11,6 @@ logits are bit for bit the same whatever else is in the step.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +18,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from plugins.host.library import load_library
 from plugins.reference_trees import paged_kv_move
 from runtime.executors import host_kernels
-from runtime.executors.base import ExecutorLimits, StepBatch, StepProfile
+from runtime.executors.base import StepBatch, StepProfile
 from runtime.executors.batch_check import check_batch
 from runtime.executors.binding import Lowered
-from runtime.executors.engine_dir import EngineInfo, read_engine
 from runtime.executors.interpreter import Interpreter
-from runtime.executors.kernels import StepIndex
-from runtime.executors.linears import Capability, detect
-from runtime.executors.onnx_graph import load_graph
+from runtime.executors.linears import Capability
 from runtime.executors.onnx_ops import OpContext
-from runtime.executors.torch_loading import (
-    FLOATS,
-    activation_dtype,
-    allocate_pools,
-    check_device,
-    check_interface,
-    copy_pool_blocks,
-    index_feeds,
-    linear_rows,
-    lower,
-    make_kernels,
-)
-from runtime.executors.weight_check import WeightCheck, check_weights
-from trtforge.ground.progress import Progress, SilentProgress
+from runtime.executors.torch_loading import TorchRunner, index_feeds
+from trtforge.ground.progress import Progress
 
 
-class TorchExecutor:
+class TorchExecutor(TorchRunner):
     """An :class:`~runtime.executors.base.Executor` over torch.
 
     Args:
-        engine_dir: an engine directory of target ``torch``.
-        device: ``cpu`` or a CUDA device. The CUDA path is complete but has not been executed on the
-            machines this version was tested on.
-        threads: CPU threads of torch and the host library; None leaves torch's setting.
-        num_blocks: KV blocks to allocate instead of the engine's number.
+        engine_dir, device, threads, num_blocks, capability, host_library: see :class:`TorchRunner`.
         lowered: False interprets the graph node by node in its own dtypes (slow, the reference).
         exact_rows: False lets one and two rows sum in another order than more rows do, which is faster.
-        capability: overrides what the machine is detected to have (tests).
-        host_library: False does without the host op library.
 
     Raises:
         ForgeError: TF-RUN-001 … TF-RUN-011, TF-RUN-013, TF-RUN-014 for an engine or arguments that cannot work.
@@ -80,75 +56,33 @@ class TorchExecutor:
         host_library: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        check_device(device)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self.info: EngineInfo = read_engine(Path(engine_dir))
-        self.device = device
-        self._closed = False
+        super().__init__(
+            engine_dir,
+            device=device,
+            threads=threads,
+            num_blocks=num_blocks,
+            capability=capability,
+            host_library=host_library,
+        )
+        #: V, and the tokens that end a generation by default
+        self.vocab_size, self.eos_token_ids = self.info.vocab_size, self.info.eos_token_ids
         self.profile: StepProfile | None = None
-        self._num_blocks = self.info.num_blocks if num_blocks is None else num_blocks
-        graph = load_graph(self.info.directory / "model.onnx")
-        check_interface(graph, self.info, vocabulary=self.info.vocab_size)
-        self._pools = allocate_pools(graph, self.info, self._num_blocks, device)
+        graph = self._open(vocabulary=self.vocab_size)
         shapes: dict[tuple[int, ...], list[torch.Tensor]] = {}
         for pool in self._pools.values():
             shapes.setdefault(tuple(pool.shape), []).append(pool)
         #: layers' pools by shape: PagedKVMove takes those of one shape at once
         self._alike = list(shapes.values())
-        self.capability = capability or detect(device)
-        self.activation_dtype = activation_dtype(self.capability, self.info)
-        self._library = host_kernels.open_library() if device == "cpu" and host_library else None
-        self._kernels = make_kernels(self._library, self.activation_dtype)
-        self._tree = "tree_mask" in graph.inputs
         self._last: dict[str, torch.Tensor] = {}
         self._interpreter: Interpreter | None = None
         self._lowered: Lowered | None = None
         if lowered:
-            self._lowered = lower(
-                graph,
-                self.info,
-                self._kernels,
-                self.capability,
-                self.activation_dtype,
-                exact_rows=exact_rows,
-                library=self._library,
-                progress=progress or SilentProgress(),
-            )
-            for name, pool in self._pools.items():
-                self._lowered.inputs[name].t = pool
+            self._lowered = self._lower(graph, exact_rows=exact_rows, progress=progress)
         else:
-            self.activation_dtype = FLOATS[self.info.dtype]
-            self._kernels = make_kernels(self._library, self.activation_dtype)
+            self.activation_dtype = getattr(torch, self.info.dtype)
+            self._kernels = self._make_kernels()
             attention = host_kernels.attention_adapter(self._kernels) if self._library is not None else None
             self._interpreter = Interpreter(graph, OpContext(None, attention), device)
-
-    # -- what a scheduler reads ------------------------------------------------------------------------------
-
-    @property
-    def num_blocks(self) -> int:
-        """N, blocks of each pool."""
-        return self._num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """S, slots in a block."""
-        return self.info.block_size
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self.info.vocab_size
-
-    @property
-    def limits(self) -> ExecutorLimits:
-        """The engine's limits."""
-        return self.info.limits
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a generation by default."""
-        return self.info.eos_token_ids
 
     @property
     def row_invariant(self) -> bool:
@@ -158,14 +92,9 @@ class TorchExecutor:
         return self._kernels.name == "host" and all(p.kernel.row_invariant for p in self._lowered.linears)
 
     def close(self) -> None:
-        """Release weights and pools; on a GPU, also what torch keeps of their memory. May be repeated."""
-        self._closed = True
         self._lowered = self._interpreter = None
-        self._last = {}
-        self._pools, self._alike = {}, []
-        if self.device != "cpu":
-            gc.collect()
-            torch.cuda.empty_cache()
+        self._last, self._alike = {}, []
+        super().close()
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -190,19 +119,14 @@ class TorchExecutor:
             self._last = self._interpreter.run({**feeds, **self._pools})
             return self._last["logits"].float().cpu()
         lowered = self._lowered
-        for name, tensor in feeds.items():
-            lowered.inputs[name].t = tensor
-        lowered.state.index = StepIndex(
-            feeds["query_start"], feeds["sequence_lengths"], feeds["block_table"], feeds.get("tree_mask")
-        )
+        self._feed(lowered, feeds)
         if self.profile is None:
             lowered.program.run(batch.num_tokens, rows)
         else:
             lowered.program.run_profiled(batch.num_tokens, rows, self.profile)
         if rows == 0:
             return torch.empty(0, self.vocab_size)
-        logits: torch.Tensor = lowered.outputs["logits"].value(rows)[:rows]
-        return logits if self.device == "cpu" and logits.dtype == torch.float32 else logits.float().cpu()
+        return self._logits(lowered, rows)
 
     def hidden_states(self, name: str, rows: int) -> torch.Tensor:
         """Rows of an extra output of the graph (``hidden_states_i``) after :meth:`execute`."""
@@ -225,12 +149,7 @@ class TorchExecutor:
         """An output of the last step, with at least its rows."""
         if self._lowered is None:
             return self._last[name]
-        value: torch.Tensor = self._lowered.outputs[name].slot.t
-        return value
-
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, destination) in every layer, in order."""
-        copy_pool_blocks(self._kernels, self._pools, self._num_blocks, pairs)
+        return self._lowered.outputs[name].slot.t
 
     def move_rows(
         self,
@@ -243,42 +162,15 @@ class TorchExecutor:
         tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in (block_table, base_positions, path, lengths)]
         for pools in self._alike:
             if self._library is not None:
-                load_library().paged_kv_move(pools, *tensors)
+                self._library.paged_kv_move(pools, *tensors)
             else:
                 paged_kv_move(pools, *tensors)
 
-    def check_weights(self) -> WeightCheck:
-        """Read every linear's weights back from its kernel and hold them against the stored ones."""
-        return WeightCheck() if self._lowered is None else check_weights(self._lowered.linears)
-
-    # -- reporting -------------------------------------------------------------------------------------------
-
     def describe(self) -> dict[str, Any]:
-        """Device, kernels, every linear's stored and executed representation, bytes; JSON-able."""
-        pool_bytes = sum(p.numel() * p.element_size() for p in self._pools.values())
-        linears = [] if self._lowered is None else [row for p in self._lowered.linears for row in linear_rows(p)]
-        packed = 0 if self._lowered is None else sum(p.kernel.nbytes for p in self._lowered.linears)
         return {
-            "engine": self.info.name,
-            "device": self.device,
-            "capability": self.capability.label,
-            "tested": self.device == "cpu",
-            "activations": str(self.activation_dtype).removeprefix("torch."),
-            "kernels": self._kernels.name,
+            **super().describe(),
             "host_library": getattr(self._kernels, "info", None),
             "threads": torch.get_num_threads(),
             "row_invariant": self.row_invariant,
-            "kv_cache": {
-                "format": self.info.kv_format,
-                "num_blocks": self._num_blocks,
-                "block_size": self.info.block_size,
-                "bytes": pool_bytes,
-            },
             "program": {"interpreted": "all"} if self._lowered is None else self._lowered.report,
-            "linears": linears,
-            "bytes": {
-                "packed_weights": packed,
-                "kv_pools": pool_bytes,
-                "buffers": 0 if self._lowered is None else self._lowered.report["buffer_bytes"],
-            },
         }

@@ -1,31 +1,32 @@
-"""What the executors over torch share: devices, number formats, pools, kernels, lowering, the check of an interface.
+"""What the executors over torch share: an engine directory opened on a device, its pools, kernels and programs.
 
 Policy: the graph decides what is computed, the machine how; pools always have the format that the engine states.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from plugins.host.library import HostLibrary
 from runtime.executors import host_kernels
 from runtime.executors.base import StepBatch
 from runtime.executors.batch_check import mask_of
 from runtime.executors.binding import Lowered
-from runtime.executors.engine_dir import EngineInfo
-from runtime.executors.kernels import TorchKernels
-from runtime.executors.linears import Capability, PackedLinear
+from runtime.executors.engine_dir import GRAPH_FILE, EngineInfo, read_engine
+from runtime.executors.kernels import StepIndex, TorchKernels
+from runtime.executors.linears import Capability, PackedLinear, detect
 from runtime.executors.lowering import Lowering
-from runtime.executors.onnx_graph import Graph, coherent
+from runtime.executors.onnx_graph import Graph, coherent, load_graph
+from runtime.executors.weight_check import WeightCheck, check_weights
 from trtforge.formats.pools import pools as known_pools
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
-from trtforge.ground.progress import Progress
+from trtforge.ground.progress import Progress, SilentProgress
 
-FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _INTEGERS = {
     "input_ids": np.int64,
     "positions": np.int64,
@@ -48,9 +49,162 @@ def index_feeds(batch: StepBatch, device: str, *, tree: bool) -> dict[str, torch
     return feeds
 
 
-def make_kernels(library: HostLibrary | None, dtype: torch.dtype) -> TorchKernels:
-    """The host library's kernels, or torch's."""
-    return TorchKernels() if library is None else host_kernels.HostKernels(library, dtype)
+class TorchRunner:
+    """An engine directory over torch: its record, pools and kernels, and the programs that are lowered from its graph.
+
+    Args:
+        engine_dir: an engine directory of target ``torch``.
+        device: ``cpu`` or a CUDA device. The CUDA path is complete but has not been executed on the
+            machines this version was tested on.
+        threads: CPU threads of torch and the host library; None leaves torch's setting.
+        num_blocks: KV blocks to allocate instead of the engine's number.
+        capability: overrides what the machine is detected to have (tests).
+        host_library: False does without the host op library.
+    """
+
+    def __init__(
+        self,
+        engine_dir: Path | str,
+        *,
+        device: str,
+        threads: int | None,
+        num_blocks: int | None,
+        capability: Capability | None,
+        host_library: bool,
+    ) -> None:
+        check_device(device)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.info: EngineInfo = read_engine(Path(engine_dir))
+        self.device, self._closed = device, False
+        self.num_blocks = self.info.num_blocks if num_blocks is None else num_blocks
+        self.block_size, self.limits = self.info.block_size, self.info.limits
+        self.capability = capability or detect(device)
+        self.activation_dtype = _activation_dtype(self.capability, self.info)
+        self._library = host_kernels.open_library() if device == "cpu" and host_library else None
+        self._kernels = self._make_kernels()
+        self._programs: list[Lowered] = []
+
+    def _make_kernels(self) -> TorchKernels:
+        """The host library's kernels, or torch's."""
+        if self._library is None:
+            return TorchKernels()
+        return host_kernels.HostKernels(self._library, self.activation_dtype)
+
+    def _open(self, *, vocabulary: int, extra: Mapping[str, str] | None = None) -> Graph:
+        """The engine's graph, held against engine.json, with its pools allocated (see :func:`check_interface`)."""
+        graph = load_graph(self.info.directory / GRAPH_FILE)
+        check_interface(graph, self.info, vocabulary=vocabulary, extra=extra)
+        self._pools = allocate_pools(graph, self.info, self.num_blocks, self.device)
+        self._tree = "tree_mask" in graph.inputs
+        return graph
+
+    def _lower(
+        self,
+        graph: Graph,
+        *,
+        exact_rows: bool,
+        progress: Progress | None,
+        choices: Mapping[str, bool] | None = None,
+        packs: dict[tuple[str, ...], PackedLinear] | None = None,
+    ) -> Lowered:
+        """A program of the graph over the pools.
+
+        Args:
+            choices: inputs that have one value in this program.
+            packs: packed linears of other programs of the same graph, which are shared; new ones are added.
+        """
+        progress = progress or SilentProgress()
+        progress.start("packing weights", float(sum(c.nbytes for c in graph.constants.values())))
+        lowering = Lowering(
+            graph,
+            self._kernels,
+            self.capability,
+            self.activation_dtype,
+            max_rows=self.limits.max_num_tokens,
+            max_positions=self.limits.max_seq_len,
+            exact_rows=exact_rows,
+            library=self._library,
+            progress=lambda nbytes: progress.advance(float(nbytes)),
+            choices=choices,
+            packs=packs,
+        )
+        # packing is one long scalar loop a weight: threads would only wait for each other, worst on a busy machine
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.inference_mode(), coherent(graph.directory):
+                lowered = lowering.lower()
+        finally:
+            torch.set_num_threads(threads)
+        for name, pool in self._pools.items():
+            lowered.inputs[name].t = pool
+        self._programs.append(lowered)
+        return lowered
+
+    def _feed(self, program: Lowered, feeds: Mapping[str, torch.Tensor]) -> None:
+        """Hand the index arrays of a step to a program."""
+        for name, tensor in feeds.items():
+            program.inputs[name].t = tensor
+        program.state.index = StepIndex(
+            feeds["query_start"], feeds["sequence_lengths"], feeds["block_table"], feeds.get("tree_mask")
+        )
+
+    def _logits(self, program: Lowered, rows: int) -> torch.Tensor:
+        """float32 [rows, V] on the CPU."""
+        logits: torch.Tensor = program.outputs["logits"].value(rows)[:rows]
+        return logits if self.device == "cpu" and logits.dtype == torch.float32 else logits.float().cpu()
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) in every layer, in order."""
+        if not pairs:
+            return
+        flat = [n for pair in pairs for n in pair]
+        if min(flat) < 0 or max(flat) >= self.num_blocks:
+            raise ValueError(f"block copies {list(pairs)} leave the pool of {self.num_blocks} blocks")
+        for pool in self._pools.values():
+            self._kernels.copy_blocks(pool, pairs)
+
+    def close(self) -> None:
+        """Release weights and pools; on a GPU, also what torch keeps of their memory. May be repeated."""
+        self._closed = True
+        self._programs, self._pools = [], {}
+        if self.device != "cpu":
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _packed(self) -> list[PackedLinear]:
+        """Every packed linear once: programs of one graph share most."""
+        return list({id(packed): packed for program in self._programs for packed in program.linears}.values())
+
+    def check_weights(self) -> WeightCheck:
+        """Read every linear's weights back from its kernel and hold them against the stored ones."""
+        return check_weights(self._packed())
+
+    def describe(self) -> dict[str, Any]:
+        """Device, kernels, every linear's stored and executed representation, bytes; JSON-able."""
+        pool_bytes = sum(p.numel() * p.element_size() for p in self._pools.values())
+        packed = self._packed()
+        return {
+            "engine": self.info.name,
+            "device": self.device,
+            "capability": self.capability.label,
+            "tested": self.device == "cpu",
+            "activations": str(self.activation_dtype).removeprefix("torch."),
+            "kernels": self._kernels.name,
+            "kv_cache": {
+                "format": self.info.kv_format,
+                "num_blocks": self.num_blocks,
+                "block_size": self.block_size,
+                "bytes": pool_bytes,
+            },
+            "linears": [row for one in packed for row in linear_rows(one)],
+            "bytes": {
+                "packed_weights": sum(one.kernel.nbytes for one in packed),
+                "kv_pools": pool_bytes,
+                "buffers": sum(program.report["buffer_bytes"] for program in self._programs),
+            },
+        }
 
 
 def allocate_pools(graph: Graph, info: EngineInfo, num_blocks: int, device: str) -> dict[str, torch.Tensor]:
@@ -80,64 +234,7 @@ def allocate_pools(graph: Graph, info: EngineInfo, num_blocks: int, device: str)
     return pools
 
 
-def copy_pool_blocks(
-    kernels: TorchKernels, pools: Mapping[str, torch.Tensor], num_blocks: int, pairs: Sequence[tuple[int, int]]
-) -> None:
-    """Copy whole blocks (source, destination) in every layer, in order."""
-    if not pairs:
-        return
-    flat = [n for pair in pairs for n in pair]
-    if min(flat) < 0 or max(flat) >= num_blocks:
-        raise ValueError(f"block copies {list(pairs)} leave the pool of {num_blocks} blocks")
-    for pool in pools.values():
-        kernels.copy_blocks(pool, pairs)
-
-
-def lower(
-    graph: Graph,
-    info: EngineInfo,
-    kernels: TorchKernels,
-    capability: Capability,
-    dtype: torch.dtype,
-    *,
-    exact_rows: bool,
-    library: HostLibrary | None,
-    progress: Progress,
-    choices: Mapping[str, bool] | None = None,
-    packs: dict[tuple[str, ...], PackedLinear] | None = None,
-) -> Lowered:
-    """The program of a graph.
-
-    Args:
-        choices: inputs that have one value in this program.
-        packs: packed linears of other programs of the same graph, which are shared; new ones are added.
-    """
-    total = sum(c.nbytes for c in graph.constants.values())
-    progress.start("packing weights", float(total))
-    lowering = Lowering(
-        graph,
-        kernels,
-        capability,
-        dtype,
-        max_rows=info.limits.max_num_tokens,
-        max_positions=info.limits.max_seq_len,
-        exact_rows=exact_rows,
-        library=library,
-        progress=lambda nbytes: progress.advance(float(nbytes)),
-        choices=choices,
-        packs=packs,
-    )
-    # packing is one long scalar loop a weight: threads would only wait for each other, worst on a busy machine
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode(), coherent(graph.directory):
-            return lowering.lower()
-    finally:
-        torch.set_num_threads(threads)
-
-
-def activation_dtype(capability: Capability, info: EngineInfo) -> torch.dtype:
+def _activation_dtype(capability: Capability, info: EngineInfo) -> torch.dtype:
     if info.dtype == "float32" or (capability.device == "cpu" and not capability.bf16):
         return torch.float32
     if capability.device == "cuda" and info.dtype == "float16":

@@ -15,13 +15,14 @@ import torch
 
 from runtime.executors.linears import PackedLinear
 from runtime.executors.weights import Scratch
+from trtforge.ground.json_file import PlainRecord
 
 #: largest difference that a gate lets pass: the rounding error of float16
 TOLERANCE = 2.0**-11
 
 
 @dataclass
-class WeightCheck:
+class WeightCheck(PlainRecord):
     """Attributes:
     weights: how many were compared.
     changed: of them, how many are not the stored value.
@@ -42,9 +43,6 @@ class WeightCheck:
             max(self.largest, draft.largest),
             {**self.linears, **{f"draft: {name}": row for name, row in draft.linears.items()}},
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {"weights": self.weights, "changed": self.changed, "largest": self.largest, "linears": self.linears}
 
 
 def check_weights(linears: Sequence[PackedLinear]) -> WeightCheck:

@@ -46,7 +46,6 @@ class Rows:
         return flat[0]
 
     def flag(self, name: str, row: int, default: bool = False) -> bool:
-        """A BOOL input."""
         return bool(self.one(name, row, default))
 
     def many(self, name: str, row: int) -> npt.NDArray[Any]:

@@ -101,7 +101,6 @@ class GuidedState:
         self._eos = eos_token_ids
 
     def fork(self) -> GuidedState:
-        """An independent copy."""
         return GuidedState(self._matcher.deep_copy(), self._eos)
 
     def allowed(self, width: int) -> npt.NDArray[np.bool_]:

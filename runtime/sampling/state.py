@@ -31,30 +31,6 @@ class SamplingState:
         guided: grammar state, or None.
     """
 
-    __slots__ = (
-        "_guarded",
-        "_seen",
-        "_seen_counts",
-        "_seen_index",
-        "_single_bans",
-        "_stop_sequences",
-        "bad_sequences",
-        "bias",
-        "completes_bad_word",
-        "direct",
-        "end_ids",
-        "generated",
-        "greedy",
-        "guided",
-        "params",
-        "penalized",
-        "prompt",
-        "sample",
-        "seed",
-        "temperature",
-        "truncated",
-    )
-
     def __init__(
         self,
         params: SamplingParams,
@@ -133,7 +109,6 @@ class SamplingState:
         return uniform(self.seed, self.sample, len(self.generated))
 
     def observe(self, token: int) -> None:
-        """Record ``token`` as generated."""
         self.generated.append(token)
         if self.penalized:
             self._count(token)

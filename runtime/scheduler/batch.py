@@ -67,7 +67,6 @@ class BatchTable:
         self._free.append(row)
 
     def add_block(self, sequence: Sequence, block: int) -> None:
-        """Append ``block`` to the sequence and its row."""
         self.block_table[sequence.row, len(sequence.blocks)] = block
         sequence.blocks.append(block)
         self._used[sequence.row] = len(sequence.blocks)

@@ -89,7 +89,6 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the step."""
         drafted = sum(len(draft) for draft in self.drafts if draft is not None)
         return len(self.decodes) + drafted + sum(c.count for c in self.chunks)
 
@@ -114,7 +113,6 @@ class Scheduler:
         self.prefix_hits = 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that ``tokens`` tokens occupy."""
         return -(-tokens // self.config.block_size)
 
     def add(self, sequence: Sequence) -> None:
@@ -167,7 +165,6 @@ class Scheduler:
         return plan
 
     def assemble(self, plan: StepPlan) -> StepBatch:
-        """The arrays of ``plan``."""
         return self.table.assemble(plan.decodes, plan.chunks, plan.copies, self.config.block_size, plan.drafts)
 
     def commit(self, plan: StepPlan) -> None:

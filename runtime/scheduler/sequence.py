@@ -37,29 +37,6 @@ class Sequence:
         speculates: the request lets it be drafted for.
     """
 
-    __slots__ = (
-        "blocks",
-        "cached_tokens",
-        "computed",
-        "copy_pending",
-        "hasher",
-        "key",
-        "length",
-        "order",
-        "preemptions",
-        "priority",
-        "prompt_length",
-        "published",
-        "rank",
-        "row",
-        "sample",
-        "slots",
-        "speculates",
-        "status",
-        "tokens",
-        "waiting_since",
-    )
-
     def __init__(
         self,
         key: str,
@@ -121,6 +98,5 @@ class Sequence:
         return self.length - self.computed
 
     def append(self, token: int) -> None:
-        """Add a generated token."""
         self.tokens[self.length] = token
         self.length += 1

@@ -17,8 +17,8 @@ from trtforge.ground.errors import ForgeError
 
 def make(pristine: Path) -> Attempt:
     """A tiny engine of the torch target."""
-    from builder.graphs import build_graph
-    from builder.targets import build_engine
+    from builder.graphs.build import build_graph
+    from builder.targets.torch.target import build_engine
     from trtforge.recipe.schema import Build
 
     write_tiny_llama(pristine / "model", layers=1)

@@ -14,17 +14,17 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from builder.draft_files import draft_files
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from builder.graphs.drafts import build_draft
 from builder.graphs.info import GraphInfo
 from builder.memory import activation_bytes
 from builder.speculation import engine_record
-from builder.targets import build_engine
 from runtime.executors.draft_executor import open_draft
 from runtime.executors.engine_dir import read_engine
 from runtime.executors.torch_executor import TorchExecutor
 from tests.runtime import draft_support as support
 from tests.runtime.executor_support import blocks_of, make_batch
+from tests.support.engines import build_engine
 from tests.support.tiny import write_tiny_llama
 from tests.trtforge.drafting.checkpoints import Spec
 from trtforge.drafting.record import read_speculation

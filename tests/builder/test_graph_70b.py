@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builder.graphs import GraphInfo, build_graph
+from builder.graphs.build import build_graph
 from builder.graphs.checks import check_ranges
+from builder.graphs.info import GraphInfo
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.tiny import write_safetensors, write_tiny_llama
 from trtforge.ground.errors import ForgeError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from tests.builder.quantized_tiny import Quantizer, expected_logits
 from tests.support.tiny import write_tiny_llama
 

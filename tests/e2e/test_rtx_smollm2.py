@@ -2,7 +2,8 @@
 
 The checkpoint comes from the package registry (pip's own cache, then ours); it is quantized by the product. Calibration
 is short: how good the scales are plays no part here. Of a tiny model every format is built in four processes
-(``tests/builder/rtx/test_build.py``); here the largest engine and the one of the recipe that ships stand for size.
+(``tests/builder/targets/rtx/test_build.py``); here the largest engine and the one of the recipe that ships stand for
+size.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.targets import build_engine
+from tests.support.engines import build_engine
 from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.recipe.load import LoadedRecipe, load_recipe

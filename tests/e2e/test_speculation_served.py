@@ -38,8 +38,8 @@ BUILD = {
 
 
 def _ngram(folder, checkpoint):
-    from builder.graphs import build_graph
-    from builder.targets import build_engine
+    from builder.graphs.build import build_graph
+    from tests.support.engines import build_engine
 
     build_graph(checkpoint, folder / "graph", block_size=16)
     record = SpeculationRecord("ngram", 6, ngram=NGramSizes(8, 2))

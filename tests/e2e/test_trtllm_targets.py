@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.builder.trtllm.deshard import deshard
-from tests.builder.trtllm.fake_trtllm import install
+from tests.builder.targets.trtllm.deshard import deshard
+from tests.builder.targets.trtllm.fake_trtllm import install
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_recipe import write_tiny_recipe
 from tests.trtforge.drafting import checkpoints

@@ -14,14 +14,14 @@ import numpy as np
 import onnx
 import pytest
 
-from builder.graphs import build_graph
-from builder.targets import build_engine
+from builder.graphs.build import build_graph
 from runtime.executors.linears import Capability
 from runtime.executors.torch_executor import TorchExecutor
 from tests.builder import test_native as native
 from tests.builder import test_numerics as paged
 from tests.families.support import QUANTIZED, ROWS, VARIANTS, assert_exact, assert_near, checkpoint, quantized
 from tests.runtime.executor_support import LIMITS, PROMPTS, run_ragged, run_whole
+from tests.support.engines import build_engine
 from trtforge.recipe.schema import Build, KvCache
 
 rows = pytest.mark.parametrize("name", ROWS)

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from builder.planner import model as planner
-from builder.targets import build_engine
 from builder.targets.trtllm.checkpoint import convert_checkpoint
 from builder.targets.trtllm_llmapi.target import LlmSettings
 from builder.targets.trtllm_llmapi.target import build_engine as build_llm_api
@@ -23,15 +22,16 @@ from quantize.plan import plan_quantization, read_config
 from quantize.ptq import quantize_checkpoint
 from quantize.reference import load_reference_model
 from tests.builder.quantized_tiny import Quantizer, read_tensors
-from tests.builder.rtx.models import compiles, rtx_build
-from tests.builder.trtllm.deshard import load_ranks
-from tests.builder.trtllm.llama_parameters import parameters
-from tests.builder.trtllm.test_checkpoint import share_global_scales
+from tests.builder.targets.rtx.models import compiles, rtx_build
+from tests.builder.targets.trtllm.deshard import load_ranks
+from tests.builder.targets.trtllm.llama_parameters import parameters
+from tests.builder.targets.trtllm.test_checkpoint import share_global_scales
 from tests.families.support import FULL, QUANTIZED, ROWS, VARIANTS, assert_exact, checkpoint
 from tests.families.test_computation import executor
 from tests.quantize.test_ptq import FORMATS, modelopt_logits, prompt
 from tests.runtime.executor_support import PROMPTS, blocks_of, make_batch
 from tests.support.decoder_models import variants, write_decoder
+from tests.support.engines import build_engine
 from tests.support.preflight import codes as preflight_codes
 from tests.support.refusals import refusal
 from tests.support.tiny_gguf import read_float32, write_tiny_gguf

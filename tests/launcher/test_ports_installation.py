@@ -2,6 +2,7 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,3 +93,26 @@ def test_a_missing_libpython_names_its_package(monkeypatch):
         installation.find_libpython("3.99")
     assert caught.value.code == "TF-ENV-022"
     assert "libpython3.99" in caught.value.remedies[0]
+
+
+def test_environments_whose_wheels_differ_share_no_copy_of_the_server(monkeypatch, tmp_path):
+    """One environment's server runs from its copy while the other's is made."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(installation.shutil, "which", lambda name: None)
+    monkeypatch.setattr(installation.metadata, "version", lambda name: "0.7.0" if "pytriton" in name else "1.26.4")
+    monkeypatch.setattr(installation, "find_libpython", lambda python: "")
+    found = []
+    for name in ("one", "other", "one"):
+        carried = tmp_path / name / "pytriton" / "tritonserver"
+        for file in ("bin/tritonserver", f"python_backend_stubs/{python}/triton_python_backend_stub",
+                     "backends/python/libtriton_python.so", "caches/local/libtritoncache_local.so"):  # fmt: skip
+            (carried / file).parent.mkdir(parents=True, exist_ok=True)
+            (carried / file).write_text(name)
+        here = SimpleNamespace(locate_file=lambda path, name=name: tmp_path / name / path)
+        monkeypatch.setattr(installation.metadata, "distribution", lambda name, here=here: here)
+        found.append(installation.find_installation().backend_directory)
+    assert found[0] == found[2] != found[1]
+    for folder, name in zip(found[:2], ("one", "other"), strict=True):
+        assert (folder / "python" / "libtriton_python.so").read_text() == name
+        assert (folder / "python" / "triton_python_backend_stub").read_text() == name

@@ -142,7 +142,7 @@ def test_environment_chooses_the_isa(
 
 def test_loading_needs_no_torch(host: HostLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.LIBRARY_VARIABLE, str(host.path))
-    script = "import sys\nfrom plugins.host import info\ninfo()\nprint('torch' in sys.modules)\n"
+    script = "import sys\nfrom plugins.host import load\nload().info()\nprint('torch' in sys.modules)\n"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from builder.graphs.drafts import build_draft, taps_of
 from builder.speculation import engine_record
-from builder.targets import build_engine
 from runtime.speculation.reference import Eagle3Reference
 from tests.builder.quantized_tiny import Quantizer
+from tests.support.engines import build_engine
 from tests.support.tiny import write_tiny_llama
 from tests.trtforge.drafting import checkpoints
 from tests.trtforge.drafting.checkpoints import TARGET_LAYERS, Spec

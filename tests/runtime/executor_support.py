@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.graphs import build_graph
-from builder.targets import build_engine
+from builder.graphs.build import build_graph
 from runtime.executors.base import StepBatch
 from runtime.executors.torch_executor import TorchExecutor
 from tests.builder.quantized_tiny import Quantizer, expected_logits
+from tests.support.engines import build_engine
 from tests.support.tiny import write_tiny_llama
 from trtforge.recipe.schema import Build, KvCache, Limits
 

@@ -223,7 +223,7 @@ def test_offline_stream_joins_to_generate() -> None:
     engine = Engine(EngineCore(SimulatedExecutor()))
     prompts, params = [[i, i + 1] for i in range(12)], SamplingParams(max_tokens=7)
     joined: dict[int, GenerationResult] = {}
-    for output in engine.generate(prompts, params, stream=True):
+    for output in engine.stream(prompts, params):
         joined.setdefault(prompt_index(output.request_id), GenerationResult()).add(output)
     whole = engine.generate(prompts, params)
     assert [joined[i].token_ids for i in range(12)] == [r.token_ids for r in whole]

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from builder.graphs.drafts import build_draft, taps_of
 from builder.speculation import engine_record
-from builder.targets import build_engine
 from builder.targets.tensorrt import machine, target
 from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes, profile_shapes
 from runtime.executors import draft_executor, tensorrt_plan
@@ -26,6 +25,7 @@ from runtime.executors.torch_executor import TorchExecutor
 from tests.runtime import draft_support as support
 from tests.runtime.executor_support import make_batch
 from tests.runtime.simulated_tensorrt import HostDevice, Simulation
+from tests.support.engines import build_engine
 from tests.support.tensorrt_bindings import VERSIONS
 from tests.trtforge.drafting.checkpoints import Spec
 from trtforge.ground.errors import ForgeError
@@ -49,10 +49,10 @@ class Pair:
     def simulated(self, folder: str) -> tuple[Any, Simulation, HostDevice]:
         """(engine, the TensorRT that built it, its device) of the engine or of its draft."""
         engine, hardware = read_tensorrt_engine(self.tensorrt / folder), HostDevice()
-        inputs, sizes = list(engine.inputs), Sizes(**engine.stamp.sizes.model_dump())
+        inputs, sizes = engine.info.raw["tensorrt"]["inputs"], Sizes(**engine.stamp.sizes.model_dump())
         profiles = [profile_shapes(inputs, sizes, profile) for profile in (DECODE, MIXED)]
         graph = self.graph / folder
-        return engine, Simulation(VERSION, graph, inputs, list(engine.outputs), hardware, profiles), hardware
+        return engine, Simulation(VERSION, graph, inputs, engine.stamp.outputs, hardware, profiles), hardware
 
     def draft(self, **options: Any) -> tuple[TensorrtDraftExecutor, Simulation, HostDevice]:
         engine, simulation, hardware = self.simulated("draft")
@@ -174,7 +174,7 @@ def test_the_targets_taps_are_the_torch_executors(make: Make) -> None:
     mine = TensorrtExecutor(engine, simulation.trt, hardware, PLUGINS)
     theirs = TorchExecutor(pair.torch)
     # a step that verifies: as many rows of logits as a full batch of drafts has
-    assert engine.rows >= LIMITS.max_batch_size * 5
+    assert engine.stamp.sizes.rows >= LIMITS.max_batch_size * 5
     batch = make_batch([(range(3, 12), 0, [4]), (range(20, 24), 0, [1])])
     torch.testing.assert_close(mine.execute(batch), theirs.execute(batch), rtol=1e-3, atol=1e-3)
     rows = np.array([12, 0, 5])

@@ -1,9 +1,8 @@
-"""Preflight as tests drive it: a recipe as a mapping, facts as arguments, every target taken for implemented."""
+"""Preflight as tests drive it: a recipe as a mapping, facts as arguments."""
 
 from __future__ import annotations
 
 import typing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from trtforge.preflight.engine import Finding, Report, make_facts
 from trtforge.preflight.run import run_rules
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.merge import deep_merge
-from trtforge.recipe.schema import Build, Triton
 
 FORMATS = {row.name: row for row in load_formats().formats}
 KV_MODES = {row.name: row for row in load_formats().kv_modes}
@@ -42,9 +40,8 @@ def report(
     model: Model | None = SMOL,
     machine: Surroundings | None = SMALL,
     directory: Path | str = ".",
-    implemented: bool = True,
 ) -> Report:
-    """Preflight of ``settings`` over the least recipe; ``implemented`` takes every target and layout for built."""
+    """Preflight of ``settings`` over the least recipe."""
     base: dict[str, Any] = {"name": "x", "model": {"source": "pypi:x==1#x.gguf"}}
     loaded = recipe_from_mapping(deep_merge(base, settings), directory)
     rows = load_parameters(loaded.recipe.triton.layout).rows
@@ -57,12 +54,6 @@ def report(
         locate=locate,
         parameters={row.name: row for row in rows if "tensorrt_llm" in row.models},
     )
-    if implemented:
-        everything = {
-            "implemented_targets": choices(Build, "target"),
-            "implemented_layouts": choices(Triton, "layout"),
-        }
-        facts = replace(facts, stacks=facts.stacks.model_copy(update=everything))
     return run_rules(facts)
 
 

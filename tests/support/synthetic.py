@@ -17,7 +17,7 @@ from typing import Any
 
 from trtforge.ground.hashing import hash_bytes
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.recipe.load import recipe_from_mapping
 from trtforge.recipe.schema import Recipe
 from trtforge.store import objects
@@ -37,7 +37,7 @@ def recipe(seed: int = 0, **quantize: Any) -> Any:
 
 
 @dataclass
-class Counter(StageBase):
+class Counter(Stage):
     """Writes a few files derived from its inputs and the seed, in steps; resumes from its scratch folder."""
 
     name: str = "one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import StoreOption
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -21,8 +23,6 @@ app = typer.Typer(help="List, show and remove what the store holds.", no_args_is
 @common.forge_command
 def list_(console: Console, store: StoreOption = None) -> None:
     """List every artifact with its size and who uses it."""
-    import time
-
     from trtforge.ground.units import format_seconds, format_size
     from trtforge.store.gc import disk_bytes, list_artifacts
 
@@ -67,7 +67,6 @@ def show(
 ) -> None:
     """Show one artifact: its files, figures, gates and where it came from."""
     from trtforge.cli.summary import figure_rows
-    from trtforge.ground.errors import ForgeError
     from trtforge.ground.units import format_size
     from trtforge.store.gc import show_artifact
     from trtforge.store.store import Damage
@@ -102,13 +101,9 @@ def gc(
     console: Console,
     older_than: Annotated[
         str | None,
-        typer.Option(
-            "--older-than", metavar="TIME", help="Keep what was used since, for example 12h or 7d.", show_default=False
-        ),
+        typer.Option("--older-than", metavar="TIME", help="Keep what was used since, for example 12h or 7d."),
     ] = None,
-    keep_last: Annotated[
-        int | None, typer.Option("--keep-last", min=0, help="Keep this many of each stage.", show_default=False)
-    ] = None,
+    keep_last: Annotated[int | None, typer.Option("--keep-last", min=0, help="Keep this many of each stage.")] = None,
     forget: Annotated[
         list[str] | None, typer.Option("--forget", metavar="RECIPE", help="Unprotect what this recipe used.")
     ] = None,
@@ -140,7 +135,6 @@ def gc(
 
 def parse_age(text: str) -> float:
     """Seconds of ``12h``, ``7d``, ``30m`` or ``30min``; raises TF-CLI-003."""
-    from trtforge.ground.errors import ForgeError
     from trtforge.ground.units import parse_seconds
 
     # as command lines have ages; a recipe's times have no days, and no m that could be milli

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import SetOption, StoreOption
+from trtforge.ground.errors import ExitCode, ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -16,11 +18,7 @@ if TYPE_CHECKING:
 
 TargetArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[BUNDLE|RECIPE]",
-        help="A bundle to load, or a recipe whose bench stage is run anew.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="[BUNDLE|RECIPE]", help="A bundle to load, or a recipe whose bench stage is run anew."),
 ]
 
 
@@ -29,38 +27,23 @@ def bench(
     console: Console,
     target: TargetArgument = None,
     url: Annotated[
-        str | None,
-        typer.Option(
-            "--url", metavar="HOST:PORT", help="gRPC address of a server that runs already.", show_default=False
-        ),
+        str | None, typer.Option("--url", metavar="HOST:PORT", help="gRPC address of a server that runs already.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The model's name there (with --url).", show_default=False)
-    ] = None,
-    concurrency: Annotated[
-        str | None, typer.Option(metavar="N,N…", help="Requests in flight, level by level.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The model's name there (with --url).")] = None,
+    concurrency: Annotated[str | None, typer.Option(metavar="N,N…", help="Requests in flight, level by level.")] = None,
     prompts: Annotated[
-        str | None,
-        typer.Option(help="builtin:mixed, short, chat, code, copy or open, or file:PATH.", show_default=False),
+        str | None, typer.Option(help="builtin:mixed, short, chat, code, copy or open, or file:PATH.")
     ] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Requests at each level.", show_default=False)] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens an answer.", show_default=False)] = None,
-    ttft_p99: Annotated[
-        str | None, typer.Option(metavar="TIME", help="SLO: time to the first token.", show_default=False)
-    ] = None,
-    itl_p99: Annotated[
-        str | None, typer.Option(metavar="TIME", help="SLO: time between tokens.", show_default=False)
-    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests at each level.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens an answer.")] = None,
+    ttft_p99: Annotated[str | None, typer.Option(metavar="TIME", help="SLO: time to the first token.")] = None,
+    itl_p99: Annotated[str | None, typer.Option(metavar="TIME", help="SLO: time between tokens.")] = None,
     in_process: Annotated[
         bool, typer.Option("--in-process/--no-in-process", help="Measure the engine in this process.")
     ] = True,
     server: Annotated[bool, typer.Option("--server/--no-server", help="Measure behind Triton.")] = True,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="Write report.json, .md and .html there.", show_default=False
-        ),
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write report.json, .md and .html there.")
     ] = None,
     verified: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Check a bundle's hashes and stamps first.")
@@ -89,7 +72,6 @@ def bench(
 
 def parse_levels(text: str) -> list[int]:
     """``"1,4,16"`` as numbers; raises TF-BEN-020."""
-    from trtforge.ground.errors import ForgeError
 
     try:
         levels = [int(part) for part in text.split(",")]
@@ -117,8 +99,6 @@ def _bench_recipe(
 
 def settings(bundle: Path | None, options: dict[str, Any], overrides: list[str]) -> tuple[Bench, str]:
     """The bench section and the deployment's name: the bundle's own recipe with the options laid upon it."""
-    import json
-
     from trtforge.recipe.load import load_recipe, recipe_from_mapping
 
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
@@ -149,7 +129,6 @@ def _bench_bundle(
     from trtforge.cli.bundle import require_sound
     from trtforge.cli.measuring import LiveServer, bench_report, measure_in_process, measure_server
     from trtforge.cli.summary import show_gates, show_sweeps
-    from trtforge.ground.errors import ExitCode, ForgeError
 
     bundle = Path(target) if target is not None else None
     if (url is None) != (model is None) or (bundle is None and url is None):
@@ -188,7 +167,6 @@ def _bench_bundle(
 
 def engine_of(bundle: Path) -> Path:
     """The engine directory of a bundle, or the engine directory itself; raises TF-BEN-022."""
-    from trtforge.ground.errors import ForgeError
 
     for candidate in (bundle / "engine", bundle):
         if (candidate / "engine.json").is_file():

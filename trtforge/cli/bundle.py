@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import common
+from trtforge.ground.errors import EnvironmentLacks, ExitCode, ForgeError
 
 if TYPE_CHECKING:
     from launcher.serve import Endpoints
     from trtforge.ground.console import Console
 
-BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's directory.", show_default=False)]
+BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's directory.")]
 
 
 @common.forge_command
@@ -23,7 +24,6 @@ def verify(
     stamps: Annotated[bool, typer.Option("--stamps/--no-stamps", help="Hold its stamps against this machine.")] = True,
 ) -> None:
     """Check every hash of a bundle, and its stamps against this machine; exit 1 on a fault."""
-    from trtforge.ground.errors import ExitCode, ForgeError
     from trtforge.ground.units import format_size
     from trtforge.pipeline.published import verify_published
 
@@ -64,8 +64,7 @@ def serve(
     grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 picks a free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="Metrics port; 0 picks a free one.")] = 8002,
     log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The server's log; default: among the store's logs.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="The server's log; default: among the store's logs.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is ready.")] = 300.0,
     drain: Annotated[int, typer.Option(help="Seconds that running requests get to finish when it is stopped.")] = 30,
@@ -118,7 +117,6 @@ def serve(
 
 def require_sound(console: Console, bundle: Path) -> None:
     """Refuse a damaged or unfinished bundle, or one that this machine cannot serve, by its first fault."""
-    from trtforge.ground.errors import EnvironmentLacks, ForgeError
     from trtforge.pipeline.published import verify_published
     from trtforge.store.stamps import unservable
 

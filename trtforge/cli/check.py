@@ -10,6 +10,7 @@ import typer
 
 from trtforge.cli import common, forms
 from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
+from trtforge.ground.errors import ExitCode, ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -29,7 +30,6 @@ def check(
 ) -> None:
     """Check a recipe against the model's headers, the tables and this machine; exit 1 on an error."""
     from quantize.intake import not_here
-    from trtforge.ground.errors import ExitCode, ForgeError
     from trtforge.preflight.places import placed, refused_model, unapplied
     from trtforge.recipe.load import load_recipe
     from trtforge.store.store import default_root

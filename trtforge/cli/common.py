@@ -29,18 +29,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the result's one line only.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Print tracebacks and the stages' notes.")]
 RecipeArgument = Annotated[
-    Path,
-    typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or the name of one that ships.", show_default=False),
+    Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or the name of one that ships.")
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, for example bench.max_tokens=64; repeatable."),
 ]
 StoreOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--store", metavar="DIR", help="The artifact store; default $TRTFORGE_HOME or .trtforge.", show_default=False
-    ),
+    Path | None, typer.Option("--store", metavar="DIR", help="The artifact store; default $TRTFORGE_HOME or .trtforge.")
 ]
 
 #: bytes of weights that a look at what is made may hash: about a quarter of a second

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtforge.cli import common
 from trtforge.cli.common import StoreOption
+from trtforge.ground.errors import ExitCode
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 def doctor(console: Console, store: StoreOption = None) -> None:
     """Look at this machine: what each target needs to build and to run, what is there, what to install."""
     from trtforge.examination.doctor import examine
-    from trtforge.ground.errors import ExitCode
     from trtforge.preflight import look
     from trtforge.store.store import default_root
 
@@ -37,7 +37,7 @@ def doctor(console: Console, store: StoreOption = None) -> None:
         ],
     )
     for verdict in diagnosis.verdicts:
-        if verdict.lacks and verdict.implemented:
+        if verdict.lacks:
             console.print(f"{verdict.target}: {'; '.join(verdict.install)}")
             if verdict.container:
                 console.print(f"  all but the driver is in {verdict.container}")

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look into drafters and convert them.", no_args_is_help=True, rich_markup_mode=None)
 
-DraftArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The drafter's folder.", show_default=False)]
+DraftArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The drafter's folder.")]
 TargetOption = Annotated[
-    Path | None,
-    typer.Option("--target", metavar="DIR", help="Hold it against the model that it drafts for.", show_default=False),
+    Path | None, typer.Option("--target", metavar="DIR", help="Hold it against the model that it drafts for.")
 ]
 
 
@@ -61,11 +60,10 @@ def convert(
     to: Annotated[
         str, typer.Option("--to", metavar="DIALECT", help="specforge, speculators, modelopt or tensorrt-llm.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new folder.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new folder.")],
     target: TargetOption = None,
     allow_loss: Annotated[
-        list[str] | None,
-        typer.Option("--allow-loss", metavar="NAME", help="What may be lost, by name; repeatable.", show_default=False),
+        list[str] | None, typer.Option("--allow-loss", metavar="NAME", help="What may be lost, by name; repeatable.")
     ] = None,
 ) -> None:
     """Write an EAGLE-3 drafter in another dialect; what would be lost is refused unless it is named."""

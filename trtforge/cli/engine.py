@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.engine_drafts import measured_policy, recorded_policy, show_policy, show_speculation
+from trtforge.ground.errors import ExitCode
 
 if TYPE_CHECKING:
     from builder.targets.description import Description
@@ -22,14 +24,9 @@ app = typer.Typer(help="Look into engine directories.", no_args_is_help=True, ri
 @common.forge_command
 def info(
     console: Console,
-    engine: Annotated[
-        Path, typer.Argument(metavar="ENGINE_DIR", help="An engine directory, or a bundle.", show_default=False)
-    ],
+    engine: Annotated[Path, typer.Argument(metavar="ENGINE_DIR", help="An engine directory, or a bundle.")],
     capability: Annotated[
-        str | None,
-        typer.Option(
-            help="Answer for this processor level (avx2, avx512 …) instead of this machine.", show_default=False
-        ),
+        str | None, typer.Option(help="Answer for this processor level (avx2, avx512 …) instead of this machine.")
     ] = None,
     each: Annotated[bool, typer.Option("--each", help="One row for every linear.")] = False,
     measure: Annotated[
@@ -42,7 +39,7 @@ def info(
     For TensorRT-LLM: what was asked, whether it was compiled, and where a compiled engine differs. A folder that
     trtllm-build wrote by itself is read too.
     """
-    from builder.targets import engine_info, target_module
+    from builder.targets import describe, engine_info
     from builder.targets.trtllm.description import describe_foreign
     from builder.targets.trtllm.readback import compare_engine, is_trtllm_engine, read_trtllm_engine
 
@@ -58,8 +55,7 @@ def info(
     if policy is not None:
         document["policy"] = policy
     console.result(document)
-    described: Description = target_module(document["target"], "info").describe(document)
-    show(console, described, document, each=each, beside=_read_back(engine))
+    show(console, describe(document), document, each=each, beside=_read_back(engine))
 
 
 def show(
@@ -77,7 +73,6 @@ def show(
         each: show the tables of every part.
         beside: lines said before the verdicts.
     """
-    from trtforge.ground.errors import ExitCode
     from trtforge.targets import TARGETS
 
     console.heading(described.heading)
@@ -95,8 +90,6 @@ def show(
 
 def _read_back(bundle: Path) -> list[str]:
     """What parity found when it read the packed weights back, where a bundle has brought its evidence."""
-    import json
-
     path = bundle / "evidence" / "parity.json"
     if not path.is_file():
         return []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -70,7 +73,6 @@ def measured_policy(folder: Path) -> dict[str, Any]:
         ForgeError: ``TF-CLI-018`` the engine drafts nothing; what loading it raises.
     """
     from runtime.offline import Engine
-    from trtforge.ground.errors import ForgeError
 
     with Engine.load(folder) as engine:
         speculator = engine.core.speculator
@@ -88,8 +90,6 @@ def measured_policy(folder: Path) -> dict[str, Any]:
 
 def recorded_policy(bundle: Path) -> dict[str, Any] | None:
     """What the policy had learned in the stage ``speculation``, where a bundle has brought its evidence."""
-    import json
-
     try:
         text = (bundle / "evidence" / "speculation-speed.json").read_text(encoding="utf-8")
         policy = json.loads(text)["policy"]

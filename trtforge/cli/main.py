@@ -20,7 +20,6 @@ def invoke(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The ``trtforge`` script."""
     arguments = sys.argv[1:]
     try:
         code = invoke(arguments)

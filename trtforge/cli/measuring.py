@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,10 @@ def measure_server(
     bundle: Path | None, live: LiveServer | None, asked: Bench, prompts: Sequence[str], progress: Progress, log: Path
 ) -> Sweep:
     """The sweep by perf_analyzer: on ``live``, or on a server over the bundle's repository."""
+    from trtforge.pipeline.stages.bench import sweep_server
+
     if live is not None:
-        return _sweep(live.grpc_url, live.model, asked, prompts, progress)
+        return sweep_server(live.grpc_url, live.model, asked, prompts, progress)
     from launcher.local import TritonServer
     from launcher.serve import find_repository
 
@@ -46,30 +48,11 @@ def measure_server(
     repository, model = find_repository(bundle)
     progress.start("starting the Triton server")
     with TritonServer(repository, log_path=log) as server:
-        return _sweep(server.grpc_url, model, asked, prompts, progress)
-
-
-def _sweep(url: str, model: str, asked: Bench, prompts: Sequence[str], progress: Progress) -> Sweep:
-    from evals.speed import perf_analyzer
-    from evals.speed.sweep import Sweep
-
-    levels = perf_analyzer.measure(
-        grpc_url=url,
-        model=model,
-        prompts=prompts,
-        concurrency=sorted(set(asked.concurrency)),
-        requests_per_level=asked.requests_per_level,
-        max_tokens=asked.max_tokens,
-        slo=asked.slo,
-        progress=progress,
-    )
-    return Sweep("server", tuple(levels))
+        return sweep_server(server.grpc_url, model, asked, prompts, progress)
 
 
 def bench_report(name: str, sweeps: Sequence[Sweep], gates: Sequence[Any]) -> Any:
     """A report of its own: a table a target, and the throughput–latency plot with the knee marked."""
-    from dataclasses import asdict
-
     from evals.report import Report, Section
     from evals.speed.sweep import sweep_plot, sweep_table
 

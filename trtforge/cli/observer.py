@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from trtforge.ground.console import Console, StageProgress
 from trtforge.ground.progress import Progress
+from trtforge.pipeline.observer import Observer
 
 if TYPE_CHECKING:
     from trtforge.pipeline.result import StageOutcome
 
 
-class ConsoleObserver:
+class ConsoleObserver(Observer):
     """Shows each stage's progress and how it ended."""
 
     def __init__(self, console: Console) -> None:
@@ -19,9 +20,6 @@ class ConsoleObserver:
         self._current: StageProgress | None = None
         #: stages that a first pass has shown; that they are cached now is no news
         self.seen: set[str] = set()
-
-    def stage_started(self, stage: str, position: int, total: int) -> None:
-        """Nothing: the bar appears when the stage really runs."""
 
     def stage_finished(self, outcome: StageOutcome) -> None:
         """Close the stage's bar, or say that nothing had to run."""

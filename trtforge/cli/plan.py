@@ -10,6 +10,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import RecipeArgument, SetOption
+from trtforge.ground.errors import ExitCode, ForgeError
 
 if TYPE_CHECKING:
     from builder.planner.report import Plan
@@ -27,51 +28,33 @@ def plan(
     count: Annotated[int, typer.Option(metavar="N", help="GPUs that the deployment has.")] = 1,
     goal: Annotated[str, typer.Option(help="throughput, latency or fit: what the split is chosen for.")] = "throughput",
     network: Annotated[str, typer.Option(help="The link between nodes, for example ib-ndr.")] = "ib-ndr",
-    isl: Annotated[int | None, typer.Option(help="Prompt tokens of every request.", show_default=False)] = None,
-    osl: Annotated[int | None, typer.Option(help="Answer tokens of every request.", show_default=False)] = None,
+    isl: Annotated[int | None, typer.Option(help="Prompt tokens of every request.")] = None,
+    osl: Annotated[int | None, typer.Option(help="Answer tokens of every request.")] = None,
     lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ISL+OSL:WEIGHT,…", help="A histogram, for example 512+128:3,4096+512:1.", show_default=False
-        ),
+        str | None, typer.Option(metavar="ISL+OSL:WEIGHT,…", help="A histogram, for example 512+128:3,4096+512:1.")
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="One request a line: isl and osl.", show_default=False)
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="One request a line: isl and osl.")] = None,
     shared_prefix: Annotated[int, typer.Option(help="Tokens that every prompt begins with.")] = 0,
-    rate: Annotated[float | None, typer.Option(help="Requests a second; sizes the fleet.", show_default=False)] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second; sizes the fleet.")] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="config.json of a model that is not here.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="config.json of a model that is not here.")
     ] = None,
     beside: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--with", metavar="RECIPE", help="Another recipe on the same GPU; repeatable.", show_default=False
-        ),
+        list[Path] | None, typer.Option("--with", metavar="RECIPE", help="Another recipe on the same GPU; repeatable.")
     ] = None,
     measured: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Device memory of the built engine: the gate of 5 %.", show_default=False),
+        str | None, typer.Option(metavar="SIZE", help="Device memory of the built engine: the gate of 5 %.")
     ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the memory chart as SVG.", show_default=False)
-    ] = None,
+    chart: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the memory chart as SVG.")] = None,
     price: Annotated[
-        float | None,
-        typer.Option(metavar="DOLLARS", help="Of one GPU-hour; else costs are GPU-hours.", show_default=False),
+        float | None, typer.Option(metavar="DOLLARS", help="Of one GPU-hour; else costs are GPU-hours.")
     ] = None,
     utilization: Annotated[float, typer.Option(help="Share of the time in which the load is there.")] = 1.0,
-    acceptance: Annotated[
-        float | None, typer.Option(help="Measured acceptance of one draft token.", show_default=False)
-    ] = None,
+    acceptance: Annotated[float | None, typer.Option(help="Measured acceptance of one draft token.")] = None,
     calibration: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Measured over planned times by class of op.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Measured over planned times by class of op.")
     ] = None,
-    graph: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Take the ops from a written graph.", show_default=False)
-    ] = None,
+    graph: Annotated[Path | None, typer.Option(metavar="DIR", help="Take the ops from a written graph.")] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Search precision, split, batch, KV cache and drafts under bench.slo.")
     ] = False,
@@ -80,12 +63,10 @@ def plan(
         typer.Option(
             metavar="NAME,…",
             help="Sections to print: memory, capacity, parallelism, speed, speculation, cost, disaggregation, or all.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the recommended recipe.", show_default=False),
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the recommended recipe.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the existing file of -o or --chart.")] = False,
     overrides: SetOption = None,
@@ -98,7 +79,6 @@ def plan(
     from trtforge.cli.plan_model import draft_model, known_model, written_split
     from trtforge.cli.plan_search import searched, speed_options
     from trtforge.cli.plan_share import share
-    from trtforge.ground.errors import ExitCode
     from trtforge.recipe.load import load_recipe
 
     card = gpu_row(gpu)
@@ -216,7 +196,6 @@ def _workload(
 ) -> Workload | None:
     """The load that the options describe; None when they describe none."""
     from builder.planner import workload
-    from trtforge.ground.errors import ForgeError
 
     one_length = isl is not None or osl is not None
     sources = {"--isl": one_length, "--lengths": lengths is not None, "--trace": trace is not None}
@@ -242,7 +221,6 @@ def _workload(
 
 
 def _excluded(*given: str, why: str) -> Exception:
-    from trtforge.ground.errors import ForgeError
 
     return ForgeError(
         "TF-CLI-012",
@@ -254,7 +232,6 @@ def _excluded(*given: str, why: str) -> Exception:
 
 
 def _needs(option: str, *others: str) -> Exception:
-    from trtforge.ground.errors import ForgeError
 
     return ForgeError(
         "TF-CLI-012",
@@ -267,7 +244,6 @@ def _needs(option: str, *others: str) -> Exception:
 
 def _size(measured: str) -> int:
     """``--measured`` in bytes; an empty or zero size is no measurement."""
-    from trtforge.ground.errors import ForgeError
     from trtforge.ground.units import parse_size
 
     try:

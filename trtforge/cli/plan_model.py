@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtforge.ground.errors import ForgeError
+
 if TYPE_CHECKING:
     from builder.planner.facts import KnownModel
     from builder.planner.types import ParallelPlan
@@ -26,7 +28,6 @@ def known_model(loaded: LoadedRecipe, source: str, config: Path | None) -> Known
     from builder.planner.facts import model_from_config, model_from_folder, model_from_record
     from quantize.intake import inspect_source, not_here
     from quantize.intake.source import parse_source
-    from trtforge.ground.errors import ForgeError
 
     if config is not None:
         return model_from_config(config, loaded.recipe.name)
@@ -53,7 +54,6 @@ def known_model(loaded: LoadedRecipe, source: str, config: Path | None) -> Known
 
 def draft_model(loaded: LoadedRecipe) -> KnownModel | None:
     """The draft's sizes when they are here; the plan says so when they are not."""
-    from trtforge.ground.errors import ForgeError
 
     source = loaded.recipe.speculation.draft
     if source is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +60,6 @@ def searched(
     Raises:
         ForgeError: ``TF-PLN-056`` … ``TF-PLN-059`` as the search says; ``TF-RCP-015`` the file exists.
     """
-    from dataclasses import replace
-    from functools import partial
-
     from builder.planner.search.choose import describe
     from builder.planner.search.recipe import recipe_text
     from builder.planner.sections import search as section
@@ -183,8 +182,6 @@ def _shape(model: Model) -> Model | None:
     The rules know the linears of a dense decoder. End tokens are checked once the checkpoint is here: config.json
     alone may leave them to generation_config.json, and a rule refuses a model that has none.
     """
-    from dataclasses import replace
-
     if model.moe is not None or model.mla is not None:
         return None
     return replace(model, eos_token_ids=model.eos_token_ids or (0,))

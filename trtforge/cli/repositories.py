@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import common, forms
+from trtforge.ground.errors import ExitCode, ForgeError
 
 if TYPE_CHECKING:
     from triton_repo.lint.run import Report
@@ -16,10 +17,7 @@ if TYPE_CHECKING:
 EngineOption = Annotated[
     Path | None,
     typer.Option(
-        "--engine",
-        metavar="DIR",
-        help="The engine that it serves, when its own reference does not reach it.",
-        show_default=False,
+        "--engine", metavar="DIR", help="The engine that it serves, when its own reference does not reach it."
     ),
 ]
 
@@ -27,7 +25,7 @@ EngineOption = Annotated[
 @common.forge_command
 def lint(
     console: Console,
-    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A model repository.", show_default=False)],
+    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A model repository.")],
     engine: EngineOption = None,
     format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, sarif or github.")] = "table",
     launch: Annotated[
@@ -36,13 +34,11 @@ def lint(
             "--launch",
             metavar="FILE",
             help="A script or manifest that starts a server on it (repeatable); default those that lie near it.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
     """Check any Triton model repository, and the lines that start a server on it; exit 1 on an error."""
     from triton_repo.lint.run import lint_repository
-    from trtforge.ground.errors import ExitCode, ForgeError
 
     forms.chosen(console, format_, code="TF-CLI-020")
     try:
@@ -98,15 +94,14 @@ def _show(console: Console, report: Report) -> None:
 @common.forge_command
 def diff(
     console: Console,
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="A model repository.", show_default=False)],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="Another one.", show_default=False)],
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A model repository.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Another one.")],
 ) -> None:
     """Say what two repositories say differently, and what it means; exit 1 when they differ.
 
     Paths that lead to the same place are shown and are no difference.
     """
     from triton_repo.diff import diff_repositories
-    from trtforge.ground.errors import ExitCode
 
     comparison = diff_repositories(old, new)
     versions = {"old": comparison.old_versions, "new": comparison.new_versions}
@@ -143,26 +138,20 @@ def diff(
 @common.forge_command
 def upgrade(
     console: Console,
-    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A model repository.", show_default=False)],
-    to: Annotated[str, typer.Option("--to", metavar="VERSION", help="TensorRT-LLM's version.", show_default=False)],
+    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A model repository.")],
+    to: Annotated[str, typer.Option("--to", metavar="VERSION", help="TensorRT-LLM's version.")],
     out: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="OUT", help="The new repository: an empty or new folder.", show_default=False
-        ),
+        Path, typer.Option("--output", "-o", metavar="OUT", help="The new repository: an empty or new folder.")
     ],
     since: Annotated[
-        str | None,
-        typer.Option("--from", metavar="VERSION", help="Its version; found from its parameters.", show_default=False),
+        str | None, typer.Option("--from", metavar="VERSION", help="Its version; found from its parameters.")
     ] = None,
     checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="For 1.3 and later: the checkpoint to load.", show_default=False),
+        str | None, typer.Option(metavar="DIR", help="For 1.3 and later: the checkpoint to load.")
     ] = None,
 ) -> None:
     """Write a repository for another version of TensorRT-LLM; exit 1 when the result still has an error."""
     from triton_repo.upgrade import upgrade_repository
-    from trtforge.ground.errors import ExitCode
 
     result = upgrade_repository(repository, out, to=to, since=since, checkpoint=checkpoint)
     console.result(

@@ -10,6 +10,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -26,18 +27,13 @@ BUILD_STAGE = "build"
 #: how many reasons a table shows for a stage, and characters of each
 _REASONS, _REASON = 3, 160
 
-UntilOption = Annotated[
-    str | None, typer.Option("--until", metavar="STAGE", help="Stop after this stage.", show_default=False)
-]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="STAGE", help="Stop after this stage.")]
 ForceOption = Annotated[
     list[str] | None,
     typer.Option("--force", metavar="STAGE", help="Run this stage even when it is cached; repeatable."),
 ]
 OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="DIR", help="Where the bundle is linked; default ./bundles.", show_default=False
-    ),
+    Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where the bundle is linked; default ./bundles.")
 ]
 
 
@@ -210,7 +206,6 @@ def refusals(loaded: LoadedRecipe, store: Path, *, builds: bool = True) -> list[
 
     ``builds``: the run goes through the build, so what this machine lacks for it counts.
     """
-    from trtforge.ground.errors import ForgeError
 
     try:
         model = common.inspect_model(loaded)

@@ -9,6 +9,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -46,19 +47,16 @@ def train(
     ] = 400_000,
     draft_vocab: Annotated[int, typer.Option(min=2, help="Tokens of the target that the head may draft.")] = 4096,
     epochs: Annotated[float, typer.Option(min=0.01, max=1000.0, help="Passes over the text.")] = 8.0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, max=10**9, help="Training steps, instead of --epochs.", show_default=False)
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=10**9, help="Training steps, instead of --epochs.")] = None,
     time_budget: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Train no longer than this, for example 90min.", show_default=False),
+        str | None, typer.Option(metavar="TIME", help="Train no longer than this, for example 90min.")
     ] = None,
     draft_steps: Annotated[int, typer.Option(min=1, max=16, help="Drafts that training looks ahead.")] = 4,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of prompts, answers, weights and order.")] = 0,
     overrides: SetOption = None,
     store: StoreOption = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy the head there too.", show_default=False)
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy the head there too.")
     ] = None,
     force: Annotated[
         list[str] | None, typer.Option("--force", metavar="STAGE", help="Run this stage even when it is cached.")
@@ -109,7 +107,6 @@ def train(
 
 def _seconds(text: str | None) -> float | None:
     """A time option; raises TF-CLI-053 for what is none."""
-    from trtforge.ground.errors import ForgeError
     from trtforge.ground.units import parse_seconds
 
     if text is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import SetOption, StoreOption
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -18,18 +20,13 @@ if TYPE_CHECKING:
     from trtforge.store.store import Store
 
 InputArgument = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE|SOURCE", help="A recipe, or a model source as in model.source.", show_default=False),
+    str, typer.Argument(metavar="RECIPE|SOURCE", help="A recipe, or a model source as in model.source.")
 ]
-FormatOption = Annotated[str | None, typer.Option("--format", help="quantize.format", show_default=False)]
-KvOption = Annotated[str | None, typer.Option("--kv-cache", help="quantize.kv_cache", show_default=False)]
-GroupOption = Annotated[int | None, typer.Option("--group-size", help="quantize.group_size", show_default=False)]
-CorpusOption = Annotated[
-    str | None, typer.Option("--corpus", help="The corpus of calibration or evaluation.", show_default=False)
-]
-OutOption = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy the result there too.", show_default=False)
-]
+FormatOption = Annotated[str | None, typer.Option("--format", help="quantize.format")]
+KvOption = Annotated[str | None, typer.Option("--kv-cache", help="quantize.kv_cache")]
+GroupOption = Annotated[int | None, typer.Option("--group-size", help="quantize.group_size")]
+CorpusOption = Annotated[str | None, typer.Option("--corpus", help="The corpus of calibration or evaluation.")]
+OutOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy the result there too.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Run the stage even when it is cached.")]
 
 
@@ -41,11 +38,9 @@ def quantize(
     kv_cache: KvOption = None,
     group_size: GroupOption = None,
     corpus: CorpusOption = None,
-    samples: Annotated[int | None, typer.Option(help="quantize.calibration.samples", show_default=False)] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(help="quantize.calibration.sequence_length", show_default=False)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="quantize.calibration.seed", show_default=False)] = None,
+    samples: Annotated[int | None, typer.Option(help="quantize.calibration.samples")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="quantize.calibration.sequence_length")] = None,
+    seed: Annotated[int | None, typer.Option(help="quantize.calibration.seed")] = None,
     overrides: SetOption = None,
     store: StoreOption = None,
     output: OutOption = None,
@@ -79,10 +74,8 @@ def evaluate(
     kv_cache: KvOption = None,
     group_size: GroupOption = None,
     corpus: CorpusOption = None,
-    tokens: Annotated[int | None, typer.Option(help="evals.perplexity.tokens", show_default=False)] = None,
-    max_increase: Annotated[
-        str | None, typer.Option(help="evals.perplexity.gate.max_increase", show_default=False)
-    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="evals.perplexity.tokens")] = None,
+    max_increase: Annotated[str | None, typer.Option(help="evals.perplexity.gate.max_increase")] = None,
     overrides: SetOption = None,
     store: StoreOption = None,
     output: OutOption = None,
@@ -181,18 +174,16 @@ def _evaluate_server(
 def build(
     console: Console,
     source: InputArgument,
-    target: Annotated[str | None, typer.Option(help="build.target", show_default=False)] = None,
+    target: Annotated[str | None, typer.Option(help="build.target")] = None,
     format_: FormatOption = None,
     kv_cache: KvOption = None,
     group_size: GroupOption = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="build.limits.max_batch_size", show_default=False)] = None,
-    max_num_tokens: Annotated[int | None, typer.Option(help="build.limits.max_num_tokens", show_default=False)] = None,
-    max_seq_len: Annotated[int | None, typer.Option(help="build.limits.max_seq_len", show_default=False)] = None,
-    max_input_len: Annotated[int | None, typer.Option(help="build.limits.max_input_len", show_default=False)] = None,
-    block_size: Annotated[int | None, typer.Option(help="build.kv_cache.block_size", show_default=False)] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="build.kv_cache.memory, for example 256MiB", show_default=False)
-    ] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="build.limits.max_batch_size")] = None,
+    max_num_tokens: Annotated[int | None, typer.Option(help="build.limits.max_num_tokens")] = None,
+    max_seq_len: Annotated[int | None, typer.Option(help="build.limits.max_seq_len")] = None,
+    max_input_len: Annotated[int | None, typer.Option(help="build.limits.max_input_len")] = None,
+    block_size: Annotated[int | None, typer.Option(help="build.kv_cache.block_size")] = None,
+    kv_memory: Annotated[str | None, typer.Option(help="build.kv_cache.memory, for example 256MiB")] = None,
     overrides: SetOption = None,
     store: StoreOption = None,
     output: OutOption = None,
@@ -216,8 +207,6 @@ def build(
 
 def recipe_for(source: str, options: dict[str, Any], overrides: list[str]) -> LoadedRecipe:
     """The recipe that a command works on: the file, or one made in memory, with the options laid upon it."""
-    import json
-
     from quantize.intake import inspect_source
     from trtforge.recipe.load import load_recipe, recipe_from_mapping
     from trtforge.recipe.shipped import names_recipe
@@ -273,7 +262,6 @@ def copy_out(console: Console, store: Store, artifact: Artifact, output: Path) -
 
 def require_empty(output: Path) -> None:
     """Refuse to mix a result with files that are there already; raises TF-CLI-007."""
-    from trtforge.ground.errors import ForgeError
 
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ForgeError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trtforge.cli import common, repositories
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -19,37 +21,24 @@ app = typer.Typer(help="Write and check Triton model repositories.", no_args_is_
 @common.forge_command
 def emit(
     console: Console,
-    engine: Annotated[
-        Path,
-        typer.Argument(metavar="ENGINE_DIR", help="An engine, or the checkpoint for llmapi.", show_default=False),
-    ],
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The repository's folder: empty or new.", show_default=False)
-    ],
+    engine: Annotated[Path, typer.Argument(metavar="ENGINE_DIR", help="An engine, or the checkpoint for llmapi.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The repository's folder: empty or new.")],
     name: Annotated[
-        str | None,
-        typer.Option(
-            help="The model's name, as clients say it (native); default the recipe's, or model.", show_default=False
-        ),
+        str | None, typer.Option(help="The model's name, as clients say it (native); default the recipe's, or model.")
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="The repository's layout; default the recipe's, else native.", show_default=False)
+        str | None, typer.Option(help="The repository's layout; default the recipe's, else native.")
     ] = None,
     recipe: Annotated[
-        Path | None,
-        typer.Option("--recipe", metavar="RECIPE", help="The recipe that it follows.", show_default=False),
+        Path | None, typer.Option("--recipe", metavar="RECIPE", help="The recipe that it follows.")
     ] = None,
     tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer", metavar="DIR", help="The tokenizer, when not beside the engine.", show_default=False
-        ),
+        Path | None, typer.Option("--tokenizer", metavar="DIR", help="The tokenizer, when not beside the engine.")
     ] = None,
     overrides: common.SetOption = None,
 ) -> None:
     """Write a model repository for an engine; its limits come from the engine, the rest from the recipe."""
     from triton_repo.layouts.emit import emit_for
-    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.load import load_recipe, recipe_from_mapping
     from trtforge.targets.layouts import LAYOUTS
 
@@ -78,8 +67,8 @@ def emit(
 @common.forge_command
 def launch(
     console: Console,
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's directory.", show_default=False)],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The scripts' folder: empty or new.", show_default=False)],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's directory.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The scripts' folder: empty or new.")],
     nodes: Annotated[int, typer.Option(help="Machines that the ranks are spread over, evenly.")] = 1,
     host: Annotated[str, typer.Option(help="Address that the first server listens on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="First port; every rank takes three.")] = 8000,
@@ -88,12 +77,9 @@ def launch(
 
     Where this machine shows GPUs, they must be enough for a node.
     """
-    import os
-
     from launcher.plans import plan, visible_devices
     from launcher.scripts import write_scripts
     from triton_repo.layouts.writing import writing
-    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.load import load_recipe
 
     if not (bundle / "recipe.yaml").is_file() or not (bundle / "repository").is_dir():
@@ -127,9 +113,7 @@ def launch(
 @common.forge_command
 def explain(
     console: Console,
-    parameter: Annotated[
-        str | None, typer.Argument(metavar="PARAMETER", help="A parameter; without it: all.", show_default=False)
-    ] = None,
+    parameter: Annotated[str | None, typer.Argument(metavar="PARAMETER", help="A parameter; without it: all.")] = None,
 ) -> None:
     """What a parameter of the layouts means, may be and needs; without a name the list."""
     from triton_repo.parameters import explain as rows_of

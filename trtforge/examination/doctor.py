@@ -36,12 +36,11 @@ class Verdict:
     lacks_to_run: tuple[str, ...]
     install: tuple[str, ...] = ()
     container: str | None = None
-    implemented: bool = True
 
     @property
     def state(self) -> State:
         """``ready``, ``builds`` (and does not run), or ``lacks`` something that building needs."""
-        if self.lacks_to_build or not self.implemented:
+        if self.lacks_to_build:
             return "lacks"
         return "builds" if self.lacks_to_run else "ready"
 
@@ -58,8 +57,6 @@ class Verdict:
     @property
     def words(self) -> str:
         """The verdict in words."""
-        if not self.implemented:
-            return "not in this version of trtforge"
         target = TARGETS.get(self.target)
         if self.state == "lacks" and target is not None and target.trtllm_build:
             return "can prepare but not compile"
@@ -171,5 +168,4 @@ def verdict(target: str, items: Sequence[Item], table: StackTable) -> Verdict:
         tuple(item.name for item in missing if target in item.runs),
         tuple(dict.fromkeys(install)),
         container,
-        target in table.implemented_targets,
     )

@@ -238,12 +238,10 @@ class StageProgress:
         return time.monotonic() - self.started
 
     def start(self, description: str, total: float | None = None) -> None:
-        """Begin a step of the stage."""
         self.description, self.total, self.done = printable(description), total, 0.0
         self._changed(new_step=True)
 
     def advance(self, amount: float = 1.0) -> None:
-        """``amount`` more of the step is done."""
         self.done += amount
         self._changed(new_step=False)
 

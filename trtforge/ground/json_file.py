@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,25 @@ def read_json_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} holds no JSON object")
     return value
+
+
+def plain_record(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass as a JSON-able object, and of those in it: paths are texts, tuples lists."""
+    return asdict(record, dict_factory=lambda pairs: {name: _plain(value) for name, value in pairs})
+
+
+class PlainRecord:
+    """A dataclass that goes out as JSON as it is."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as a JSON-able object."""
+        return plain_record(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def kind_of(mode: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -34,53 +35,44 @@ _QUANTITY = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z%]*)\s*", 
 WRITTEN = "written"
 
 
-def _split(text: str, kind: str, units: str) -> tuple[Decimal, str]:
-    match = _QUANTITY.fullmatch(text)
+def _quantity(value: Any, kind: str, units: Mapping[str, float]) -> tuple[Decimal, str]:
+    """A number and its unit, one of ``units``."""
+    known = ", ".join(units)
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"{text!r} is no {kind}; write a number and a unit ({units})")
-    return Decimal(match.group(1)), match.group(2)
+        raise ValueError(f"{value!r} is no {kind}; write a number and a unit ({known})")
+    if match[2] not in units:
+        raise ValueError(f"{value!r} has no known unit; use one of {known}")
+    return Decimal(match[1]), match[2]
 
 
 def parse_size(value: Any) -> int:
     """Bytes of ``"1GiB"``, ``"512 MiB"`` or ``"64GB"``; an ``int`` is taken as bytes already."""
-    units = ", ".join(_SIZE_UNITS)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no size; write a number and a unit ({units})")
-    number, unit = _split(value, "size", units)
-    if unit not in _SIZE_UNITS:
-        raise ValueError(f"{value!r} has no known unit; use one of {units}")
+    number, unit = _quantity(value, "size", _SIZE_UNITS)
     return int(number * _SIZE_UNITS[unit])
 
 
 def parse_seconds(value: Any) -> float:
     """Seconds of ``"200ms"``, ``"2s"`` or ``"1.5min"``; a ``float`` is taken as seconds already."""
-    units = ", ".join(_TIME_UNITS)
     if isinstance(value, float) and math.isfinite(value) and value >= 0:
         return value
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no time; write a number and a unit ({units})")
-    number, unit = _split(value, "time", units)
-    if unit not in _TIME_UNITS:
-        raise ValueError(f"{value!r} has no known unit; use one of {units}")
+    number, unit = _quantity(value, "time", _TIME_UNITS)
     return float(number) * _TIME_UNITS[unit]
 
 
 def parse_fraction(value: Any) -> float:
     """A share of 1 from ``"5%"`` or ``0.05``; a bare number above 1 is refused."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    written = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if written is not None and written[2] == "%":
+        return float(written[1]) / 100.0
+    share = math.nan
+    if written is not None and not written[2]:
+        share = float(written[1])
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
         share = float(value)
-    elif isinstance(value, str):
-        number, unit = _split(value, "share", "%")
-        if unit == "%":
-            return float(number) / 100.0
-        if unit:
-            raise ValueError(f"{value!r} is no share; write a percentage such as 5% or a number such as 0.05")
-        share = float(number)
-    else:
-        raise ValueError(f"{value!r} is no share; write a percentage such as 5% or a number such as 0.05")
-    if not math.isfinite(share) or share < 0:
+    if not (math.isfinite(share) and share >= 0):
         raise ValueError(f"{value!r} is no share; write a percentage such as 5% or a number such as 0.05")
     if share > 1:
         raise ValueError(

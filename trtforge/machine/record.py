@@ -47,7 +47,6 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """This machine as it is now."""
     has = memory()
     return Machine(
         memory_total=has.total,

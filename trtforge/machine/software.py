@@ -18,12 +18,14 @@ def libc() -> str:
     return " ".join(platform.libc_ver()).strip()
 
 
+def installed(distribution: str) -> str | None:
+    """The version of an installed distribution, from metadata (nothing is imported); None when it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def tool_versions(distributions: Iterable[str]) -> dict[str, str]:
-    """Installed versions by distribution name, from metadata (nothing is imported); ``absent`` when not installed."""
-    versions = {}
-    for name in distributions:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "absent"
-    return versions
+    """Installed versions by distribution name; ``absent`` when not installed."""
+    return {name: installed(name) or "absent" for name in distributions}

@@ -35,12 +35,10 @@ class TensorKind:
 
     @property
     def elements(self) -> int:
-        """Elements of one tensor."""
         return math.prod(self.shape)
 
     @property
     def count(self) -> int:
-        """How many tensors the model has of it."""
         return self.each * max(len(self.layers), 1)
 
     def names(self) -> Iterator[str]:
@@ -160,7 +158,6 @@ class Model:
 
     @property
     def window_layers(self) -> int:
-        """How many layers have a window."""
         return sum(window > 0 for window in self.windows)
 
     @property
@@ -191,7 +188,6 @@ class Model:
 
     @property
     def moe_layers(self) -> int:
-        """Layers with experts."""
         return self.layers - self.moe.dense_layers if self.moe else 0
 
     @property
@@ -207,7 +203,6 @@ class Model:
 
 
 def tensors(model: Model) -> list[TensorKind]:
-    """Every kind of tensors that a model has."""
     every = tuple(range(model.layers))
     dense = model.layers - model.moe_layers
     kinds = [

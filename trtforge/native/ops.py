@@ -60,7 +60,6 @@ class Tensor:
 
     @property
     def axes(self) -> list[str]:
-        """The sizes of the shape."""
         return [axis.strip() for axis in self.shape.strip("[]").split(",") if axis.strip()]
 
 
@@ -125,6 +124,11 @@ class Op:
     dtypes: dict[str, str] = field(default_factory=dict)
     attributes: tuple[Attribute, ...] = ()
     plugin: Plugin | None = None
+
+    @property
+    def standards(self) -> dict[str, float]:
+        """By name what attributes are when they are left out, where that is not zero."""
+        return {item.name: item.standard for item in self.attributes if item.standard}
 
     @property
     def plugin_attributes(self) -> tuple[Attribute, ...]:

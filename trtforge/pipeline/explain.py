@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trtforge.ground.json_file import PlainRecord
 from trtforge.machine.software import tool_versions
-from trtforge.pipeline.keys import describe_changes, host_facts_of, ingredients_of, key_of
-from trtforge.pipeline.pipeline import Loaded, Pipeline, carries_current_measurements
+from trtforge.pipeline.keys import describe_changes, ingredients_of, key_of
+from trtforge.pipeline.pipeline import Pipeline, carries_current_measurements
 from trtforge.pipeline.stage import Stage
+from trtforge.recipe.load import LoadedRecipe
 from trtforge.store.artifact import Artifact
 from trtforge.store.runs import RunRecord, StageRecord, load_record
 from trtforge.store.store import Damage
@@ -19,7 +21,7 @@ ExplainStatus = Literal["cached", "gate failed", "would run", "may run", "left o
 
 
 @dataclass(frozen=True)
-class StageExplanation:
+class StageExplanation(PlainRecord):
     """One stage as the next run would treat it.
 
     ``may run`` means that an input would be built first: the stage stays cached if the input comes out the same.
@@ -33,19 +35,8 @@ class StageExplanation:
     path: Path | None = None
     seconds: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """The explanation as a JSON-able object."""
-        return {
-            "stage": self.stage,
-            "status": self.status,
-            "reasons": list(self.reasons),
-            "key": self.key,
-            "path": str(self.path) if self.path else None,
-            "seconds": self.seconds,
-        }
 
-
-def explain(pipeline: Pipeline, loaded: Loaded, until: str | None = None) -> list[StageExplanation]:
+def explain(pipeline: Pipeline, loaded: LoadedRecipe, until: str | None = None) -> list[StageExplanation]:
     """What a run of the recipe would do, stage by stage; changes nothing.
 
     ``seconds`` is what the stage took when the artifact was made, for cached stages.
@@ -121,7 +112,7 @@ def _why(
     return describe_changes(before.ingredients, ingredients)
 
 
-def _left_out(stage: Stage, loaded: Loaded, before: StageRecord | None) -> StageExplanation | None:
+def _left_out(stage: Stage, loaded: LoadedRecipe, before: StageRecord | None) -> StageExplanation | None:
     """The stage as one that the target leaves out; None where it runs, or where that was written down already."""
     absent = stage.section(loaded.recipe, loaded.directory).get("not_run")
     if absent is None or before is not None:
@@ -130,7 +121,7 @@ def _left_out(stage: Stage, loaded: Loaded, before: StageRecord | None) -> Stage
 
 
 def _undecided(
-    stage: Stage, loaded: Loaded, unknown: list[str], before: StageRecord | None, unrecorded: str
+    stage: Stage, loaded: LoadedRecipe, unknown: list[str], before: StageRecord | None, unrecorded: str
 ) -> StageExplanation:
     """A stage whose inputs would be built first: everything but the inputs can still be compared."""
     inputs = f"input {unknown[0]}" if len(unknown) == 1 else f"inputs {', '.join(unknown)}"
@@ -142,7 +133,7 @@ def _undecided(
         "code_version": stage.code_version,
         "section": stage.section(loaded.recipe, loaded.directory),
         "tools": tool_versions(stage.tools),
-        "host": host_facts_of(stage),
+        "host": stage.host_facts(),
     }
     changes = describe_changes(before.ingredients, now)
     return StageExplanation(stage.name, "would run" if changes else "may run", (*changes, *reasons))

@@ -18,8 +18,6 @@ from trtforge.pipeline.stage import Stage
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact
 
-_MISSING = object()
-
 
 def ingredients_of(stage: Stage, recipe: Recipe, recipe_dir: Path, inputs: Mapping[str, Artifact]) -> dict[str, Any]:
     """Everything that decides the result of ``stage``, JSON-able; raises what ``stage.section`` raises.
@@ -32,14 +30,8 @@ def ingredients_of(stage: Stage, recipe: Recipe, recipe_dir: Path, inputs: Mappi
         "section": redact_value(stage.section(recipe, recipe_dir)),
         "inputs": {name: artifact.manifest["content_hash"] for name, artifact in inputs.items()},
         "tools": tool_versions(stage.tools),
-        "host": host_facts_of(stage),
+        "host": stage.host_facts(),
     }
-
-
-def host_facts_of(stage: Stage) -> dict[str, Any]:
-    """The machine's part of the key; empty for a stage that does not say so."""
-    facts = getattr(stage, "host_facts", None)
-    return dict(facts()) if facts is not None else {}
 
 
 def key_of(ingredients: Mapping[str, Any]) -> str:
@@ -56,32 +48,33 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _show(value: Any) -> str:
-    if value is _MISSING:
-        return "(absent)"
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
+def _differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], absent: str = "(absent)"
+) -> Iterator[tuple[str, str, str]]:
+    """(name, before, after) of what is not the same in both."""
+    for name in sorted({*old, *new}):
+        if name not in old or name not in new or old[name] != new[name]:
+            before, after = (_show(side[name]) if name in side else absent for side in (old, new))
+            yield name, before, after
+
+
 def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs between two sets of ingredients, one sentence each, most telling first."""
+
+    def flat(part: str) -> Iterator[str]:
+        left, right = (dict(_flatten(side.get(part, {}), part)) for side in (old, new))
+        return (f"{name}: {before} → {after}" for name, before, after in _differences(left, right))
+
     changes: list[str] = []
     if old.get("code_version") != new.get("code_version"):
         changes.append(f"the stage's code {old.get('code_version')} → {new.get('code_version')}")
-    left, right = dict(_flatten(old.get("section", {}), "section")), dict(_flatten(new.get("section", {}), "section"))
-    for name in sorted({*left, *right}):
-        before, after = left.get(name, _MISSING), right.get(name, _MISSING)
-        if before != after:
-            changes.append(f"{name}: {_show(before)} → {_show(after)}")
-    for name in sorted({*old.get("inputs", {}), *new.get("inputs", {})}):
-        if old.get("inputs", {}).get(name) != new.get("inputs", {}).get(name):
-            changes.append(f"input {name} changed")
-    for name in sorted({*old.get("tools", {}), *new.get("tools", {})}):
-        before, after = old.get("tools", {}).get(name, "unused"), new.get("tools", {}).get(name, "unused")
-        if before != after:
-            changes.append(f"tool {name} {before} → {after}")
-    left, right = dict(_flatten(old.get("host", {}), "host")), dict(_flatten(new.get("host", {}), "host"))
-    for name in sorted({*left, *right}):
-        before, after = left.get(name, _MISSING), right.get(name, _MISSING)
-        if before != after:
-            changes.append(f"{name}: {_show(before)} → {_show(after)}")
+    changes += flat("section")
+    changes += [f"input {name} changed" for name, _, _ in _differences(old.get("inputs", {}), new.get("inputs", {}))]
+    tools = _differences(old.get("tools", {}), new.get("tools", {}), "unused")
+    changes += [f"tool {name} {before} → {after}" for name, before, after in tools]
+    changes += flat("host")
     return changes

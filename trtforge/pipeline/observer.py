@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from trtforge.ground.progress import Progress, SilentProgress
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from trtforge.pipeline.result import StageOutcome
 
 
-class Observer(Protocol):
-    """Receives a run's events, in order, from the thread that runs it."""
+class Observer:
+    """Receives a run's events, in order, from the thread that runs it; this one ignores them."""
 
     def stage_started(self, stage: str, position: int, total: int) -> None:
         """A stage is about to be looked up or run; ``position`` counts from 1."""
@@ -21,22 +21,7 @@ class Observer(Protocol):
 
     def progress(self, stage: str) -> Progress:
         """Where the work of ``stage`` reports its progress; asked for only when the stage really runs."""
-
-    def message(self, text: str) -> None:
-        """A sentence that the user should see: waiting for another run, a damaged artifact."""
-
-
-class SilentObserver:
-    """Ignores everything."""
-
-    def stage_started(self, stage: str, position: int, total: int) -> None:
-        return None
-
-    def stage_finished(self, outcome: StageOutcome) -> None:
-        return None
-
-    def progress(self, stage: str) -> Progress:
         return SilentProgress()
 
     def message(self, text: str) -> None:
-        return None
+        """A sentence that the user should see: waiting for another run, a damaged artifact."""

@@ -19,9 +19,9 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError, GateFailed
 from trtforge.ground.files import free_bytes, tree_bytes
@@ -31,10 +31,11 @@ from trtforge.pipeline.gpu_memory import release_gpu_memory
 from trtforge.pipeline.inputs import SoundInputs
 from trtforge.pipeline.keys import describe_changes, ingredients_of, key_of
 from trtforge.pipeline.links import link_bundle, linked_bundle
-from trtforge.pipeline.observer import Observer, SilentObserver
+from trtforge.pipeline.observer import Observer
 from trtforge.pipeline.result import RunResult, StageOutcome, Status
 from trtforge.pipeline.runlog import LoggedProgress, RunLog
 from trtforge.pipeline.stage import Stage, StageContext
+from trtforge.recipe.load import LoadedRecipe
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, GateResult
 from trtforge.store.export import DamagedArtifact
@@ -48,19 +49,6 @@ from trtforge.store.store import KEY_DIGITS, Damage, Store, is_disk_full
 BUNDLE_STAGE = "bundle"
 #: earlier artifacts of a stage that it may take samples from
 _EARLIER = 6
-
-
-class Loaded(Protocol):
-    """What a run needs of a loaded recipe (``trtforge.recipe.load.LoadedRecipe``)."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-
-    @property
-    def path(self) -> Path | None: ...
-
-    @property
-    def directory(self) -> Path: ...
 
 
 class Pipeline:
@@ -121,7 +109,7 @@ class Pipeline:
 
     def run(
         self,
-        loaded: Loaded,
+        loaded: LoadedRecipe,
         until: str | None = None,
         force: Collection[str] = (),
         *,
@@ -158,7 +146,7 @@ class Pipeline:
                 active_run(self.store) as active,
             ):
                 result.log = log.path
-                watching = observer or SilentObserver()
+                watching = observer or Observer()
                 run = _Run(self.store, loaded, log, active, watching, capture_output, full_check, result)
                 try:
                     run.go(stages, set(force))
@@ -184,35 +172,28 @@ class Pipeline:
         return result
 
 
+@dataclass
 class _Run:
     """The state of one run."""
 
-    def __init__(
-        self,
-        store: Store,
-        loaded: Loaded,
-        log: RunLog,
-        active: ActiveRun,
-        observer: Observer,
-        capture_output: bool,
-        full_check: bool,
-        result: RunResult,
-    ) -> None:
-        self.store = store
-        self.loaded = loaded
-        self.log = log
-        self.active = active
-        self.observer = observer
-        self.capture_output = capture_output
-        self.full_check = full_check
-        self.result = result
-        self.sound = SoundInputs(store)
-        #: inputs that were damaged and made anew in this run
-        self.made_anew: set[tuple[str, str]] = set()
-        #: names of the stages that this run goes through; what a stage needs beside them the recipe does not have
-        self.asked: set[str] = set()
-        self.previous = load_record(store, loaded.recipe.name)
-        self.record = RunRecord(loaded.recipe.name, str(loaded.path or ""), log=str(log.path))
+    store: Store
+    loaded: LoadedRecipe
+    log: RunLog
+    active: ActiveRun
+    observer: Observer
+    capture_output: bool
+    full_check: bool
+    result: RunResult
+    #: inputs that were damaged and made anew in this run
+    made_anew: set[tuple[str, str]] = field(default_factory=set)
+    #: names of the stages that this run goes through; what a stage needs beside them the recipe does not have
+    asked: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        recipe = self.loaded.recipe
+        self.sound = SoundInputs(self.store)
+        self.previous = load_record(self.store, recipe.name)
+        self.record = RunRecord(recipe.name, str(self.loaded.path or ""), log=str(self.log.path))
         # what this run does not reach keeps its last record: a run --until a stage must not unprotect the rest
         if self.previous is not None:
             self.record.stages.update(self.previous.stages)
@@ -407,8 +388,7 @@ class _Run:
         return artifact
 
     def _check_space(self, stage: Stage, inputs: dict[str, Artifact]) -> None:
-        estimate = getattr(stage, "disk_estimate", None)
-        needed = int(estimate(self.loaded.recipe, inputs)) if estimate is not None else 0
+        needed = stage.disk_estimate(self.loaded.recipe, inputs)
         free = free_bytes(self.store.root)
         if needed > free:
             raise EnvironmentLacks(
@@ -426,7 +406,7 @@ class _Run:
 
 def carries_current_measurements(stage: Stage, artifact: Artifact, inputs: dict[str, Artifact]) -> bool:
     """False when the artifact copied measurements of an input that was measured anew since."""
-    if not getattr(stage, "carries_measurements", False):
+    if not stage.carries_measurements:
         return True
     recorded = artifact.manifest["inputs"]
     return all(

@@ -62,12 +62,10 @@ class RunLog:
         self._handler.handleError = lambda record: None  # type: ignore[method-assign]
 
     def line(self, text: str) -> None:
-        """Write one line."""
         with contextlib.suppress(OSError, ValueError):
             self._file.write(f"{time.strftime('%H:%M:%S')} {redact(text)}\n")
 
     def exception(self, error: BaseException) -> None:
-        """Write an exception with its traceback."""
         self.line("".join(traceback.format_exception(error)).rstrip())
 
     @contextlib.contextmanager

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Recipe
@@ -31,40 +32,30 @@ class StageContext:
     earlier: tuple[Artifact, ...] = ()
 
 
-class Stage(Protocol):
+class Stage(ABC):
     """A step of the pipeline. Implementations live in ``trtforge/pipeline/stages``, one a module."""
-
-    name: str
-    needs: tuple[str, ...]
-    #: raised by hand when the stage's meaning changes; part of the key
-    code_version: str
-    #: distributions whose versions are part of the key
-    tools: tuple[str, ...]
-
-    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        """The JSON-able part of the recipe (and of outside inputs, such as a source's hash) that decides the result."""
-
-    def asked_for(self, recipe: Recipe) -> bool:
-        """Whether the recipe has this stage at all; a run of one that has not goes without it and names no reason."""
-
-    def run(self, context: StageContext) -> StageResult:
-        """Do the work; raise :class:`~trtforge.ground.errors.ForgeError` on anything that the user can cause."""
-
-
-class StageBase(Stage):
-    """Defaults for the parts of a stage that most stages leave alone."""
 
     name: str = ""
     needs: tuple[str, ...] = ()
+    #: raised by hand when the stage's meaning changes; part of the key
     code_version: str = "1"
+    #: distributions whose versions are part of the key
     tools: tuple[str, ...] = ()
     #: the stage copies measured files of its inputs: measured anew, they make it run again under the same key
     carries_measurements: bool = False
     #: the stage takes samples over from its earlier artifacts, so that nothing is measured twice
     reuses_samples: bool = False
 
+    @abstractmethod
+    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        """The JSON-able part of the recipe (and of outside inputs, such as a source's hash) that decides the result."""
+
+    @abstractmethod
+    def run(self, context: StageContext) -> StageResult:
+        """Do the work; raise :class:`~trtforge.ground.errors.ForgeError` on anything that the user can cause."""
+
     def asked_for(self, recipe: Recipe) -> bool:
-        """Every recipe has the stage."""
+        """Whether the recipe has this stage at all; a run of one that has not goes without it and names no reason."""
         return True
 
     def host_facts(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trtforge.formats.table import UNQUANTIZED, format_row, load_formats
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.names import nearest
-from trtforge.tables import Architecture, load_table
+from trtforge.tables import Architecture, architecture_table
 from trtforge.targets import TARGETS, names
 
 
@@ -53,17 +53,17 @@ def starter_target(name: str, architecture: str | None, weights: str, here: Sequ
         ForgeError: ``TF-CLI-050`` no such target, or none of this version; ``TF-CLI-051`` an architecture that is not
             known, not named, or that the target is not built for; ``TF-CLI-052`` no kernel for the format on it.
     """
-    targets = load_table("stack").implemented_targets
+    targets = list(TARGETS)
     if name not in targets:
-        near = nearest(name, list(targets))
+        near = nearest(name, targets)
         raise ForgeError(
             "TF-CLI-050",
             f"there is no target {name}",
             asked=f"--target {name}",
-            numbers={"targets": list(targets)},
+            numbers={"targets": targets},
             remedies=[f"--target {close}" for close in ([near] if near else targets)],
         )
-    table = load_table("architectures")
+    table = architecture_table()
     if not TARGETS[name].needs_gpu:
         if architecture is not None:
             raise ForgeError(

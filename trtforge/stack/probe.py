@@ -6,7 +6,6 @@ the command with it. What cannot be loaded is absent, whatever metadata is insta
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtforge.machine.software import installed
 from trtforge.tables import Component, Probe
 
 _PROGRAM = Path(__file__).with_name("ask_library.py")
@@ -47,7 +47,7 @@ def probe(component: Component, find_server: Callable[[], tuple[str | None, str]
     Args:
         find_server: (version, place) of the Triton server that would be started; default: the one on PATH.
     """
-    pip = _pip(component.distribution)
+    pip = installed(component.distribution) if component.distribution is not None else None
     if component.probe is None:
         return Loaded(None, "", pip)
     if component.probe == "tritonserver" and find_server is not None:
@@ -55,15 +55,6 @@ def probe(component: Component, find_server: Callable[[], tuple[str | None, str]
     else:
         version, where = _PROBES[component.probe](component)
     return Loaded(version, where, pip)
-
-
-def _pip(distribution: str | None) -> str | None:
-    if distribution is None:
-        return None
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 _Answer = tuple[str | None, str]
@@ -131,10 +122,6 @@ def server_on_path() -> _Answer:
     return os.environ.get("TRITON_SERVER_VERSION"), binary
 
 
-def _tritonserver(component: Component) -> _Answer:
-    return server_on_path()
-
-
 def _torch(component: Component) -> _Answer:
     """torch's version file, as Python would find it: importing torch takes seconds."""
     try:
@@ -156,26 +143,18 @@ def _package(name: str) -> _Answer:
     return (str(answer["version"]), str(answer["where"])) if answer else (None, f"package {name} cannot be imported")
 
 
-def _tensorrt_llm(component: Component) -> _Answer:
-    return _package("tensorrt_llm")
-
-
 def _distribution(component: Component) -> _Answer:
     name = component.distribution or component.name
     return _package(_PACKAGES.get(name, name.replace("-", "_")))
-
-
-def _python(component: Component) -> _Answer:
-    return platform.python_version(), sys.executable
 
 
 _PROBES: dict[Probe, Callable[[Component], _Answer]] = {
     "tensorrt": _tensorrt,
     "cudart": _cudart,
     "driver": _driver,
-    "tensorrt_llm": _tensorrt_llm,
-    "tritonserver": _tritonserver,
+    "tensorrt_llm": lambda component: _package("tensorrt_llm"),
+    "tritonserver": lambda component: server_on_path(),
     "torch": _torch,
-    "python": _python,
+    "python": lambda component: (platform.python_version(), sys.executable),
     "distribution": _distribution,
 }

@@ -17,5 +17,4 @@ def is_supported(version: str) -> bool:
 
 
 def supported_range() -> str:
-    """The supported versions, for messages."""
     return f"{OLDEST} to {NEXT.major - 1}.x"

@@ -20,8 +20,7 @@ class Artifact:
     @property
     def summary(self) -> Mapping[str, Any]:
         """The figures that the stage reported (see :class:`StageResult`)."""
-        summary: Mapping[str, Any] = self.manifest["summary"]
-        return summary
+        return self.manifest["summary"]
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import remove_tree, tree_bytes, walk_files
+from trtforge.ground.json_file import PlainRecord
 from trtforge.store import locks
 from trtforge.store.artifact import Artifact
 from trtforge.store.links import linked_artifacts
@@ -32,7 +32,7 @@ _SCRATCH_AGE = 7 * 86400.0
 
 
 @dataclass(frozen=True)
-class ArtifactRow:
+class ArtifactRow(PlainRecord):
     """One artifact as a listing shows it."""
 
     stage: str
@@ -44,20 +44,6 @@ class ArtifactRow:
     gates_passed: bool
     used_by: tuple[str, ...]
     damage: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as a JSON-able object."""
-        return {
-            "stage": self.stage,
-            "key": self.key,
-            "path": str(self.path),
-            "bytes": self.bytes,
-            "created": self.created,
-            "last_used": self.last_used,
-            "gates_passed": self.gates_passed,
-            "used_by": list(self.used_by),
-            "damage": self.damage,
-        }
 
 
 def _last_used(path: Path) -> float:
@@ -75,30 +61,15 @@ def list_artifacts(store: Store) -> list[ArtifactRow]:
             users[f"{stage}/{entry.key[:KEY_DIGITS]}"].append(record.name)
     rows = []
     for item in store.artifacts():
-        name = f"{item.path.parent.name}/{item.path.name}"
-        used_by = tuple(users.get(name, ()))
+        stage, key = item.path.parent.name, item.path.name
+        used_by, last_used = tuple(users.get(f"{stage}/{key}", ())), _last_used(item.path)
         if isinstance(item, Damage):
-            stage, key = item.path.parent.name, item.path.name
-            rows.append(
-                ArtifactRow(
-                    stage, key, item.path, tree_bytes(item.path), "", _last_used(item.path), False, used_by, item.reason
-                )
-            )
-            continue
-        manifest = item.manifest
-        size = sum(entry["size"] for entry in manifest["files"])
-        rows.append(
-            ArtifactRow(
-                item.stage,
-                item.key,
-                item.path,
-                size,
-                manifest["created"],
-                _last_used(item.path),
-                bool(manifest["gates_passed"]),
-                used_by,
-            )
-        )
+            size = tree_bytes(item.path)
+            rows.append(ArtifactRow(stage, key, item.path, size, "", last_used, False, used_by, item.reason))
+        else:
+            made, passed = item.manifest["created"], bool(item.manifest["gates_passed"])
+            size = sum(entry["size"] for entry in item.manifest["files"])
+            rows.append(ArtifactRow(item.stage, item.key, item.path, size, made, last_used, passed, used_by))
     return rows
 
 
@@ -152,7 +123,7 @@ def show_artifact(store: Store, wanted: str) -> Artifact | Damage:
 
 
 @dataclass
-class GcReport:
+class GcReport(PlainRecord):
     """What a collection removed, or would remove."""
 
     dry_run: bool
@@ -162,17 +133,6 @@ class GcReport:
     objects: int = 0
     #: of disk
     bytes: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as a JSON-able object."""
-        return {
-            "dry_run": self.dry_run,
-            "removed": [row.to_json() for row in self.removed],
-            "kept": self.kept,
-            "other": [str(path) for path in self.other],
-            "objects": self.objects,
-            "bytes": self.bytes,
-        }
 
 
 def collect(

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from trtforge.ground.files import walk_files
 from trtforge.ground.hashing import HashMemo, hash_files
-from trtforge.ground.json_file import kind_of
+from trtforge.ground.json_file import PlainRecord, kind_of, plain_record
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.store.manifest import COMPLETE, MANIFEST, RESERVED, link_fault, read_sealed
 
 
 @dataclass(frozen=True)
-class VerifyFinding:
+class VerifyFinding(PlainRecord):
     """One thing that is wrong (``error``) or worth knowing (``warning``) about a published directory."""
 
     code: str
@@ -28,16 +28,6 @@ class VerifyFinding:
     path: str
     message: str
     remedy: str
-
-    def to_json(self) -> dict[str, str]:
-        """The finding as a JSON-able object."""
-        return {
-            "code": self.code,
-            "severity": self.severity,
-            "path": self.path,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
 
 
 @dataclass
@@ -60,16 +50,10 @@ class VerifyReport:
         return not any(finding.severity == "error" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as a JSON-able object."""
-        return {
-            "path": str(self.path),
-            "ok": self.ok,
-            "manifest_sha256": self.manifest_sha256,
-            "files": self.files,
-            "bytes": self.bytes,
-            "verdict": self.verdict,
-            "findings": [finding.to_json() for finding in self.findings],
-        }
+        """The report as a JSON-able object; the manifest is the directory's own."""
+        document = {**plain_record(self), "ok": self.ok}
+        del document["manifest"]
+        return document
 
 
 _COPY_AGAIN = "copy the directory again from where it was published, or rebuild it: trtforge run RECIPE --full-check"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trtforge.ground.json_file import PlainRecord
 from trtforge.store.export import DamagedArtifact
 from trtforge.store.manifest import read_sealed
 from trtforge.store.store import KEY_DIGITS, Damage, Store
@@ -22,7 +23,7 @@ MADE_OF_DAMAGED = "TF-STO-013"
 
 
 @dataclass(frozen=True)
-class TakenOut:
+class TakenOut(PlainRecord):
     """One artifact that went to quarantine: stage and key[:16], why (a code and a sentence), and where it is now."""
 
     code: str
@@ -30,16 +31,6 @@ class TakenOut:
     key: str
     reason: str
     path: Path
-
-    def to_json(self) -> dict[str, str]:
-        """The entry as a JSON-able object."""
-        return {
-            "code": self.code,
-            "stage": self.stage,
-            "key": self.key,
-            "reason": self.reason,
-            "path": str(self.path),
-        }
 
     def __str__(self) -> str:
         return f"{self.code}: {self.stage} {self.key} {self.reason}; moved to {self.path}, and made again when needed"

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,7 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is kept on disk."""
-        return {
-            "version": 1,
-            "name": self.name,
-            "recipe": self.recipe,
-            "updated": self.updated,
-            "status": self.status,
-            "log": self.log,
-            "stages": {
-                stage: {"key": record.key, "status": record.status, "ingredients": record.ingredients}
-                for stage, record in self.stages.items()
-            },
-        }
+        return {"version": 1, **asdict(self)}
 
 
 def record_path(store: Store, name: str) -> Path:

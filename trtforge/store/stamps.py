@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
@@ -81,9 +81,8 @@ def check_stamps(root: Path, manifest: Mapping[str, Any], loader: Loader | None 
     here = loader or loader_here()
     made_on = manifest.get("machine")
     made_on = made_on if isinstance(made_on, Mapping) else {}
-    found: list[VerifyFinding] = []
-    for check in _CHECKS:
-        found.extend(check(root, stamps, made_on, here))
+    held = _Held(root, stamps, made_on, here)
+    found = [item for check in _CHECKS for item in check(held)]
     if _for_gpus(stamps) and not here.machine.architectures:
         found = [replace(item, severity="warning") if item.code in UNSERVABLE else item for item in found]
     return found
@@ -98,10 +97,6 @@ def unservable(manifest: Mapping[str, Any], findings: Iterable[VerifyFinding]) -
     if not isinstance(stamps, Mapping) or not _for_gpus(stamps):
         return []
     return [item for item in findings if item.code in UNSERVABLE and (item.code != "TF-BND-020" or _compiled(stamps))]
-
-
-def _finding(code: str, severity: Literal["error", "warning"], path: str, message: str, remedy: str) -> VerifyFinding:
-    return VerifyFinding(code, severity, path, message, remedy)
 
 
 _ENGINE = "engine/engine.json"
@@ -124,23 +119,32 @@ def _compiled(stamps: Mapping[str, Any]) -> bool:
     return target is not None and target.compiled and bool(stamps.get("compiled", True))
 
 
-def _architecture(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
-) -> Iterator[VerifyFinding]:
-    wanted = made_on.get("arch")
-    if wanted and wanted != here.machine.arch:
-        compiled = _compiled(stamps)
-        yield _finding(
+@dataclass(frozen=True)
+class _Held:
+    """A bundle's stamps and the machine that made it, against the loader here."""
+
+    root: Path
+    stamps: Mapping[str, Any]
+    made_on: Mapping[str, Any]
+    here: Loader
+
+
+def _architecture(held: _Held) -> Iterator[VerifyFinding]:
+    wanted = held.made_on.get("arch")
+    if wanted and wanted != held.here.machine.arch:
+        compiled = _compiled(held.stamps)
+        yield VerifyFinding(
             "TF-BND-020",
             "error" if compiled else "warning",
             _ENGINE,
-            f"the engine was made on {wanted}, this machine is {here.machine.arch}"
+            f"the engine was made on {wanted}, this machine is {held.here.machine.arch}"
             + ("" if compiled else "; its kernels and the bundle's figures were chosen and measured there"),
             _REBUILD,
         )
-    lacking = [flag for flag in stamps.get("isa", made_on.get("isa", ())) if flag not in here.machine.processor.isa]
-    if lacking and wanted == here.machine.arch:
-        yield _finding(
+    isa = held.stamps.get("isa", held.made_on.get("isa", ()))
+    lacking = [flag for flag in isa if flag not in held.here.machine.processor.isa]
+    if lacking and wanted == held.here.machine.arch:
+        yield VerifyFinding(
             "TF-BND-021",
             "warning",
             _ENGINE,
@@ -150,48 +154,44 @@ def _architecture(
         )
 
 
-def _python(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader) -> Iterator[VerifyFinding]:
-    rule = stamps.get("python")
-    if rule and not _satisfies(here.machine.python, str(rule)):
-        yield _finding(
+def _python(held: _Held) -> Iterator[VerifyFinding]:
+    rule = held.stamps.get("python")
+    if rule and not _satisfies(held.here.machine.python, str(rule)):
+        yield VerifyFinding(
             "TF-BND-022",
             "error",
             "repository",
-            f"the repository's Python code needs Python {rule}, this is {here.machine.python}",
+            f"the repository's Python code needs Python {rule}, this is {held.here.machine.python}",
             "use an environment with that Python",
         )
 
 
-def _host_abi_matches(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
-) -> Iterator[VerifyFinding]:
-    wanted, target = stamps.get("host_abi"), _target(stamps)
+def _host_abi_matches(held: _Held) -> Iterator[VerifyFinding]:
+    wanted, target = held.stamps.get("host_abi"), _target(held.stamps)
     if wanted is None or target is None or target.needs_gpu:
         return
-    if here.host_abi is None:
-        yield _finding(
+    if held.here.host_abi is None:
+        yield VerifyFinding(
             "TF-BND-029",
             "warning",
             _ENGINE,
             "the plugins' host library is not installed here: attention runs in plain torch, several times slower",
             "install trtforge with a C++ compiler present (g++), or run `trtforge plugins build`",
         )
-    elif here.host_abi != wanted and not {here.host_abi, wanted} <= set(SAME_OPS):
-        yield _finding(
+    elif held.here.host_abi != wanted and not {held.here.host_abi, wanted} <= set(SAME_OPS):
+        yield VerifyFinding(
             "TF-BND-023",
             "error",
             _ENGINE,
-            f"the engine needs ABI {wanted} of the plugins' host library, the one here has {here.host_abi}",
+            f"the engine needs ABI {wanted} of the plugins' host library, the one here has {held.here.host_abi}",
             "install the version of trtforge that made the bundle, or build the bundle again",
         )
 
 
-def _ops_version(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
-) -> Iterator[VerifyFinding]:
-    wanted = stamps.get("ops_version")
+def _ops_version(held: _Held) -> Iterator[VerifyFinding]:
+    wanted = held.stamps.get("ops_version")
     if wanted is not None and wanted not in OPS_VERSIONS:
-        yield _finding(
+        yield VerifyFinding(
             "TF-BND-024",
             "error",
             _ENGINE,
@@ -200,26 +200,24 @@ def _ops_version(
         )
 
 
-def _numpy(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader) -> Iterator[VerifyFinding]:
-    rule = stamps.get("numpy")
-    if rule and (here.numpy is None or not _satisfies(here.numpy, str(rule))):
-        yield _finding(
+def _numpy(held: _Held) -> Iterator[VerifyFinding]:
+    rule = held.stamps.get("numpy")
+    if rule and (held.here.numpy is None or not _satisfies(held.here.numpy, str(rule))):
+        yield VerifyFinding(
             "TF-BND-025",
             "error",
             "repository",
-            f"Triton {stamps.get('triton') or ''} needs numpy {rule}, here is {here.numpy or 'none'}: its Python stub "
-            "would read zeros, partly in silence",
+            f"Triton {held.stamps.get('triton') or ''} needs numpy {rule}, here is {held.here.numpy or 'none'}: "
+            "its Python stub would read zeros, partly in silence",
             f"pip install 'numpy{rule}'",
         )
 
 
-def _tokenizer(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
-) -> Iterator[VerifyFinding]:
-    wanted = stamps.get("tokenizer_sha256")
-    path = root / "engine" / "tokenizer.json"
+def _tokenizer(held: _Held) -> Iterator[VerifyFinding]:
+    wanted = held.stamps.get("tokenizer_sha256")
+    path = held.root / "engine" / "tokenizer.json"
     if wanted and (not path.is_file() or hash_file(path) != wanted):
-        yield _finding(
+        yield VerifyFinding(
             "TF-BND-026",
             "error",
             "engine/tokenizer.json",
@@ -228,27 +226,25 @@ def _tokenizer(
         )
 
 
-def _gpu(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader) -> Iterator[VerifyFinding]:
-    wanted = [str(name) for name in stamps.get("gpu_architectures", ())]
-    if wanted and _compiled(stamps) and not set(wanted) & set(here.machine.architectures):
-        yield _finding(
+def _gpu(held: _Held) -> Iterator[VerifyFinding]:
+    wanted = [str(name) for name in held.stamps.get("gpu_architectures", ())]
+    if wanted and _compiled(held.stamps) and not set(wanted) & set(held.here.machine.architectures):
+        yield VerifyFinding(
             "TF-BND-027",
             "error",
             _ENGINE,
             f"the engine holds code for {', '.join(wanted)}, this machine has "
-            f"{', '.join(here.machine.architectures) or 'no GPU'}",
+            f"{', '.join(held.here.machine.architectures) or 'no GPU'}",
             "add the architecture to build.architectures and build again, or serve on a machine that has one of those",
         )
 
 
-def _plugin_library(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
-) -> Iterator[VerifyFinding]:
-    wanted, target = made_on.get("plugin_library_sha256"), _target(stamps)
+def _plugin_library(held: _Held) -> Iterator[VerifyFinding]:
+    wanted, target = held.made_on.get("plugin_library_sha256"), _target(held.stamps)
     if target is not None and target.tensorrt_llm:
         return  # TensorRT-LLM brings its own plugins
-    if wanted and here.plugin_library_sha256 and wanted != here.plugin_library_sha256:
-        yield _finding(
+    if wanted and held.here.plugin_library_sha256 and wanted != held.here.plugin_library_sha256:
+        yield VerifyFinding(
             "TF-BND-028",
             "warning",
             _ENGINE,
@@ -257,35 +253,33 @@ def _plugin_library(
         )
 
 
-def _plugin_abi(
-    root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader
-) -> Iterator[VerifyFinding]:
-    wanted = stamps.get("plugin_abi")
-    if wanted and here.plugin_abi != wanted:
-        yield _finding(
+def _plugin_abi(held: _Held) -> Iterator[VerifyFinding]:
+    wanted = held.stamps.get("plugin_abi")
+    if wanted and held.here.plugin_abi != wanted:
+        yield VerifyFinding(
             "TF-BND-034",
             "error",
             _ENGINE,
             f"the plan needs TensorRT plugins of ABI {wanted}, here is "
-            + (f"ABI {here.plugin_abi}" if here.plugin_abi else "no plugin library"),
+            + (f"ABI {held.here.plugin_abi}" if held.here.plugin_abi else "no plugin library"),
             "trtforge plugins build with the version of trtforge that made the bundle, or build the bundle again",
         )
 
 
-def _stack(root: Path, stamps: Mapping[str, Any], made_on: Mapping[str, Any], here: Loader) -> Iterator[VerifyFinding]:
+def _stack(held: _Held) -> Iterator[VerifyFinding]:
     """What is loaded here, not what pip says, against the stack that the bundle was made for."""
-    stack = stamps.get("stack")
-    for row in stamps.get("serves_with") or ():
-        piece = check_piece(Component.model_validate(row), here.ask(Component.model_validate(row)))
+    stack = held.stamps.get("stack")
+    for row in held.stamps.get("serves_with") or ():
+        piece = check_piece(Component.model_validate(row), held.here.ask(Component.model_validate(row)))
         remedy = f"trtforge stack check {stack} lists every piece; serve in the stack's container"
         for code, message in piece.findings:
             if code == "TF-STK-002":
-                yield _finding("TF-BND-032", "warning", _ENGINE, f"{message}: it cannot be served here", remedy)
+                yield VerifyFinding("TF-BND-032", "warning", _ENGINE, f"{message}: it cannot be served here", remedy)
             elif code == "TF-STK-003":
-                yield _finding("TF-BND-033", "warning", _ENGINE, message, remedy)
+                yield VerifyFinding("TF-BND-033", "warning", _ENGINE, message, remedy)
             else:
                 severity = "error" if piece.component.probe in _BINDING else "warning"
-                yield _finding("TF-BND-031", severity, _ENGINE, message, remedy)  # type: ignore[arg-type]
+                yield VerifyFinding("TF-BND-031", severity, _ENGINE, message, remedy)  # type: ignore[arg-type]
 
 
 def _satisfies(version: str, rule: str) -> bool:
@@ -295,8 +289,7 @@ def _satisfies(version: str, rule: str) -> bool:
         return False
 
 
-_Check = Callable[[Path, Mapping[str, Any], Mapping[str, Any], Loader], Iterator[VerifyFinding]]
-_CHECKS: tuple[_Check, ...] = (
+_CHECKS: tuple[Callable[[_Held], Iterator[VerifyFinding]], ...] = (
     _architecture,
     _python,
     _host_abi_matches,

@@ -154,7 +154,6 @@ class Store:
         return self.root / "scratch" / stage / key[:KEY_DIGITS]
 
     def lock_path(self, stage: str, key: str) -> Path:
-        """The lock file of (stage, key)."""
         return self.root / "locks" / f"{stage}-{key[:KEY_DIGITS]}.lock"
 
     # -- locks ----------------------------------------------------------------------------------

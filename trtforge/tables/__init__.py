@@ -6,22 +6,29 @@ precision has a kernel on which GPU architecture.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from trtforge.ground.rows import Row, read_table
 
-_FOLDER = Path(__file__).parent
-_LINK = r"^https://\S+$"
+LINK = r"^https://\S+$"
+DAY = r"^\d{4}-\d{2}-\d{2}$"
+
+
+def refuse_repeats(names: Sequence[object], message: str) -> None:
+    """Raise ``ValueError`` where a name stands twice."""
+    if len(set(names)) != len(names):
+        raise ValueError(message)
 
 
 class Source(Row):
     """Where a fact comes from."""
 
-    url: str = Field(pattern=_LINK)
+    url: str = Field(pattern=LINK)
     says: str
 
 
@@ -50,7 +57,7 @@ class Removed(Row):
     target: str
     since: str
     replacement: str
-    url: str = Field(pattern=_LINK)
+    url: str = Field(pattern=LINK)
 
 
 class StackRow(Row):
@@ -74,29 +81,23 @@ class StackRow(Row):
 
 
 class StackTable(Row):
-    as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
-    implemented_targets: tuple[str, ...] = Field(description="Targets that this version of trtforge builds")
-    implemented_layouts: tuple[str, ...]
+    as_of: str = Field(pattern=DAY)
     rows: tuple[StackRow, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _unique(self) -> StackTable:
-        names = [row.name for row in self.rows]
-        if len(set(names)) != len(names):
-            raise ValueError("stack names repeat")
+        refuse_repeats([row.name for row in self.rows], "stack names repeat")
         return self
 
     def row(self, name: str) -> StackRow | None:
-        """The row called ``name``, or None."""
         return next((row for row in self.rows if row.name == name), None)
 
     def of(self, target: str) -> list[StackRow]:
-        """The rows that have a target."""
         return [row for row in self.rows if target in row.targets]
 
     def newest(self, target: str) -> StackRow | None:
         """The newest row that has ``target``, or None."""
-        return next((row for row in self.rows if target in row.targets), None)
+        return next(iter(self.of(target)), None)
 
 
 Support = Literal["yes", "no", "weight-only", "disputed"]
@@ -124,40 +125,26 @@ class Architecture(Row):
 
 
 class ArchitectureTable(Row):
-    as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    as_of: str = Field(pattern=DAY)
     sources: tuple[Source, ...] = Field(min_length=1)
     rows: tuple[Architecture, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _unique(self) -> ArchitectureTable:
-        names = [row.name for row in self.rows]
-        if len(set(names)) != len(names):
-            raise ValueError("architectures repeat")
+        refuse_repeats([row.name for row in self.rows], "architectures repeat")
         return self
 
     def row(self, name: str) -> Architecture | None:
-        """The row called ``name`` (``sm_90``), or None."""
         return next((row for row in self.rows if row.name == name), None)
 
 
-_MODELS: dict[str, type[BaseModel]] = {"stack": StackTable, "architectures": ArchitectureTable}
+@cache
+def stack_table() -> StackTable:
+    """Versions that belong together."""
+    return read_table(Path(__file__).with_name("stack.yaml"), StackTable)
 
 
 @cache
-def load_table(name: str) -> Any:
-    """The validated table ``stack`` or ``architectures`` (cached)."""
-    return read_table(_FOLDER / f"{name}.yaml", _MODELS[name])
-
-
-def stack_table() -> StackTable:
-    """Versions that belong together."""
-    table = load_table("stack")
-    assert isinstance(table, StackTable)
-    return table
-
-
 def architecture_table() -> ArchitectureTable:
     """Precision by GPU architecture."""
-    table = load_table("architectures")
-    assert isinstance(table, ArchitectureTable)
-    return table
+    return read_table(Path(__file__).with_name("architectures.yaml"), ArchitectureTable)

@@ -18,11 +18,9 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field, model_validator
 
 from trtforge.ground.rows import Row, read_table
-from trtforge.tables import Source
+from trtforge.tables import DAY, LINK, Source, refuse_repeats
 
-_FILE = Path(__file__).with_name("advisories.yaml")
 _MONTH = r"^[2-9]\d\.(0[1-9]|1[0-2])$"
-_DAY = r"^\d{4}-\d{2}-\d{2}$"
 #: an older month than any: what a server before the first row is counted as
 _BEFORE_ALL = "0"
 SERVER = "tritonserver"
@@ -59,14 +57,14 @@ class Bulletin(Row):
     """One of NVIDIA's security bulletins."""
 
     number: str
-    date: str = Field(pattern=_DAY)
+    date: str = Field(pattern=DAY)
     product: Product
-    url: str = Field(pattern=r"^https://\S+$")
+    url: str = Field(pattern=LINK)
     holes: tuple[Hole, ...] = Field(min_length=1)
 
 
 class AdvisoryTable(Row):
-    as_of: str = Field(pattern=_DAY)
+    as_of: str = Field(pattern=DAY)
     sources: tuple[Source, ...] = Field(min_length=1)
     releases: tuple[Release, ...] = Field(min_length=1)
     bulletins: tuple[Bulletin, ...] = Field(min_length=1)
@@ -74,8 +72,7 @@ class AdvisoryTable(Row):
     @model_validator(mode="after")
     def _consistent(self) -> AdvisoryTable:
         named = [hole.id for bulletin in self.bulletins for hole in bulletin.holes]
-        if len(set(named)) != len(named):
-            raise ValueError("a hole is listed twice")
+        refuse_repeats(named, "a hole is listed twice")
         months = [Version(row.month) for row in self.releases]
         servers = [Version(row.server) for row in self.releases]
         if months != sorted(set(months)) or servers != sorted(set(servers)):
@@ -106,7 +103,7 @@ class Known:
 @cache
 def advisory_table() -> AdvisoryTable:
     """The validated table (cached)."""
-    return read_table(_FILE, AdvisoryTable)
+    return read_table(Path(__file__).with_name("advisories.yaml"), AdvisoryTable)
 
 
 def month_of(version: str, table: AdvisoryTable | None = None) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from trtforge.ground.rows import Row, read_table
-from trtforge.tables import Source
+from trtforge.tables import DAY, LINK, Source, refuse_repeats
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -123,7 +123,7 @@ class Decoder(Row):
     gguf: GgufForm | None = None
     trtllm: TrtllmForm = TrtllmForm()
     serves: str
-    source: str = Field(pattern=r"^https://\S+$")
+    source: str = Field(pattern=LINK)
 
     def bias(self, part: Literal["qkv", "o", "mlp"], config: Mapping[str, Any]) -> bool:
         """Whether the linears of ``part`` have biases.
@@ -254,7 +254,7 @@ class UncountedTypes(Row):
 class DecoderTable(Row):
     """Every class, with the sources that hold for all of them."""
 
-    as_of: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    as_of: str = Field(pattern=DAY)
     sources: tuple[Source, ...] = Field(min_length=1)
     counted: dict[str, CountedType]
     uncounted: tuple[UncountedTypes, ...]
@@ -264,8 +264,8 @@ class DecoderTable(Row):
     def _unique(self) -> DecoderTable:
         classes = [row.architecture for row in self.rows]
         files = [row.gguf.architecture for row in self.rows if row.gguf]
-        if len(set(classes)) != len(classes) or len(set(files)) != len(files):
-            raise ValueError("names of decoders repeat")
+        refuse_repeats(classes, "names of decoders repeat")
+        refuse_repeats(files, "names of decoders repeat")
         other = [kind for row in self.uncounted for kind in row.types]
         types = [*self.counted, *(row.model_type for row in self.rows), *other]
         repeated = sorted({kind for kind in types if types.count(kind) > 1})
@@ -276,7 +276,6 @@ class DecoderTable(Row):
 
 @cache
 def decoder_table() -> DecoderTable:
-    """The table."""
     return read_table(Path(__file__).with_name("decoders.yaml"), DecoderTable)
 
 

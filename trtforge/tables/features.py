@@ -8,11 +8,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from trtforge.ground.rows import Row, read_yaml
+from trtforge.ground.rows import Row, read_table
+from trtforge.tables import DAY, LINK, refuse_repeats
 
-_FOLDER = Path(__file__).parent
-_LINK = r"^https://\S+$"
-_DAY = r"^\d{4}-\d{2}-\d{2}$"
 _KIND = r"^K\d{1,2}$"
 
 
@@ -24,7 +22,7 @@ class Need(Row):
     targets: tuple[str, ...] = Field(min_length=1)
     kind: str = Field(pattern=_KIND)
     why: str
-    source: str = Field(pattern=_LINK)
+    source: str = Field(pattern=LINK)
     since: str | None = None
     until: str | None = None
 
@@ -37,7 +35,7 @@ class Combination(Row):
     targets: tuple[str, ...] = Field(min_length=1)
     kind: str = Field(pattern=_KIND)
     why: str
-    source: str = Field(pattern=_LINK)
+    source: str = Field(pattern=LINK)
     since: str | None = None
     until: str | None = None
 
@@ -51,7 +49,7 @@ class Method(Row):
     draft: Literal["required", "none"]
     instead: str | None = None
     architectures: tuple[str, ...] = Field((), description="Models that its drafter is written beside; none: any")
-    source: str = Field(pattern=_LINK)
+    source: str = Field(pattern=LINK)
 
 
 class Effect(Row):
@@ -65,7 +63,7 @@ class Effect(Row):
 
 
 class FeatureTable(Row):
-    as_of: str = Field(pattern=_DAY)
+    as_of: str = Field(pattern=DAY)
     needs: tuple[Need, ...]
     combinations: tuple[Combination, ...]
     methods: tuple[Method, ...]
@@ -77,8 +75,7 @@ class FeatureTable(Row):
     def _unique(self) -> FeatureTable:
         pairs = [(row.target, row.method) for row in self.methods]
         keys = [row.key for row in (*self.effects, *self.refusals)]
-        if len(set(pairs)) != len(pairs) or len(set(keys)) != len(keys):
-            raise ValueError("a method of a target or a key of effects or refusals stands twice")
+        refuse_repeats([*pairs, *keys], "a method of a target or a key of effects or refusals stands twice")
         return self
 
     def method(self, target: str, method: str) -> Method | None:
@@ -86,11 +83,9 @@ class FeatureTable(Row):
         return next((row for row in self.methods if (row.target, row.method) == (target, method)), None)
 
     def methods_of(self, target: str) -> list[Method]:
-        """The rows of the methods that a target has."""
         return [row for row in self.methods if row.target == target and row.support == "yes"]
 
     def targets_of(self, method: str) -> list[str]:
-        """The targets that have a method."""
         return [row.target for row in self.methods if row.method == method and row.support == "yes"]
 
 
@@ -104,7 +99,7 @@ class Kernel(Row):
     groups: tuple[int, ...] | None
     k: int = Field(gt=0, description="A rank's input width is a multiple")
     n: int = Field(gt=0, description="A rank's output width is a multiple")
-    source: str = Field(pattern=_LINK)
+    source: str = Field(pattern=LINK)
     says: str
 
 
@@ -123,20 +118,19 @@ class AttentionKernel(Row):
     otherwise: Literal["no", "slow"]
     since: str | None = None
     until: str | None = None
-    source: str = Field(pattern=_LINK)
+    source: str = Field(pattern=LINK)
     says: str
 
 
 class KernelTable(Row):
-    as_of: str = Field(pattern=_DAY)
+    as_of: str = Field(pattern=DAY)
     rows: tuple[Kernel, ...] = Field(min_length=1)
     attention: tuple[AttentionKernel, ...] = ()
 
     @model_validator(mode="after")
     def _unique(self) -> KernelTable:
         pairs = [(row.format, target) for row in self.rows for target in row.targets]
-        if len(set(pairs)) != len(pairs):
-            raise ValueError("a format has two rows for one target")
+        refuse_repeats(pairs, "a format has two rows for one target")
         return self
 
     def decoding(self, target: str) -> tuple[int, ...]:
@@ -152,10 +146,10 @@ class KernelTable(Row):
 @cache
 def feature_table() -> FeatureTable:
     """Which features go together."""
-    return FeatureTable.model_validate(read_yaml(_FOLDER / "features.yaml"))
+    return read_table(Path(__file__).with_name("features.yaml"), FeatureTable)
 
 
 @cache
 def kernel_table() -> KernelTable:
     """Which shapes kernels take."""
-    return KernelTable.model_validate(read_yaml(_FOLDER / "kernels.yaml"))
+    return read_table(Path(__file__).with_name("kernels.yaml"), KernelTable)

@@ -13,6 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 ENGINE_VERSION = 1
 #: a size, or a number of things
 Count = Annotated[int, Field(gt=0, lt=2**31)]
+#: a SHA-256 in hexadecimal digits
+Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+#: a file of the engine, or of the folder of what drafts
+EngineFile = Annotated[str, Field(pattern=r"\A(draft/)?[^/\x00]{1,255}\z")]
 
 
 class Part(BaseModel):
@@ -54,13 +58,26 @@ class Limits(Part):
     max_input_len: Count | None = None
 
 
+class Linear(Part):
+    """A linear as it is stored; ``shape`` is [outputs, inputs]."""
+
+    name: str
+    shape: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    stored: str
+    group_size: Count | None
+
+
 class ServedRecord(EngineRecord):
-    """engine.json of an engine that trtforge's own runtime runs."""
+    """engine.json of an engine that trtforge's own runtime runs; ``sha256``: its files, and those of what drafts."""
 
     limits: Limits
     kv_cache: Pool
     dtype: str
+    group_size: Count | None = None
     vocab_size: Count
+    ops_version: int | None = None
+    linears: list[Linear]
     eos_token_ids: list[int] | None = None
     bos_token_id: int | None = None
     memory_plan: dict[str, Any] = {}
+    sha256: dict[EngineFile, Digest] = {}

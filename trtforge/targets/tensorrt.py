@@ -99,7 +99,6 @@ class TensorrtRecord(ServedRecord):
     """engine.json: the stamp beside what every engine of trtforge's own runtime states."""
 
     target: Literal["tensorrt"]
-    ops_version: int
     tensorrt: Stamp
 
 

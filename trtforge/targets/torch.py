@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from trtforge.targets.base import Target
 from trtforge.targets.record import Count, Part, ServedRecord
 
 
-class Linear(Part):
-    """A linear as it is stored; ``shape`` is [outputs, inputs]."""
+class Requirements(Part):
+    """Sizes of a linear that a kernel takes."""
 
-    name: str
-    shape: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    outputs_multiple_of: Count = 1
+    group_multiple_of: Count = 1
+
+
+class Choice(Part):
+    """A row of the kernel table; see the head of ``builder/targets/torch/kernels.yaml`` for the fields."""
+
     stored: str
-    group_size: int | None
+    capability: list[str]
+    kernel: str
+    native: bool
+    executed: str
+    rounds: str | None = None
+    requires: Requirements = Requirements()
+    measured: str | None = None
+
+    def fits(self, stored: str, capability: str, shape: tuple[int, int], group: int | None) -> bool:
+        """Whether the row serves a linear [N, K] stored like that on that processor."""
+        machine = capability in self.capability or ("any" in self.capability and not capability.startswith("cuda"))
+        outputs, groups = self.requires.outputs_multiple_of, self.requires.group_multiple_of
+        return self.stored == stored and machine and shape[0] % outputs == 0 and (group or 0) % groups == 0
 
 
 class TorchRecord(ServedRecord):
-    """engine.json: the linears, and the rows of the kernel table that they may need."""
+    """engine.json: also the rows of the kernel table that the linears may need."""
 
     target: Literal["torch"]
-    linears: list[Linear]
-    kernel_choices: list[dict[str, Any]]
+    host_abi: int | None = None
+    kernel_choices: list[Choice]
 
 
 TORCH = Target(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -52,12 +52,16 @@ class BlockedCache(Cache):
     block_size: int
 
 
+#: ranks of one kind; more than any machine has
+RankCount = Annotated[int, Field(gt=0, le=512)]
+
+
 class Ranks(Part):
     """Ranks of the engine."""
 
-    tp: int
-    pp: int
-    ep: int
+    tp: RankCount
+    pp: RankCount
+    ep: RankCount
 
 
 class TrtllmRecord(EngineRecord):
@@ -67,6 +71,7 @@ class TrtllmRecord(EngineRecord):
     kv_cache: BlockedCache
     parallel: Ranks
     compiled: bool
+    not_compiled: str | None
     tensorrt_llm: str
     stack: str
     container: str | None

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from trtforge.targets.base import Target
+from trtforge.targets.record import Part
 from trtforge.targets.trtllm import TrtllmRecord, left_to_tensorrt_llm
 
 
+class Requantized(Part):
+    """Weights that the conversion rounded a second time."""
+
+    weights: int
+
+
+class Conversion(Part):
+    """What became of the checkpoint's weights."""
+
+    requantized: Requantized
+
+
 class TrtllmEngineRecord(TrtllmRecord):
-    """engine.json: the settings that the compiled engine is held against."""
+    """engine.json: the settings that the compiled engine is held against; ``draft``: that of the model that drafts."""
 
     target: Literal["trtllm-engine"]
     settings: dict[str, Any]
+    scripts: list[str] = Field(default_factory=list)
+    conversion: Conversion | None = None
+    draft: TrtllmEngineRecord | None = None
 
 
 TRTLLM_ENGINE = Target(

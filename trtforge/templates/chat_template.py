@@ -36,7 +36,6 @@ _LIMITS = {
 
 
 def can_render() -> bool:
-    """Whether this installation has jinja2."""
     return importlib.util.find_spec("jinja2") is not None
 
 

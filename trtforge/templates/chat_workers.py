@@ -87,7 +87,6 @@ class _Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self._process.poll() is None
 
     def used(self) -> float:
@@ -133,7 +132,6 @@ class _Process:
         return answer
 
     def end(self) -> None:
-        """Kill it and wait for its end."""
         self._process.kill()
         self._process.wait()
         self._socket.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import deque
@@ -15,6 +14,7 @@ from typing import Any
 
 from builder.targets.rtx import refusals
 from builder.targets.rtx.profiles import Shape
+from trtforge.ground.processes import ended_with_us, event_of
 from trtforge.ground.progress import Progress
 
 WORKER = Path(__file__).resolve().with_name("worker.py")
@@ -78,24 +78,19 @@ def compile_engine(request: Request, log: Path, *, heap: Path, asked: str, progr
             cwd=heap.parent,
             env={**_environment(), "LD_PRELOAD": ":".join(preloaded)},
         )
-        try:
+        with ended_with_us(process):
             assert process.stdin is not None and process.stdout is not None
             with contextlib.suppress(BrokenPipeError):  # a worker that does not start is told by its exit code
                 process.stdin.write(request.to_json())
                 process.stdin.close()
             phases = _Phases(progress, request.architecture)
             for line in process.stdout:
-                event = _event(line)
-                if event.get("event") in ("done", "failed"):
+                event = event_of(line)
+                if event is not None and event["event"] in ("done", "failed"):
                     answer = event
-                else:
+                elif event is not None:
                     phases.tell(event)
             code = process.wait()
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
     if answer is not None and answer["event"] == "done" and code == 0:
         return {key: answer[key] for key in ("bytes", "layers", "version")}
     request.engine.unlink(missing_ok=True)
@@ -112,14 +107,6 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON") or name in kept}
 
 
-def _event(line: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        event = json.loads(line)
-        if isinstance(event, dict):
-            return event
-    return {}
-
-
 class _Phases:
     """The compiler's outermost phase as a step; phases nest, and inner ones are too short to show."""
 
@@ -129,7 +116,7 @@ class _Phases:
         self._done = 0
 
     def tell(self, event: dict[str, Any]) -> None:
-        kind, name = event.get("event"), str(event.get("name"))
+        kind, name = event["event"], str(event.get("name"))
         if kind == "phase":
             if not self._open:
                 self._done = 0
@@ -140,6 +127,3 @@ class _Phases:
             self._done = max(self._done, event["done"])
         elif kind == "end" and name in self._open:
             self._open.remove(name)
-
-
-__all__ = ["Request", "compile_engine"]

@@ -20,7 +20,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from builder import opset
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from builder.graphs.info import GRAPH_FILE, GraphInfo
 from builder.graphs.model_file import ONNX_OPSET
 from builder.targets.parser_rules import element_types, integer_attribute, typed_scales
@@ -36,7 +36,7 @@ def emit_float32(checkpoint: Path, out: Path, *, progress: Progress | None = Non
     """Write the float32 graph of a checkpoint into ``out``, weights beside it; ``out`` becomes large.
 
     Raises:
-        ForgeError: what :func:`builder.graphs.build_graph` refuses.
+        ForgeError: what :func:`builder.graphs.build.build_graph` refuses.
     """
     info = build_graph(checkpoint, out, dtype="float32", kv_cache_format="float32", mode="native", progress=progress)
     path = out / GRAPH_FILE
@@ -95,8 +95,7 @@ def dequantize_nvfp4(
     magnitude = _E2M1[nibbles & 0x7]
     signed = np.where(nibbles & 0x8, -magnitude, magnitude)
     factor = scales.astype(np.float32).reshape(rows, columns // block) * np.float32(outer.reshape(()))
-    result: npt.NDArray[np.float32] = (signed.reshape(rows, -1, block) * factor[:, :, None]).reshape(shape)
-    return result
+    return (signed.reshape(rows, -1, block) * factor[:, :, None]).reshape(shape)
 
 
 def _read(directory: Path, tensor: TensorProto) -> bytes:
@@ -150,7 +149,7 @@ def _dynamic_block_quantize() -> FunctionProto:
     rounded = add("Mul", [add("Round", [add("Div", [size, step], "steps")], "whole"), step], "rounded")
     signed = add("Mul", [add("Sign", [scaled], "sign"), rounded], "signed")
     add("Reshape", [add("Mul", [signed, safe], "wide"), "shape"], "y")
-    function: FunctionProto = helper.make_function(
+    return helper.make_function(
         opset.DOMAIN,
         opset.DYNAMIC_BLOCK_QUANTIZE,
         ["x", "input_scale"],
@@ -159,4 +158,3 @@ def _dynamic_block_quantize() -> FunctionProto:
         [helper.make_opsetid("", ONNX_OPSET)],
         attributes=["block_size"],
     )
-    return function

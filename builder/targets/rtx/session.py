@@ -44,5 +44,4 @@ class Float32Session:
             **dict.fromkeys(self._caches, cache),
         }
         (result,) = self._session.run(["logits"], feeds)
-        logits: npt.NDArray[np.float32] = result
-        return logits
+        return result

@@ -60,7 +60,7 @@ def build_engine(
     """Compile an RTX engine for every architecture of the recipe; returns what engine.json holds.
 
     Args:
-        graph_dir: a graph of mode ``native``, as :func:`builder.graphs.build_graph` wrote it.
+        graph_dir: a graph of mode ``native``, as :func:`builder.graphs.build.build_graph` wrote it.
 
     Raises:
         ForgeError: ``TF-BLD-012`` … ``TF-BLD-014`` limits, ``TF-BLD-087`` the graph is of another mode,

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from builder.targets.description import Description, Table, limit_rows
+from builder.targets.description import Description, Table, limit_rows, missing_files
 from builder.targets.pool import pool_text, report_rows
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.versions import release
 from trtforge.ground.units import format_size
+from trtforge.machine.software import installed
 
 __all__ = ["describe", "engine_info", "report_rows"]
 
 
 def engine_info(artifact: Path, engine: dict[str, Any], capability: str | None = None) -> dict[str, Any]:
-    """engine.json without hashes, and ``findings``: what keeps it from being loaded here.
+    """engine.json without hashes, ``findings``: what keeps it from being loaded here, and ``missing`` files.
 
     ``capability`` is the processor's and says nothing here.
     """
     stamp = engine["tensorrt"]
     wanted_version, wanted_abi = stamp["version"], stamp["plugins"]["abi"]
     findings = []
-    try:
-        installed = release(version("tensorrt"))
-    except PackageNotFoundError:
-        installed = None
-    if installed != wanted_version:
-        findings.append(f"the engine needs TensorRT {wanted_version}, here is {installed or 'none'}")
+    here = installed("tensorrt")
+    if here is None or release(here) != wanted_version:
+        found = "none" if here is None else release(here)
+        findings.append(f"the engine needs TensorRT {wanted_version}, here is {found}")
     library = machine.library_or_none()
     abi = None if library is None else library.abi
     if abi != wanted_abi:
         findings.append(f"the engine needs plugins of ABI {wanted_abi}, here is {abi or 'none'}")
     kept = {key: value for key, value in engine.items() if key not in ("sha256", "memory_plan")}
-    return {**kept, "findings": findings}
+    return {**kept, "findings": findings, "missing": missing_files(artifact, engine.get("sha256", ()))}
 
 
 def describe(document: dict[str, Any]) -> Description:

@@ -11,7 +11,6 @@ import ctypes
 import ctypes.util
 import os
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,10 +19,11 @@ from packaging.version import Version
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.paths import user_path
 from trtforge.machine.gpus import gpu_architectures
+from trtforge.machine.software import installed
 from trtforge.native.plugin_library import PluginLibrary, device_capability, find_plugin_library, plugin_library
 from trtforge.stack.check import fits
 from trtforge.stack.tensorrt_versions import is_supported, supported_range
-from trtforge.tables import StackRow, stack_table
+from trtforge.tables import stack_table
 from trtforge.targets import DEFAULT
 
 TARGET = "tensorrt"
@@ -41,7 +41,6 @@ class Here:
 
 
 def newest_version() -> Version:
-    """TensorRT of the target's newest stack."""
     row = stack_table().newest(TARGET)
     found = None if row is None else row.version_of(COMPONENT)
     assert found is not None
@@ -54,13 +53,7 @@ def tensorrt_version(stack: str | None) -> str | None:
     Raises:
         ForgeError: ``TF-BLD-102`` it is not supported, or not the stack's.
     """
-    found = None
-    for name in _DISTRIBUTIONS:
-        try:
-            found = version(name)
-            break
-        except PackageNotFoundError:
-            continue
+    found = next(filter(None, map(installed, _DISTRIBUTIONS)), None)
     if found is None or find_spec("tensorrt") is None:
         return None
     row = stack_table().row(stack) if stack else None
@@ -74,7 +67,11 @@ def tensorrt_version(stack: str | None) -> str | None:
             why="A plan loads only under the TensorRT that compiled it, and other versions have another interface.",
             remedies=[
                 _install(stack),
-                *(f"stack: {other.name}" for other in _rows() if fits(other.version_of(COMPONENT) or "", found)),
+                *(
+                    f"stack: {other.name}"
+                    for other in stack_table().of(TARGET)
+                    if fits(other.version_of(COMPONENT) or "", found)
+                ),
             ],
         )
     return found
@@ -129,7 +126,6 @@ def require(found: str | None, architectures: tuple[str, ...], stack: str | None
 
 
 def library_or_none() -> PluginLibrary | None:
-    """The plugin library, or None where none is built."""
     path = find_plugin_library()
     return plugin_library(path) if path is not None and path.is_file() else None
 
@@ -149,10 +145,6 @@ def timing_cache_path(here: Here) -> Path:
     """Where kernel timings of this version and architecture are kept between builds of this user."""
     home = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", code="TF-BLD-106", asked="XDG_CACHE_HOME")
     return home / "trtforge" / "tensorrt" / f"timing-{here.tensorrt}-{here.architecture}.cache"
-
-
-def _rows() -> list[StackRow]:
-    return [row for row in stack_table().rows if TARGET in row.targets]
 
 
 def _install(stack: str | None) -> str:

@@ -62,6 +62,3 @@ def check_fields(op: str, node: str, values: Mapping[str, int | float]) -> None:
                 "docs/plugins.md lists the fields and their values",
             ],
         )
-
-
-__all__ = ["BLOCK_SIZES", "FIELDS", "NAMESPACE", "check_fields"]

@@ -6,9 +6,6 @@ nothing with it, and no state of an earlier build is left.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 from collections import deque
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 from builder.targets.tensorrt.session import Spec
 from trtforge.ground import start
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.processes import ended_with_us, event_of, told_end
 from trtforge.ground.progress import Progress
 from trtforge.native.plugin_library import said_by_plugins
 from trtforge.targets import DEFAULT
@@ -46,10 +44,10 @@ def run_worker(spec: Spec, spec_path: Path, progress: Progress) -> dict[str, Any
             env=start.variables(),
             start_new_session=True,  # the terminal's interrupt is the parent's to handle
         )
-        try:
+        with ended_with_us(process):
             assert process.stdout is not None
             for line in process.stdout:
-                event = _event(line)
+                event = event_of(line)
                 if event is None:
                     log.write(line.encode())
                 elif event["event"] in ("done", "failed"):
@@ -57,9 +55,6 @@ def run_worker(spec: Spec, spec_path: Path, progress: Progress) -> dict[str, Any
                 else:
                     depth.tell(event)
             process.wait()
-        except BaseException:
-            _end(process)
-            raise
     if answer is None:
         raise _died(process.returncode, Path(spec.log))
     if answer["event"] == "failed":
@@ -85,26 +80,6 @@ class _Phases:
             self._done = max(self._done, step)
         elif event["event"] == "finish" and event["phase"] == self._shown:
             self._shown = None
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(10)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-        return
 
 
 def _tail(log: Path) -> list[str]:
@@ -156,12 +131,10 @@ def _refused(answer: dict[str, Any], spec: Spec) -> ForgeError:
 
 
 def _died(code: int, log: Path) -> ForgeError:
-    names = {int(member): member.name for member in signal.Signals}  # real-time signals between the ends have none
-    killed = names.get(-code, f"signal {-code}") if code < 0 else f"code {code}"
     tail = _tail(log)
     return ForgeError(
         "TF-BLD-109",
-        f"The process that ran TensorRT's builder ended with {killed}",
+        f"The process that ran TensorRT's builder ended with {told_end(code)}",
         asked=str(log),
         numbers={"exit_code": code, "log": tail},
         why=tail[-1] if tail else "It wrote no log.",

@@ -72,7 +72,6 @@ class Spec:
 
     @classmethod
     def read(cls, path: Path) -> Spec:
-        """The spec of a file."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -28,16 +28,9 @@ from typing import Any
 
 from builder.files import content_files, copy_directory, copy_file
 from builder.graphs.info import GRAPH_FILE, INFO_FILE, GraphInfo
-from builder.memory import MemoryPlan, plan_memory
+from builder.memory import MemoryPlan
 from builder.special_tokens import special_tokens
-from builder.targets.parts import (
-    check_draft,
-    check_limits,
-    draft_facts,
-    draft_memory,
-    graph_facts,
-    hash_files,
-)
+from builder.targets.parts import check_draft, check_limits, hash_files, write_engines
 from builder.targets.record import ENGINE_FILE, write_engine
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.lowering import Network, lower
@@ -48,7 +41,6 @@ from builder.targets.tensorrt.versions import missing_operators
 from trtforge.drafting.conversion import stored_part, write_weights
 from trtforge.drafting.record import DRAFT_DIR, SpeculationRecord
 from trtforge.ground.errors import ForgeError
-from trtforge.ground.hashing import hash_file
 from trtforge.ground.progress import Progress, SilentProgress
 from trtforge.ground.safetensors_header import WEIGHTS_NAME, read_headers
 from trtforge.machine.gpus import free_gpu_memory
@@ -80,7 +72,7 @@ def build_engine(
     """Compile the engine directory on this machine's GPU and return what engine.json holds.
 
     Args:
-        graph_dir: what :func:`builder.graphs.build_graph` wrote.
+        graph_dir: what :func:`builder.graphs.build.build_graph` wrote.
         speculation: what the engine drafts by; None: nothing.
         stack: a row of the stack table; its TensorRT must be the installed one. None: any supported version.
 
@@ -94,33 +86,21 @@ def build_engine(
     progress = progress or SilentProgress()
     found = machine.tensorrt_version(stack)
     missing = missing_operators(found or str(machine.newest_version()))
-    model, draft = _Model.read(graph_dir, build, missing), None
+    tokens = 0 if speculation is None else speculation.most_tokens
+    model, draft = _Model.read(graph_dir, build, missing, tokens, progress), None
     if speculation is not None and speculation.draft is not None:
-        draft = _Model.read(graph_dir / speculation.draft, build, missing)
+        draft = _Model.read(graph_dir / speculation.draft, build, missing, 0, progress)
         check_draft(model.graph, draft.graph)
     here = machine.require(found, build.architectures, stack)
-    graph, limits = model.graph, model.limits
-    most = 0 if speculation is None else speculation.most_tokens
-    plan = plan_memory(
-        graph,
-        limits,
-        build.kv_cache,
-        weights_bytes=model.weight_bytes,
-        free_bytes=free_gpu_memory() if build.kv_cache.free_fraction is not None else None,
-        draft_tokens=most,
-        draft=None if draft is None else draft_memory(draft.graph, limits, draft.weight_bytes),
+    return write_engines(
+        replace(model, here=here),
+        None if draft is None else replace(draft, here=here),
+        out,
+        name=name,
+        build=build,
+        speculation=speculation,
+        free_bytes=free_gpu_memory,
     )
-    hashes = {}
-    if draft is not None and speculation is not None and speculation.draft is not None:
-        folder = out / speculation.draft
-        facts = {"name": f"{name}-draft", **draft_facts(draft.graph, limits, plan)}
-        drafted = draft.write(folder, facts, plan, 0, build, here, progress)["sha256"]
-        drafted |= {ENGINE_FILE: hash_file(folder / ENGINE_FILE)}
-        hashes = {f"{speculation.draft}/{file}": digest for file, digest in drafted.items()}
-    facts = {"name": name, **graph_facts(graph, limits, plan)}
-    if speculation is not None:
-        facts["speculation"] = speculation.to_json()
-    return model.write(out, facts, plan, most, build, here, progress, hashes)
 
 
 @dataclass(frozen=True)
@@ -130,37 +110,37 @@ class _Model:
     directory: Path
     graph: GraphInfo
     limits: Limits
+    build: Build
     missing: frozenset[str]
+    draft_tokens: int
     network: Network
     weight_bytes: int
+    progress: Progress
+    #: the machine that compiles; known before anything is written
+    here: machine.Here | None = None
 
     @classmethod
-    def read(cls, directory: Path, build: Build, missing: frozenset[str]) -> _Model:
+    def read(
+        cls, directory: Path, build: Build, missing: frozenset[str], draft_tokens: int, progress: Progress
+    ) -> _Model:
         """The graph in ``directory``, held against the limits and lowered; errors as :func:`build_engine`."""
         graph = GraphInfo.read(directory)
         limits = check_limits(graph, build, target=NAME)
         weights = sum(info.nbytes for info in read_headers(directory).values())
-        return cls(directory, graph, limits, missing, lower(directory, missing), weights)
+        network = lower(directory, missing)
+        return cls(directory, graph, limits, build, missing, draft_tokens, network, weights, progress)
 
-    def write(
-        self,
-        out: Path,
-        facts: dict[str, Any],
-        plan: MemoryPlan,
-        draft_tokens: int,
-        build: Build,
-        here: machine.Here,
-        progress: Progress,
-        hashes: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
+    def write(self, out: Path, facts: dict[str, Any], plan: MemoryPlan, hashes: Mapping[str, str]) -> dict[str, Any]:
         """Compile the plan, write engine.json and return it; ``hashes`` are those of files in sub-folders."""
+        build, here, progress = self.build, self.here, self.progress
+        assert here is not None
         graph, network = self.graph, self.network
         sizes = Sizes.of(
             self.limits,
             block_size=plan.block_size,
             num_blocks=plan.num_blocks,
             tree=graph.tree_mask,
-            draft_tokens=draft_tokens,
+            draft_tokens=self.draft_tokens,
         )
         out.mkdir(parents=True, exist_ok=True)
         declared = partial(lower, self.directory, self.missing, aliased=True)
@@ -193,7 +173,7 @@ class _Model:
                 "plan_bytes": built["plan_bytes"],
             },
             **special_tokens(self.directory),
-            "sha256": {**hash_files(out, frozenset({ENGINE_FILE, LOG_FILE}), progress), **(hashes or {})},
+            "sha256": {**hash_files(out, frozenset({ENGINE_FILE, LOG_FILE}), progress), **hashes},
         }
         return write_engine(out, engine)
 

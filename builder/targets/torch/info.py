@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from builder.targets.description import Description, Table, limit_rows
+from builder.targets.description import Description, Table, limit_rows, missing_files
 from builder.targets.pool import pool_text, report_rows
 from builder.targets.record import changed
 from builder.targets.torch.kernels import choose, rows_of
 from trtforge.ground.units import format_size
 from trtforge.machine.processor import processor
+from trtforge.targets.torch import Choice
 
 __all__ = ["describe", "engine_info", "report_rows"]
 
@@ -26,27 +27,33 @@ def engine_info(artifact: Path, engine: dict[str, Any], capability: str | None =
         capability: processor level to answer for; default: this machine's.
 
     Returns:
-        also ``machine``, the capability, and ``execution``: for each (stored, executed, kernel, native, rounds) the
-        number of linears and of weights.
+        also ``machine``, the capability, ``missing``, files that are gone, and ``execution``: for each (stored,
+        executed, kernel, native, rounds) the number of linears and of weights.
 
     Raises:
-        ForgeError: ``TF-BLD-020`` kernel rows or linears that cannot be read.
+        ForgeError: ``TF-BLD-020`` no kernel row for a linear.
     """
     capability = capability or processor().capability
     try:
         linears, execution = _execution(engine, capability)
-    except (TypeError, KeyError, LookupError) as error:
-        raise changed(artifact, f"has kernel_choices or linears that cannot be read: {error}") from error
+    except LookupError as error:
+        raise changed(artifact, f"has no row for one of its linears: {error}") from error
     kept = {key: value for key, value in engine.items() if key not in _LEFT_OUT}
-    return {**kept, "machine": capability, "linears": linears, "execution": execution}
+    return {
+        **kept,
+        "machine": capability,
+        "linears": linears,
+        "execution": execution,
+        "missing": missing_files(artifact, engine.get("sha256", ())),
+    }
 
 
 def _execution(engine: dict[str, Any], capability: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    rows = rows_of(engine["kernel_choices"])
+    rows = rows_of([Choice.model_validate(row) for row in engine["kernel_choices"]])
     linears: list[dict[str, Any]] = []
     groups: dict[tuple[str, str, str, bool, str], tuple[int, int]] = {}
     for linear in engine["linears"]:
-        shape = (int(linear["shape"][0]), int(linear["shape"][1]))
+        shape = (linear["shape"][0], linear["shape"][1])
         row = choose(linear["stored"], capability, shape, linear["group_size"], rows)
         decided = {"executed": row.executed, "kernel": row.kernel, "native": row.native, "rounds": row.rounds}
         linears.append({key: linear[key] for key in ("name", "shape", "stored", "group_size")} | decided)

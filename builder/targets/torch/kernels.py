@@ -8,13 +8,13 @@ carries, so an engine moves between processors without a rebuild.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trtforge.ground.rows import read_yaml
 from trtforge.machine.processor import CPU_CAPABILITIES
+from trtforge.targets.torch import Choice
 
 CAPABILITIES = (*(name for name, _ in CPU_CAPABILITIES), "cuda", "cuda_fp8")
 
@@ -28,36 +28,6 @@ class Kernel:
     operators: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One row of the table; see the head of kernels.yaml for the fields."""
-
-    stored: str
-    capability: tuple[str, ...]
-    kernel: str
-    native: bool
-    executed: str
-    rounds: str | None = None
-    requires: Mapping[str, Any] = field(default_factory=dict)
-    measured: str | None = None
-
-    def fits(self, stored: str, capability: str, shape: tuple[int, int], group: int | None) -> bool:
-        """Whether the row serves a linear [N, K] stored like that on that processor."""
-        machine = capability in self.capability or ("any" in self.capability and not capability.startswith("cuda"))
-        multiple = int(self.requires.get("outputs_multiple_of", 1))
-        whole = int(self.requires.get("group_multiple_of", 1))
-        return self.stored == stored and machine and shape[0] % multiple == 0 and (group or 0) % whole == 0
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as engine.json carries it, without empty fields."""
-        return {key: value for key, value in asdict(self).items() if value not in (None, {}, ())}
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Choice:
-        """A row of the YAML file or of engine.json."""
-        return cls(**{**row, "capability": tuple(row["capability"])})
-
-
 @functools.cache
 def table() -> tuple[dict[str, Kernel], tuple[Choice, ...]]:
     """Kernels by name, and the rows in order."""
@@ -66,14 +36,12 @@ def table() -> tuple[dict[str, Kernel], tuple[Choice, ...]]:
         name: Kernel(name, float(row["bytes_per_weight"]), tuple(row["operators"]))
         for name, row in raw["kernels"].items()
     }
-    return kernels, tuple(Choice.from_json(row) for row in raw["choices"])
+    return kernels, tuple(Choice.model_validate(row) for row in raw["choices"])
 
 
-def rows_of(stored: Sequence[Mapping[str, Any]]) -> tuple[Choice, ...]:
+def rows_of(carried: Sequence[Choice]) -> Sequence[Choice]:
     """The rows that an engine carries, or today's where those name a kernel that no executor has any more."""
-    if any(row["kernel"] not in table()[0] for row in stored):
-        return table()[1]
-    return tuple(Choice.from_json(row) for row in stored)
+    return carried if all(row.kernel in table()[0] for row in carried) else table()[1]
 
 
 def choose(
@@ -81,7 +49,7 @@ def choose(
     capability: str,
     shape: tuple[int, int],
     group: int | None,
-    rows: tuple[Choice, ...] | None = None,
+    rows: Sequence[Choice] | None = None,
 ) -> Choice:
     """The first row that fits; ``rows`` default to the table (an engine brings its own)."""
     for row in table()[1] if rows is None else rows:

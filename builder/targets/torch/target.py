@@ -15,19 +15,12 @@ from typing import Any
 
 from builder.files import copy_directory
 from builder.graphs.info import GraphInfo
-from builder.memory import plan_memory
+from builder.memory import MemoryPlan
 from builder.special_tokens import special_tokens
-from builder.targets.parts import (
-    check_draft,
-    check_limits,
-    draft_facts,
-    draft_memory,
-    graph_facts,
-    hash_files,
-)
+from builder.targets.parts import check_draft, check_limits, hash_files, write_engines
 from builder.targets.record import ENGINE_FILE, write_engine
 from builder.targets.torch.kernels import choose, table, weight_bytes
-from trtforge.drafting.record import DRAFT_DIR, SpeculationRecord
+from trtforge.drafting.record import SpeculationRecord
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_file
 from trtforge.ground.progress import Progress, SilentProgress
@@ -66,7 +59,7 @@ def build_engine(
     """Write the engine directory and return what engine.json holds.
 
     Args:
-        graph_dir: what :func:`builder.graphs.build_graph` wrote.
+        graph_dir: what :func:`builder.graphs.build.build_graph` wrote.
         speculation: what the engine drafts by; None: nothing.
         capability: processor level to plan for (see :mod:`trtforge.machine.processor`); default: this machine's.
 
@@ -78,29 +71,13 @@ def build_engine(
     graph_dir, out = Path(graph_dir), Path(out)
     progress = progress or SilentProgress()
     capability = capability or processor().capability
-    model = _Model.read(graph_dir, build, capability)
-    limits, draft = model.limits, None
+    model, draft = _Model.read(graph_dir, build, capability, progress), None
     if speculation is not None and speculation.draft is not None:
-        draft = _Model.read(graph_dir / speculation.draft, build, capability)
+        draft = _Model.read(graph_dir / speculation.draft, build, capability, progress)
         check_draft(model.graph, draft.graph)
-    plan = plan_memory(
-        model.graph,
-        limits,
-        build.kv_cache,
-        weights_bytes=model.weight_bytes,
-        free_bytes=memory().available if build.kv_cache.free_fraction is not None else None,
-        draft_tokens=0 if speculation is None else speculation.most_tokens,
-        draft=None if draft is None else draft_memory(draft.graph, limits, draft.weight_bytes),
+    return write_engines(
+        model, draft, out, name=name, build=build, speculation=speculation, free_bytes=lambda: memory().available
     )
-    drafted = {}
-    if draft is not None and speculation is not None and speculation.draft is not None:
-        facts = {"name": f"{name}-draft", **draft_facts(draft.graph, limits, plan)}
-        drafted = draft.write(out / speculation.draft, facts, progress)["sha256"]
-        drafted |= {ENGINE_FILE: hash_file(out / speculation.draft / ENGINE_FILE)}
-    facts = {"name": name, **graph_facts(model.graph, limits, plan)}
-    if speculation is not None:
-        facts["speculation"] = speculation.to_json()
-    return model.write(out, facts, progress, {f"{DRAFT_DIR}/{file}": digest for file, digest in drafted.items()})
 
 
 @dataclass(frozen=True)
@@ -113,9 +90,10 @@ class _Model:
     capability: str
     linears: list[dict[str, Any]]
     weight_bytes: int
+    progress: Progress
 
     @classmethod
-    def read(cls, directory: Path, build: Build, capability: str) -> _Model:
+    def read(cls, directory: Path, build: Build, capability: str, progress: Progress) -> _Model:
         """The graph in ``directory``, held against the limits; errors as :func:`build_engine`."""
         graph = GraphInfo.read(directory)
         if graph.mode != "paged":
@@ -129,13 +107,12 @@ class _Model:
         headers = read_headers(directory)
         linears, linear_bytes = _plan_linears(graph, headers, capability)
         weight_bytes = linear_bytes + _other_weight_bytes(graph, headers)
-        return cls(directory, graph, check_limits(graph, build, target=NAME), capability, linears, weight_bytes)
+        limits = check_limits(graph, build, target=NAME)
+        return cls(directory, graph, limits, capability, linears, weight_bytes, progress)
 
-    def write(
-        self, out: Path, facts: dict[str, Any], progress: Progress, hashes: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
+    def write(self, out: Path, facts: dict[str, Any], plan: MemoryPlan, hashes: Mapping[str, str]) -> dict[str, Any]:
         """Copy the graph, write engine.json and return it; ``hashes`` are those of files in sub-folders."""
-        copy_directory(self.directory, out, exclude=frozenset({ENGINE_FILE}), progress=progress)
+        copy_directory(self.directory, out, exclude=frozenset({ENGINE_FILE}), progress=self.progress)
         stored = {linear["stored"] for linear in self.linears}
         engine: dict[str, Any] = {
             "version": ENGINE_VERSION,
@@ -143,11 +120,11 @@ class _Model:
             **facts,
             "planned_for": self.capability,
             "linears": self.linears,
-            "kernel_choices": [row.to_json() for row in table()[1] if row.stored in stored],
+            "kernel_choices": [row.model_dump(exclude_unset=True) for row in table()[1] if row.stored in stored],
             "ops_version": OPS_VERSION,
             "host_abi": ABI_VERSION,
             **special_tokens(out),
-            "sha256": {**hash_files(out, frozenset({ENGINE_FILE}), progress), **(hashes or {})},
+            "sha256": {**hash_files(out, frozenset({ENGINE_FILE}), self.progress), **hashes},
         }
         return write_engine(out, engine)
 

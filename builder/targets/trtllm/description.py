@@ -21,7 +21,7 @@ def describe(document: dict[str, Any]) -> Description:
         ["KV cache", f"{document['kv_cache']['format']}, blocks of {document['kv_cache']['block_size']} tokens"],
         *limit_rows(document),
     ]
-    again = document.get("conversion", {}).get("requantized")
+    again = (document.get("conversion") or {}).get("requantized")
     if again:
         rows.append(["weights that the conversion rounded again", f"{again['weights']:,}"])
     if not document["compiled"] and not built:

@@ -272,62 +272,54 @@ def refuse_engine(target: Checkpoint, build: Build) -> None:
     Raises:
         ForgeError: ``TF-BLD-037``.
     """
-    faults: list[tuple[str, str, str, str]] = []
-    if drafter_class(target.config.architecture) is None:
-        faults.append(
-            (
-                f"beside a model of {target.config.architecture}",
-                f"model: {target.config.architecture}",
-                "TensorRT-LLM's EAGLE is its Llama with a drafter; other models have other norms and biases.",
-                "speculation.method: lookahead",
-            )
-        )
-    if build.parallel.pp != 1:
-        faults.append(
-            (
-                f"over pp {build.parallel.pp}",
-                f"build.parallel.pp: {build.parallel.pp}",
-                "TensorRT-LLM's drafter lies on every rank and has no pipeline.",
-                f"build.parallel: {{tp: {build.parallel.tp * build.parallel.pp}, pp: 1}}",
-            )
-        )
-    if target.kv_algorithm is not None:
-        faults.append(
-            (
-                f"with KV cache {target.kv_algorithm}",
-                f"quantize.kv_cache: {target.kv_algorithm.lower()}",
-                "Target and drafter share one KV pool, read by paged context attention; over an FP8 pool that is FP8 "
-                "attention, which a drafter in 16 bits has not.",
-                "quantize.kv_cache: none",
-            )
-        )
-    if build.trtllm.fp8_context_attention:
-        faults.append(
-            (
-                "with FP8 context attention",
-                "build.trtllm.fp8_context_attention: true",
-                "TensorRT-LLM asserts FP8 linears in every attention layer; the drafter's are of 16 bits.",
-                "build.trtllm.fp8_context_attention: false",
-            )
-        )
-    if not build.trtllm.paged_context_attention:
-        faults.append(
-            (
-                "without paged context attention",
-                "build.trtllm.paged_context_attention: false",
-                "Accepted tokens go through the drafter as a chunk of context; trtllm-build turns it on by itself.",
-                "build.trtllm.paged_context_attention: true",
-            )
-        )
-    if target.quantized("lm_head"):
-        faults.append(
-            (
-                "beside a quantized output head",
-                "quantize.exclude",
-                "The drafter's networks use the target's head in the model's type.",
-                "quantize.exclude: [lm_head]",
-            )
-        )
+    architecture, parallel, kv, trtllm = target.config.architecture, build.parallel, target.kv_algorithm, build.trtllm
+    # whether it holds, what it is, how it was asked for, why it cannot be, and what would work
+    reasons: tuple[tuple[bool, str, str, str, str], ...] = (
+        (
+            drafter_class(architecture) is None,
+            f"beside a model of {architecture}",
+            f"model: {architecture}",
+            "TensorRT-LLM's EAGLE is its Llama with a drafter; other models have other norms and biases.",
+            "speculation.method: lookahead",
+        ),
+        (
+            parallel.pp != 1,
+            f"over pp {parallel.pp}",
+            f"build.parallel.pp: {parallel.pp}",
+            "TensorRT-LLM's drafter lies on every rank and has no pipeline.",
+            f"build.parallel: {{tp: {parallel.tp * parallel.pp}, pp: 1}}",
+        ),
+        (
+            kv is not None,
+            f"with KV cache {kv}",
+            f"quantize.kv_cache: {str(kv).lower()}",
+            "Target and drafter share one KV pool, read by paged context attention; over an FP8 pool that is FP8 "
+            "attention, which a drafter in 16 bits has not.",
+            "quantize.kv_cache: none",
+        ),
+        (
+            trtllm.fp8_context_attention,
+            "with FP8 context attention",
+            "build.trtllm.fp8_context_attention: true",
+            "TensorRT-LLM asserts FP8 linears in every attention layer; the drafter's are of 16 bits.",
+            "build.trtllm.fp8_context_attention: false",
+        ),
+        (
+            not trtllm.paged_context_attention,
+            "without paged context attention",
+            "build.trtllm.paged_context_attention: false",
+            "Accepted tokens go through the drafter as a chunk of context; trtllm-build turns it on by itself.",
+            "build.trtllm.paged_context_attention: true",
+        ),
+        (
+            target.quantized("lm_head"),
+            "beside a quantized output head",
+            "quantize.exclude",
+            "The drafter's networks use the target's head in the model's type.",
+            "quantize.exclude: [lm_head]",
+        ),
+    )
+    faults = [fault for holds, *fault in reasons if holds]
     if faults:
         raise ForgeError(
             "TF-BLD-037",

@@ -12,26 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from builder.targets.parts import longest_input
 from builder.targets.trtllm.changes import Settings
 from trtforge.ground.errors import ForgeError
-from trtforge.ground.rows import read_table
+from trtforge.ground.rows import Row, read_table
 from trtforge.recipe.schema import Build, Lookahead, Speculation
+from trtforge.tables import Source
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Source(_Row):
-    """Where the rows come from."""
-
-    url: str = Field(pattern=r"^https://\S+$")
-    says: str
-
-
-class Flag(_Row):
+class Flag(Row):
     """One flag; see the head of flags.yaml."""
 
     flag: str = Field(pattern=r"^--[a-z0-9_]+$")
@@ -44,7 +35,6 @@ class Flag(_Row):
     note: str = ""
 
     def exists_in(self, version: str) -> bool:
-        """Whether ``version`` takes the flag."""
         at = Version(version)
         return (self.since is None or at >= Version(self.since)) and (
             self.removed is None or at < Version(self.removed)
@@ -63,7 +53,7 @@ class Flag(_Row):
         return [self.flag, str(value)]
 
 
-class SpeculationMode(_Row):
+class SpeculationMode(Row):
     """A method of the recipe as the command calls it."""
 
     method: str
@@ -71,7 +61,7 @@ class SpeculationMode(_Row):
     number: int
 
 
-class FlagTable(_Row):
+class FlagTable(Row):
     versions: tuple[str, ...] = Field(min_length=1)
     sources: tuple[Source, ...] = Field(min_length=1)
     flags: tuple[Flag, ...] = Field(min_length=1)
@@ -80,17 +70,16 @@ class FlagTable(_Row):
 
 @cache
 def flag_table() -> FlagTable:
-    """The validated table."""
     return read_table(Path(__file__).with_name("flags.yaml"), FlagTable)
 
 
-def flags_of(version: str, table: FlagTable | None = None) -> tuple[Flag, ...]:
+def flags_of(version: str) -> tuple[Flag, ...]:
     """The flags of a version.
 
     Raises:
         ForgeError: ``TF-BLD-040`` no rows are known for that version.
     """
-    table = table or flag_table()
+    table = flag_table()
     if version not in table.versions:
         raise ForgeError(
             "TF-BLD-040",
@@ -120,16 +109,7 @@ def settings_of(build: Build, speculation: Speculation, timing_cache: str | None
             ``TF-BLD-013`` a length that leaves no room for an answer.
     """
     limits, own = build.limits, build.trtllm
-    longest = limits.max_seq_len - 1 if limits.max_input_len is None else limits.max_input_len
-    if not 0 < longest < limits.max_seq_len:
-        raise ForgeError(
-            "TF-BLD-013",
-            f"max_input_len {longest} leaves no room for an answer in max_seq_len {limits.max_seq_len}",
-            asked=f"build.limits.max_input_len: {longest}",
-            numbers={"max_input_len": longest, "max_seq_len": limits.max_seq_len},
-            why="max_seq_len counts prompt and answer together.",
-            remedies=["Raise build.limits.max_seq_len", "Lower build.limits.max_input_len (or leave it out)"],
-        )
+    longest = longest_input(limits)
     mode, draft_len = _speculation(speculation)
     return {
         "max_batch_size": limits.max_batch_size,

@@ -140,7 +140,6 @@ class MedusaHeads:
         }
 
     def tensors(self, rank: Rank, target: Checkpoint) -> Iterator[Tensor]:
-        """The heads' tensors of a rank."""
         share = -(-target.config.vocab // rank.tp)
         rows = target.config.hidden // rank.tp
         own = (rank.tp_rank * rows, (rank.tp_rank + 1) * rows)

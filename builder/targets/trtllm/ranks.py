@@ -38,12 +38,10 @@ class Rank:
 
 
 def all_ranks(tp: int, pp: int) -> list[Rank]:
-    """Every rank, by number."""
     return [Rank(tp, pp, tp_rank, pp_rank) for pp_rank in range(pp) for tp_rank in range(tp)]
 
 
 def layers_of(layers: int, pp: int, pp_rank: int) -> range:
-    """The layers of a pipeline stage."""
     return stage_layers(layers, pp)[pp_rank]
 
 

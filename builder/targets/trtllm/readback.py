@@ -19,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 from builder.targets.trtllm.changes import Settings, recorded
 from builder.targets.trtllm.flags import flag_table
 from trtforge.ground.errors import ForgeError
-from trtforge.ground.json_file import read_json_file
+from trtforge.ground.json_file import PlainRecord, read_json_file
 
 CONFIG_FILE = "config.json"
 _RANK = re.compile(r"rank(0|[1-9][0-9]*)\.engine")
@@ -36,16 +36,13 @@ _LISTED = 8
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(PlainRecord):
     """One difference between an engine and what was asked."""
 
     code: str
     message: str
     asked: Any = None
     found: Any = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"code": self.code, "message": self.message, "asked": self.asked, "found": self.found}
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ folder with it and is told by the log's last lines.
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections import deque
@@ -17,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.processes import ended_with_us
 from trtforge.ground.progress import Progress
 from trtforge.machine.gpus import gpu_architectures
 
@@ -88,7 +87,7 @@ def run_build(command: list[str], out: Path, log: Path, *, ranks: int, progress:
                 why="TensorRT-LLM's command is missing or broken.",
                 remedies=["use the stack's container (trtforge stack list)", "install TensorRT-LLM again"],
             ) from error
-        try:
+        with ended_with_us(process):
             assert process.stdout is not None
             with log.open("w", encoding="utf-8") as file:
                 for line in process.stdout:
@@ -97,9 +96,6 @@ def run_build(command: list[str], out: Path, log: Path, *, ranks: int, progress:
                     if _WRITTEN in line:
                         progress.advance(1.0)
             code = process.wait()
-        except BaseException:
-            _end(process)
-            raise
     finally:
         if code != 0:
             shutil.rmtree(out, ignore_errors=True)
@@ -115,16 +111,3 @@ def run_build(command: list[str], out: Path, log: Path, *, ranks: int, progress:
                 "trtforge stack check compares what is loaded with what the stack needs",
             ],
         )
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End the command and the workers that it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(10)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-        return

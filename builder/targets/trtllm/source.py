@@ -63,7 +63,6 @@ class Checkpoint:
 
     @property
     def row(self) -> FormatRow:
-        """The row of its format."""
         return format_row(formats_by_algorithm()[self.algorithm] if self.algorithm else UNQUANTIZED)
 
     @property

@@ -212,7 +212,6 @@ class _Plan:
         return {part.module: self.source.scalar(f"{part.module}.{leaf}") for part in parts}
 
     def widened(self, tensor: Tensor) -> Tensor:
-        """The tensor in float32."""
         return Tensor(
             tensor.name, "F32", tensor.shape, lambda: (widen(piece, tensor.dtype) for piece in tensor.pieces())
         )

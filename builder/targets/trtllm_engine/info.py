@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from builder.targets.description import missing_files
 from builder.targets.trtllm import script
 from builder.targets.trtllm.checkpoint import CONFIG_FILE
 from builder.targets.trtllm.description import describe, report_rows
-from builder.targets.trtllm.readback import Finding, compare_engine, has_engine, read_trtllm_engine
+from builder.targets.trtllm.readback import Finding, TrtllmEngine, compare_engine, has_engine, read_trtllm_engine
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 
 __all__ = ["check_engine", "describe", "engine_info", "report_rows"]
 
 
-def check_engine(artifact: Path, engine: dict[str, Any]) -> list[Finding]:
+def check_engine(artifact: Path, engine: dict[str, Any], compiled: TrtllmEngine | None = None) -> list[Finding]:
     """The compiled engine of an artifact against its engine.json and its checkpoint.
+
+    Args:
+        compiled: the engine as it was read; None: it is read.
 
     Raises:
         ForgeError: ``TF-BLD-060`` and ``TF-BLD-066`` where one of the two cannot be read.
@@ -40,21 +44,25 @@ def check_engine(artifact: Path, engine: dict[str, Any]) -> list[Finding]:
         "checkpoint": checkpoint,
         "architectures": engine.get("architectures", ()),  # artifacts before 2026-12 do not say it
     }
-    return compare_engine(read_trtllm_engine(artifact / script.ENGINE_DIR), expected)
+    return compare_engine(compiled or read_trtllm_engine(artifact / script.ENGINE_DIR), expected)
 
 
 def engine_info(artifact: Path, engine: dict[str, Any], capability: str | None = None) -> dict[str, Any]:
     """engine.json, whether there is a compiled engine now, what it records and where it differs from what was asked.
 
-    ``capability`` is the processor's and says nothing here.
+    ``missing``: files of the checkpoint that are gone. ``capability`` is the processor's and says nothing here.
     """
-    info = {**engine, "engine": None, "findings": []}
+    ranks = range(engine["parallel"]["tp"] * engine["parallel"]["pp"])
+    weights = [f"{script.CHECKPOINT_DIR}/rank{rank}.safetensors" for rank in ranks]
+    info = {**engine, "engine": None, "findings": [], "missing": missing_files(artifact, weights)}
     if has_engine(artifact / script.ENGINE_DIR):
-        info["engine"] = read_trtllm_engine(artifact / script.ENGINE_DIR).to_json()
-        info["findings"] = [finding.to_json() for finding in check_engine(artifact, engine)]
-    if isinstance(engine.get("draft"), dict):
+        compiled = read_trtllm_engine(artifact / script.ENGINE_DIR)
+        info["engine"] = compiled.to_json()
+        info["findings"] = [finding.to_json() for finding in check_engine(artifact, engine, compiled)]
+    if engine.get("draft") is not None:
         info["draft"] = engine_info(artifact / script.DRAFT_DIR, engine["draft"])
         info["findings"] += [
             {**finding, "message": f"draft: {finding['message']}"} for finding in info["draft"]["findings"]
         ]
+        info["missing"] += [f"{script.DRAFT_DIR}/{name}" for name in info["draft"]["missing"]]
     return info

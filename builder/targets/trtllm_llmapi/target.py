@@ -19,6 +19,7 @@ from typing import Any
 from builder.files import copy_directory
 from builder.targets.record import write_engine
 from builder.targets.trtllm.common import copy_tokenizer, describe_model, engine_stack
+from builder.targets.trtllm.script import CHECKPOINT_DIR, DRAFT_DIR
 from builder.targets.trtllm.settings import LlmSettings
 from builder.targets.trtllm.source import Checkpoint
 from trtforge.drafting.inspection import inspect_folder
@@ -33,8 +34,6 @@ from trtforge.targets.record import ENGINE_VERSION
 from trtforge.targets.trtllm_llmapi import TRTLLM_LLMAPI
 
 NAME = TRTLLM_LLMAPI.name
-CHECKPOINT_DIR = "checkpoint"
-DRAFT_DIR = "draft"
 
 
 def build_engine(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from builder.planner.communication import step_communication
 from builder.planner.hardware import gpu
 from builder.planner.model import from_config, read_config

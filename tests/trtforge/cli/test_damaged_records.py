@@ -14,6 +14,13 @@ from trtforge.cli.main import invoke
 COMMON = {
     "version": 1, "name": "tiny", "quant_format": "none", "dtype": "float16",
     "limits": {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 64}, "vocab_size": 64, "ops_version": 2,
+    "group_size": None, "linears": [{"name": "a", "shape": [64, 64], "stored": "bfloat16", "group_size": None}],
+    "sha256": {"model.safetensors": "0" * 64, "draft/model.safetensors": "0" * 64},
+}  # fmt: skip
+TRTLLM: dict[str, Any] = {
+    "version": 1, "name": "tiny", "quant_format": "fp8", "limits": {"max_batch_size": 4}, "compiled": False,
+    "not_compiled": "no GPU", "kv_cache": {"format": "fp8", "block_size": 32},
+    "parallel": {"tp": 1, "pp": 1, "ep": 1}, "tensorrt_llm": "1.2.1", "stack": "trtllm-1.2.1", "container": None,
 }  # fmt: skip
 RECORDS: dict[str, dict[str, Any]] = {
     "tensorrt": {
@@ -36,11 +43,17 @@ RECORDS: dict[str, dict[str, Any]] = {
     "torch": {
         **COMMON, "target": "torch", "memory_plan": {"weights_bytes": 100, "sized_by": "memory"},
         "kv_cache": {"num_blocks": 8, "block_size": 16, "bytes_per_block": 4096, "format": "float16"},
-        "linears": [{"name": "a", "shape": [64, 64], "stored": "bfloat16", "group_size": None}],
+        "host_abi": 3,
         "kernel_choices": [
             {"stored": "bfloat16", "capability": ["any"], "kernel": "onednn_f32", "native": True, "executed": "float32"}
         ],
     },
+    "trtllm-engine": {
+        **TRTLLM, "target": "trtllm-engine", "settings": {}, "scripts": ["build.sh"],
+        "conversion": {"requantized": {"weights": 3, "linears": 1}},
+        "draft": {**TRTLLM, "target": "trtllm-engine", "settings": {}},
+    },
+    "trtllm-llmapi": {**TRTLLM, "target": "trtllm-llmapi", "serve": ["trtllm-serve", "checkpoint"]},
 }  # fmt: skip
 
 
@@ -48,8 +61,8 @@ RECORDS: dict[str, dict[str, Any]] = {
 def test_no_damage_is_a_fault_of_ours(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record, refused = RECORDS[target], 0
     (tmp_path / "engine.json").write_text(json.dumps(record), encoding="utf-8")
-    # a machine without TensorRT and a plan that is not there are findings; a record that is refused whole tests nothing
-    assert invoke(("engine", "info", str(tmp_path))) in (0, 1)
+    # files that are not there are told, and so is a machine without TensorRT; a record refused whole tests nothing
+    assert invoke(("engine", "info", str(tmp_path))) == 1
     for at in places(record):
         for value in ODD:
             text = json.dumps(changed(record, at, value))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from builder.planner.calibration import calibrate
 from tests.builder.planner.models import reference
 from tests.support.tiny import write_tiny_llama

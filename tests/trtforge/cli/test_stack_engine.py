@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from builder.targets.trtllm_engine import target as engine_target
-from tests.builder.trtllm.fake_trtllm import write_engine
-from tests.builder.trtllm.test_checkpoint import make
+from tests.builder.targets.trtllm.fake_trtllm import write_engine
+from tests.builder.targets.trtllm.test_checkpoint import make
 from tests.trtforge.cli.test_commands import cli  # noqa: F401 (a fixture)
 from trtforge.recipe.schema import Build
 from trtforge.stack import check
@@ -74,6 +74,9 @@ def test_engine_info_compares_an_artifact_with_what_was_asked(cli: Any, tmp_path
     write_engine(out / "trtllm", {"pretrained_config": config})
     same = cli("engine", "info", str(tmp_path / "bundle"), "--quiet")
     assert same.code == 0 and same.out.strip() == "0 differences from what was asked"
+    (out / "checkpoint" / "rank0.safetensors").unlink()
+    gone = cli("engine", "info", str(tmp_path / "bundle"), "--quiet")
+    assert gone.code == 1 and "files of the engine are gone: checkpoint/rank0.safetensors" in gone.out
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_target_is_ready_exactly_when_nothing_it_needs_is_missing() -> None:
         missing = [item for item in diagnosis.items if item.status == "missing"]
         assert list(verdict.lacks_to_build) == [i.name for i in missing if verdict.target in i.builds]
         assert list(verdict.lacks_to_run) == [i.name for i in missing if verdict.target in i.runs]
-        assert verdict.ready == (verdict.implemented and not verdict.lacks)
+        assert verdict.ready == (not verdict.lacks)
         assert verdict.install or not verdict.lacks
     for item in diagnosis.items:
         assert item.status == "ok" or item.remedy, f"{item.name} names no remedy"
@@ -79,8 +79,7 @@ def test_every_target_of_the_stack_table_has_a_verdict() -> None:
     [((), (), "ready"), ((), ("t",), "can build but not run"), (("t",), ("t",), "cannot build")],
 )
 def test_the_three_verdicts(builds: tuple[str, ...], runs: tuple[str, ...], words: str) -> None:
-    table = TABLE.model_copy(update={"implemented_targets": ("t",)})
-    verdict = doctor.verdict("t", [Item("piece", "missing", "", builds, runs, "install piece")], table)
+    verdict = doctor.verdict("t", [Item("piece", "missing", "", builds, runs, "install piece")], TABLE)
     assert verdict.words == words
     assert verdict.to_json()["install"] == (["install piece"] if words != "ready" else [])
 
@@ -89,12 +88,6 @@ def test_a_target_whose_build_is_finished_elsewhere_says_so() -> None:
     pieces = [Item("TensorRT-LLM", "missing", "", (target := "trtllm-engine",), (target,), "install it")]
     assert doctor.verdict(target, pieces, TABLE).words == "can prepare but not compile"
     assert doctor.verdict(target, [], TABLE).words == "ready"
-
-
-def test_a_target_that_this_version_lacks_is_never_ready() -> None:
-    verdict = doctor.verdict("t", [], TABLE)
-    assert not verdict.ready
-    assert "not in this version" in verdict.words
 
 
 def test_readiness_is_that_of_the_target_that_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

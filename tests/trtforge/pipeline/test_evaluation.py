@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.progress import SilentProgress
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages import subject
 from trtforge.pipeline.stages.baseline import BaselineStage
 from trtforge.pipeline.stages.evaluate import EvaluateStage
@@ -44,7 +44,7 @@ class Runs:
         return Artifact(stage, "k", path, {"content_hash": f"{stage}-hash", "summary": summary, "files": [], **more})
 
     def run(
-        self, stage: StageBase, recipe: dict[str, Any], inputs: dict[str, Artifact], earlier: tuple[Artifact, ...] = ()
+        self, stage: Stage, recipe: dict[str, Any], inputs: dict[str, Artifact], earlier: tuple[Artifact, ...] = ()
     ) -> tuple[Artifact, StageResult]:
         self.count += 1
         out, scratch = self.folder / f"out{self.count}", self.folder / f"scratch{self.count}"

@@ -13,7 +13,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.links import link_bundle, linked_bundle
 from trtforge.pipeline.pipeline import Pipeline
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.store.artifact import StageResult
 from trtforge.store.runs import record_path
 from trtforge.store.store import Store
@@ -89,7 +89,7 @@ def test_explain_after_a_kill_says_that_there_was_a_run(store: Store, monkeypatc
 
 
 def test_a_stage_that_the_target_leaves_out_is_neither_run_nor_to_be_run(store: Store) -> None:
-    class LeftOut(StageBase):
+    class LeftOut(Stage):
         name = "parity"
 
         def section(self, recipe: object, recipe_dir: Path) -> dict[str, object]:

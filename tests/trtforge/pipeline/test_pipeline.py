@@ -14,7 +14,7 @@ from tests.support.synthetic import Counter, content_hashes, recipe, stages
 from trtforge.ground.errors import ForgeError, GateFailed
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.keys import describe_changes
-from trtforge.pipeline.observer import SilentObserver
+from trtforge.pipeline.observer import Observer
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import StageContext
 from trtforge.recipe.load import recipe_from_mapping
@@ -122,7 +122,7 @@ def test_missed_gate_keeps_the_artifact_and_stops(store: Store, tmp_path: Path) 
 def test_damaged_artifact_is_quarantined_and_built_again(store: Store) -> None:
     messages: list[str] = []
 
-    class Observer(SilentObserver):
+    class Recorder(Observer):
         def message(self, text: str) -> None:
             messages.append(text)
 
@@ -131,7 +131,7 @@ def test_damaged_artifact_is_quarantined_and_built_again(store: Store) -> None:
     victim = first.artifact("quantize").path / "data" / "part1.bin"
     original = victim.read_bytes()
     victim.write_bytes(original[:-1])
-    result = pipeline.run(recipe(), observer=Observer())
+    result = pipeline.run(recipe(), observer=Recorder())
     assert statuses(result) == {"intake": "cached", **dict.fromkeys(["quantize", "evaluate", "bench", "bundle"], "ran")}
     assert "damaged" in messages[0]
     assert list((store.root / "quarantine").iterdir())

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from builder.targets.trtllm_engine import target as engine_target
-from tests.builder.trtllm.fake_trtllm import write_engine
-from tests.builder.trtllm.test_checkpoint import make
+from tests.builder.targets.trtllm.fake_trtllm import write_engine
+from tests.builder.targets.trtllm.test_checkpoint import make
 from tests.trtforge.cli.test_commands import cli  # noqa: F401 (a fixture)
 from trtforge.pipeline.published import verify_published
 from trtforge.recipe.schema import Build

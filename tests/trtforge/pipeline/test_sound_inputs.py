@@ -16,7 +16,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_file, hash_files
 from trtforge.ground.progress import SilentProgress
 from trtforge.pipeline.inputs import SoundInputs
-from trtforge.pipeline.observer import SilentObserver
+from trtforge.pipeline.observer import Observer
 from trtforge.pipeline.pipeline import Pipeline
 from trtforge.pipeline.stage import StageContext
 from trtforge.store.artifact import Artifact, StageResult
@@ -32,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return Store(tmp_path / ".trtforge", durable=False)
 
 
-class Messages(SilentObserver):
+class Messages(Observer):
     """Keeps what the user is told."""
 
     def __init__(self) -> None:

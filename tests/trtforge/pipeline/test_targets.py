@@ -32,7 +32,7 @@ def recipe(target: str, **build: Any) -> Recipe:
 def test_only_real_targets_leave_out_real_stages() -> None:
     stages = {stage.name for stage in default_stages()}
     targets = set(typing.get_args(Build.model_fields["target"].annotation))
-    assert targets == set(TARGETS) == set(stack_table().implemented_targets)
+    assert targets == set(TARGETS)
     wrapped = {stage.name for stage in default_stages() if isinstance(stage, PerTarget)}
     for target in TARGETS.values():
         assert set(target.left_out) <= stages and set(target.left_out) <= wrapped

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.preflight import SMOL, codes, report
-from tests.trtforge.preflight.cases import CASES, UNIMPLEMENTED
+from tests.support.preflight import codes, report
+from tests.trtforge.preflight.cases import CASES
 from tests.trtforge.preflight.folder_cases import FOLDER_CASES
 from trtforge.preflight import all_rules
-from trtforge.preflight.engine import make_facts
-from trtforge.preflight.run import run_rules
-from trtforge.recipe.load import recipe_from_mapping
 
 
 def test_every_rule_has_its_cases() -> None:
-    assert set(CASES) | set(FOLDER_CASES) | set(UNIMPLEMENTED) == set(all_rules())
+    assert set(CASES) | set(FOLDER_CASES) == set(all_rules())
 
 
 def require_well_formed(code: str, findings: Any) -> None:
@@ -59,19 +55,6 @@ def test_the_rule_lets_the_folder_pass(code: str, tmp_path: Path) -> None:
     write, settings, facts = FOLDER_CASES[code][1]
     write(tmp_path)
     assert code not in codes(settings, directory=tmp_path, **facts)
-
-
-@pytest.mark.parametrize("code", UNIMPLEMENTED)
-def test_what_this_version_lacks_is_refused_plainly(code: str) -> None:
-    case = dict(UNIMPLEMENTED[code])
-    settings = case.pop("settings")
-    loaded = recipe_from_mapping({"name": "x", "model": {"source": "pypi:x==1#x.gguf"}, **settings})
-    facts = make_facts(loaded, model=SMOL, formats={}, kv_modes={}, machine=None, locate=None, parameters=None)
-    facts = replace(facts, stacks=facts.stacks.model_copy(update=case))
-    (finding,) = [item for item in run_rules(facts).findings if item.code == code]
-    assert "not implemented in this version" in finding.message
-    for name, remedy in zip(next(iter(case.values())), finding.remedies, strict=True):
-        assert remedy.startswith(f"{finding.asked.split(':')[0]}: {name}")
 
 
 def test_the_default_recipe_has_no_findings() -> None:

@@ -14,10 +14,10 @@ from tests.support.public_models import public
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.starter import starter_text
 from trtforge.recipe.starter_target import starter_target
-from trtforge.tables import load_table
+from trtforge.tables import architecture_table
 
 MODEL = public("meta-llama/Llama-3.1-8B-Instruct")
-ROWS = load_table("architectures").rows
+ROWS = architecture_table().rows
 WEIGHTS = ("none", "fp8", "int4_awq", "nvfp4")
 PAIRS = [(target, row.name) for row in ROWS for target in row.targets if target != "torch"]
 

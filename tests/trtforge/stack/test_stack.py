@@ -77,7 +77,7 @@ def test_libraries_are_asked_by_their_own_functions(loaded: Path, tmp_path: Path
 
 
 def test_pip_and_the_loader_may_disagree(loaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_pip", lambda distribution: "10.13.3.9" if distribution else None)
+    monkeypatch.setattr(probe, "installed", lambda distribution: "10.13.3.9")
     component = Component(name="TensorRT", version="10.14.1.48", probe="tensorrt", distribution="tensorrt")
     piece = check_piece(component, probe.probe(component))
     assert piece.verdict == "ok" and [code for code, _ in piece.findings] == ["TF-STK-003"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.support.damage import changed, places
@@ -13,59 +11,48 @@ from trtforge.targets.engine_json import record_of
 from trtforge.targets.record import ServedRecord
 from trtforge.targets.tensorrt import TensorrtRecord
 
-TRTLLM: dict[str, Any] = {
-    "version": 1, "name": "tiny", "quant_format": "fp8", "limits": {"max_batch_size": 4}, "compiled": False,
-    "kv_cache": {"format": "fp8", "block_size": 32}, "parallel": {"tp": 1, "pp": 1, "ep": 1}, "tensorrt_llm": "1.2.1",
-    "stack": "trtllm-1.2.1", "container": None,
-}  # fmt: skip
-WHOLE = {
-    **RECORDS,
-    "trtllm-engine": {**TRTLLM, "target": "trtllm-engine", "settings": {}},
-    "trtllm-llmapi": {**TRTLLM, "target": "trtllm-llmapi", "serve": ["trtllm-serve", "checkpoint"]},
-}
-
 
 def test_every_target_has_a_record() -> None:
-    assert set(WHOLE) == set(TARGETS)
-    for name, engine in WHOLE.items():
+    assert set(RECORDS) == set(TARGETS)
+    for name, engine in RECORDS.items():
         record = record_of(engine)
         assert type(record) is TARGETS[name].record and record.target == name
         assert isinstance(record, ServedRecord) is TARGETS[name].runs_here
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", RECORDS)
 def test_a_part_that_is_missing_is_named(name: str) -> None:
     required = {field for field, info in TARGETS[name].record.model_fields.items() if info.is_required()}
     for part in required - {"target"}:
-        engine = {key: value for key, value in WHOLE[name].items() if key != part}
+        engine = {key: value for key, value in RECORDS[name].items() if key != part}
         with pytest.raises(ValueError, match=rf"\b{part}: field required"):
             record_of(engine)
     with pytest.raises(ValueError, match="target is 'None', none of torch, "):
-        record_of({key: value for key, value in WHOLE[name].items() if key != "target"})
+        record_of({key: value for key, value in RECORDS[name].items() if key != "target"})
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", RECORDS)
 def test_a_truth_value_is_no_number_and_no_text(name: str) -> None:
     refused = 0
-    for at in places(WHOLE[name]):
+    for at in places(RECORDS[name]):
         try:
-            record_of(changed(WHOLE[name], at, True))
+            record_of(changed(RECORDS[name], at, True))
         except ValueError:
             refused += 1
     assert refused > 10
 
 
 def test_keys_of_another_release_are_kept() -> None:
-    record = record_of({**WHOLE["tensorrt"], "of_later": {"a": 1}})
+    record = record_of({**RECORDS["tensorrt"], "of_later": {"a": 1}})
     assert isinstance(record, TensorrtRecord) and record.model_extra == {"of_later": {"a": 1}}
     assert record.tensorrt.sizes.rows == 4
 
 
 def test_inputs_of_a_plan_are_named_once_and_have_dimensions() -> None:
-    stamp = WHOLE["tensorrt"]["tensorrt"]
+    stamp = RECORDS["tensorrt"]["tensorrt"]
     for inputs in (stamp["inputs"] * 2, [{"name": "x", "type": "INT64", "shape": []}]):
         with pytest.raises(ValueError, match=r"tensorrt\.inputs"):
-            record_of({**WHOLE["tensorrt"], "tensorrt": {**stamp, "inputs": inputs}})
+            record_of({**RECORDS["tensorrt"], "tensorrt": {**stamp, "inputs": inputs}})
 
 
 def test_a_message_names_so_many_faults_and_counts_the_rest() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.scoring import TOOLS, measure_checkpoint, scoring_section
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import StageResult
 
 
-class BaselineStage(StageBase):
+class BaselineStage(Stage):
     """Measures the checkpoint of intake; no gate: it is what others are held against."""
 
     name = "baseline"

@@ -6,6 +6,7 @@ content hash, so that a second measurement does not make another bundle.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trtforge.ground.hashing import hash_json
 from trtforge.machine.processor import cores
 from trtforge.machine.record import machine_facts
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages import serving
 from trtforge.pipeline.stages.common import execution_facts, plain, rounded, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 BENCH_FILE = "bench.json"
 
 
-class BenchStage(StageBase):
+class BenchStage(Stage):
     """Gates: no failed request, and the recipe's SLO at the lowest concurrency."""
 
     name = "bench"
@@ -50,9 +51,8 @@ class BenchStage(StageBase):
         return {**execution_facts(), "cpus": cores()}
 
     def run(self, context: StageContext) -> StageResult:
-        from evals.speed import perf_analyzer
         from evals.speed.prompts import load_prompts
-        from evals.speed.sweep import Sweep, slo_gates
+        from evals.speed.sweep import slo_gates
 
         asked = context.recipe.bench
         prompts = load_prompts(asked.prompts, context.recipe_dir)
@@ -61,21 +61,7 @@ class BenchStage(StageBase):
         with engine_of(context.inputs["build"].path, context.progress) as ask:
             inside: Sweep = ask(sweep_in_process, prompts, asked)
         with serving.live_server(context, context.out / serving.LOG_FILE) as server:
-            outside = Sweep(
-                "server",
-                tuple(
-                    perf_analyzer.measure(
-                        grpc_url=server.grpc_url,
-                        model=context.recipe.name,
-                        prompts=prompts,
-                        concurrency=levels,
-                        requests_per_level=asked.requests_per_level,
-                        max_tokens=asked.max_tokens,
-                        slo=asked.slo,
-                        progress=context.progress,
-                    )
-                ),
-            )
+            outside = sweep_server(server.grpc_url, context.recipe.name, asked, prompts, context.progress)
         figures = rounded({"machine": machine_facts(), "sweeps": [inside.to_json(), outside.to_json()]}, 6)
         write_json(context.out / BENCH_FILE, figures)
         return StageResult(
@@ -84,6 +70,24 @@ class BenchStage(StageBase):
             gates=slo_gates(outside, asked.slo),
             measured=(BENCH_FILE, serving.LOG_FILE),
         )
+
+
+def sweep_server(url: str, model: str, asked: Bench, prompts: Sequence[str], progress: Progress) -> Sweep:
+    """The sweep by perf_analyzer over a model of a server that runs."""
+    from evals.speed import perf_analyzer
+    from evals.speed.sweep import Sweep
+
+    levels = perf_analyzer.measure(
+        grpc_url=url,
+        model=model,
+        prompts=prompts,
+        concurrency=sorted(set(asked.concurrency)),
+        requests_per_level=asked.requests_per_level,
+        max_tokens=asked.max_tokens,
+        slo=asked.slo,
+        progress=progress,
+    )
+    return Sweep("server", tuple(levels))
 
 
 def sweep_in_process(engine: Engine, progress: Progress, prompts: Sequence[str], asked: Bench) -> Sweep:
@@ -145,8 +149,6 @@ class InProcess:
 
     def warm_up(self, prompt: str, max_tokens: int) -> None:
         """One request that nobody times: first-touch costs belong to no level."""
-        import threading
-
         done = threading.Event()
         self.submit(prompt, max_tokens, lambda count: None, lambda error, drafts: done.set())
         done.wait(120)

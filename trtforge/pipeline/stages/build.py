@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import copy_estimate, draft_directory, plain
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, StageResult
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from builder.targets.trtllm.settings import LlmSettings
 
 
-class BuildStage(StageBase):
+class BuildStage(Stage):
     """Keyed by the kind of processor too: kernels are planned for it."""
 
     name = "build"
@@ -58,8 +58,7 @@ class BuildStage(StageBase):
             settings_of=_llm_settings,
             progress=context.progress,
         )
-        result: StageResult = target_module(recipe.build.target, "stage").build(request)
-        return result
+        return target_module(recipe.build.target, "stage").build(request)
 
 
 def _source(recipe: Recipe) -> str:

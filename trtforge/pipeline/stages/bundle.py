@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.hashing import hash_file
 from trtforge.ground.redaction import redact_value
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages import baseline, bench, evaluate, parity, scoring, smoke, speculation
 from trtforge.pipeline.stages.common import copy_estimate, plain, read_json, size_of, weight_bytes, write_json
 from trtforge.pipeline.stages.repository import REPOSITORY_DIR
@@ -76,7 +76,7 @@ EVIDENCE = (
 )
 
 
-class BundleStage(StageBase):
+class BundleStage(Stage):
     """Copies, writes the report, stamps."""
 
     name = "bundle"

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from builder.targets import target_module
+from evals.report import Report, Section, Table
+from evals.speculation.report import section
+from evals.speed.latency import LevelResult
+from evals.speed.sweep import Sweep, sweep_plot, sweep_table
+from launcher.plans import plan
+from launcher.scripts import script_names
+from launcher.serve import JSON_HEADER
 from trtforge.ground.units import format_size
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.common import plain, read_json, size_of, weight_bytes
@@ -12,12 +21,11 @@ from trtforge.pipeline.stages.quality_report import quality_section
 from trtforge.pipeline.stages.smoke import SMOKE_FILE
 from trtforge.pipeline.stages.targets import not_run
 from trtforge.store.artifact import Artifact
+from trtforge.tables import stack_table
 
 
-def build_report(context: StageContext) -> Any:
-    """An :class:`evals.report.Report` over the artifacts of a run."""
-    from evals.report import Report
-
+def build_report(context: StageContext) -> Report:
+    """The report over the artifacts of a run."""
     inputs = context.inputs
     gates = [gate for artifact in inputs.values() for gate in artifact.manifest["gates"]]
     passed = all(gate["passed"] for gate in gates)
@@ -61,9 +69,7 @@ def _stage_data(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def _model(inputs: Mapping[str, Artifact]) -> Any:
-    from evals.report import Section, Table
-
+def _model(inputs: Mapping[str, Artifact]) -> Section:
     source, quantized, engine = inputs["intake"].summary, inputs["quantize"].summary, inputs["build"].summary
     before, after = weight_bytes(inputs["intake"]), weight_bytes(inputs["quantize"])
     rows = (
@@ -74,20 +80,12 @@ def _model(inputs: Mapping[str, Artifact]) -> Any:
         ("format", f"{quantized['format']}, KV cache {quantized['kv_cache']}"),
         ("engine", f"target {engine['target']}, {format_size(size_of(inputs['build']))}"),
         ("limits", ", ".join(f"{key} {value}" for key, value in engine["limits"].items())),
-        *_engine_facts(engine),
+        *target_module(engine["target"], "info").report_rows(engine),
         *_shared_scales(quantized),
     )
     emulated = quantized.get("emulated") or []
     note = f"Emulated, for want of the hardware: {', '.join(emulated)}." if emulated else ""
     return Section("What was built", note, (Table(("", ""), rows),))
-
-
-def _engine_facts(engine: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The rows that the target says of its artifact."""
-    from builder.targets import target_module
-
-    rows: tuple[tuple[str, str], ...] = target_module(engine["target"], "info").report_rows(engine)
-    return rows
 
 
 def _shared_scales(quantized: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -102,11 +100,7 @@ def _shared_scales(quantized: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return (("rounded again for TensorRT-LLM", text),)
 
 
-def _speed(bench: Artifact) -> Any:
-    from evals.report import Section
-    from evals.speed.latency import LevelResult
-    from evals.speed.sweep import Sweep, sweep_plot, sweep_table
-
+def _speed(bench: Artifact) -> Section:
     sweeps = [
         Sweep(entry["target"], tuple(LevelResult(**level) for level in entry["levels"]))
         for entry in bench.manifest["measurements"]["sweeps"]
@@ -119,60 +113,46 @@ def _speed(bench: Artifact) -> Any:
     return Section("Speed", text, tuple(sweep_table(s) for s in sweeps), (sweep_plot(sweeps),))
 
 
-def _speculation(inputs: Mapping[str, Artifact], missing: Mapping[str, Any]) -> list[Any]:
+def _speculation(inputs: Mapping[str, Artifact], missing: Mapping[str, Any]) -> list[Section]:
     """What drafts gain and that they change nothing; nothing for a recipe without them."""
-    from evals.speculation.report import section
-
     stage = inputs.get("speculation")
     if stage is None or "speculation" in missing:
         return []
     return [section(stage.summary, stage.manifest["measurements"])]
 
 
-def _server(smoke: Artifact) -> Any:
-    from evals.report import Section, Table
-
+def _server(smoke: Artifact) -> Section:
     rows = tuple((c["name"], "yes" if c["passed"] else "NO", c["detail"]) for c in read_json(smoke.path / SMOKE_FILE))
     text = f"Against a real Triton server {smoke.summary['server'] or '(version of PATH)'} on the emitted repository."
     return Section("Server", text, (Table(("check", "passed", "detail"), rows),))
 
 
-def _gates(gates: list[dict[str, Any]]) -> Any:
-    from evals.report import Section, Table
-
+def _gates(gates: list[dict[str, Any]]) -> Section:
     rows = tuple((g["name"], "yes" if g["passed"] else "NO", g["detail"]) for g in gates)
     return Section("Gates", "", (Table(("gate", "passed", "figures"), rows),))
 
 
-def _not_run(missing: Mapping[str, Mapping[str, Any]]) -> Any:
-    from evals.report import Section, Table
-
+def _not_run(missing: Mapping[str, Mapping[str, Any]]) -> Section:
     rows = tuple((name, ", ".join(reason["gates"]) or "-", reason["reason"]) for name, reason in missing.items())
     text = "Nothing below was looked at on the engine; do so on the GPU machine before traffic is sent to it."
     return Section("Not run", text, (Table(("stage", "gates without a verdict", "why"), rows),))
 
 
-def _use(context: StageContext, missing: Mapping[str, Any]) -> Any:
+def _use(context: StageContext, missing: Mapping[str, Any]) -> Section:
     """How to serve the bundle, or what to do with engines that nothing here serves."""
     if not context.recipe.target.layouts:
         return _use_elsewhere(context.inputs["build"])
     return _serving_of_trtllm(context) if missing else _serving(context)
 
 
-def _use_elsewhere(build: Artifact) -> Any:
+def _use_elsewhere(build: Artifact) -> Section:
     """What the target says of engines that no layout serves."""
-    from builder.targets import target_module
-    from evals.report import Section
-
     use = target_module(build.summary["target"], "info").use(build.summary)
     return Section(use.title, use.text, preformatted=use.blocks)
 
 
-def _serving_of_trtllm(context: StageContext) -> Any:
+def _serving_of_trtllm(context: StageContext) -> Section:
     """Compile it where that is to be done yet, then each server that the stack has."""
-    from evals.report import Section
-    from trtforge.tables import stack_table
-
     engine = context.inputs["build"].summary
     first = ["trtforge verify BUNDLE", f"trtforge stack check {engine['stack']}"]
     blocks = ["\n".join(first)]
@@ -206,8 +186,6 @@ _DOCKER = "docker run --rm --gpus all --ipc host --network host --mount type=bin
 
 def _without_triton(engine: Mapping[str, Any]) -> list[str]:
     """``trtllm-serve``, where it is installed and in the stack's container, and a question to it."""
-    import shlex
-
     serve = shlex.join(engine["serve"])
     blocks = []
     if engine["container"]:
@@ -222,9 +200,6 @@ def _without_triton(engine: Mapping[str, Any]) -> list[str]:
 
 def _with_triton(context: StageContext, container: str | None) -> list[str]:
     """The scripts of ``launch``, what each of them starts, and a question to the model that clients ask."""
-    from launcher.plans import plan
-    from launcher.scripts import script_names
-
     made, blocks = plan(context.recipe), []
     names = script_names(made)
     for name in names:
@@ -242,8 +217,6 @@ def _with_triton(context: StageContext, container: str | None) -> list[str]:
 
 def _curl(context: StageContext) -> str:
     """One question to the model that clients ask, by the names of the layout's inputs."""
-    from launcher.serve import JSON_HEADER
-
     question = context.recipe.layout.question
     assert question is not None, "bundles of trtforge's own runtime say it with the model's name"
     body = f'"text_input": "What is the capital of France?", "{question.tokens}": 32'
@@ -253,7 +226,7 @@ def _curl(context: StageContext) -> str:
     return f"curl -sN {JSON_HEADER} http://127.0.0.1:8000/v2/models/{question.model}/{verb} -d '{{{body}}}'"
 
 
-def _serving(context: StageContext) -> Any:
+def _serving(context: StageContext) -> Section:
     from evals.report import Section
     from launcher.serve import DEFAULT_PORTS, Endpoints
 
@@ -270,8 +243,6 @@ def _serving(context: StageContext) -> Any:
 
 
 def _origin(inputs: Mapping[str, Artifact]) -> Any:
-    from evals.report import Section, Table
-
     rows = tuple(
         (
             name,

@@ -76,7 +76,6 @@ def size_of(artifact: Artifact) -> int:
 
 
 def weight_bytes(artifact: Artifact) -> int:
-    """Bytes of an artifact's safetensors files."""
     return sum(int(f["size"]) for f in artifact.manifest["files"] if f["path"].endswith(".safetensors"))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.ground.processes import told_end
 from trtforge.ground.progress import Progress
 from trtforge.targets import TARGETS
 
@@ -108,11 +109,9 @@ def _answer(here: Connection, process: Any, progress: Progress) -> Any:
 def _died(process: Any) -> ForgeError:
     process.join(_PATIENCE)
     code = process.exitcode
-    names = {int(member): member.name for member in signal.Signals}
-    ended = names.get(-code, f"signal {-code}") if code is not None and code < 0 else f"code {code}"
     return ForgeError(
         "TF-RUN-121",
-        f"the process that ran the engine ended with {ended}",
+        f"the process that ran the engine ended with {told_end(code)}",
         asked="an engine in a process of its own",
         numbers={"exit_code": code},
         why="SIGKILL is most often the machine's memory; a fault in a kernel or a driver ends a process too",
@@ -169,6 +168,3 @@ def _serve(there: Connection, directory: str) -> None:
         while (asked := there.recv()) is not None:
             function, arguments = asked
             answered(partial(function, engine, progress, *arguments))
-
-
-__all__ = ["Ask", "engine_of", "runs_on_gpu"]

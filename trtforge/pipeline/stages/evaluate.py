@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import write_json
 from trtforge.pipeline.stages.scoring import TOOLS, measure_checkpoint, measure_layers, scoring_section
 from trtforge.pipeline.stages.verdicts import gates_section, judge
@@ -15,7 +15,7 @@ from trtforge.store.artifact import StageResult
 INCREASE_FILE = "increase.json"
 
 
-class EvaluateStage(StageBase):
+class EvaluateStage(Stage):
     """Gates: the perplexity's relative increase, divergence from the baseline, sane answers, tasks.
 
     They are judged from the samples: another gate takes every sample over from the artifact before.

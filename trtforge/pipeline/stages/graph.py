@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.formats.table import pool_format
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import copy_estimate, read_json, required_draft
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, StageResult
 
 
-class GraphStage(StageBase):
+class GraphStage(Stage):
     """The graph depends on few keys of the recipe: most changes of ``build`` leave it cached."""
 
     name = "graph"
@@ -42,7 +42,7 @@ class GraphStage(StageBase):
         return copy_estimate(inputs["quantize"])
 
     def run(self, context: StageContext) -> StageResult:
-        from builder.graphs import build_graph
+        from builder.graphs.build import build_graph
         from builder.graphs.drafts import build_draft, taps_of
         from builder.graphs.info import INFO_FILE
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import StageResult
 
 
-class IntakeStage(StageBase):
+class IntakeStage(Stage):
     """Keyed by what identifies the source's content, not by where it lies."""
 
     name = "intake"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import Ask, engine_of
 from trtforge.pipeline.stages.engine_quality import judge_engine, measure_engine
@@ -48,7 +48,7 @@ FLOAT32_GRAPH = "the engine's graph, in float32 under ONNX Runtime,"
 ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-24}
 
 
-class ParityStage(StageBase):
+class ParityStage(Stage):
     """Gates: the lower bound of the top-1 agreement over all positions, near ties aside; the divergence; what the
     engine writes by itself; the weights that its kernels hold; the tasks that it answers.
 

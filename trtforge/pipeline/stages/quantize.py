@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import copy_estimate, corpus_identity, plain
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, GateResult, StageResult
 
 
-class QuantizeStage(StageBase):
+class QuantizeStage(Stage):
     """Keyed by the section, the format's row of the table, the calibration text's hash and a target's fused linears."""
 
     name = "quantize"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import plain
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import StageResult
@@ -14,7 +14,7 @@ from trtforge.store.artifact import StageResult
 REPOSITORY_DIR = "repository"
 
 
-class RepositoryStage(StageBase):
+class RepositoryStage(Stage):
     """Emits below ``repository/``, so that the artifact's own manifest stays out of what Triton reads."""
 
     name = "repository"

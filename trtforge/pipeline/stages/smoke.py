@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages import serving
 from trtforge.pipeline.stages.common import execution_facts, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
@@ -114,7 +114,7 @@ class Partings:
         return Parting(found.near_tie, found.describe(self._decode))
 
 
-class SmokeStage(StageBase):
+class SmokeStage(Stage):
     """Every check is a gate."""
 
     name = "smoke"

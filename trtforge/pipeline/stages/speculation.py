@@ -13,7 +13,7 @@ from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.ground.hashing import hash_json
 from trtforge.machine.processor import cores
 from trtforge.machine.record import machine_facts
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import bad_record, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import engine_of
 from trtforge.recipe.schema import Recipe
@@ -29,7 +29,7 @@ SPECULATION_FILE = "speculation.json"
 SPEED_FILE = "speculation-speed.json"
 
 
-class SpeculationStage(StageBase):
+class SpeculationStage(Stage):
     """Gates: greedy answers, sampled distribution, accepted length where the recipe asks for one, speed."""
 
     name = "speculation"

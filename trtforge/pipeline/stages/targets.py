@@ -43,11 +43,10 @@ def left_out(recipe: Recipe, stage: str) -> NotRun | None:
 
 def not_run(artifact: Artifact) -> Mapping[str, Any] | None:
     """``{"reason", "gates"}`` of a stage that did not run; None of one that did."""
-    found: Mapping[str, Any] | None = artifact.summary.get("not_run")
-    return found
+    return artifact.summary.get("not_run")
 
 
-class PerTarget:
+class PerTarget(Stage):
     """A stage that is left out for some targets: it then writes the reason instead of running."""
 
     def __init__(self, stage: Stage) -> None:
@@ -64,12 +63,10 @@ class PerTarget:
         return {"not_run": reason.to_json()} if reason else self._stage.section(recipe, recipe_dir)
 
     def host_facts(self) -> dict[str, Any]:
-        facts = getattr(self._stage, "host_facts", None)
-        return dict(facts()) if facts is not None else {}
+        return self._stage.host_facts()
 
     def disk_estimate(self, recipe: Recipe, inputs: Mapping[str, Artifact]) -> int:
-        estimate = getattr(self._stage, "disk_estimate", None)
-        return 0 if estimate is None or left_out(recipe, self.name) else int(estimate(recipe, inputs))
+        return 0 if left_out(recipe, self.name) else self._stage.disk_estimate(recipe, inputs)
 
     def run(self, context: StageContext) -> StageResult:
         reason = left_out(context.recipe, self.name)

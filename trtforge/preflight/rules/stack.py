@@ -115,32 +115,6 @@ def backend_exists(facts: Facts) -> Iterator[Violation]:
             )
 
 
-@rule("TF-K23-002", "a target that this version does not build", waivable=False)
-def target_implemented(facts: Facts) -> Iterator[Violation]:
-    """The recipe's key is known, but this version of trtforge has no builder for it yet."""
-    target = facts.recipe.build.target
-    if target not in facts.stacks.implemented_targets:
-        yield Violation(
-            f"build.target: {target} is not implemented in this version",
-            facts.asked("build.target"),
-            {"implemented": list(facts.stacks.implemented_targets)},
-            [to_target(facts, name) for name in facts.stacks.implemented_targets],
-        )
-
-
-@rule("TF-K23-003", "a Triton layout that this version does not write", waivable=False)
-def layout_implemented(facts: Facts) -> Iterator[Violation]:
-    """The recipe's key is known, but this version of trtforge has no emitter for it yet."""
-    layout = facts.recipe.triton.layout
-    if layout not in facts.stacks.implemented_layouts:
-        yield Violation(
-            f"triton.layout: {layout} is not implemented in this version",
-            facts.asked("triton.layout"),
-            {"implemented": list(facts.stacks.implemented_layouts)},
-            [to_layout(facts, name) for name in facts.stacks.implemented_layouts],
-        )
-
-
 @rule(
     "TF-K23-004",
     "a format or cache mode that ModelOpt no longer has",

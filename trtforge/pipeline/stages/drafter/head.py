@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_json
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import execution_facts, read_json, rounded, write_json
 from trtforge.pipeline.stages.drafter.card import write_card
 from trtforge.pipeline.stages.drafter.options import DraftOptions
@@ -39,7 +39,7 @@ ANSWER_TOKENS = 128
 _TOLERANCE = 1e-3
 
 
-class DraftHeadStage(StageBase):
+class DraftHeadStage(Stage):
     """The folder ``head`` is what ships: config.json, model.safetensors, README.md."""
 
     name = "draft-head"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.drafter.options import DraftOptions
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, StageResult
@@ -18,7 +18,7 @@ _BYTES = 4 * 2
 _WITH_PROMPTS = 1.6
 
 
-class DraftStatesStage(StageBase):
+class DraftStatesStage(Stage):
     """States of the checkpoint of intake: a head is trained for a model, not for one of its quantizations."""
 
     name = "draft-states"

@@ -11,9 +11,15 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantize.speculative.conversations import Conversation, part_file, read_part, write_part
+from quantize.speculative.prompts import SHARES, Prompt, prompt, tables
+from quantize.speculative.shape import plan_head
+from runtime.request import GenerationResult
+from runtime.sampling.params import SamplingParams
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_json
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import execution_facts
 from trtforge.pipeline.stages.drafter.options import DraftOptions
 from trtforge.pipeline.stages.engine_process import engine_of
@@ -21,13 +27,8 @@ from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import StageResult
 
 if TYPE_CHECKING:
-    from quantize.speculative.conversations import Conversation
-    from quantize.speculative.prompts import Prompt
     from runtime.offline import Engine
-    from runtime.request import GenerationResult
-    from runtime.sampling.params import SamplingParams
     from runtime.tokenizer import EngineTokenizer
-    from trtforge.ground.progress import Progress
 
 #: prompts of a part; what a kill costs at most
 PART_PROMPTS = 576
@@ -40,7 +41,7 @@ _MARK = "\u2063turn\u2063"
 _SILENT = 2
 
 
-class DraftTextStage(StageBase):
+class DraftTextStage(Stage):
     """The corpus: parts of JSON lines."""
 
     name = "draft-text"
@@ -52,8 +53,6 @@ class DraftTextStage(StageBase):
         self._options = options
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        from quantize.speculative.prompts import SHARES, tables
-
         asked = self._options
         return {
             "seed": asked.seed,
@@ -70,9 +69,6 @@ class DraftTextStage(StageBase):
         return execution_facts()
 
     def run(self, context: StageContext) -> StageResult:
-        from quantize.speculative.conversations import part_file, read_part
-        from quantize.speculative.shape import plan_head
-
         plan_head(context.inputs["intake"].path, self._options.draft_vocab)  # what cannot be trained is refused first
         asked, number, written = self._options, 0, 0
         answers: Counter[str] = Counter()
@@ -117,17 +113,12 @@ def _silent(prompts: int) -> ForgeError:
 
 def write_answers(engine: Engine, progress: Progress, seed: int, number: int, answer: int, path: str) -> None:
     """Generate part ``number`` and write it to ``path``."""
-    from quantize.speculative.conversations import write_part
-    from quantize.speculative.prompts import prompt
-
     wanted = [prompt(seed, number * PART_PROMPTS + place) for place in range(PART_PROMPTS)]
     write_part(Path(path), answers_of(engine, progress, wanted, answer))
 
 
 def answers_of(engine: Engine, progress: Progress, wanted: list[Prompt], answer: int) -> list[Conversation]:
     """The target's answers; prompts that do not fit beside an answer are left out."""
-    from quantize.speculative.conversations import Conversation
-
     tokenizer = engine.tokenizer
     assert tokenizer is not None
     texts = {item.index: item.text for item in wanted} | made_up_turns(engine, wanted)
@@ -147,9 +138,6 @@ def answers_of(engine: Engine, progress: Progress, wanted: list[Prompt], answer:
 
 
 def answering(item: Prompt, tokens: int) -> SamplingParams:
-    """How a prompt is answered."""
-    from runtime.sampling.params import SamplingParams
-
     if item.greedy:
         return SamplingParams(max_tokens=tokens, temperature=0.0)
     return SamplingParams(max_tokens=tokens, temperature=ANSWER_TEMPERATURE, top_p=ANSWER_TOP_P, seed=item.seed)
@@ -157,9 +145,6 @@ def answering(item: Prompt, tokens: int) -> SamplingParams:
 
 def made_up_turns(engine: Engine, wanted: list[Prompt]) -> dict[int, str]:
     """Turns of a user by the index of their prompt, as the target goes on where its chat template begins one."""
-    from runtime.sampling.params import SamplingParams
-    from trtforge.ground.progress import SilentProgress
-
     mine = [item for item in wanted if item.kind == "self"]
     assert engine.tokenizer is not None
     begins = turn_begins(engine.tokenizer)
@@ -191,7 +176,6 @@ def generate(
 ) -> list[GenerationResult]:
     """The engine's results in the order of the prompts; every token is progress."""
     from runtime.offline import prompt_index
-    from runtime.request import GenerationResult
 
     results = [GenerationResult() for _ in prompts]
     if not prompts:

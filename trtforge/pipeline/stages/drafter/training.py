@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.ground.errors import ForgeError
-from trtforge.pipeline.stage import StageBase, StageContext
+from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import read_json, write_json
 from trtforge.pipeline.stages.drafter.options import DraftOptions
 from trtforge.recipe.schema import Recipe
@@ -16,7 +16,7 @@ WEIGHTS_FILE = "weights.safetensors"
 TRAINING_FILE = "training.json"
 
 
-class DraftTrainStage(StageBase):
+class DraftTrainStage(Stage):
     """The trained weights under canonical names, and how they came about."""
 
     name = "draft-train"

@@ -16,7 +16,7 @@ from builder.targets.tensorrt.lowering import Network, lower
 from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes
 from builder.targets.tensorrt.session import BuildFailed, Spec, build_plan
 from builder.targets.tensorrt.target import make_spec
-from tests.builder.tensorrt.conftest import network_answers
+from tests.builder.targets.tensorrt.conftest import network_answers
 from tests.support.tensorrt_bindings import VERSIONS, Bindings, HostMemory
 from trtforge.recipe.schema import Build, Limits
 from trtforge.stack.tensorrt_versions import is_supported

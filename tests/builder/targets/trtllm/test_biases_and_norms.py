@@ -10,8 +10,8 @@ import pytest
 
 from builder.targets.trtllm.checkpoint import convert_checkpoint
 from tests.builder.quantized_tiny import read_tensors
-from tests.builder.trtllm.deshard import load_ranks
-from tests.builder.trtllm.test_checkpoint import SHAPE
+from tests.builder.targets.trtllm.deshard import load_ranks
+from tests.builder.targets.trtllm.test_checkpoint import SHAPE
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import ForgeError
 

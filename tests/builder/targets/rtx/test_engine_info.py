@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from builder.targets import build_engine, read_engine
+from builder.targets import read_engine
 from builder.targets.rtx import compiler, info, target
-from tests.builder.rtx.models import native_graph, rtx_build
+from tests.builder.targets.rtx.models import native_graph, rtx_build
+from tests.support.engines import build_engine
 from tests.trtforge.cli.test_commands import cli  # noqa: F401 (a fixture)
 
 #: writes what it was asked for in place of an engine

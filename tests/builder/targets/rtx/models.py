@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from tests.builder.quantized_tiny import Quantizer
 from tests.support.tiny import write_tiny_llama
 from trtforge.recipe.schema import Build, Limits

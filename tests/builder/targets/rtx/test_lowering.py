@@ -12,7 +12,7 @@ from onnx import TensorProto
 from builder.targets.parser_rules import PARSER_DOMAIN, element_types
 from builder.targets.rtx.lowering import lower
 from builder.targets.rtx.profiles import input_dims, make_profiles
-from tests.builder.rtx.models import load, native_graph
+from tests.builder.targets.rtx.models import load, native_graph
 from trtforge.recipe.schema import Limits
 
 
@@ -60,7 +60,7 @@ def test_block_scales_have_the_type_of_the_values(tmp_path: Path, fmt: str, dtyp
 
 
 def test_int4_scales_of_another_type_are_cast(tmp_path: Path) -> None:
-    from builder.graphs import build_graph
+    from builder.graphs.build import build_graph
 
     native_graph(tmp_path, "int4_awq", dtype="bfloat16")
     build_graph(tmp_path, tmp_path, dtype="float16", mode="native")

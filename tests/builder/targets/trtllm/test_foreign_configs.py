@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builder.targets.trtllm.readback import compare_engine, is_trtllm_engine, read_trtllm_engine
-from tests.builder.trtllm.fake_trtllm import write_engine
-from tests.builder.trtllm.test_readback import expected
+from tests.builder.targets.trtllm.fake_trtllm import write_engine
+from tests.builder.targets.trtllm.test_readback import expected
 from tests.trtforge.cli.test_commands import cli  # noqa: F401 (a fixture)
 from triton_repo.trtllm_engine import REQUIRED, describe_engine
 from trtforge.ground.errors import ForgeError

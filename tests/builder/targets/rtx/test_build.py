@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from builder.targets import build_engine, engine_info, read_engine
-from tests.builder.rtx.models import compiles, native_graph, rtx_build
+from builder.targets import engine_info, read_engine
+from tests.builder.targets.rtx.models import compiles, native_graph, rtx_build
+from tests.support.engines import build_engine
 from trtforge.ground.errors import ForgeError
 from trtforge.tables import architecture_table
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from builder.targets.tensorrt import machine
 from builder.targets.tensorrt.lowering import Network
 from tests.builder.quantized_tiny import Quantizer

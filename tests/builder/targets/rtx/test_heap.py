@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from builder.targets import build_engine
 from builder.targets.rtx.compiler import Request, compile_engine
 from builder.targets.rtx.heap import LIBRARY, compile_heap
-from tests.builder.rtx.models import native_graph, rtx_build
+from tests.builder.targets.rtx.models import native_graph, rtx_build
+from tests.support.engines import build_engine
 from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.ground.progress import SilentProgress
 

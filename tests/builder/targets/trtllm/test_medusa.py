@@ -13,8 +13,8 @@ from builder.targets.trtllm.flags import settings_of
 from builder.targets.trtllm.medusa import narrow
 from builder.targets.trtllm_engine import target as engine_target
 from tests.builder.quantized_tiny import read_tensors
-from tests.builder.trtllm.deshard import deshard, load_ranks
-from tests.builder.trtllm.test_checkpoint import make
+from tests.builder.targets.trtllm.deshard import deshard, load_ranks
+from tests.builder.targets.trtllm.test_checkpoint import make
 from tests.support.tiny import to_bfloat16_bits, write_safetensors
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation

@@ -14,7 +14,7 @@ import pytest
 from builder.targets.tensorrt.versions import missing_operators
 
 pytest.importorskip("tensorrt_rtx", reason="pip install 'trtforge[rtx]'")
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ import onnx
 import pytest
 from safetensors.torch import load_file
 
-from builder.graphs import build_graph
+from builder.graphs.build import build_graph
 from builder.graphs.drafts import build_draft, taps_of
 from builder.speculation import engine_record
-from builder.targets import build_engine, engine_info
+from builder.targets import engine_info
 from builder.targets.tensorrt.lowering import lower
 from builder.targets.tensorrt.profiles import DECODE, MIXED, Sizes, profile_shapes
 from builder.targets.tensorrt.versions import missing_operators
 from tests.runtime import draft_support as support
+from tests.support.engines import build_engine
 from tests.trtforge.drafting.checkpoints import Spec
 from trtforge.drafting.record import read_speculation
 from trtforge.recipe.schema import Build, KvCache, Limits
@@ -106,7 +107,7 @@ def test_rows_of_logits_hold_a_full_batch_of_drafts() -> None:
 def test_the_lowered_head_builds(drafted: Graphs, tmp_path: Path) -> None:
     """By the real parser and builder of TensorRT for RTX, which take the same ONNX."""
     pytest.importorskip("tensorrt_rtx", reason="pip install 'trtforge[rtx]'")
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     probe, missing = Path(__file__).with_name("real_builder.py"), ",".join(sorted(missing_operators("10.14.1")))
     graph, _ = drafted()
     done = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 from builder.targets import engine_info, read_engine
 from builder.targets.trtllm.settings import LlmSettings
 from builder.targets.trtllm_llmapi import target as llmapi_target
-from tests.builder.trtllm.test_checkpoint import make
+from tests.builder.targets.trtllm.test_checkpoint import make
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation

@@ -14,10 +14,12 @@ from typing import Any
 import onnx
 import pytest
 
-from builder.targets import build_engine, engine_info, read_engine
-from builder.targets.tensorrt import machine, process, target
+from builder.targets import engine_info, read_engine
+from builder.targets.tensorrt import machine, target
 from builder.targets.tensorrt.lowering import lower
+from tests.support.engines import build_engine
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.processes import event_of
 from trtforge.ground.progress import SilentProgress
 from trtforge.machine.gpus import gpu_architectures
 from trtforge.native.plugin_library import PluginLibrary, plugin_library, said_by_plugins
@@ -232,7 +234,7 @@ def test_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_versions(monkeypatch: pytest.MonkeyPatch, installed: str, stack: str | None, fits: bool) -> None:
-    monkeypatch.setattr(machine, "version", lambda name: installed)
+    monkeypatch.setattr(machine, "installed", lambda name: installed)
     monkeypatch.setattr(machine, "find_spec", lambda name: object())
     if fits:
         assert machine.tensorrt_version(stack) == installed
@@ -273,9 +275,9 @@ def test_spec_round_trip(graphs: Graphs, tmp_path: Path) -> None:
 
 
 def test_lines_that_are_no_events() -> None:
-    assert process._event("plain text") is None
-    assert process._event('{"phase": 1}') is None
-    assert process._event('{"event": "done"}') == {"event": "done"}
+    assert event_of("plain text") is None
+    assert event_of('{"phase": 1}') is None
+    assert event_of('{"event": "done"}') == {"event": "done"}
 
 
 def test_this_machine_is_asked_without_importing_tensorrt() -> None:

@@ -18,10 +18,10 @@ from builder.targets.trtllm.medusa import MedusaHeads
 from builder.targets.trtllm.source import Checkpoint
 from builder.targets.trtllm_engine import target as engine_target
 from tests.builder.quantized_tiny import Quantizer, read_tensors
-from tests.builder.trtllm.deshard import deshard, load_ranks
-from tests.builder.trtllm.fake_trtllm import install
-from tests.builder.trtllm.llama_parameters import parameters
-from tests.builder.trtllm.test_checkpoint import SHAPE, share_global_scales
+from tests.builder.targets.trtllm.deshard import deshard, load_ranks
+from tests.builder.targets.trtllm.fake_trtllm import install
+from tests.builder.targets.trtllm.llama_parameters import parameters
+from tests.builder.targets.trtllm.test_checkpoint import SHAPE, share_global_scales
 from tests.support.tiny import to_bfloat16_bits, write_safetensors, write_tiny_llama
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.safetensors_header import read_header

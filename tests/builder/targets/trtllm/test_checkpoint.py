@@ -17,7 +17,7 @@ from builder.targets.trtllm.checkpoint import convert_checkpoint, trtllm_config
 from builder.targets.trtllm.ranks import all_ranks, kv_heads_of, layers_of
 from builder.targets.trtllm.source import Checkpoint
 from tests.builder.quantized_tiny import Quantizer, read_tensors
-from tests.builder.trtllm.deshard import deshard, load_file, load_ranks
+from tests.builder.targets.trtllm.deshard import deshard, load_file, load_ranks
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.e4m3 import decode, rescale_table
 from trtforge.ground.errors import ForgeError

@@ -14,9 +14,9 @@ import pytest
 from builder.targets import engine_info, read_engine
 from builder.targets.trtllm.runner import why_not_here
 from builder.targets.trtllm_engine import target as engine_target
-from tests.builder.trtllm.deshard import load_ranks
-from tests.builder.trtllm.fake_trtllm import install, program
-from tests.builder.trtllm.test_checkpoint import make
+from tests.builder.targets.trtllm.deshard import load_ranks
+from tests.builder.targets.trtllm.fake_trtllm import install, program
+from tests.builder.targets.trtllm.test_checkpoint import make
 from tests.support.nvml import H100, show
 from trtforge.ground.errors import ForgeError
 from trtforge.recipe.schema import Build, Speculation

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from builder.targets.trtllm.checkpoint import convert_checkpoint
-from tests.builder.trtllm.deshard import deshard, load_ranks
+from tests.builder.targets.trtllm.deshard import deshard, load_ranks
 from tests.support.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.slow

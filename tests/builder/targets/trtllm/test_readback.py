@@ -11,7 +11,7 @@ import pytest
 from builder.targets import read_engine
 from builder.targets.trtllm.flags import settings_of
 from builder.targets.trtllm.readback import compare_engine, is_trtllm_engine, read_trtllm_engine
-from tests.builder.trtllm.fake_trtllm import write_engine
+from tests.builder.targets.trtllm.fake_trtllm import write_engine
 from triton_repo.layouts import native
 from triton_repo.trtllm_engine import describe_engine
 from trtforge.ground.errors import ForgeError

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from builder.targets import build_engine
 from builder.targets.rtx import compiler, refusals, target
 from builder.targets.rtx.compiler import Request, compile_engine
-from tests.builder.rtx.models import native_graph, rtx_build
+from tests.builder.targets.rtx.models import native_graph, rtx_build
+from tests.support.engines import build_engine
 from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.ground.progress import SilentProgress
 from trtforge.recipe.schema import Build, Limits, Parallel
@@ -170,7 +170,7 @@ def test_bad_requests_write_nothing(tmp_path: Path, build: Build, code: str) -> 
 
 
 def test_a_paged_graph_is_refused(tmp_path: Path) -> None:
-    from builder.graphs import build_graph
+    from builder.graphs.build import build_graph
 
     graph = native_graph(tmp_path / "g")
     build_graph(graph, graph, dtype="float16")

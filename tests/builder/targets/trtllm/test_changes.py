@@ -14,8 +14,8 @@ from builder.targets import engine_info
 from builder.targets.trtllm.changes import has_fp8_attention, recorded, settled
 from builder.targets.trtllm.flags import settings_of
 from builder.targets.trtllm_engine import target as engine_target
-from tests.builder.trtllm.fake_trtllm import install
-from tests.builder.trtllm.test_checkpoint import make
+from tests.builder.targets.trtllm.fake_trtllm import install
+from tests.builder.targets.trtllm.test_checkpoint import make
 from trtforge.recipe.schema import Build, Speculation
 
 LIMITS = {"max_batch_size": 4, "max_num_tokens": 256, "max_seq_len": 768}

@@ -137,6 +137,6 @@ def test_flags_come_and_go_with_versions() -> None:
     table = FlagTable.model_validate(
         {"versions": ["1.9", "2.0", "2.1rc1"], "sources": [source], "flags": rows, "speculation": []}
     )
-    assert [flag.flag for flag in flags_of("1.9", table)] == ["--old"]
-    assert [flag.flag for flag in flags_of("2.0", table)] == ["--new"]
-    assert [flag.flag for flag in flags_of("2.1rc1", table)] == ["--new"]
+    assert [flag.flag for flag in table.flags if flag.exists_in("1.9")] == ["--old"]
+    assert [flag.flag for flag in table.flags if flag.exists_in("2.0")] == ["--new"]
+    assert [flag.flag for flag in table.flags if flag.exists_in("2.1rc1")] == ["--new"]
