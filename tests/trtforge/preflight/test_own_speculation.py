@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from builder.speculation import tree_of
 from tests.support.preflight import SMOL, codes, only
+from tests.support.sources import ROOT
 from tests.trtforge.drafting import checkpoints
 from tests.trtforge.preflight.settings import GPU, RTX, build, merged, speculation, trtllm
+from trtforge.drafting.record import DynamicTree
+from trtforge.recipe.load import load_recipe
 
 HEAD = {"method": "eagle3", "draft": "draft", "max_draft_len": 4}
 
@@ -50,6 +57,18 @@ def test_settings(
 def test_keys_of_a_base_recipe_are_no_error_where_nothing_drafts() -> None:
     found = codes(speculation(method="none", adaptive=False, ngram={"max_matching_ngram_size": 4}))
     assert "TF-K12-030" not in found and "TF-K9-010" in found
+
+
+def test_the_tree_that_the_documentation_measures_is_had_from_the_shipped_recipe() -> None:
+    text = (ROOT / "docs" / "speculation.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"^trtforge speculate measure .*?(?=\n```)", text, re.MULTILINE | re.DOTALL)
+    words = shlex.split(command.replace("\\\n", " "))
+    changes = [value for option, value in pairwise(words) if option == "--set"]
+    recipe = load_recipe(ROOT / words[3], changes).recipe
+    assert tree_of(recipe.speculation) == DynamicTree(depth=6, top_k=10, total=60)
+    assert not recipe.speculation.ngram_on_top and recipe.speculation.max_draft_len == 6
+    asked = {"speculation": recipe.speculation.model_dump(mode="json", exclude_unset=True)}
+    assert not {code for code in codes(asked, directory=ROOT / "configs") if code.startswith("TF-K12")}
 
 
 def test_rtx_engines_draft_nothing() -> None:
