@@ -219,7 +219,8 @@ class Acceptance:
         """Float64 [n, positions]: the chance, hopefully, that each token of a draft for (sequence, source) is kept."""
         if not pairs:
             return np.zeros((0, self.positions))
-        rates = np.stack([self._source(source).hopeful(self._now) for _, source in pairs])
+        known = {source: self._source(source).hopeful(self._now) for source in {source for _, source in pairs}}
+        rates = np.array([known[source] for _, source in pairs]) if len(known) > 1 else known[pairs[0][1]][None]
         odds = np.array([self.odds(sequence, source) for sequence, source in pairs])[:, None]
         kept: Rates = np.cumprod(odds * rates / (1 + (odds - 1) * rates), axis=1, dtype=np.float64)
         return kept
