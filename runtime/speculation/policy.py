@@ -37,8 +37,8 @@ from trtforge.ground.rounds import best_length
 PROBE_SHARE, PROBE_SHARE_DRAFTING, PROBE_SHARE_FAR = 0.015, 0.01, 0.006
 #: probes that can be saved up for
 _PROBES_SAVED = 2.0
-#: steps for which a plan without drafts holds, where nothing new is known that could change it
-_QUIET = 7
+#: further steps of the same sequences for which a plan holds that drafts nothing, and one that drafts
+_HOLDS, _HOLDS_DRAFTING = 7, 3
 #: steps over which the going rate is averaged
 _RATE_STEPS = 50.0
 #: how much of the going rate beyond that without drafts a step has to keep up with. All of it would be right if
@@ -72,11 +72,12 @@ class _Rate:
 
 
 @dataclass(slots=True)
-class _Quiet:
-    """A plan without drafts: the batch and length that it holds for, the share of time for probes, and steps left."""
+class _Held:
+    """A plan that holds for steps to come: for which batch and length, the share of time for probes, and steps left."""
 
     key: tuple[int, int]
     plan: Plan
+    choices: list[Choice]
     share: float
     left: int
 
@@ -136,7 +137,7 @@ class AdaptivePolicy:
         self._probing = 0.0
         self._probed: dict[TokenSequence, int] = {}
         self._counts = _Counts()
-        self._quiet: _Quiet | None = None
+        self._held: _Held | None = None
         #: passes of the draft in the last step's plan
         self._last_passes = 0
 
@@ -151,8 +152,11 @@ class AdaptivePolicy:
         if length <= 0 or not candidates:
             return [Choice(group[0], 0) for group in candidates]
         running = max(running, len(candidates))
-        if self._holds(candidates, running, length, prefill_tokens):
-            return [Choice(group[0], 0) for group in candidates]
+        self._probing = 0.0
+        held = None if prefill_tokens else self._held_for(candidates, running, length)
+        if held is not None:
+            self._count(held)
+            return held
         step = Step(
             candidates,
             length,
@@ -171,26 +175,31 @@ class AdaptivePolicy:
         planned = bool(plan.counts.any())
         idle = PROBE_SHARE if not planned and step.nearly_pays(rate) else PROBE_SHARE_FAR
         share = PROBE_SHARE_DRAFTING if planned else idle
+        steps = _HOLDS_DRAFTING if planned else _HOLDS
+        self._held = None if prefill_tokens else _Held((running, length), plan, list(choices), share, steps)
         self._probe(step, plan, choices, share)
-        drafting = self._count(choices)
-        quiet = not (drafting or planned or prefill_tokens)
-        self._quiet = _Quiet((step.running, length), plan, share, _QUIET) if quiet else None
+        self._count(choices)
         return choices
 
-    def _holds(self, candidates: Sequence[Sequence[Candidate]], running: int, length: int, prefill_tokens: int) -> bool:
-        """Whether the last plan, which drafted nothing, is good for this step too: planning takes time as well.
+    def _held_for(self, candidates: Sequence[Sequence[Candidate]], running: int, length: int) -> list[Choice] | None:
+        """The last plan's choices where they are good for this step too, since planning takes time as well.
 
-        What lies ready differs from step to step; what a drafter with weights is worth does not, while none is tried.
+        What lies ready differs from step to step; what a drafter with weights is worth for the same sequences hardly.
         """
-        quiet = self._quiet
-        if quiet is None or prefill_tokens or quiet.key != (running, length) or not quiet.left:
-            return False
-        if any(one.ready for group in candidates for one in group):
-            return False
-        quiet.left -= 1
-        self._credit += quiet.share * quiet.plan.seconds
-        self._went(running, quiet.plan)
-        return True
+        held = self._held
+        if held is None or not held.left or held.key != (running, length) or len(held.choices) != len(candidates):
+            return None
+        choices = []
+        for choice, group in zip(held.choices, candidates, strict=True):
+            candidate = group[0]
+            if len(group) > 1 or candidate.ready or candidate.sequence is not choice.candidate.sequence:
+                return None
+            count = choice.count if choice.tree else min(choice.count, candidate.most)
+            choices.append(Choice(candidate, count, choice.tree, choice.worth))
+        held.left -= 1
+        self._credit += held.share * held.plan.seconds
+        self._went(running, held.plan)
+        return choices
 
     def _went(self, running: int, plan: Plan) -> None:
         """Count a step without prompts into the going rate."""
@@ -210,7 +219,6 @@ class AdaptivePolicy:
 
     def _probe(self, step: Step, plan: Plan, choices: list[Choice], share: float) -> None:
         """Spend what was saved up, ``share`` of the time, on a draft that the plan has not: to learn of it."""
-        self._probing = 0.0
         probe = self._unasked(step, plan, choices) or self._stretched(step, choices)
         if probe is None:
             return
@@ -260,15 +268,13 @@ class AdaptivePolicy:
         choice = replace(choices[row], count=choices[row].count + 1, worth=0.0)
         return row, choice, choice.count
 
-    def _count(self, choices: Sequence[Choice]) -> bool:
-        """Count what was chosen; whether anything is drafted."""
+    def _count(self, choices: Sequence[Choice]) -> None:
         drafting = False
         for choice in choices:
             if choice.count:
                 drafting = True
                 self._counts.asked.setdefault(choice.candidate.source, _Asked()).add(choice.count)
         self._counts.drafting += drafting
-        return drafting
 
     # -- learning ------------------------------------------------------------------------------------
 

@@ -82,7 +82,21 @@ def test_a_plan_without_drafts_holds_for_some_steps():
     assert policy.plans <= 30
 
 
-@pytest.mark.parametrize("change", ["a ready draft", "another batch", "a prompt"])
+def test_a_plan_that_drafts_holds_for_three_steps_of_the_same_sequences():
+    policy = Counting(LONGEST, World(ONE_CORE, always(0.9), head=HEAD).costs())
+    streams = [Stream(0, 100) for _ in range(2)]
+    chosen = []
+    for most in (8, 8, 1, 8, 8):
+        groups = [[Candidate(one, "eagle3", most)] for one in streams]
+        chosen.append([choice.count for choice in policy.choose(groups, running=2, prefill_tokens=0)])
+    assert policy.plans == 2 and all(any(counts) for counts in chosen)
+    assert max(chosen[2]) == 1, "what is left of an answer bounds its draft"
+    streams[0] = Stream(0, 100)
+    policy.choose([[Candidate(one, "eagle3", 8)] for one in streams], running=2, prefill_tokens=0)
+    assert policy.plans == 3
+
+
+@pytest.mark.parametrize("change", ["a ready draft", "another batch", "a prompt", "another sequence"])
 def test_what_is_new_ends_a_plan_that_holds(change):
     policy, streams = _without_drafts()
     groups = [[Candidate(one, "eagle3", LONGEST)] for one in streams]
@@ -91,6 +105,8 @@ def test_what_is_new_ends_a_plan_that_holds(change):
     policy.plans = 0
     if change == "a ready draft":
         groups[1] = [Candidate(streams[1], "ngram/16+", LONGEST, ready=True), *groups[1]]
+    if change == "another sequence":
+        groups[2] = [Candidate(Stream(0, 100), "eagle3", LONGEST)]
     _asked(policy, groups[:3] if change == "another batch" else groups, prefill_tokens=32 * (change == "a prompt"))
     assert policy.plans == 1
 
