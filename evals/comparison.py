@@ -175,8 +175,8 @@ def _quality(entries: Sequence[Entry], pairs: Sequence[Against]) -> Section:
         series = Series(
             "increase", tuple(map(float, range(len(shown)))), value, tuple(p.name for p in shown), low, high
         )
-        title = f"Perplexity against {first}, paired, 95 % intervals"
-        plots.append(Plot(title, "", "relative increase, %", (series,), kind="difference"))
+        title = f"Perplexity against {first}, paired"
+        plots.append(Plot(title, "", "relative increase, %, with its 95 % interval", (series,), kind="difference"))
     text = "Intervals hold 95 %; paired ones are of the same tokens and items."
     return Section("Quality", text, (Table(columns, tuple(rows)),), tuple(plots))
 

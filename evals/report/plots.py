@@ -27,7 +27,7 @@ def render_svg(plot: Plot) -> str:
         for position, caption in plot.marks:
             axes.axvline(position, color="0.5", linestyle="--", linewidth=1)
             axes.annotate(caption, (position, 1), xycoords=("data", "axes fraction"), va="top", fontsize=8)
-        axes.set_title(plot.title)
+        axes.set_title(plot.title, wrap=True, fontsize=11)
         # differences lie: their values run along x
         axes.set_xlabel(plot.y_label if plot.kind == "difference" else plot.x_label)
         axes.set_ylabel(plot.x_label if plot.kind == "difference" else plot.y_label)

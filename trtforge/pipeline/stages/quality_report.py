@@ -177,9 +177,9 @@ def _plots(evaluated: Figures, parity: Figures, recipe: Recipe) -> list[Any]:
     gate = recipe.evals.perplexity.gate
     plots = [
         Plot(
-            "Perplexity against the baseline, paired, 95 % intervals",
+            "Perplexity against the baseline, paired",
             "",
-            "relative increase, %",
+            "relative increase, %, with its 95 % interval",
             (_points("increase", named, 100.0),),
             kind="difference",
             limit=None if gate is None else 100.0 * gate.max_increase,
@@ -190,9 +190,9 @@ def _plots(evaluated: Figures, parity: Figures, recipe: Recipe) -> list[Any]:
         suite = recipe.evals.suite.gate
         plots.append(
             Plot(
-                "Right answers against the baseline, paired, 95 % intervals",
+                "Right answers against the baseline, paired",
                 "",
-                "change, % of the items",
+                "change, % of the items, with its 95 % interval",
                 (_points("change", changes, 100.0),),
                 kind="difference",
                 limit=None if suite is None else -100.0 * suite.max_drop,
