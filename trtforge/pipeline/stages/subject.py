@@ -57,7 +57,7 @@ class LazyReference:
     def model(self) -> ReferenceModel:
         from quantize.reference import load_reference_model
 
-        self._progress.start("loading the reference model")
+        self._progress.note("loading the reference model")  # within the step that asks for it
         return load_reference_model(self._checkpoint, dtype=REFERENCE_DTYPE)
 
     def rounded(self, ids: torch.Tensor) -> torch.Tensor:
