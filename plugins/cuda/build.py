@@ -34,10 +34,7 @@ STATIC = "libtrtforge_cuda.a"
 FILES = (SHARED, STATIC, "build.log")
 OLDEST_NVCC = (12, 8)
 DEFAULT_ROOT = "/usr/local/cuda"
-#: Headers that the kernels share with the host library.
-_SHARED_HEADERS = (
-    "cuda_abi.h", "eagle_rules.hpp", "host_abi.h", "op_args.h", "random.hpp", "types.hpp", "validate.hpp",
-)  # fmt: skip
+_INCLUDE = re.compile(r'^#include "(trtforge/[^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ def source_tree() -> Path:
 
 
 def has_sources(plugins: Path | None = None) -> bool:
-    """Whether the kernels' sources lie here; an installed wheel does not carry them."""
+    """Whether the kernels' sources lie here."""
     tree = plugins or source_tree()
     needed = (tree / "cuda" / "CMakeLists.txt", tree / "cuda" / "launch.cuh", tree / "include" / "trtforge" / "cuda")
     return all(path.exists() for path in needed)
@@ -84,13 +81,22 @@ def has_sources(plugins: Path | None = None) -> bool:
 def source_hash(plugins: Path | None = None) -> str:
     """SHA-256 over everything that the library is compiled from."""
     tree = plugins or source_tree()
-    headers = tree / "include" / "trtforge"
-    paths = [*tree.glob("cuda/*.cu*"), *tree.glob("cuda/*.hpp"), tree / "cuda" / "CMakeLists.txt"]
-    paths += [*(headers / "cuda").iterdir(), *(headers / name for name in _SHARED_HEADERS)]
     digest = hashlib.sha256()
-    for path in sorted(paths):
+    for path in sorted({*source_files(tree), tree / "cuda" / "CMakeLists.txt"}):
         digest.update(f"{path.relative_to(tree)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
+
+
+def source_files(tree: Path) -> set[Path]:
+    """What a compiler reads of a folder ``plugins``: the units, and every header that is included by way of them."""
+    pending = [*tree.glob("cuda/*.cu*"), *tree.glob("cuda/*.hpp")]
+    found: set[Path] = set()
+    while pending:
+        path = pending.pop()
+        if path not in found:
+            found.add(path)
+            pending += [tree / "include" / name for name in _INCLUDE.findall(path.read_text(encoding="utf-8"))]
+    return found
 
 
 def built_library(plugins: Path | None = None) -> Path | None:

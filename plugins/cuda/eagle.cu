@@ -13,11 +13,6 @@ namespace
 
 constexpr int kREDUCTION_BYTES = kEAGLE_THREADS / kWARP_SIZE * static_cast<int>(sizeof(Ranked));
 
-Stream streamOf(Call const& call)
-{
-    return static_cast<Stream>(call.stream);
-}
-
 } // namespace
 
 int32_t treeCandidates(TreeArgs const& args) noexcept
@@ -40,7 +35,7 @@ Status eagleTreeBuild(TreeArgs const& args, Call const& call) noexcept
             p.args = args;
             p.rows = args.level == 0 ? 1 : args.expand;
             p.candidates = candidatesOf(args);
-            p.offset = args.level == 0 ? 0 : args.top_k + (args.level - 1) * args.expand * args.top_k;
+            p.offset = levelOffset(args.level, args.top_k, args.expand);
             LaunchShape const rows{p.rows, args.requests, 1, kEAGLE_THREADS, kREDUCTION_BYTES};
             launch<TreeParams>(&treeChildren, rows, streamOf(call), p);
             LaunchShape const select{args.requests, 1, 1, kEAGLE_THREADS, treeSharedBytes(p.candidates)};

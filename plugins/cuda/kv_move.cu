@@ -22,7 +22,7 @@ Status pagedKvMove(MoveArgs const& args, Call const& call) noexcept
             {
                 return;
             }
-            Stream const stream = static_cast<Stream>(call.stream);
+            Stream const stream = streamOf(call);
             MoveParams p{};
             p.args = args;
             p.status = call.status;

@@ -15,6 +15,11 @@ namespace trtforge
 namespace cuda
 {
 
+inline Stream streamOf(Call const& call)
+{
+    return static_cast<Stream>(call.stream);
+}
+
 struct LaunchShape
 {
     int64_t x{1};

@@ -305,7 +305,7 @@ Status pagedAttention(AttentionArgs const& args, Call const& call, Device const&
             require(given >= needed, TRTFORGE_BAD_SHAPE, "the workspace has %zu bytes, this call needs %zu", given, needed);
             require(reinterpret_cast<uintptr_t>(call.workspace) % 256 == 0, TRTFORGE_BAD_STRIDE,
                 "the workspace must be aligned to 256 bytes");
-            Stream const stream = static_cast<Stream>(call.stream);
+            Stream const stream = streamOf(call);
             AttentionParams const p = paramsOf(args, call, z);
             if (call.status != nullptr)
             {

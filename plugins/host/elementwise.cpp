@@ -37,9 +37,7 @@ void check(trtforge_rms_norm_args const& a)
     checkRows(a, a.width);
     requireActivation(a.weight_dtype, "weight dtype");
     requirePointers(a.weight != nullptr, a.rows, "weight");
-    require(a.residual == nullptr || a.residual_stride >= a.width || a.rows <= 1, TRTFORGE_BAD_STRIDE,
-        "residual: row stride %lld is less than the row width %lld", static_cast<long long>(a.residual_stride),
-        static_cast<long long>(a.width));
+    requireRow(a.residual_stride, a.width, a.residual == nullptr ? 0 : a.rows, "residual");
     require(std::isfinite(a.eps) && a.eps >= 0.0F, TRTFORGE_BAD_VALUE, "eps must be at least 0, got %g",
         static_cast<double>(a.eps));
 }

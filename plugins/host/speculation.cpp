@@ -148,7 +148,7 @@ std::vector<int32_t> chooseStatic(Tree const& t, int32_t* frontier)
     std::vector<int32_t> chosen;
     for (int32_t n = 1; n < a.total && depth[n] <= a.level + 1; ++n)
     {
-        int32_t const offset = depth[n] == 1 ? 0 : a.top_k + (depth[n] - 2) * a.expand * a.top_k;
+        int32_t const offset = levelOffset(depth[n] - 1, a.top_k, a.expand);
         chosen.push_back(offset + slot[a.static_parents[n]] * a.top_k + a.static_ranks[n]);
         if (depth[n] == a.level + 1 && inner[n])
         {
@@ -206,10 +206,10 @@ void eagleTreeBuild(trtforge_eagle_tree_build_args const* args)
     checkTree(a);
     if (a.static_parents != nullptr)
     {
-        checkStaticShape(a, a.static_parents, a.static_ranks);
+        checkStaticShape(a);
     }
     int32_t const rows = a.level == 0 ? 1 : a.expand;
-    int32_t const offset = a.level == 0 ? 0 : a.top_k + (a.level - 1) * a.expand * a.top_k;
+    int32_t const offset = levelOffset(a.level, a.top_k, a.expand);
     Tree const tree{a, rows, offset, offset + rows * a.top_k, candidatesOf(a)};
     for (int64_t i = 0; a.level > 0 && i < static_cast<int64_t>(a.requests) * a.expand; ++i)
     {

@@ -13,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from plugins.cuda.build import build_shim_library, source_hash
+from plugins.cuda.build import SHARED, build_shim_library, find_nvcc, source_hash
 from plugins.tensorrt.build import layer_hash
+from tests.support.tensorrt_headers import tensorrt_headers
 from tests.support.tiny import write_tiny_llama
+from trtforge.ground.errors import EnvironmentLacks
 from trtforge.ground.own_packages import NAMES
+from trtforge.native.cache import VARIABLE
+from trtforge.native.plugin_library import LIBRARY
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
@@ -168,6 +172,28 @@ def test_the_native_libraries_are_built_from_the_wheel(installed: Installed) -> 
     done = installed("python", "-c", CONFIGURE)
     assert done.returncode == 0, done.stderr
     assert "Build files have been written" in done.stdout
+
+
+def test_nvcc_compiles_the_plugins_of_the_wheel(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command, for one architecture, into a cache of its own: CUDA ops, and over them TensorRT's plugins."""
+    try:
+        find_nvcc()
+    except EnvironmentLacks as lacks:
+        pytest.skip(lacks.message)
+    headers = tensorrt_headers()  # lie in the usual cache
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    command = ("trtforge", "plugins", "build", "--arch", "90", "--tensorrt-include", str(headers), "--json")
+    done = installed(*command, seconds=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = {path.name: path for path in tmp_path.glob("*/lib*.so")}
+    assert set(made) == {SHARED, LIBRARY}
+    for path in made.values():
+        report = json.loads(path.with_name("report.json").read_text())
+        assert report["seconds"] > 0, "compiled here, and from nowhere else"
+        assert source_hash()[:16] in path.parent.name or layer_hash(ROOT / "plugins")[:16] in path.parent.name
+        assert subprocess.run(["nm", "-D", path], capture_output=True, check=True).stdout.count(b" T ") > 0
 
 
 CONFIGURE = """

@@ -106,6 +106,8 @@ def test_hash_follows_every_source(tmp_path: Path) -> None:
         "cuda/eagle.cu",
         "include/trtforge/cuda/platform.cuh",
         "include/trtforge/random.hpp",
+        "include/trtforge/tree_layout.hpp",
+        "include/trtforge/both.hpp",
         "cuda/CMakeLists.txt",
     )
     for name in names:
@@ -127,7 +129,7 @@ def test_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_missing_sources(tmp_path: Path) -> None:
-    """A wheel has the Python files and CMakeLists.txt, but no kernels."""
+    """A folder with the Python files and CMakeLists.txt, but no kernels."""
     (tmp_path / "cuda").mkdir()
     shutil.copy(ROOT / "plugins/cuda/CMakeLists.txt", tmp_path / "cuda")
     with pytest.raises(ForgeError, match="TF-CLI-008"):

@@ -3,6 +3,7 @@
 #ifndef TRTFORGE_EAGLE_RULES_HPP
 #define TRTFORGE_EAGLE_RULES_HPP
 
+#include "trtforge/tree_layout.hpp"
 #include "trtforge/validate.hpp"
 
 #include <cstdint>
@@ -10,13 +11,9 @@
 namespace trtforge
 {
 
-constexpr int32_t kMAX_TREE_NODES = 64;
-constexpr int32_t kMAX_TREE_CHILDREN = 16;
-constexpr int32_t kMAX_TREE_LEVELS = 16;
-
 inline int32_t candidatesOf(trtforge_eagle_tree_build_args const& a)
 {
-    return a.top_k + (a.levels - 1) * a.expand * a.top_k;
+    return levelOffset(a.levels, a.top_k, a.expand);
 }
 
 //! What is known before there are tensors.
@@ -53,9 +50,10 @@ inline void checkTree(trtforge_eagle_tree_build_args const& a)
 }
 
 //! A static tree on the host: parents first, level after level, ranks and expanded nodes within their limits.
-inline void checkStaticShape(
-    trtforge_eagle_tree_build_args const& a, int32_t const* parents, int32_t const* ranks)
+inline void checkStaticShape(trtforge_eagle_tree_build_args const& a)
 {
+    int32_t const* parents = a.static_parents;
+    int32_t const* ranks = a.static_ranks;
     int32_t depth[kMAX_TREE_NODES] = {0};
     bool expanded[kMAX_TREE_NODES] = {false};
     int32_t inLevel[kMAX_TREE_LEVELS + 1] = {0};

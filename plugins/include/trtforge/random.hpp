@@ -5,13 +5,9 @@
 #ifndef TRTFORGE_RANDOM_HPP
 #define TRTFORGE_RANDOM_HPP
 
-#include <cstdint>
+#include "trtforge/both.hpp"
 
-#if defined(__CUDACC__)
-#define TRTFORGE_RANDOM_INLINE __host__ __device__ __forceinline__
-#else
-#define TRTFORGE_RANDOM_INLINE static inline __attribute__((always_inline))
-#endif
+#include <cstdint>
 
 namespace trtforge
 {
@@ -22,7 +18,7 @@ struct Philox
 };
 
 //! Ten rounds over counter (c0, c1, c2, c3) with a 64-bit key.
-TRTFORGE_RANDOM_INLINE Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3)
+TF_BOTH Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3)
 {
     uint32_t k0 = static_cast<uint32_t>(key);
     uint32_t k1 = static_cast<uint32_t>(key >> 32);
@@ -43,13 +39,13 @@ TRTFORGE_RANDOM_INLINE Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uin
 }
 
 //! Strictly between 0 and 1, exact in float32: the upper 23 bits and a half.
-TRTFORGE_RANDOM_INLINE float uniformOf(uint32_t word)
+TF_BOTH float uniformOf(uint32_t word)
 {
     return (static_cast<float>(word >> 9) + 0.5F) * 1.1920928955078125e-07F;
 }
 
 //! Numbers of tokens 4 * block ... 4 * block + 3 at a position of a sequence.
-TRTFORGE_RANDOM_INLINE Philox tokenNoise(int64_t seed, int32_t position, int32_t block)
+TF_BOTH Philox tokenNoise(int64_t seed, int32_t position, int32_t block)
 {
     return philox(static_cast<uint64_t>(seed), static_cast<uint32_t>(block), static_cast<uint32_t>(position), 0U,
         0x54464741U); // "TFGA"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,8 @@ from filelock import FileLock
 
 from plugins.tensorrt.build import build_shim_plugin_library
 from tests.plugins.tensorrt.harness import Harness
-from trtforge.native.cache import cache_folder
+from tests.support.tensorrt_headers import downloads, pip, tensorrt_headers
 
-#: a wheel of another project that carries TensorRT 10.14.1's headers (Apache-2.0); used for nothing else
-HEADERS = ("kernel-lens==2.0.1", "07cc714e8b5e7f34b672f7c7fad93febe7c747be5837ba276b1527370134ffe0")
-HEADER_FOLDER = "kernel_lens/include/tensorrt/"
 #: lean runtimes: real plugin registries that need no GPU as long as no Runtime is made
 LEAN = {
     "10.16.1.11": {
@@ -34,53 +29,12 @@ LEAN = {
         "tensorrt-lean-cu13-bindings": "539faf8524d7e8c5d893857d97d170ef3636f3e71262aafa670797f740e9086a",
     },
 }
-_PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-
-
-def downloads() -> Path:
-    folder = cache_folder() / "test-downloads"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _pip(folder: Path, command: list[str], pins: dict[str, str]) -> None:
-    """Run pip with requirements that are pinned by hash; skip the tests when nothing can be fetched."""
-    requirements = folder / f"requirements-{os.getpid()}.txt"
-    requirements.write_text("".join(f"{name} --hash=sha256:{digest}\n" for name, digest in pins.items()))
-    try:
-        done = subprocess.run(
-            [*_PIP, *command, "--no-deps", "--require-hashes", "-r", str(requirements)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    finally:
-        requirements.unlink()
-    if "DO NOT MATCH" in done.stderr:
-        pytest.fail(f"a download is not the pinned one: {done.stderr}")
-    if done.returncode:
-        pytest.skip(f"{', '.join(pins)} cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}")
 
 
 @pytest.fixture(scope="session")
 def headers() -> Path:
     """The folder with TensorRT's headers."""
-    folder = downloads()
-    target = folder / "tensorrt-headers-10.14.1"
-    with FileLock(f"{target}.lock"):
-        if not target.is_dir():
-            _pip(folder, ["download", "-d", str(folder)], dict([HEADERS]))
-            wheel = next(folder.glob("kernel_lens-2.0.1-*.whl"))
-            assert hashlib.sha256(wheel.read_bytes()).hexdigest() == HEADERS[1]
-            partial = folder / f".headers-{os.getpid()}"
-            with zipfile.ZipFile(wheel) as archive:
-                for name in archive.namelist():
-                    if name.startswith(HEADER_FOLDER) and name.endswith(".h"):
-                        partial.mkdir(exist_ok=True)
-                        (partial / Path(name).name).write_bytes(archive.read(name))
-            partial.rename(target)
-            wheel.unlink()
-    return target
+    return tensorrt_headers()
 
 
 @pytest.fixture(scope="session", params=sorted(LEAN))
@@ -92,7 +46,7 @@ def lean(request: pytest.FixtureRequest) -> tuple[str, Path]:
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
             partial = folder / f".lean-{version}-{os.getpid()}"
-            _pip(
+            pip(
                 folder,
                 ["install", "--target", str(partial)],
                 {f"{name}=={version}": digest for name, digest in LEAN[version].items()},

@@ -6,6 +6,7 @@
 #include "trtforge/cuda/launchers.hpp"
 #include "trtforge/cuda/numeric.cuh"
 #include "trtforge/random.hpp"
+#include "trtforge/tree_layout.hpp"
 
 namespace trtforge
 {
@@ -13,7 +14,6 @@ namespace cuda
 {
 
 constexpr int kEAGLE_THREADS = 256;
-constexpr int kMAX_TOP_K = 16;
 
 //! A value and where it stands; the larger value wins, of equal ones the lower index.
 struct Ranked
@@ -105,19 +105,19 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeChildren(TreeParams const p)
     }
     int64_t const base = (static_cast<int64_t>(request) * p.rows + row) * t.draft_logits_stride;
     // Each thread keeps the best of its own share, sorted; indices rise, so equal values keep their order.
-    Ranked own[kMAX_TOP_K];
+    Ranked own[kMAX_TREE_CHILDREN];
 #pragma unroll
-    for (int i = 0; i < kMAX_TOP_K; ++i)
+    for (int i = 0; i < kMAX_TREE_CHILDREN; ++i)
     {
         own[i] = Ranked{-INFINITY, 0x7fffffff};
     }
     for (int32_t v = threadIndex(); v < t.vocabulary; v += blockThreads())
     {
         Ranked next{finiteOr(loadElement(t.draft_logits, base + v, t.logits_dtype)), v};
-        if (beats(next, own[kMAX_TOP_K - 1]))
+        if (beats(next, own[kMAX_TREE_CHILDREN - 1]))
         {
 #pragma unroll
-            for (int i = 0; i < kMAX_TOP_K; ++i)
+            for (int i = 0; i < kMAX_TREE_CHILDREN; ++i)
             {
                 if (beats(next, own[i]))
                 {
@@ -142,7 +142,7 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeChildren(TreeParams const p)
     {
         Ranked head{-INFINITY, 0x7fffffff};
 #pragma unroll
-        for (int j = 0; j < kMAX_TOP_K; ++j)
+        for (int j = 0; j < kMAX_TREE_CHILDREN; ++j)
         {
             head = j == taken ? own[j] : head;
         }
@@ -226,7 +226,7 @@ TF_DEVICE StaticPlace staticPlace(TreeParams const& p, int32_t node)
     int32_t const* parents = t.static_parents;
     int32_t const depth = depthOf(parents, node);
     int32_t const slot = slotOf(parents, t.total, parentOf(parents, node));
-    int32_t const offset = depth == 1 ? 0 : t.top_k + (depth - 2) * t.expand * t.top_k;
+    int32_t const offset = levelOffset(depth - 1, t.top_k, t.expand);
     int32_t const rank = heldIn(t.static_ranks[node], 0, t.top_k - 1);
     return StaticPlace{heldIn(offset + slot * t.top_k + rank, 0, p.candidates - 1), depth};
 }
@@ -234,7 +234,7 @@ TF_DEVICE StaticPlace staticPlace(TreeParams const& p, int32_t node)
 //! Bytes of shared memory: scores, node of each candidate, candidate of each node.
 TF_BOTH int treeSharedBytes(int32_t candidates)
 {
-    return candidates * 8 + kMAX_TREE * 8 + 16;
+    return candidates * 8 + kMAX_TREE_NODES * 8 + 16;
 }
 
 //! Grid (B): next frontier, and the tree of the best nodes so far.
@@ -248,7 +248,7 @@ TF_KERNEL(kEAGLE_THREADS, 1) treeSelect(TreeParams const p)
     int32_t* nodeOf = reinterpret_cast<int32_t*>(scores + p.candidates); // 0: not in the tree
     int32_t* candidateOf = nodeOf + p.candidates;
     uint64_t* ancestors = reinterpret_cast<uint64_t*>(sharedMemory()); // scores are not needed by then
-    int32_t* used = candidateOf + kMAX_TREE;
+    int32_t* used = candidateOf + kMAX_TREE_NODES;
     int32_t const thread = threadIndex();
     for (int32_t i = thread; i < known; i += blockThreads())
     {

@@ -98,9 +98,6 @@ Status pagedAttention(AttentionArgs const& args, Call const& call, Device const&
 
 // --- the tree ops: they need no workspace -------------------------------------------------------------------
 
-//! The most nodes of a tree, the root included.
-constexpr int32_t kMAX_TREE = 64;
-
 //! C: candidates that the state holds over all levels, top_k + (levels - 1) * expand * top_k.
 int32_t treeCandidates(TreeArgs const& args) noexcept;
 Status checkTreeFields(TreeArgs const& args) noexcept;

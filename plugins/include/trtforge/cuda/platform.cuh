@@ -6,6 +6,7 @@
 #ifndef TRTFORGE_CUDA_PLATFORM_CUH
 #define TRTFORGE_CUDA_PLATFORM_CUH
 
+#include "trtforge/both.hpp"
 #include "trtforge/types.hpp"
 
 #include <cmath>
@@ -16,12 +17,10 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #define TF_DEVICE __device__ __forceinline__
-#define TF_BOTH __host__ __device__ __forceinline__
 #define TF_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #else
 #include "trtforge/cuda/host_shim.hpp"
 #define TF_DEVICE inline
-#define TF_BOTH inline
 #define TF_KERNEL(threads, blocks) void
 #endif
 
