@@ -123,7 +123,7 @@ def verify_bundle(
                     "error",
                     FOLDER,
                     "a gate was missed when the server of this bundle was evaluated",
-                    "see the gates in the newest addendum; evaluate again when the server was mended",
+                    "see the newest addendum; mend the server (serve --no-verify starts it) and evaluate again",
                 )
             )
     return report

@@ -105,7 +105,11 @@ def make_bundle(folder: Path, tiny_engine: Path, evidence: Path, layout: str = "
     shutil.copytree(tiny_engine, out / "engine")
     shutil.copytree(evidence, out / "evidence")
     write_recipe(recipe, out / "recipe.yaml")
-    result = StageResult(summary={"not_run": NOT_RUN}, gates=more.get("gates", []), stamps={"target": TARGETS[layout]})
+    result = StageResult(
+        summary={"not_run": NOT_RUN},
+        gates=more.get("gates", []),
+        stamps={"target": TARGETS[layout], **more.get("stamps", {})},
+    )
     ingredients: dict[str, Any] = {"section": {}, "inputs": {}, "tools": {}, "host": {}, "code_version": "1"}
     return store.publish(
         out, stage="bundle", key=key, ingredients=ingredients, inputs={}, result=result, seconds=1.0
@@ -183,6 +187,22 @@ def test_an_addendum_that_was_touched_moved_or_taken_away_is_found(
     assert codes(bundle) == {"TF-BND-037"}, "the first is missing"
     (bundle / "addenda" / "notes.txt").write_text("x")
     assert "TF-BND-006" in codes(bundle)
+
+
+def test_an_engine_that_was_compiled_later_is_the_one_that_was_evaluated(
+    engine: Engine, tiny_engine: Path, evidence: Path, tmp_path: Path
+) -> None:
+    bundle = make_bundle(tmp_path, tiny_engine, evidence, "inflight_batcher_llm", stamps={"compiled": False})
+    (bundle / "engine/trtllm").mkdir()
+    plan = bundle / "engine/trtllm/rank0.engine"
+    plan.write_bytes(b"compiled on the GPU machine")
+    with LayoutServer(engine, "inflight_batcher_llm") as address:
+        evaluate_live(bundle, address, SilentProgress(), load=False)
+        assert codes(bundle) == {"TF-BND-030"} and verify_bundle(bundle, stamps=False).verdict == "PASSED"
+        plan.write_bytes(b"compiled once more, otherwise")
+        assert codes(bundle) == {"TF-BND-030", "TF-BND-039"}
+        evaluate_live(bundle, address, SilentProgress(), load=False)
+    assert codes(bundle) == {"TF-BND-030"}
 
 
 def test_a_link_is_no_addendum(engine: Engine, tiny_engine: Path, evidence: Path, tmp_path: Path) -> None:
