@@ -10,12 +10,12 @@ PIP_EXTRA ?=
 RECIPE ?= configs/smollm2-135m-fp8.yaml
 NATIVE := CMakeLists.txt $(shell find plugins -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
 
-.PHONY: demo test pytest setup check-system lint fast bench docs clean
+.PHONY: demo test pytest setup install-library install-requirements check-system lint fast bench docs clean
 
 demo: setup
 	$(BIN)/trtforge run $(RECIPE)
 
-# A worker a core, each with one thread of its own: threads of several workers on one core wait for each other.
+# Each worker has one thread of its own: threads of several workers on one core wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 # both at once: mypy takes one core for a while, and the tests are done when the last of them is
@@ -23,7 +23,7 @@ test: setup
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: setup
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) -rfEs --durations=20 $(PYTEST_ARGS)
 
 fast: setup
 	$(PYTEST) -m "not e2e and not slow" $(PYTEST_ARGS)
@@ -53,14 +53,30 @@ check-system:
 	@if [ -z "$(PYTHON)" ]; then echo "python3.11: missing (no python3 on PATH)"; exit 3; fi
 	@$(PYTHON) scripts/system_check.py
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
+# The host library is compiled while the rest is downloaded and unpacked, which takes one core. Bytecode is compiled at the
+# end on all cores, tests of others left out (pip does it on one); some files are no valid Python, and need not be.
+# Without build isolation, and with the ninja that ModelOpt brings, a later build of a wheel can use what is compiled.
+$(VENV)/.installed: pyproject.toml constraints.txt scripts/requirements.py $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing trtforge and what it needs into $(VENV) (a few minutes)"
-	$(PIP) install -q -c constraints.txt $(PIP_EXTRA) torch
-	$(PIP) install -q -c constraints.txt $(PIP_EXTRA) -e '.[all,dev]'
-	@# PyTriton's own dependencies are not needed: only the server that its wheel carries is.
-	$(PIP) install -q --no-deps -c constraints.txt nvidia-pytriton
+	$(INSTALL) scikit-build-core ninja
+	$(INSTALL) scikit-build-core $$($(BIN)/python -c '$(BUILD_NEEDS)')
+	@$(MAKE) --no-print-directory -j 2 install-library install-requirements
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 	@touch $@
+
+INSTALL := $(PIP) install -q --no-compile -c constraints.txt $(PIP_EXTRA)
+# cmake and ninja, where the system has none that will do
+BUILD_NEEDS := from scikit_build_core import build; print(*build.get_requires_for_build_editable())
+
+install-library:
+	$(INSTALL) --no-deps --no-build-isolation -e .
+
+install-requirements:
+	$(BIN)/python scripts/requirements.py all dev > $(VENV)/requirements.txt
+	$(INSTALL) -r $(VENV)/requirements.txt
+	@# PyTriton's own dependencies are not needed: only the server that its wheel carries is.
+	$(INSTALL) --no-deps nvidia-pytriton
 
 clean:
 	rm -rf $(VENV) build .trtforge bundles
