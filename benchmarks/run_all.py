@@ -25,6 +25,7 @@ OTHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("benchmarks.graph_70b", (), ()),
     ("benchmarks.preflight", (), ("--rounds", "2")),
     ("benchmarks.lint", (), ("--rounds", "2")),
+    ("benchmarks.audit", (), ("--rounds", "2")),
     ("benchmarks.planner_bars", (), ()),
     ("benchmarks.triton_repository", (), ("--quick",)),
     ("benchmarks.guided_speculation", (), ("--quick",)),

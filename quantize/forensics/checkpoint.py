@@ -28,13 +28,13 @@ _EXPERT_STEMS = r"gate_up_proj|gate_proj|up_proj|down_proj"
 _FUSED = re.compile(rf"(?P<module>.+\.(?:{_EXPERT_STEMS}))_(?P<leaf>[a-z0-9_]+)")
 _BARE = re.compile(rf".+\.experts\.(?:{_EXPERT_STEMS})")
 _QUANTIZER = re.compile(r"(?P<module>.+?)\.(?P<leaf>(?:weight|input|output)_quantizer\..+)")
-_LAYER = re.compile(r"(?P<stack>(?:.+\.)?(?:layers|h|blocks))\.(?P<number>\d+)\.(?P<rest>.+)")
-_EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<rest>.+)")
+_LAYER = re.compile(r"(?P<stack>(?:.+\.)?(?:layers|h|blocks))\.(?P<number>\d{1,6})\.(?P<rest>.+)")
+_EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,6})\.(?P<rest>.+)")
 _EMBEDDINGS = ("*embed*", "*wte", "*wpe", "*.rotary_emb*")
 #: linears that loaders multiply as one, by their names below the same parent
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("to_q", "to_k", "to_v"))
 #: bytes of scales that are always read whole, and what is read of a larger tensor where there is more
-WHOLE, PIECE, PIECES = 256 << 20, 64 << 10, 16
+WHOLE, PIECE, PIECES = 256 << 20, 16 << 10, 16
 #: the largest tensor whose values are brought from a hub
 BROUGHT = 64 << 10
 

@@ -191,6 +191,7 @@ def _of_part(config: Mapping[str, Any]) -> Any:
 
 def _embedded(file: str, section: Mapping[str, Any]) -> Record:
     method = section.get("quant_method")
+    method = None if method is None else str(method)
     if method in _MODELOPT_METHODS or (method is None and "quant_algo" in section):
         inner = section.get("quantization", section)
         return _modelopt(file, inner if isinstance(inner, dict) else {}, section)
@@ -214,6 +215,12 @@ def _strings(value: Any) -> tuple[str, ...]:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _bits(value: Any) -> int:
+    """Bits of a weight; four where the record says nothing that a weight can have."""
+    found = _count(value)
+    return found if found is not None and found <= 32 else 4
 
 
 # --- ModelOpt -----------------------------------------------------------------------------------
@@ -262,7 +269,7 @@ def _kv_algorithm(section: Mapping[str, Any]) -> str | None:
     if not isinstance(scheme, dict) or scheme.get("dynamic") is True:
         return None
     return {("float", 8): "FP8", ("int", 8): "INT8", ("float", 4): "NVFP4"}.get(
-        (str(scheme.get("type")), int(scheme.get("num_bits") or 0)), str(scheme.get("type"))
+        (str(scheme.get("type")), _count(scheme.get("num_bits")) or 0), str(scheme.get("type"))
     )
 
 
@@ -294,14 +301,15 @@ def _compressed(file: str, section: Mapping[str, Any]) -> Record:
 
 def _compressed_scheme(section: Mapping[str, Any], one: Mapping[str, Any], weights: Mapping[str, Any]) -> Scheme:
     form = str(one.get("format") or section.get("format"))
-    bits, kind = int(weights.get("num_bits") or 0), str(weights.get("type"))
+    bits, kind = _count(weights.get("num_bits")) or 0, str(weights.get("type"))
     if form in ("mixed-precision", "None", "dense"):
         form = _usual_form(bits, kind, _count(weights.get("group_size")))
     inputs = one.get("input_activations")
     quantized = isinstance(inputs, dict)
     dynamic = inputs.get("dynamic") if isinstance(inputs, dict) else None
     structure = weights.get("block_structure")
-    block = (structure[0], structure[1]) if isinstance(structure, list) and len(structure) == 2 else None
+    sides = [_count(side) for side in structure] if isinstance(structure, list) else []
+    block = (sides[0], sides[1]) if len(sides) == 2 and sides[0] and sides[1] else None
     ordered = weights.get("actorder") in ("group", "dynamic", True)
     layout = compressed_layout(form)
     strategy = str(weights.get("strategy") or ("group" if weights.get("group_size") else "tensor"))
@@ -310,7 +318,7 @@ def _compressed_scheme(section: Mapping[str, Any], one: Mapping[str, Any], weigh
         layout,
         _strings(one.get("targets")),
         _count(weights.get("group_size")) if strategy in ("group", "tensor_group") else None,
-        bits or 4,
+        _bits(bits),
         block,
         asymmetric=weights.get("symmetric") is False,
         ordered=ordered,
@@ -334,7 +342,7 @@ def _usual_form(bits: int, kind: str, group: int | None) -> str:
 
 def _awq(file: str, section: Mapping[str, Any]) -> Record:
     version = str(section.get("version") or "gemm").lower()
-    bits = int(section.get("bits") or section.get("w_bit") or 4)
+    bits = _bits(section.get("bits") or section.get("w_bit"))
     group = _count(section.get("group_size") or section.get("q_group_size"))
     faults = () if version == "gemm" else (f"{file}: AWQ's version {version} packs in a form of its own",)
     layout = layout_named("awq-gemm") if version == "gemm" else None
@@ -349,7 +357,7 @@ def _gptq(file: str, section: Mapping[str, Any]) -> Record:
         "gptq",
         layout_named("gptq"),
         group=_count(section.get("group_size")),
-        bits=int(section.get("bits") or 4),
+        bits=_bits(section.get("bits")),
         asymmetric=not section.get("sym", True),
         ordered=bool(section.get("desc_act")),
     )

@@ -51,9 +51,10 @@ def _table(dtype: str) -> npt.NDArray[np.float64]:
         codes = np.arange(256)
         return np.where(codes == 255, np.nan, 2.0 ** (codes - 127.0))
     codes = np.arange(65536, dtype=np.uint16)
-    if dtype == "BF16":
-        return (codes.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return codes.view(np.float16).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaNs among the codes
+        if dtype == "BF16":
+            return (codes.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return codes.view(np.float16).astype(np.float64)
 
 
 #: the smallest normal number of each type

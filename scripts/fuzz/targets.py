@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scripts.fuzz.audits import AUDITS
 from scripts.fuzz.checkpoints import CONFIGS, GGUF, SAFETENSORS
 from scripts.fuzz.engines import ENGINES
 from scripts.fuzz.harness import Target
@@ -11,5 +12,5 @@ from scripts.fuzz.repositories import REPOSITORIES
 from scripts.fuzz.requests import REQUESTS
 from scripts.fuzz.templates import TEMPLATES
 
-_ALL = (RECIPES, TEMPLATES, CONFIGS, SAFETENSORS, GGUF, ENGINES, REPOSITORIES, REQUESTS, BUNDLES, STORE)
+_ALL = (RECIPES, TEMPLATES, CONFIGS, SAFETENSORS, GGUF, AUDITS, ENGINES, REPOSITORIES, REQUESTS, BUNDLES, STORE)
 TARGETS: dict[str, Target] = {target.name: target for target in _ALL}

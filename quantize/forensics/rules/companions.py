@@ -182,7 +182,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {} if kind in (None, "default") else {"rope_type": {"su": "longrope"}.get(str(kind), kind)}
     for key in _ROPE_NUMBERS:
         value = merged.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**63:
             result[key] = float(value)
     return result
 
@@ -198,7 +198,8 @@ def two_ropes(checkpoint: Checkpoint) -> Iterator[Hit]:
         return  # one spelling, or a rope for each kind of layer
     theta, stated = config.get("rope_theta"), new.get("rope_theta")
     wrong = []
-    if theta is not None and stated is not None and float(theta) != float(stated):
+    numbers = [value for value in (theta, stated) if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if len(numbers) == 2 and numbers[0] != numbers[1]:
         wrong.append(f"rope_theta is {theta} and {stated}")
     if isinstance(old, dict):
         kinds = [section.get("rope_type") or section.get("type") for section in (new, old)]

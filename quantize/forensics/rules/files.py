@@ -91,7 +91,9 @@ def ranks(checkpoint: Checkpoint) -> Iterator[Hit]:
     mapping = checkpoint.config.get("mapping")
     mapping = mapping if isinstance(mapping, dict) else {}
     world = mapping.get("world_size", checkpoint.config.get("world_size", 1))
-    wanted = {f"rank{number}.safetensors" for number in range(world if isinstance(world, int) else 1)}
+    wanted = {
+        f"rank{number}.safetensors" for number in range(world if isinstance(world, int) and 0 < world <= 4096 else 1)
+    }
     yield from hit(
         "files of ranks are not there",
         wanted - set(checkpoint.files.names),

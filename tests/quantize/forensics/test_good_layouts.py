@@ -65,3 +65,22 @@ def test_a_bare_configuration_is_judged_by_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     report = audit_checkpoint(tmp_path / "config.json")
     assert report.findings == [] and "TF-K7-103" in report.skipped and "TF-QNT-040" not in report.skipped
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"quant_method": ["awq"]},
+        {"bits": "a\0b", "w_bit": -1},
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": "x", "type": []}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": "x", "type": 3}}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"block_structure": [0, "x"]}}}},
+        {"quant_method": "fp8", "weight_block_size": [0, None]},
+        {"quant_method": "gptq", "dynamic": {"-:(": {}}, "group_size": -1, "bits": 2**70},
+    ],
+)
+def test_a_record_of_nonsense_is_a_finding_or_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
+    tensors, sections = made.awq()
+    sections["quantization_config"].update(change)
+    odd = {"rope_theta": "x", "rope_parameters": {"rope_theta": []}, "num_hidden_layers": 2**70, "num_experts": "y"}
+    audit_checkpoint(made.write(tmp_path, tensors, sections, config=odd)).to_json()

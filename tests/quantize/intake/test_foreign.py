@@ -225,6 +225,17 @@ def test_every_weight_keeps_its_value(tmp_path: Path, kind: str) -> None:
     assert again is not None and again.model.prequantized == target, "what was written is taken as it is"
 
 
+@pytest.mark.parametrize("kind", ["gptq", "compressed-tensors nvfp4", "fp8 blocks"])
+def test_what_comes_in_becomes_a_graph(tmp_path: Path, kind: str) -> None:
+    from builder.graphs import build_graph
+
+    _, section, pack = KINDS[kind]
+    Model(tmp_path / "model", section, pack)
+    fetch_checkpoint("model", tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache")
+    build_graph(tmp_path / "out", tmp_path / "graph")
+    assert (tmp_path / "graph" / "model.onnx").is_file()
+
+
 def test_scales_of_keys_and_values_get_this_package_s_names(tmp_path: Path) -> None:
     model = Model(tmp_path / "model", groups("float-quantized", STATIC, STATIC, kv_cache_scheme=STATIC), fp8)
     tensors = {
