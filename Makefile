@@ -39,6 +39,7 @@ bench: setup
 # every document, or part of one, that is written from the code; tests/docs holds this list to the documents' marks
 docs: setup
 	$(BIN)/python -m trtforge.recipe.docs docs/recipe.md
+	$(BIN)/python -m trtforge.formats.docs docs/quantize.md
 	$(BIN)/python scripts/op_tables.py
 	$(BIN)/python -m trtforge.preflight.docs docs/preflight.md
 	$(BIN)/python -m triton_repo.lint.docs docs/lint.md

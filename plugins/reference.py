@@ -10,20 +10,13 @@ import math
 
 import torch
 
-E4M3_MAX = 448.0
-E2M1_MAX = 6.0
-NVFP4_BLOCK = 16
-
-
-def to_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """Round to E4M3, saturating: beyond ±448 (infinities too) gives ±448, NaN stays NaN."""
-    return x.float().clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+from trtforge.formats.elements import fake_quant_two_level, to_e4m3
 
 
 def store_kv(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
     """A key or value as the pool stores it."""
     if dtype in (torch.float8_e4m3fn, torch.uint8):
-        return to_e4m3(x.float() / scale).view(dtype)
+        return to_e4m3(x, scale).view(dtype)
     return x.float().to(dtype)
 
 
@@ -156,22 +149,10 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 
 def fp8_fake_quant(x: torch.Tensor, scale: float, *, dequantize: bool = True) -> torch.Tensor:
     """``e4m3(x / scale)``, times scale when ``dequantize``, in x's dtype."""
-    y = to_e4m3(x.float() / scale).float()
+    y = to_e4m3(x, scale).float()
     return (y * scale if dequantize else y).to(x.dtype)
-
-
-def to_e2m1(x: torch.Tensor) -> torch.Tensor:
-    """Nearest E2M1 value (0, .5, 1, 1.5, 2, 3, 4, 6), ties to even, saturating."""
-    a = x.abs()
-    step = torch.where(a < 2, 0.5, torch.where(a < 4, 1.0, 2.0))
-    return ((x / step).round() * step).clamp(-E2M1_MAX, E2M1_MAX)
 
 
 def nvfp4_fake_quant(x: torch.Tensor, scale: float) -> torch.Tensor:
     """Dynamic NVFP4 of [T, D] in blocks of 16: E4M3 block scales times ``scale`` = amax / (6·448)."""
-    blocks = x.float().reshape(-1, NVFP4_BLOCK)
-    amax = blocks.abs().amax(-1, keepdim=True)
-    divisor = torch.tensor(scale if scale else 1.0)
-    s = to_e4m3(amax / (E2M1_MAX * divisor)).float() * divisor
-    safe = torch.where(s == 0, torch.ones_like(s), s)  # a block whose scale rounds to zero becomes zero
-    return (to_e2m1(blocks / safe) * s).reshape(x.shape).to(x.dtype)
+    return fake_quant_two_level(x, scale or 1.0).to(x.dtype)

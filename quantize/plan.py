@@ -96,18 +96,20 @@ def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInf
     Raises:
         ForgeError: ``TF-QNT-001`` … ``-004`` (format, KV mode, group size), ``TF-QNT-005`` already
             quantized, ``TF-QNT-007`` odd rows, ``TF-K4-001`` partial groups, ``TF-K6-001`` a tied head
-            that is not excluded.
+            that is not excluded, ``TF-QNT-015`` nothing is left to quantize.
     """
     row, kv = format_row(section.format), kv_mode(section.kv_cache)
     group = resolve_group_size(row, section.group_size)
     if (row.weight is not None or kv.dtype is not None) and config.get("quantization_config"):
         raise _already_quantized(config["quantization_config"])
     linears = linear_shapes(headers, config)
-    patterns = (*section.exclude, *ALWAYS_EXCLUDED)
+    patterns = (*section.unquantized, *ALWAYS_EXCLUDED)
     excluded = {name for name in linears if any(matches(name, pattern) for pattern in patterns)}
     if row.weight is None:
         excluded = set(linears)
     quantized = tuple(sorted(set(linears) - excluded))
+    if row.weight is not None and not quantized:
+        raise _nothing_left(row, section)
     if is_tied(config) and LM_HEAD in quantized:
         raise _tied_head(row, section)
     check_group_size(row, group, {name: linears[name][1] for name in quantized})
@@ -125,6 +127,16 @@ def _already_quantized(found: Any) -> ForgeError:
         numbers={"quant_method": method},
         why="Quantizing again would round values that were rounded before; the original weights are gone.",
         remedies=["Start from the unquantized checkpoint", "quantize: {format: none, kv_cache: none} keeps it"],
+    )
+
+
+def _nothing_left(row: FormatRow, section: Quantize) -> ForgeError:
+    return ForgeError(
+        "TF-QNT-015",
+        "No linear of the model is left to quantize",
+        asked=f"quantize: {{format: {row.name}, scope: {section.scope}, exclude: {list(section.exclude)}}}",
+        why="Scope and exclude list together take in every linear; the scope experts has none in a dense model.",
+        remedies=["quantize.scope: all", "quantize.exclude: [lm_head]", "quantize.format: none"],
     )
 
 

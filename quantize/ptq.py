@@ -87,6 +87,7 @@ def quantize_checkpoint(
         "kv_cache": plan.kv.name,
         "group_size": plan.group,
         "exclude": list(section.exclude),
+        "scope": section.scope,
         "quantized_linears": len(plan.quantized),
         "excluded_linears": list(plan.excluded) if plan.row.weight is not None else [],
         "tied_embeddings": plan.tied,
@@ -276,7 +277,8 @@ def _named_config(row: FormatRow | KvMode, modelopt_version: str) -> dict[str, A
 
     entry = modelopt_config(row, modelopt_version)
     if entry.config is not None:
-        return copy.deepcopy(getattr(mtq, entry.config))
+        named: dict[str, Any] = copy.deepcopy(getattr(mtq, entry.config))
+        return named | ({"algorithm": {"method": entry.method}} if entry.method else {})
     from modelopt.torch.opt.config_loader import load_config
     from modelopt.torch.quantization.config import QuantizeConfig
 
@@ -285,10 +287,13 @@ def _named_config(row: FormatRow | KvMode, modelopt_version: str) -> dict[str, A
 
 
 def _set_group(config: dict[str, Any], group: int | None) -> None:
+    """Give every quantizer in blocks of columns the plan's length; a chain of quantizers is a list."""
     for entry in config["quant_cfg"]:
-        blocks = (entry.get("cfg") or {}).get("block_sizes")
-        if group is not None and blocks and -1 in blocks:
-            blocks[-1] = group
+        chain = entry.get("cfg") or []
+        for part in chain if isinstance(chain, list) else [chain]:
+            blocks = part.get("block_sizes")
+            if group is not None and blocks and blocks.get(-1):
+                blocks[-1] = group
 
 
 def _head_entries(config: dict[str, Any], plan: QuantPlan) -> list[dict[str, Any]]:

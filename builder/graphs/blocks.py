@@ -19,6 +19,7 @@ from builder.graphs.info import GraphInfo, LinearInfo
 from builder.graphs.linears import LinearWriter
 from builder.graphs.rope import inverse_frequencies
 from builder.graphs.tensors import CheckpointTensors
+from trtforge.formats import format_named
 from trtforge.models.record import Model
 
 _NUMPY: dict[int, np.dtype[Any]] = {
@@ -79,7 +80,16 @@ class Blocks:
             kv_cache={"format": kv_format, "block_size": self.block_size, "scales": scales},
             quant_format=formats[0] if len(formats) == 1 else ("mixed" if formats else "none"),
             group_size=groups[0] if len(groups) == 1 else None,
-            linears=tuple(LinearInfo(linear.name, linear.shape, linear.format, linear.group) for linear in written),
+            linears=tuple(
+                LinearInfo(
+                    linear.name,
+                    linear.shape,
+                    linear.format,
+                    linear.group,
+                    format_named(linear.format).rounds_input(linear.parts),
+                )
+                for linear in written
+            ),
             ops={f"{domain}::{name}": opset.SINCE[name][-1] for domain, name in sorted(used)},
             tree_mask=self.tree_mask,
             accounted=dict(sorted(self.tensors.accounted.items())),

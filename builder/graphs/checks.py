@@ -20,6 +20,7 @@ _BITS = {
     TensorProto.FLOAT16: 16,
     TensorProto.BFLOAT16: 16,
     TensorProto.FLOAT8E4M3FN: 8,
+    TensorProto.INT8: 8,
     TensorProto.FLOAT4E2M1: 4,
     TensorProto.INT4: 4,
 }

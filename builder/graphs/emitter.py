@@ -31,6 +31,7 @@ ONNX_TYPES = {
     "F16": TensorProto.FLOAT16,
     "BF16": TensorProto.BFLOAT16,
     "F8_E4M3": TensorProto.FLOAT8E4M3FN,
+    "I8": TensorProto.INT8,
 }
 #: element type of a model, by its name in recipes and graph.json
 MODEL_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

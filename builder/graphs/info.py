@@ -20,12 +20,14 @@ INFO_VERSION = 1
 
 @dataclass(frozen=True)
 class LinearInfo:
-    """One linear layer: module name, weight shape [N, K] (outputs, inputs), stored format and its block length."""
+    """One linear layer: module name, weight shape [N, K] (outputs, inputs), stored format and its block length, and
+    whether its inputs are rounded where the format rounds inputs at all (files from before the key do not say less)."""
 
     name: str
     shape: tuple[int, int]
     format: str
     group_size: int | None = None
+    rounds_input: bool = True
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class GraphInfo:
                     (int(entry["shape"][0]), int(entry["shape"][1])),
                     entry["format"],
                     entry["group_size"],
+                    bool(entry.get("rounds_input", True)),
                 )
                 for entry in raw["linears"]
             )

@@ -19,7 +19,7 @@ from builder import opset
 from builder.graphs.emitter import Emitter, scope_of
 from builder.graphs.tensors import CheckpointTensors
 from trtforge.formats import format_named
-from trtforge.formats.base import INPUT_FACTORS, LinearTensors
+from trtforge.formats.base import INPUT_FACTORS, LEAST_SCALE, LinearTensors
 from trtforge.ground.safetensors_header import TensorInfo
 
 
@@ -65,12 +65,13 @@ class LinearWriter:
         onnx_type = None if element is None else TensorProto.DataType.Value(element)
         return self.emitter.external(name, info, onnx_type=onnx_type, shape=shape)
 
-    def once(self, kind: str, x: str, scale: str, write: Callable[[], str]) -> str:
-        """What ``write`` makes of ``x`` under the tensor ``scale``; linears with an equal one share the nodes."""
-        key = (kind, x, self.tensors.read(scale))
-        if key in self._shared:
+    def once(self, kind: str, x: str, scale: str | None, write: Callable[[], str]) -> str:
+        """What ``write`` makes of ``x`` under the tensor ``scale``; linears with an equal one (or with none, where
+        scales are computed with the values) share the nodes."""
+        key = (kind, x, b"" if scale is None else self.tensors.read(scale))
+        if key in self._shared and scale is not None:
             self.tensors.account(scale, "equal to the scale of a linear with the same input, whose nodes it shares")
-        else:
+        elif key not in self._shared:
             self._shared[key] = write()
         return self._shared[key]
 
@@ -83,13 +84,41 @@ class LinearWriter:
 
         return self.once(INPUT_FACTORS, x, factors, write)
 
-    def round_e4m3(self, x: str, scale: str, scope: str) -> str:
+    def round_e4m3(self, x: str, scale: str, scope: str, *, label: str = "input") -> str:
         """``x`` rounded to E4M3 under one scale: QuantizeLinear, DequantizeLinear."""
         emitter = self.emitter
         zero = emitter.constant("fp8_zero", np.zeros((), dtype=np.uint8), onnx_type=TensorProto.FLOAT8E4M3FN)
         stored = self.scalar(scale)
-        quantized = emitter.node("QuantizeLinear", [x, stored, zero], scope, label="QuantizeLinear_input", saturate=1)
+        quantized = emitter.node(
+            "QuantizeLinear", [x, stored, zero], scope, label=f"QuantizeLinear_{label}", saturate=1
+        )
+        return self.dequantize(quantized, stored, scope, label=label)
+
+    def round_int8(self, x: str, scale: str, scope: str) -> str:
+        """``x`` rounded to INT8 under one scale: QuantizeLinear, DequantizeLinear."""
+        zero, stored = self.emitter.constant("int8_zero", np.zeros((), dtype=np.int8)), self.scalar(scale)
+        quantized = self.emitter.node("QuantizeLinear", [x, stored, zero], scope, label="QuantizeLinear_input")
         return self.dequantize(quantized, stored, scope, label="input")
+
+    def round_rows(self, x: str, scope: str) -> str:
+        """Each row of ``x`` [T, K] rounded to E4M3 under a scale of its own, float32 [T]: max |x| / 448."""
+        emitter = self.emitter
+        largest = emitter.node("ReduceMax", [emitter.node("Abs", [x], scope), emitter.axes(-1)], scope, keepdims=0)
+        wide = emitter.node("Cast", [largest], scope, label="Cast_largest", to=TensorProto.FLOAT)
+        bound = emitter.constant("e4m3_max", np.array(448, dtype=np.float32))
+        # a row of zeros keeps a scale that can be divided by
+        least = emitter.constant("least_scale", np.array(LEAST_SCALE, dtype=np.float32))
+        scales = emitter.node("Max", [emitter.node("Div", [wide, bound], scope), least], scope, label="Max_scale")
+        quantized = emitter.node(
+            "QuantizeLinear",
+            [x, scales],
+            scope,
+            label="QuantizeLinear_input",
+            axis=0,
+            saturate=1,
+            output_dtype=TensorProto.FLOAT8E4M3FN,
+        )
+        return self.dequantize(quantized, scales, scope, label="input", axis=0)
 
     def round_blocks(self, x: str, scale: str, scope: str, *, group: int) -> str:
         """``x`` rounded to E2M1 in blocks with E4M3 scales of their own under one scale."""
@@ -105,9 +134,13 @@ class LinearWriter:
         label: str = "weight",
         group: int | None = None,
         wide: bool = False,
+        axis: int | None = None,
     ) -> str:
-        """De-quantized values: one scale, or one for ``group`` columns; ``wide``: in float32, not the model's type."""
+        """De-quantized values: one scale, one for each index of ``axis``, or one for ``group`` columns; ``wide``: in
+        float32, not the model's type."""
         blocks: dict[str, Any] = {} if group is None else {"axis": 1, "block_size": group}
+        if axis is not None:
+            blocks["axis"] = axis
         return self.emitter.node(
             "DequantizeLinear",
             [values, scales],

@@ -15,7 +15,7 @@ from typing import Any
 
 from trtforge.formats import formats
 from trtforge.formats.base import LinearTensors, Repacking
-from trtforge.formats.table import UNQUANTIZED, formats_by_variant, one_of, quantizing_formats
+from trtforge.formats.table import UNQUANTIZED, formats_by_algorithm, one_of, quantizing_formats
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
@@ -55,12 +55,12 @@ def read_quant_config(directory: Path) -> QuantConfig:
                 remedies=["Export the quantized checkpoint again"],
             ) from error
     algorithm = section.get("quant_algo") or None
-    if algorithm is not None and algorithm not in (MIXED, *formats_by_variant()):
+    if algorithm is not None and algorithm not in (MIXED, *formats_by_algorithm()):
         raise ForgeError(
             "TF-GRF-007",
             f"The graph cannot express the quantization algorithm {algorithm}",
             asked=str(algorithm),
-            numbers={"supported": sorted((MIXED, *formats_by_variant()))},
+            numbers={"supported": sorted((MIXED, *formats_by_algorithm()))},
             why=f"The graph writes linears in these formats: {', '.join(quantizing_formats())}.",
             remedies=[f"Quantize with format {one_of(quantizing_formats())}"],
         )
@@ -97,8 +97,8 @@ class CheckpointTensors:
     @property
     def weight_only(self) -> bool:
         """Whether linears may be without activation scales: the record says so, or says nothing of each linear."""
-        _, variant = formats_by_variant().get(self.quant.algorithm or "", (None, None))
-        return self.quant.algorithm in (None, MIXED) or (variant is not None and variant.weight_only)
+        row = formats_by_algorithm().get(self.quant.algorithm or "")
+        return self.quant.algorithm in (None, MIXED) or (row is not None and row.weight_only)
 
     def __contains__(self, name: str) -> bool:
         return name in self.headers
@@ -166,7 +166,8 @@ class CheckpointTensors:
             ForgeError: ``TF-GRF-006`` with the names of the tensors that the graph did not use;
                 ``TF-GRF-017`` declared and stored format differ.
         """
-        declared, _ = formats_by_variant().get(self.quant.algorithm or "", (None, None))
+        row = formats_by_algorithm().get(self.quant.algorithm or "")
+        declared = None if row is None else row.layout
         if declared is not None and formats != {declared}:
             raise ForgeError(
                 "TF-GRF-017",

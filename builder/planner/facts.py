@@ -75,7 +75,11 @@ def served_precision(recipe: Recipe, model: Model) -> Precision:
     """The recipe's precision; a checkpoint that is quantized already keeps its own."""
     quantize = recipe.quantize
     precision = recipe_precision(
-        quantize.format, quantize.kv_cache, recipe.model.dtype, group_size=quantize.group_size, exclude=quantize.exclude
+        quantize.format,
+        quantize.kv_cache,
+        recipe.model.dtype,
+        group_size=quantize.group_size,
+        exclude=quantize.unquantized,
     )
     if model.prequantized:
         precision = replace(precision, weights=model.prequantized, exclude=(*precision.exclude, *model.unquantized))

@@ -57,7 +57,7 @@ def recognize(config: dict[str, Any], quant_config: dict[str, Any] | None) -> Pr
     caches = kv_modes_by("algorithm")
     if cache is not None and (not isinstance(cache, str) or cache not in caches):
         raise refused(f"ModelOpt {algorithm} with a {cache} cache")
-    return Prequantized(formats_by_algorithm()[algorithm], caches[cache].name if cache else None)
+    return Prequantized(formats_by_algorithm()[algorithm].name, caches[cache].name if cache else None)
 
 
 def scheme_cache(section: dict[str, Any]) -> str | None:

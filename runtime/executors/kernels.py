@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from runtime.executors.fake_quant import fp8_fake_quant, nvfp4_fake_quant
 from runtime.executors.torch_attention import AttentionParams, paged_attention
+from trtforge.formats.elements import fake_quant_e4m3_rows, fake_quant_two_level, to_e4m3, to_int8
 
 
 class Columns(NamedTuple):
@@ -119,11 +119,21 @@ class TorchKernels:
 
     def fp8_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
         """out = e4m3(x / scale) * out_scale, contiguous rows; ``out`` may be ``x``."""
-        out[:tokens] = fp8_fake_quant(x[:tokens], scale, out_scale)
+        out[:tokens] = to_e4m3(x[:tokens], scale).float() * out_scale
 
     def nvfp4_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
         """out = nvfp4(x; scale) * out_scale in blocks of 16; ``out`` may be ``x``."""
-        out[:tokens] = nvfp4_fake_quant(x[:tokens], scale, out_scale)
+        out[:tokens] = fake_quant_two_level(x[:tokens], scale or 1.0) * out_scale
+
+    def fp8_row_fake_quant(
+        self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int
+    ) -> None:
+        """out = e4m3(x / s) * s * out_scale, s of each row its largest magnitude over 448; ``scale`` is not read."""
+        out[:tokens] = fake_quant_e4m3_rows(x[:tokens]) * out_scale
+
+    def int8_fake_quant(self, x: torch.Tensor, scale: float, out_scale: float, out: torch.Tensor, tokens: int) -> None:
+        """out = int8(x / scale) * out_scale; ``out`` may be ``x``."""
+        out[:tokens] = to_int8(x[:tokens], scale).float() * out_scale
 
     def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks of ``pool`` [N, 2, K, S, E] in order."""

@@ -39,10 +39,10 @@ import torch
 import torch.nn.functional as F
 
 from plugins.host.library import HostLibrary
-from runtime.executors.fake_quant import to_e4m3
 from runtime.executors.int4_linear import HostInt4, takes
 from runtime.executors.row_order import fbgemm_rows, onednn_safe_rows
 from runtime.executors.weights import LinearSource, Scratch
+from trtforge.formats.elements import to_e4m3
 from trtforge.machine.gpus import architecture_name
 from trtforge.machine.processor import processor
 
@@ -343,8 +343,7 @@ def pack(
         library: the host op library; None does without its kernels.
     """
     method, bias = sources[0].method, _bias(sources)
-    scales = [s.scale for s in sources]
-    same = all(scale == scales[0] for scale in scales)
+    scale = _one_scale(sources)
     wanted = Wanted(sources, bias, capability, input_scale, scratch or Scratch(), library)
     for name in () if method is None else method.kernels:
         own = KERNELS[name](wanted)
@@ -352,16 +351,14 @@ def pack(
             return PackedLinear(own, list(sources), None)
     codes = wanted.scratch.codes(sources)
     if capability.device == "cuda":
-        weight = codes * _column_scales(sources)[:, None] if not same else codes * scales[0]
+        weight = codes * _column_scales(sources)[:, None] if scale is None else codes * scale
         return PackedLinear(
             TorchLinear(weight, bias, dtype, "cuda"),
             list(sources),
             None,
             notes=[] if method is None else ["weights de-quantized at load"],
         )
-    out_scale: float | torch.Tensor | None = (
-        (None if scales[0] == 1.0 else scales[0]) if same else _column_scales(sources)
-    )
+    out_scale = _column_scales(sources) if scale is None else None if scale == 1.0 else scale
     # in front of the factor the kernel would hold the bias divided by it, rounded to the kernel's type
     after = bias if out_scale is not None else None
     kernel, power, notes = _dense(sources, codes, bias if after is None else None, capability, dtype, exact)
@@ -427,18 +424,26 @@ def _host_int4(wanted: Wanted) -> LinearKernel | None:
 def _scaled_mm(wanted: Wanted) -> LinearKernel | None:
     """One scale for all, calibrated inputs, and whole tiles of 16."""
     sources = wanted.sources
-    scales, sizes = {s.scale for s in sources}, (sum(s.shape[0] for s in sources), sources[0].shape[1])
-    fits = len(scales) == 1 and wanted.input_scale is not None and not any(size % 16 for size in sizes)
-    if wanted.capability.device != "cuda" or not wanted.capability.fp8 or not fits:
+    scale, sizes = _one_scale(sources), (sum(s.shape[0] for s in sources), sources[0].shape[1])
+    fits = wanted.capability.device == "cuda" and wanted.capability.fp8 and not any(size % 16 for size in sizes)
+    if scale is None or wanted.input_scale is None or not fits:
         return None
-    assert wanted.input_scale is not None
     codes = wanted.scratch.codes(sources)
-    return ScaledMm(codes, wanted.bias, sources[0].scale, wanted.input_scale, "cuda")
+    return ScaledMm(codes, wanted.bias, scale, wanted.input_scale, "cuda")
 
 
 #: kernels that formats have of their own, by the name that a format gives them: None where one does not take the linear
 KERNELS: Mapping[str, Callable[[Wanted], LinearKernel | None]] = {"host_int4": _host_int4, "scaled_mm": _scaled_mm}
 
 
+def _one_scale(sources: Sequence[LinearSource]) -> float | None:
+    """The outer scale that all of them have; None: they differ, or rows have their own."""
+    first = sources[0].scale
+    if isinstance(first, torch.Tensor) or any(isinstance(s.scale, torch.Tensor) or s.scale != first for s in sources):
+        return None
+    return first
+
+
 def _column_scales(sources: Sequence[LinearSource]) -> torch.Tensor:
-    return torch.cat([torch.full((s.shape[0],), s.scale) for s in sources])
+    """The outer scales float32 [N] of the product's columns."""
+    return torch.cat([torch.as_tensor(s.scale, dtype=torch.float32).expand(s.shape[0]) for s in sources])

@@ -134,9 +134,8 @@ class Lowering:
     def _quant_key(self, quant: InputQuant | None) -> tuple[Any, ...]:
         if quant is None:
             return ()
-        if quant.kind == "scale":
-            return ("scale", self.view.evaluate(quant.factors).float().numpy().tobytes())
-        return (quant.kind, quant.scale)
+        factors = self.view.evaluate(quant.factors).float().numpy().tobytes() if quant.factors else b""
+        return (quant.kind, quant.scale, factors)
 
     def _linear_group(self, name: str, matches: list[LinearMatch]) -> None:
         """One packed linear with the quantization of its input, columns in the graph's order."""
@@ -150,6 +149,11 @@ class Lowering:
                 self.progress(weight.stored_bytes)
         packed.input = quant.kind if quant is not None and quant.kind != "scale" else ""
         self.linears.append(packed)
+        if quant is not None and quant.factors and quant.method is not None:
+            scaled = f"{name}:scaled"
+            factors = InputQuant("scale", 1.0, quant.factors)
+            self._put_quantize(index, source, scaled, width, {"quant": factors, "out_scale": 1.0})
+            source = scaled
         if quant is not None and not packed.kernel.quantizes_input:
             quantized = f"{name}:input"
             params: dict[str, Any] = {"quant": quant, "out_scale": 1.0}
@@ -159,9 +163,7 @@ class Lowering:
                 # the factor goes onto the quantized activations, exact to float32's rounding; a bias, which the kernel
                 # holds divided by it, would not get it back
                 params["out_scale"], packed.out_scale = packed.out_scale, None
-            quantize = Op("quantize", index, [source], [quantized], {quantized: width}, params=params)
-            quantize.inplace, quantize.buffers = {quantized: source}, {source: width}
-            self._put(quantize)
+            self._put_quantize(index, source, quantized, width, params)
             source = quantized
         out = f"{name}:output"
         self._put(Op("linear", index, [source], [out], params={"packed": packed}, buffers={source: width}))
@@ -170,6 +172,12 @@ class Lowering:
             self.segments[match.output] = (out, first, match.weight.shape[0])
             self.producer[match.output] = self.producer[out]
             first += match.weight.shape[0]
+
+    def _put_quantize(self, index: int, source: str, out: str, width: int, params: dict[str, Any]) -> None:
+        """A rounding or factors of a linear's input, in place where nothing else reads it."""
+        quantize = Op("quantize", index, [source], [out], {out: width}, params=params)
+        quantize.inplace, quantize.buffers = {out: source}, {source: width}
+        self._put(quantize)
 
     def _packed(self, sources: list[LinearSource], quant: InputQuant | None) -> PackedLinear:
         """The linears packed, or the pack that another program of the graph made of them."""

@@ -28,7 +28,8 @@ _FORMAT_OF = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
 class InputQuant:
     """What happens to a linear's input first: a format's rounding (its ``kind``), or a factor a column (``scale``).
 
-    ``key`` tells equal treatments apart without comparing tensors.
+    Attributes:
+        factors: the constant [K] that the columns are multiplied by, before a rounding; empty: by none.
     """
 
     kind: str
@@ -132,14 +133,13 @@ class GraphView:
         for node in self.graph.nodes:
             first = next((types[n] for n in node.inputs if n in types), None)
             if node.kind in ("Cast", "DequantizeLinear"):
-                import onnx
-
                 code = node.attribute("to") or node.attribute("output_dtype", 0)
-                name = onnx.TensorProto.DataType.Name(code) if code else ""
                 scale = types.get(node.inputs[1]) if len(node.inputs) > 1 else None
-                first = self.context.dtype(name) if name else scale
+                first = self.context.dtype(_type_name(code)) if code else scale
             elif node.kind == "QuantizeLinear":
-                first = types.get(node.inputs[2]) if len(node.inputs) > 2 else None
+                code = node.attribute("output_dtype", 0)
+                zero = types.get(node.inputs[2]) if len(node.inputs) > 2 else None
+                first = self.context.dtype(_type_name(code)) if code else zero
             elif node.kind in ("Shape",):
                 first = torch.int64
             elif node.kind in ("Equal", "Less"):
@@ -150,6 +150,13 @@ class GraphView:
             if node.kind == "trtforge::PagedAttention" and len(node.outputs) > 1:
                 types[node.outputs[1]] = types[node.inputs[3]]
         return types
+
+
+def _type_name(code: int) -> str:
+    """ONNX's name of an element type's number."""
+    import onnx
+
+    return str(onnx.TensorProto.DataType.Name(code))
 
 
 def match_linear(view: GraphView, node: Node) -> LinearMatch | None:
@@ -223,11 +230,11 @@ def _weight(view: GraphView, name: str, transposed: bool, module: str) -> Linear
 
 
 def _quantized_weight(view: GraphView, node: Node, module: str) -> LinearSource | None:
-    stored = view.raw(node.inputs[0])
-    if stored is None or len(stored.shape) != 2:
-        return None
-    shape = (stored.shape[0], stored.shape[1])
     for format in formats():
+        stored = format.stored_of(view, node)
+        if stored is None or len(stored.shape) != 2:
+            continue
+        shape = (stored.shape[0], stored.shape[1])
         found = format.match_weight(view, node, stored)
         if found is not None:
             return LinearSource(module, shape, format.kind, stored, found.scale, found.block_scales, found.group)
@@ -239,16 +246,23 @@ def _input(view: GraphView, name: str, width: int) -> tuple[str, InputQuant | No
     node = view.producer.get(name)
     if node is None:
         return name, None, set()
-    here = view.index[id(node)]
     for format in formats():
         found = format.match_input(view, node)
         if found is not None:
-            return found.source, InputQuant(format.kind, found.scale), set(found.nodes)
-    if node.kind == "Mul":
+            source, factors, nodes = _factored(view, found.source, width)
+            return source, InputQuant(format.kind, found.scale, factors), found.nodes | nodes
+    source, factors, nodes = _factored(view, name, width)
+    return source, InputQuant("scale", 1.0, factors) if factors else None, set(nodes)
+
+
+def _factored(view: GraphView, name: str, width: int) -> tuple[str, str, frozenset[int]]:
+    """(the value before its columns are multiplied by factors, the factors or "", covered nodes)."""
+    node = view.producer.get(name)
+    if node is not None and node.kind == "Mul":
         for source, factors in (node.inputs, node.inputs[::-1]):
             if factors in view.constant and source not in view.constant and _vector(view, factors, width) is not None:
-                return source, InputQuant("scale", 1.0, factors), {here}
-    return name, None, set()
+                return source, factors, frozenset({view.index[id(node)]})
+    return name, "", frozenset()
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from runtime.executors.fake_quant import nvfp4_fake_quant, unpack_e2m1, unpack_int4
 from runtime.executors.onnx_graph import TORCH_DTYPES, Constant, Node
 from runtime.executors.torch_attention import AttentionParams, paged_attention
+from trtforge.formats.elements import fake_quant_two_level, unpack_e2m1, unpack_int4
 from trtforge.ground.errors import ForgeError
 
 Value = Any  # torch.Tensor, a 4-bit Constant, or None
@@ -309,7 +309,7 @@ def _dynamic_block_quantize(ctx: OpContext, node: Node, v: list[Value]) -> Seque
     if int(node.attribute("block_size", 16)) != 16:
         raise unsupported(node, f"block_size {node.attribute('block_size')}")
     scale = 1.0 if len(v) < 2 or v[1] is None else float(v[1])
-    return (nvfp4_fake_quant(v[0], scale),)
+    return (fake_quant_two_level(v[0], scale or 1.0).to(v[0].dtype),)
 
 
 def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Op:
@@ -352,6 +352,7 @@ OPS: dict[str, Op] = {
     "QuantizeLinear": _quantize_linear,
     "RMSNormalization": _rms_normalization,
     "Reciprocal": _unary(torch.reciprocal),
+    "ReduceMax": _reduce(torch.amax),
     "ReduceMean": _reduce(torch.mean),
     "ReduceSum": _reduce(torch.sum),
     "Reshape": _reshape,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.executors.fake_quant import to_e4m3
+from trtforge.formats.elements import to_e4m3
 
 
 @dataclass(frozen=True, slots=True)

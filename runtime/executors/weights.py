@@ -24,7 +24,7 @@ class LinearSource:
         name: the module path.
         format: ``bfloat16``, ``float16``, ``float32``, or a format's :attr:`~trtforge.formats.base.Format.kind`.
         weight: the stored initializer (or the evaluated dense weight).
-        scale: the per-tensor factor outside the product (1 for dense weights).
+        scale: the factor outside the product: one (1 for dense weights), or one a row of the weight.
         block_scales: [N, K/group], of the formats with blocks.
     """
 
@@ -32,7 +32,7 @@ class LinearSource:
     shape: tuple[int, int]
     format: str
     weight: Constant | torch.Tensor
-    scale: float = 1.0
+    scale: float | torch.Tensor = 1.0
     block_scales: torch.Tensor | None = None
     group: int = 0
     bias: torch.Tensor | None = None
@@ -57,6 +57,7 @@ class LinearSource:
         if method is None or method.row.weight is None:
             return rows * columns * (4 if self.format == "float32" else 2)
         scales = 0 if self.block_scales is None else self.block_scales.numel() * method.scale_bytes
+        scales += 4 * self.scale.numel() if isinstance(self.scale, torch.Tensor) else 0
         return rows * columns * method.row.weight.bits // 8 + scales
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.builder.reference_ops import E2M1, E4M3, e4m3, fake_nvfp4
 from tests.support.tiny import write_safetensors
+from trtforge.formats.table import format_row
 from trtforge.ground.safetensors_header import read_headers
 
 _NUMPY = {
@@ -18,6 +19,7 @@ _NUMPY = {
     "F16": np.float16,
     "F32": np.float32,
     "U8": np.uint8,
+    "I8": np.int8,
     "F8_E4M3": E4M3,
 }
 
@@ -64,11 +66,11 @@ class Quantizer:
                     self.kv_scales[key] = scale
                     tensors[key] = ("F32", np.array(scale, dtype=np.float32))
         write_safetensors(directory / "model.safetensors", tensors)
-        algorithm = {"fp8": "FP8", "nvfp4": "NVFP4", "int4_awq": "W4A16_AWQ", "none": None}[fmt]
+        algorithm = format_row(fmt).algorithm
         quantization = {
             "quant_algo": algorithm,
             "kv_cache_quant_algo": "FP8" if kv_fp8 else None,
-            "group_size": group if fmt == "int4_awq" else None,
+            "group_size": group if fmt in ("int4_awq", "w4a8_awq") else None,
             "exclude_modules": ["lm_head"],
         }
         (directory / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
@@ -92,6 +94,64 @@ class Quantizer:
             f"{module}.weight_scale": ("F32", np.array(scale)),
             f"{module}.input_scale": ("F32", np.array(input_scale)),
         }
+
+    def _fp8_rowwise(self, module: str, weight: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        scale = (np.abs(weight).max(axis=1) / np.float32(448)).astype(np.float32)
+        stored = (weight / scale[:, None]).astype(E4M3)
+        self.meaning[f"{module}.weight"] = stored.astype(np.float32) * scale[:, None]
+
+        def rounded(x: np.ndarray) -> np.ndarray:
+            own = np.maximum(np.abs(x).max(axis=-1, keepdims=True) / np.float32(448), np.float32(2.0**-126))
+            return e4m3(x / own) * own
+
+        self.activations[module] = rounded
+        return {f"{module}.weight": ("F8_E4M3", stored), f"{module}.weight_scale": ("F32", scale)}
+
+    def _w4a8_awq(self, module: str, weight: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        tensors = {name: (kind, array) for name, (kind, array) in self._int4_awq(module, weight).items()}
+        outer = np.float32(np.abs(weight).max() / 448)
+        self.meaning[f"{module}.weight"] = e4m3(self.meaning[f"{module}.weight"] / outer) * outer
+        input_scale = np.float32(self._input_amax(module) / 448)
+        scaled = self.activations.get(module, lambda x: x)
+        self.activations[module] = lambda x: e4m3(scaled(x) / input_scale) * input_scale
+        return tensors | {
+            f"{module}.weight_scale_2": ("F32", np.array(outer)),
+            f"{module}.input_scale": ("F32", np.array(input_scale)),
+        }
+
+    def _int8_sq(self, module: str, weight: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        # each linear has factors of its own, those with one input too
+        rng = np.random.default_rng(sum(map(ord, module)))
+        factors = (0.5 + rng.random(weight.shape[1], dtype=np.float32)).astype(ml_dtypes.bfloat16)
+        input_scale = np.float32(self._input_amax(module) / 127)
+        self.activations[module] = lambda x: (
+            np.clip(np.rint(x * factors.astype(np.float32) / input_scale), -128, 127).astype(np.float32) * input_scale
+        )
+        tensors = self._int8_wo(module, weight)
+        return tensors | {
+            f"{module}.input_scale": ("F32", np.array(input_scale)),
+            f"{module}.pre_quant_scale": ("BF16", factors),
+        }
+
+    def _int8_wo(self, module: str, weight: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        scale = (np.abs(weight).max(axis=1) / np.float32(127)).astype(np.float32)
+        stored = np.clip(np.rint(weight / scale[:, None]), -128, 127).astype(np.int8)
+        self.meaning[f"{module}.weight"] = stored.astype(np.float32) * scale[:, None]
+        return {f"{module}.weight": ("I8", stored), f"{module}.weight_scale": ("F32", scale)}
+
+    def _w4a16_nvfp4(self, module: str, weight: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        tensors = self._nvfp4(module, weight)
+        del self.activations[module], tensors[f"{module}.input_scale"]
+        return tensors
+
+    def _nvfp4_awq(self, module: str, weight: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        tensors = self._nvfp4(module, weight)
+        if module.endswith("o_proj"):  # the others' factors are folded into what comes before them
+            factors = (0.5 + self.rng.random(weight.shape[1], dtype=np.float32)).astype(ml_dtypes.bfloat16)
+            rounded = self.activations[module]
+            self.activations[module] = lambda x: rounded(x * factors.astype(np.float32))
+            tensors[f"{module}.pre_quant_scale"] = ("BF16", factors)
+        return tensors
 
     def _nvfp4(self, module: str, weight: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
         rows, columns = weight.shape

@@ -16,13 +16,20 @@ from trtforge.tables.decoders import decoders
 ROWS = tuple(decoders())
 VARIANTS = tuple((name, kind) for name, row in decoders().items() for kind in variants(row))
 QUANTIZED = ("fp8", "nvfp4", "int4_awq")
+#: layouts, and rows that differ in what is beside the weight: tried on two classes, of plain and of fused projections
+LAYOUTS = ("fp8_rowwise", "int8_sq", "int8_wo", "nvfp4_awq", "w4a16_nvfp4", "w4a8_awq")
+PAIRS = tuple((name, fmt) for name in ROWS for fmt in QUANTIZED) + tuple(
+    (name, fmt) for name in ("LlamaForCausalLM", "Phi3ForCausalLM") for fmt in LAYOUTS
+)
 #: the variant that formats are tried on: it has everything that the row can have
 FULL = "everything"
 #: largest difference of a logit in float32, where nothing is rounded but by float32's own arithmetic
 EXACT = 1e-3
 #: and relative to the largest logit, where a value that two float32 computations round to different codes moves those
 #: behind it in its prompt; the middle of all prompts says that few values do
-LARGEST, MIDDLE = {"fp8": 0.1, "nvfp4": 0.2, "int4_awq": 2e-3}, 1e-3
+LARGEST = {"fp8": 0.1, "nvfp4": 0.2, "int4_awq": 2e-3, "fp8_rowwise": 0.1, "int8_sq": 0.1, "int8_wo": 2e-3}
+LARGEST |= {"w4a8_awq": 0.1, "nvfp4_awq": 0.2, "w4a16_nvfp4": 2e-3}
+MIDDLE = 1e-3
 
 
 @functools.cache

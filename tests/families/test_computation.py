@@ -19,14 +19,16 @@ from runtime.executors.linears import Capability
 from runtime.executors.torch_executor import TorchExecutor
 from tests.builder import test_native as native
 from tests.builder import test_numerics as paged
-from tests.families.support import QUANTIZED, ROWS, VARIANTS, assert_exact, assert_near, checkpoint, quantized
+from tests.families.support import PAIRS, ROWS, VARIANTS, assert_exact, assert_near, checkpoint, quantized
 from tests.runtime.executor_support import LIMITS, PROMPTS, run_ragged, run_whole
 from tests.support.engines import build_engine
+from trtforge.formats import format_named
+from trtforge.formats.table import format_row
 from trtforge.recipe.schema import Build, KvCache
 
 rows = pytest.mark.parametrize("name", ROWS)
 every_variant = pytest.mark.parametrize(("name", "kind"), VARIANTS)
-formats = pytest.mark.parametrize("fmt", QUANTIZED)
+pairs = pytest.mark.parametrize(("name", "fmt"), PAIRS)
 hosts = pytest.mark.parametrize("host", [True, False], ids=["host library", "torch"])
 
 
@@ -74,8 +76,7 @@ def test_the_executor(root: Path, tmp_path: Path, name: str, kind: str, host: bo
     assert_exact([logits.numpy() for logits in ragged], model, PROMPTS)
 
 
-@formats
-@rows
+@pairs
 def test_the_paged_graph_in_a_format(root: Path, tmp_path: Path, name: str, fmt: str) -> None:
     quantizer = quantized(root, name, fmt, tmp_path / "model")
     assert_near(paged_logits(tmp_path / "model"), tmp_path / "model", paged.PROMPTS, quantizer, fmt)
@@ -89,12 +90,14 @@ def test_the_native_graph_in_a_format(root: Path, tmp_path: Path, name: str, fmt
     assert_near(native_logits(tmp_path / "model"), tmp_path / "model", native.PROMPTS, quantizer, fmt)
 
 
-@formats
-@rows
+@pairs
 def test_the_executor_in_a_format(root: Path, tmp_path: Path, name: str, fmt: str) -> None:
     quantizer = quantized(root, name, fmt, tmp_path / "model")
     program = executor(tmp_path / "model")
     assert not program.describe()["program"]["interpreted"].keys() - {"Cast"}
-    assert {row["stored"] for row in program.describe()["linears"]} == {fmt.removesuffix("_awq"), "bfloat16"}
+    assert {row["stored"] for row in program.describe()["linears"]} == {
+        format_named(format_row(fmt).layout).kind,
+        "bfloat16",
+    }
     got = [logits.numpy() for logits in run_ragged(program)]
     assert_near(got, tmp_path / "model", PROMPTS, quantizer, fmt)

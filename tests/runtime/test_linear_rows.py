@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executors.fake_quant import unpack_int4
 from runtime.executors.host_kernels import open_library
 from runtime.executors.linears import Capability, PackedLinear, detect, pack
 from runtime.executors.onnx_graph import Constant
@@ -19,8 +18,9 @@ from runtime.executors.torch_executor import TorchExecutor
 from runtime.executors.weight_check import TOLERANCE, check_weights
 from runtime.executors.weights import LinearSource
 from tests.runtime.executor_support import tiny_engine
+from trtforge.formats.elements import unpack_int4
 
-KINDS = ("float32", "bfloat16", "float16", "fp8", "nvfp4", "int4")
+KINDS = ("float32", "bfloat16", "float16", "fp8", "fp8_rowwise", "int8", "nvfp4", "int4")
 FLOAT32 = Capability()
 MACHINES = [FLOAT32, detect()] if detect().bf16 else [FLOAT32]
 
@@ -39,6 +39,11 @@ def source(kind: str, n: int, k: int, group: int, seed: int, bias: bool) -> tupl
     if kind == "fp8":
         made.weight, made.scale = (torch.randn(n, k, generator=generator) * 80).to(torch.float8_e4m3fn), 3.1e-4
         return made, made.weight.double() * made.scale
+    if kind in ("fp8_rowwise", "int8"):
+        dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+        made.weight = constant("w", "", (n, k), (torch.randn(n, k, generator=generator) * 40).to(dtype))
+        made.scale = torch.rand(n, generator=generator) * 1e-3 + 1e-4
+        return made, made.weight.data.double() * made.scale.double()[:, None]
     bytes_NK = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
     made.group = 16 if kind == "nvfp4" else group
     if kind == "nvfp4":

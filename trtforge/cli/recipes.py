@@ -16,6 +16,7 @@ from trtforge.ground.errors import ExitCode, ForgeError
 
 if TYPE_CHECKING:
     from quantize.intake import CheckpointInfo
+    from trtforge.formats.table import Representation
     from trtforge.ground.console import Console
     from trtforge.ground.progress import Progress
     from trtforge.tables.advisories import Known
@@ -122,25 +123,38 @@ def schema(console: Console) -> None:
 def formats(console: Console) -> None:
     """List the quantization formats and KV-cache modes."""
     from trtforge.formats.table import load_formats
+    from trtforge.targets import TARGETS
 
     table = load_formats()
     console.result(table.model_dump(mode="json"))
     console.table(
         "Quantization formats (quantize.format)",
-        ["name", "weights", "activations", "groups", "native on", "on a CPU", "what it is"],
+        ["name", "weights", "activations", "groups", "native on", "targets", "on a CPU", "what it is"],
         [
             [
                 row.name,
-                "as is" if row.weight is None else f"{row.weight.bits} bit",
-                "as is" if row.activation is None else f"{row.activation.bits} bit",
+                _operand(row.weight),
+                _operand(row.activation),
                 " ".join(f"{size}{'*' if size == row.default_group_size else ''}" for size in row.group_sizes) or "-",
                 " ".join(row.native),
+                " ".join(target for target in TARGETS if target not in row.not_on),
                 row.cpu.evaluate,
                 row.title,
             ]
             for row in table.formats
         ],
     )
+    console.table(
+        "Measured here",
+        ["name", "what"],
+        [[row.name, row.measured] for row in table.formats if row.measured],
+    )
+    console.table(
+        "Known and not offered",
+        ["name", "refused by", "why", "instead"],
+        [[row.name, row.who, row.why, " ".join(row.instead)] for row in table.refused],
+    )
+    console.table("Scopes (quantize.scope)", ["name", "which linears"], [[row.name, row.title] for row in table.scopes])
     console.table(
         "KV-cache modes (quantize.kv_cache)",
         ["name", "scales", "usable", "what it is"],
@@ -149,6 +163,14 @@ def formats(console: Console) -> None:
     if console.mode == "quiet":
         for row in table.formats:
             console.value(row.name)
+
+
+def _operand(operand: Representation | None) -> str:
+    """Bits and blocks of weights or activations, and their scales."""
+    if operand is None:
+        return "as is"
+    block = "" if operand.block is None else f", blocks of {'a group' if operand.block == 'group' else operand.block}"
+    return f"{operand.bits} bit {operand.dtype}{block}; {operand.scale}"
 
 
 class StackAction(StrEnum):

@@ -13,7 +13,7 @@ Shape letters: N rows, K columns, G values that share a scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: safetensors types of weights that are not quantized
 FLOAT_TYPES = ("BF16", "F16", "F32")
 INPUT_FACTORS = "pre_quant_scale"
+#: of a row whose scale is computed with it: a row of zeros has one too
+LEAST_SCALE = 2.0**-126
 
 
 # --- in a checkpoint ----------------------------------------------------------------------------
@@ -104,8 +106,9 @@ class LinearWriter(Protocol):
     def scaled(self, x: str, factors: str, scope: str) -> str:
         """``x`` times the checkpoint's factors [K]; linears with equal ones share the node."""
 
-    def once(self, kind: str, x: str, scale: str, write: Callable[[], str]) -> str:
-        """What ``write`` makes of ``x`` under the tensor ``scale``; linears with an equal one share the nodes."""
+    def once(self, kind: str, x: str, scale: str | None, write: Callable[[], str]) -> str:
+        """What ``write`` makes of ``x`` under the tensor ``scale``; linears with an equal one (or with none, where
+        scales are computed with the values) share the nodes."""
 
     def dequantize(
         self,
@@ -116,11 +119,19 @@ class LinearWriter(Protocol):
         label: str = "weight",
         group: int | None = None,
         wide: bool = False,
+        axis: int | None = None,
     ) -> str:
-        """De-quantized values: one scale, or one for ``group`` columns; ``wide``: in float32, not the model's type."""
+        """De-quantized values: one scale, one for each index of ``axis``, or one for ``group`` columns; ``wide``: in
+        float32, not the model's type."""
 
-    def round_e4m3(self, x: str, scale: str, scope: str) -> str:
+    def round_e4m3(self, x: str, scale: str, scope: str, *, label: str = "input") -> str:
         """``x`` rounded to E4M3 under one scale."""
+
+    def round_int8(self, x: str, scale: str, scope: str) -> str:
+        """``x`` rounded to INT8 under one scale."""
+
+    def round_rows(self, x: str, scope: str) -> str:
+        """Each row of ``x`` rounded to E4M3 under a scale of its own: its largest magnitude becomes E4M3's."""
 
     def round_blocks(self, x: str, scale: str, scope: str, *, group: int) -> str:
         """``x`` rounded to E2M1 in blocks with E4M3 scales of their own under one scale."""
@@ -172,12 +183,12 @@ class StoredWeight:
     """The scales of a quantized weight in a graph.
 
     Attributes:
-        scale: the factor outside the product.
+        scale: the factor outside the product: one, or one a row of the weight, float32 [N].
         block_scales: [N, K/G], as floats.
         group: G, 0 without blocks.
     """
 
-    scale: float = 1.0
+    scale: float | torch.Tensor = 1.0
     block_scales: torch.Tensor | None = None
     group: int = 0
 
@@ -259,10 +270,43 @@ def factored(writer: LinearWriter, linear: LinearTensors, x: str, scope: str) ->
     return x if factors is None else writer.scaled(x, factors, scope)
 
 
+def factored_input(parts: Mapping[str, torch.Tensor], after: InputOperation | None) -> InputOperation | None:
+    """The input times the linear's factors, where it has them, and then what happens ``after``."""
+    factors = parts.get(INPUT_FACTORS)
+    if factors is None:
+        return after
+    wide = factors.float()
+
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        scaled = x * wide.to(x.dtype)
+        return scaled if after is None else after.apply(scaled)
+
+    return InputOperation(apply)
+
+
+def rounded_by_one_scale(view: GraphView, node: Any, dtype: torch.dtype) -> RoundedInput | None:
+    """What DequantizeLinear ``node`` ends: QuantizeLinear to ``dtype`` and back under one constant scale."""
+    inner = view.producer.get(node.inputs[0]) if node.kind == "DequantizeLinear" else None
+    if inner is None or inner.kind != "QuantizeLinear" or view.dtype.get(inner.outputs[0]) != dtype:
+        return None
+    scale = view.scalar(inner.inputs[1])
+    if scale is None or scale != view.scalar(node.inputs[1]):
+        return None
+    return RoundedInput(inner.inputs[0], scale, frozenset({view.index[id(node)], view.index[id(inner)]}))
+
+
 def in_blocks(node: Any) -> bool:
     """Whether DequantizeLinear has a scale for some columns of a row each, and no zero points."""
     zeros = len(node.inputs) > 2 and node.inputs[2]
     return node.attribute("axis", 1) % 2 == 1 and not zeros and bool(node.attribute("block_size", 0))
+
+
+def row_scales(view: GraphView, node: Any) -> torch.Tensor | None:
+    """The scales float32 [N] of a DequantizeLinear with one for each row, and no zero points; None: it has others."""
+    if node.attribute("axis", 1) != 0 or node.attribute("block_size", 0) or (len(node.inputs) > 2 and node.inputs[2]):
+        return None
+    scales: torch.Tensor = view.evaluate(node.inputs[1])
+    return scales.float() if scales.dim() == 1 else None
 
 
 # --- the format ---------------------------------------------------------------------------------
@@ -313,6 +357,11 @@ class Format:
         """How the weight is laid out anew for ONNX; None: it stays where it is."""
         return None
 
+    def rounds_input(self, parts: Iterable[str]) -> bool:
+        """Whether the inputs of a linear are rounded; ``parts``: the last names of its tensors."""
+        calibrated = "input_scale" in self.row.tensors
+        return self.row.activation is not None and (not calibrated or "input_scale" in parts)
+
     # in a graph
 
     def emit(self, writer: LinearWriter, linear: LinearTensors, x: str, scope: str) -> tuple[str, str]:
@@ -326,6 +375,10 @@ class Format:
         raise NotImplementedError
 
     # in the executor
+
+    def stored_of(self, view: GraphView, node: Any) -> Any | None:
+        """The initializer behind ``node`` (DequantizeLinear), if it can be a weight of this format."""
+        return view.raw(node.inputs[0])
 
     def match_weight(self, view: GraphView, node: Any, stored: Any) -> StoredWeight | None:
         """The scales of ``stored`` [N, K], which ``node`` (DequantizeLinear) widens, if it is of this format."""

@@ -13,7 +13,11 @@ Shape letters: N rows, K columns, G block length.
 
 from __future__ import annotations
 
+import math
+
 import torch
+
+from trtforge.formats.base import LEAST_SCALE
 
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
@@ -63,13 +67,36 @@ def fake_quant_e4m3(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tenso
     Uses torch's own E4M3 conversion after clamping (the conversion alone does not saturate); it equals
     :func:`e4m3_round` on every input and is several times faster.
     """
-    scaled = (x.to(torch.float32) / scale).clamp_(-E4M3_MAX, E4M3_MAX)
-    return scaled.to(torch.float8_e4m3fn).to(torch.float32).mul_(scale)
+    return to_e4m3(x, scale).to(torch.float32).mul_(scale)
+
+
+def to_e4m3(x: torch.Tensor, scale: torch.Tensor | float = 1.0) -> torch.Tensor:
+    """``x / scale`` saturated and rounded to float8_e4m3fn; NaN stays NaN."""
+    return (x.to(torch.float32) / scale).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def fake_quant_e4m3_rows(x: torch.Tensor) -> torch.Tensor:
+    """What E4M3 keeps of ``x`` [..., K] when each row has a scale of its own, as float32: its largest becomes 448."""
+    wide = x.to(torch.float32)
+    return fake_quant_e4m3(wide, (wide.abs().amax(-1, keepdim=True) / E4M3_MAX).clamp_(min=LEAST_SCALE))
 
 
 def e4m3_round_fast(x: torch.Tensor) -> torch.Tensor:
     """:func:`e4m3_round` by torch's own conversion (same values, tested)."""
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float32)
+
+
+# --- INT8 ---------------------------------------------------------------------------------------
+
+
+def to_int8(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
+    """``x / scale`` rounded to the nearest integer, ties to even, saturating at -128 and 127: int8."""
+    return (x.to(torch.float32) / scale).round_().clamp_(-128, 127).to(torch.int8)
+
+
+def fake_quant_int8(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
+    """What INT8 under ``scale`` keeps of ``x``, as float32."""
+    return to_int8(x, scale).to(torch.float32).mul_(scale)
 
 
 # --- E2M1 ---------------------------------------------------------------------------------------
@@ -114,6 +141,22 @@ def pack_nibbles(codes_NK: torch.Tensor) -> torch.Tensor:
 def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
     """Bytes [..., K/2] → codes 0..15 [..., K]; the inverse of :func:`pack_nibbles`."""
     return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+
+
+def unpack_flat(data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """ONNX's 4-bit elements in order, two a byte, the even one in the low nibble → uint8 codes 0..15 of ``shape``."""
+    return unpack_nibbles(data).flatten()[: math.prod(shape)].view(shape)
+
+
+def unpack_int4(data: torch.Tensor, shape: tuple[int, ...], signed: bool) -> torch.Tensor:
+    """ONNX's 4-bit integers as int8 of ``shape``."""
+    codes = unpack_flat(data, shape)
+    return signed_nibbles(codes) if signed else codes.to(torch.int8)
+
+
+def unpack_e2m1(data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """ONNX's E2M1 elements as float32 of ``shape``."""
+    return e2m1_decode(unpack_flat(data, shape))
 
 
 def signed_nibbles(codes: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from trtforge.formats.base import (
     RoundedInput,
     ShardWriter,
     StoredWeight,
+    rounded_by_one_scale,
 )
 from trtforge.ground.e4m3 import rescale_table
 from trtforge.ground.safetensors_header import TensorInfo
@@ -38,7 +39,9 @@ class Method(Format):
     input_kernel = "fp8_fake_quant"
 
     def holds(self, stored: TensorInfo, beside: Mapping[str, TensorInfo]) -> bool:
-        return stored.dtype == "F8_E4M3" and "weight_scale" in beside
+        scale = beside.get("weight_scale")
+        rows = stored.shape[:1]
+        return stored.dtype == "F8_E4M3" and scale is not None and scale.dtype == "F32" and scale.shape != rows
 
     def take(self, tensors: CheckpointReader, linear: LinearTensors) -> LinearTensors:
         tensors.take(linear.weight, linear.shape)
@@ -69,13 +72,7 @@ class Method(Format):
     def match_input(self, view: GraphView, node: Any) -> RoundedInput | None:
         import torch
 
-        inner = view.producer.get(node.inputs[0]) if node.kind == "DequantizeLinear" else None
-        if inner is None or inner.kind != "QuantizeLinear" or view.dtype.get(inner.outputs[0]) != torch.float8_e4m3fn:
-            return None
-        scale = view.scalar(inner.inputs[1])
-        if scale is None or scale != view.scalar(node.inputs[1]):
-            return None
-        return RoundedInput(inner.inputs[0], scale, frozenset({view.index[id(node)], view.index[id(inner)]}))
+        return rounded_by_one_scale(view, node, torch.float8_e4m3fn)
 
     def write_codes(self, stored: Any, scales: StoredWeight, out: torch.Tensor) -> None:
         out.copy_(stored.data)

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from trtforge.formats.base import (
     FLOAT_TYPES,
-    INPUT_FACTORS,
     CheckpointReader,
     Format,
     GraphView,
@@ -31,6 +30,7 @@ from trtforge.formats.base import (
     ShardWriter,
     StoredWeight,
     factored,
+    factored_input,
     in_blocks,
     input_factors,
 )
@@ -68,17 +68,8 @@ class Method(Format):
         return stored.dtype == "U8" and scale is not None and scale.dtype in FLOAT_TYPES and not two_level
 
     def take(self, tensors: CheckpointReader, linear: LinearTensors) -> LinearTensors:
-        name, (rows, columns) = linear.name, linear.shape
-        for size in linear.shape:
-            if size % 2:
-                tensors.divides(name, size, 2)
-        tensors.take(linear.weight, (rows // 2, columns))
-        scale = tensors.take(f"{name}.weight_scale")
-        groups = scale.shape[-1] if len(scale.shape) == 2 else 0
-        tensors.divides(name, columns, columns // groups if groups and columns % groups == 0 else 0)
-        tensors.take(f"{name}.weight_scale", (rows, groups))
-        parts = {"weight_scale": f"{name}.weight_scale", **input_factors(tensors, linear)}
-        return LinearTensors(name, linear.shape, self.name, linear.weight, columns // groups, parts, linear.bias)
+        group, parts = take_groups(tensors, linear)
+        return LinearTensors(linear.name, linear.shape, self.name, linear.weight, group, parts, linear.bias)
 
     def repacking(self, stored: TensorInfo) -> Repacking | None:
         whole = len(stored.shape) == 2 and stored.shape[1] % 2 == 0
@@ -90,12 +81,7 @@ class Method(Format):
         return x, writer.dequantize(stored, writer.stored(linear.parts["weight_scale"]), scope, group=linear.group)
 
     def read(self, parts: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, InputOperation | None]:
-        weight = dequantize_weight(parts["weight"], parts["weight_scale"])
-        factors = parts.get(INPUT_FACTORS)
-        if factors is None:
-            return weight, None
-        wide = factors.float()
-        return weight, InputOperation(lambda x: x * wide.to(x.dtype))
+        return dequantize_weight(parts["weight"], parts["weight_scale"]), factored_input(parts, None)
 
     def match_weight(self, view: GraphView, node: Any, stored: Any) -> StoredWeight | None:
         if stored.dtype != "INT4" or not in_blocks(node):
@@ -103,12 +89,7 @@ class Method(Format):
         return StoredWeight(1.0, view.evaluate(node.inputs[1]), int(node.attribute("block_size")))
 
     def write_codes(self, stored: Any, scales: StoredWeight, out: torch.Tensor) -> None:
-        from trtforge.formats.elements import signed_nibbles, unpack_nibbles
-
-        assert scales.block_scales is not None
-        blocks = out.view(out.shape[0], -1, scales.group)
-        blocks.copy_(signed_nibbles(unpack_nibbles(stored.data)).view(blocks.shape))
-        blocks.mul_(scales.block_scales.float()[..., None])
+        int4_codes(stored, scales, out)
 
     def shard(
         self, writer: ShardWriter, out: str, parts: Sequence[Part], columns: tuple[int, int] | None
@@ -118,6 +99,30 @@ class Method(Format):
         blocks = None if columns is None else (columns[0] // group, columns[1] // group)
         yield writer.widened(writer.stack(f"{out}.weights_scaling_factor", parts, "weight_scale", blocks))
         yield writer.input_factors(f"{out}.prequant_scaling_factor", parts, columns)
+
+
+def take_groups(tensors: CheckpointReader, linear: LinearTensors) -> tuple[int, dict[str, str]]:
+    """The group length of a linear's integers, and the parts ``weight_scale`` and (where it has them) factors."""
+    name, (rows, columns) = linear.name, linear.shape
+    for size in linear.shape:
+        if size % 2:
+            tensors.divides(name, size, 2)
+    tensors.take(linear.weight, (rows // 2, columns))
+    scale = tensors.take(f"{name}.weight_scale")
+    groups = scale.shape[-1] if len(scale.shape) == 2 else 0
+    tensors.divides(name, columns, columns // groups if groups and columns % groups == 0 else 0)
+    tensors.take(f"{name}.weight_scale", (rows, groups))
+    return columns // groups, {"weight_scale": f"{name}.weight_scale", **input_factors(tensors, linear)}
+
+
+def int4_codes(stored: Any, scales: StoredWeight, out: torch.Tensor) -> None:
+    """Fill float32 [N, K] with the integers of ONNX's INT4 times their groups' scales."""
+    from trtforge.formats.elements import signed_nibbles, unpack_nibbles
+
+    assert scales.block_scales is not None
+    blocks = out.view(out.shape[0], -1, scales.group)
+    blocks.copy_(signed_nibbles(unpack_nibbles(stored.data)).view(blocks.shape))
+    blocks.mul_(scales.block_scales.float()[..., None])
 
 
 def unpack_rows(packed: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from trtforge.formats.base import (
     ShardWriter,
     StoredWeight,
     factored,
+    factored_input,
     in_blocks,
     input_factors,
 )
@@ -76,9 +77,12 @@ class Method(Format):
 
         block = parts["weight"].shape[-1] * 2 // parts["weight_scale"].shape[-1]
         weight = dequantize_two_level(parts["weight"], parts["weight_scale"], parts["weight_scale_2"], block=block)
-        scale = float(parts["input_scale"])
-        rounded = partial(fake_quant_two_level, global_scale=scale, block=block)
-        return weight, InputOperation(rounded, (self.name, scale, block))
+        rounded = None
+        if "input_scale" in parts:
+            scale = float(parts["input_scale"])
+            apply = partial(fake_quant_two_level, global_scale=scale, block=block)
+            rounded = InputOperation(apply, (self.name, scale, block))
+        return weight, factored_input(parts, rounded)
 
     def match_weight(self, view: GraphView, node: Any, stored: Any) -> StoredWeight | None:
         maker = view.producer.get(node.inputs[1])

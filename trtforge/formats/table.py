@@ -43,11 +43,15 @@ class Representation(_Row):
 
 
 class ModelOptConfig(_Row):
-    """Where a range of ModelOpt versions keeps the configuration: a constant or a preset file."""
+    """Where a range of ModelOpt versions keeps the configuration: a constant or a preset file.
+
+    ``method``: the calibration algorithm in the place of the configuration's own.
+    """
 
     versions: str
     config: str | None = None
     preset: str | None = None
+    method: str | None = None
 
     @field_validator("versions")
     @classmethod
@@ -70,13 +74,13 @@ class TensorRule(_Row):
     optional: bool = False
 
     def expected_shape(self, rows: int, columns: int, group: int | None) -> tuple[int, ...]:
-        """The shape for a linear of [rows, columns]; a size that does not divide is an error of the caller."""
+        """The shape for a linear of [rows, columns]; a last block may be a partial one."""
         sizes = {"N": rows, "K": columns, "G": group or 1}
         shape = []
         for term in self.shape:
             numerator, _, denominator = term.partition("/")
             divisor = sizes.get(denominator) or int(denominator or 1)
-            shape.append(sizes[numerator] // divisor)
+            shape.append(-(-sizes[numerator] // divisor))
         return tuple(shape)
 
 
@@ -86,13 +90,6 @@ class CpuSupport(_Row):
     quantize: Literal["exact", "emulated"]
     evaluate: Literal["exact", "emulated"]
     packed: bool = False
-
-
-class Variant(_Row):
-    """Another ``quant_algo`` whose linears are stored in a format."""
-
-    algorithm: str
-    weight_only: bool = False
 
 
 class Counted(_Row):
@@ -118,7 +115,7 @@ class FormatRow(_Row):
     activation: Representation | None
     modelopt: tuple[ModelOptConfig, ...]
     algorithm: str | None
-    variants: tuple[Variant, ...]
+    stored_as: str | None = None
     group_sizes: tuple[int, ...]
     default_group_size: int | None
     needs_calibration: bool
@@ -126,13 +123,25 @@ class FormatRow(_Row):
     cpu: CpuSupport
     speedup_at_64: float | None = None
     native: tuple[str, ...]
+    measured: str | None = None
+    not_on: dict[str, str] = {}
     planner: Counted | None
     sources: tuple[str, ...]
 
     @property
+    def layout(self) -> str:
+        """The row whose module reads and writes this format's tensors: its own, or that which it is stored as."""
+        return self.stored_as or self.name
+
+    @property
+    def weight_only(self) -> bool:
+        """Weights are quantized and inputs are not."""
+        return self.weight is not None and self.activation is None
+
+    @property
     def four_bits_for_wide_inputs(self) -> bool:
         """Weights of 4 bits for inputs that are not rounded: they save bandwidth, not arithmetic."""
-        return self.weight is not None and self.weight.bits == 4 and self.activation is None
+        return self.weight_only and self.weight is not None and self.weight.bits == 4
 
     @property
     def rows_a_byte(self) -> int:
@@ -174,6 +183,26 @@ class KvMode(_Row):
         return self
 
 
+class RefusedFormat(_Row):
+    """A way to quantize that is asked for by its name and not offered: who does not take it, and what is instead."""
+
+    name: str
+    title: str
+    who: str
+    why: str
+    instead: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+class Scope(_Row):
+    """Which linears a format is for: patterns of those that it is not for."""
+
+    name: str
+    title: str
+    exclude: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
 class FirstChoice(_Row):
     """What is offered where another format or cache does not fit."""
 
@@ -187,16 +216,22 @@ class FormatTable(_Row):
     removed: dict[str, tuple[str, ...]]
     rounded_inputs: dict[ComputeFormat, float]
     formats: tuple[FormatRow, ...] = Field(min_length=1)
+    scopes: tuple[Scope, ...] = Field(min_length=1)
+    refused: tuple[RefusedFormat, ...]
     counted: dict[str, Counted]
     kv_modes: tuple[KvMode, ...] = Field(min_length=1)
     counted_kv: dict[str, float]
 
     @model_validator(mode="after")
     def _unique(self) -> FormatTable:
-        for rows in (self.formats, self.kv_modes):
-            names = [row.name for row in rows]
+        formats = [*(row.name for row in self.formats), *(row.name for row in self.refused)]
+        for names in (formats, [row.name for row in self.kv_modes]):
             if len(set(names)) != len(names):
                 raise ValueError(f"a name appears twice in {names}")
+        layouts = {row.name for row in self.formats if row.stored_as is None}
+        strangers = [row.name for row in self.formats if row.layout not in layouts]
+        if strangers:
+            raise ValueError(f"{strangers} are stored as a format that has no layout of its own")
         return self
 
 
@@ -204,6 +239,17 @@ class FormatTable(_Row):
 def load_formats() -> FormatTable:
     """The validated table (cached)."""
     return read_table(_TABLE, FormatTable)
+
+
+def scope_exclude(name: str) -> tuple[str, ...]:
+    """The patterns of linears that a scope leaves unquantized; a name that is no row is a fault of the caller."""
+    return next(row.exclude for row in load_formats().scopes if row.name == name)
+
+
+@functools.cache
+def refused_formats() -> Mapping[str, RefusedFormat]:
+    """The ways to quantize that are known by these names and not offered."""
+    return {row.name: row for row in load_formats().refused}
 
 
 def first_choice() -> str:
@@ -238,17 +284,13 @@ KV_LEAVES = ("k_scale", "v_scale")
 
 
 @functools.cache
-def formats_by_algorithm() -> Mapping[str, str]:
-    """ModelOpt's ``quant_algo`` -> the format that it writes."""
-    return {row.algorithm: row.name for row in load_formats().formats if row.algorithm is not None}
-
-
-@functools.cache
-def formats_by_variant() -> Mapping[str, tuple[str, Variant]]:
-    """Every ``quant_algo`` whose linears are stored in one format -> that format."""
-    own = {algorithm: (name, Variant(algorithm=algorithm)) for algorithm, name in formats_by_algorithm().items()}
-    others = {other.algorithm: (row.name, other) for row in load_formats().formats for other in row.variants}
-    return own | others
+def formats_by_algorithm() -> Mapping[str, FormatRow]:
+    """ModelOpt's ``quant_algo`` -> the format that it writes: the first of those that write the same."""
+    found: dict[str, FormatRow] = {}
+    for row in load_formats().formats:
+        if row.algorithm is not None:
+            found.setdefault(row.algorithm, row)
+    return found
 
 
 @functools.cache
@@ -304,9 +346,18 @@ def format_row(name: str) -> FormatRow:
     """The row of a format.
 
     Raises:
-        ForgeError: ``TF-QNT-001`` with the nearest known names.
+        ForgeError: ``TF-QNT-001`` with the nearest known names, ``TF-QNT-009`` known and refused.
     """
     rows = {row.name: row for row in load_formats().formats}
+    refused = refused_formats().get(name)
+    if refused is not None:
+        raise ForgeError(
+            "TF-QNT-009",
+            f"{refused.title} is not offered: {refused.who} does not take it",
+            asked=f"quantize.format: {name}",
+            why=refused.why,
+            remedies=[f"quantize.format: {other}" for other in refused.instead],
+        )
     if name not in rows:
         raise _unknown("TF-QNT-001", "quantization format", "quantize.format", name, list(rows))
     return rows[name]

@@ -98,7 +98,7 @@ def to_format(facts: Facts, name: str) -> str:
         return parts[0]
     group, sizes = recipe.quantize.group_size, group_sizes(facts, name)
     if facts.model is not None:
-        linears = quantized_linears(facts.model, recipe.quantize.exclude)
+        linears = quantized_linears(facts.model, recipe.quantize.unquantized)
         sizes = tuple(size for size in sizes if fits(linears, recipe.build.parallel.tp, size)) or sizes
     used = group or row.default_group_size
     if group is not None and (not sizes or row.default_group_size in sizes) and group not in sizes:

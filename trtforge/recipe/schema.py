@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from trtforge.formats.table import scope_exclude
 from trtforge.ground.section import PositiveInt, Section
 from trtforge.ground.units import Fraction, Seconds, Size
 from trtforge.recipe.schema_evals import Evals
@@ -87,7 +88,15 @@ class Quantize(Section):
     )
     group_size: PositiveInt | None = Field(None, description="Block length of the group-wise formats")
     exclude: tuple[str, ...] = Field(("lm_head",), description="Module names or globs kept unquantized")
+    scope: Literal["all", "mlp", "experts"] = Field(
+        "all", description="Which linears get the format: all, those of MLPs and experts, or routed experts alone"
+    )
     calibration: Calibration = Calibration()
+
+    @property
+    def unquantized(self) -> tuple[str, ...]:
+        """The patterns of linears that keep the model's dtype: those excluded, and those outside the scope."""
+        return tuple(dict.fromkeys((*self.exclude, *scope_exclude(self.scope))))
 
 
 class Lookahead(Section):

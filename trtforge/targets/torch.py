@@ -23,6 +23,7 @@ class Choice(Part):
     kernel: str
     native: bool
     executed: str
+    inputs: str | None = None
     rounds: str | None = None
     requires: Requirements = Requirements()
     measured: str | None = None
@@ -32,6 +33,10 @@ class Choice(Part):
         machine = capability in self.capability or ("any" in self.capability and not capability.startswith("cuda"))
         outputs, groups = self.requires.outputs_multiple_of, self.requires.group_multiple_of
         return self.stored == stored and machine and shape[0] % outputs == 0 and (group or 0) % groups == 0
+
+    def executed_of(self, rounded: bool) -> str:
+        """What runs, in words, for a linear whose inputs are rounded or not."""
+        return f"{self.executed}, {self.inputs}" if rounded and self.inputs else self.executed
 
 
 class TorchRecord(ServedRecord):

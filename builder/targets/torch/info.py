@@ -55,9 +55,11 @@ def _execution(engine: dict[str, Any], capability: str) -> tuple[list[dict[str, 
     for linear in engine["linears"]:
         shape = (linear["shape"][0], linear["shape"][1])
         row = choose(linear["stored"], capability, shape, linear["group_size"], rows)
-        decided = {"executed": row.executed, "kernel": row.kernel, "native": row.native, "rounds": row.rounds}
+        # engines from before the key rounded the inputs of every format that has a word for it
+        executed = row.executed_of(linear.get("rounds_input", True))
+        decided = {"executed": executed, "kernel": row.kernel, "native": row.native, "rounds": row.rounds}
         linears.append({key: linear[key] for key in ("name", "shape", "stored", "group_size")} | decided)
-        key = (linear["stored"], row.executed, row.kernel, row.native, row.rounds or "")
+        key = (linear["stored"], executed, row.kernel, row.native, row.rounds or "")
         count, weights = groups.get(key, (0, 0))
         groups[key] = (count + 1, weights + shape[0] * shape[1])
     execution = [

@@ -159,7 +159,8 @@ def _plan_linears(
             "shape": list(linear.shape),
             "stored": stored,
             "group_size": group,
-            "executed": choice.executed,
+            "rounds_input": linear.rounds_input,
+            "executed": choice.executed_of(linear.rounds_input),
             "kernel": choice.kernel,
             "native": choice.native,
         }

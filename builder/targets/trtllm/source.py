@@ -29,6 +29,7 @@ from trtforge.ground.json_file import read_json_file
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.models.record import Model
 from trtforge.targets import DEFAULT
+from trtforge.targets.trtllm_engine import TRTLLM_ENGINE
 
 Array = npt.NDArray[Any]
 
@@ -43,6 +44,11 @@ BITS: Mapping[str, np.dtype[Any]] = {
 }
 #: rope types that TensorRT-LLM 1.2 knows, by Hugging Face's name
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+def _rows() -> Mapping[str, FormatRow]:
+    """``quant_algo`` -> its row, of the formats that the converter knows."""
+    return {name: row for name, row in formats_by_algorithm().items() if TRTLLM_ENGINE.name not in row.not_on}
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Checkpoint:
 
     @property
     def row(self) -> FormatRow:
-        return format_row(formats_by_algorithm()[self.algorithm] if self.algorithm else UNQUANTIZED)
+        return _rows()[self.algorithm] if self.algorithm else format_row(UNQUANTIZED)
 
     @property
     def format(self) -> str:
@@ -86,8 +92,8 @@ class Checkpoint:
         config, headers = read_config(directory), read_headers(directory)
         algorithm, kv_algorithm, group = _quantization(directory)
         undeclared = algorithm is None and any(name.endswith(".weight_scale") for name in headers)
-        formats = sorted((UNQUANTIZED, *formats_by_algorithm().values()))
-        if algorithm not in (None, *formats_by_algorithm()) or kv_algorithm not in (None, *carried_kv()) or undeclared:
+        formats = sorted((UNQUANTIZED, *(row.name for row in _rows().values())))
+        if algorithm not in (None, *_rows()) or kv_algorithm not in (None, *carried_kv()) or undeclared:
             raise ForgeError(
                 "TF-BLD-030",
                 f"A checkpoint in {algorithm or 'a format that it does not name'} with KV cache "

@@ -155,7 +155,7 @@ class _Plan:
         kinds = {self.source.quantized(part.module) for part in parts}
         if len(kinds) > 1:
             raise self.unlike(out, parts, "some are quantized and some are excluded", {})
-        format = format_named(self.source.format if kinds.pop() else UNQUANTIZED)
+        format = format_named(self.source.row.layout if kinds.pop() else UNQUANTIZED)
         yield from format.shard(self, out, parts, columns)
         if self.source.has(f"{parts[0].module}.bias"):
             yield self._bias(f"{out}.bias", parts)

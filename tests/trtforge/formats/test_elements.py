@@ -150,3 +150,32 @@ def test_partial_blocks_are_refused() -> None:
 def test_unknown_element_format_is_refused() -> None:
     with pytest.raises(ValueError, match="no emulation"):
         dynamic_block_quantize(torch.zeros(1, 16), 16, torch.ones(()), 6, 3, 8, 4)
+
+
+@given(st.integers(0, 999), st.sampled_from((1, 7, 64)))
+def test_int8_and_rows_of_e4m3_stay_within_half_a_step(seed: int, width: int) -> None:
+    x = torch.randn(3, width, generator=torch.Generator().manual_seed(seed)) * torch.tensor([[1e-3], [1.0], [1e3]])
+    x[1] = 0
+    scale = x.abs().amax() / 127
+    codes = em.to_int8(x, scale)
+    assert codes.dtype == torch.int8 and torch.equal(em.to_int8(codes.float() * scale, scale), codes)
+    assert (em.fake_quant_int8(x, scale) - x).abs().max() <= scale / 2 * (1 + 1e-5)
+    assert em.to_int8(torch.tensor([1e9, -1e9]), 1.0).tolist() == [127, -128]
+    kept = em.fake_quant_e4m3_rows(x)
+    assert torch.equal(kept[1], torch.zeros(width))
+    # a mantissa of three bits, and the smallest step of the row
+    assert ((kept - x).abs() <= x.abs() / 16 * (1 + 1e-5) + x.abs().amax(-1, keepdim=True) / 448 * 2.0**-10).all()
+    torch.testing.assert_close(kept.abs().amax(-1), x.abs().amax(-1), rtol=1e-6, atol=0)
+
+
+@given(st.integers(0, 999), st.integers(1, 6), st.sampled_from((16, 32, 64)))
+def test_packed_integers_come_back(seed: int, pairs: int, columns: int) -> None:
+    """ModelOpt's packing of rows, what ONNX makes of it, and back."""
+    from trtforge.formats.int4_awq import pack_rows, repack_rows, unpack_rows
+
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-8, 8, (2 * pairs, columns), generator=generator, dtype=torch.int8)
+    packed = pack_rows(codes)
+    assert packed.shape == (pairs, columns) and torch.equal(unpack_rows(packed), codes)
+    onnx = torch.from_numpy(repack_rows(packed.numpy()))
+    assert torch.equal(em.unpack_int4(onnx, tuple(codes.shape), True), codes)

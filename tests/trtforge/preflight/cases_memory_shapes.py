@@ -110,6 +110,12 @@ CASES: dict[str, tuple[Case, Case]] = {
         (build(target="tensorrt-rtx", architectures=["sm_75"]), {}),
         (merged(build(target="tensorrt-rtx", architectures=["sm_75"]), {"model": {"dtype": "float16"}}), {}),
     ),
+    "TF-K3-013": (
+        (merged(quant(format="fp8_rowwise"), build(target="tensorrt", architectures=["sm_90"])), {}),
+        (merged(quant(format="fp8"), build(target="tensorrt", architectures=["sm_90"])), {}),
+    ),
+    "TF-K3-014": ((quant(format="nvfp4_svdquant"), {}), (quant(format="nvfp4_awq"), {})),
+    "TF-K3-015": ((quant(format="fp8", scope="experts"), {}), (quant(format="fp8", scope="mlp"), {})),
     "TF-K3-020": ((merged(RTX, quant(format="fp8", kv_cache="fp8")), {}), (merged(RTX, quant(format="fp8")), {})),
     "TF-K3-021": (
         (merged(build(target="tensorrt-rtx", architectures=["sm_75"]), {"model": {"dtype": "float32"}}), {}),

@@ -362,7 +362,7 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged({"stack": "trtllm-1.3"}, ENGINE), {}),
         (merged({"stack": "trtllm-1.2.1"}, ENGINE), {}),
     ),
-    "TF-K23-004": ((quant(format="w4a8_awq"), {}), (quant(format="int4_awq", group_size=64), {})),
+    "TF-K23-004": ((quant(format="fp8_pc_pt"), {}), (quant(format="int4_awq", group_size=64), {})),
     "TF-K23-005": (
         (merged(ENGINE, parameters(enable_trt_overlap="true")), {}),
         (merged(ENGINE, parameters(enable_chunked_context="true")), {}),

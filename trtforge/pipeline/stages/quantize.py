@@ -11,6 +11,9 @@ from trtforge.pipeline.stages.common import copy_estimate, corpus_identity, plai
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import Artifact, GateResult, StageResult
 
+#: what a format's row says of it, beside what decides the bytes
+_SAID_OF_IT = {"title", "summary", "sources", "native", "cpu", "measured", "not_on", "planner", "speedup_at_64"}
+
 
 class QuantizeStage(Stage):
     """Keyed by the section, the format's row of the table, the calibration text's hash and a target's fused linears."""
@@ -26,7 +29,7 @@ class QuantizeStage(Stage):
         asked = recipe.quantize
         row, kv = format_row(asked.format), kv_mode(asked.kv_cache)
         section = plain(asked)
-        section["row"] = plain(row, exclude={"title", "summary", "sources", "native", "cpu"})
+        section["row"] = plain(row, exclude=_SAID_OF_IT)
         section["kv_row"] = plain(kv, exclude={"title", "sources", "why"})
         if row.needs_calibration or kv.scales == "calibrated":
             corpus = asked.calibration.corpus

@@ -72,7 +72,7 @@ def weight_bytes(facts: Facts, *, stored: bool, name: str | None = None) -> int:
     row = facts.formats.get(name or weight_format(facts))
     if row is None or row.weight is None:
         return model.parameters * wide
-    linear = min(linear_parameters(model, recipe.quantize.exclude), model.parameters)
+    linear = min(linear_parameters(model, recipe.quantize.unquantized), model.parameters)
     group = (recipe.quantize.group_size if name is None else None) or row.default_group_size
     bits = row.weight.bits + (16 / group if group else 0)
     if not stored and not row.cpu.packed:

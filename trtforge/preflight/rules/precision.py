@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtforge.formats.table import FormatRow, refused_formats
 from trtforge.ground.names import nearest
+from trtforge.models.shape import quantized_linears
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import (
     context_asked,
@@ -21,7 +23,7 @@ from trtforge.preflight.remedies import by_hand, line
 from trtforge.preflight.retarget import for_architectures, to_format, to_target
 from trtforge.rules.sources import RTX_SUPPORT, thread
 from trtforge.tables import Architecture
-from trtforge.targets import TARGETS
+from trtforge.targets import DEFAULT, TARGETS
 
 _MATRIX = "https://nvidia.github.io/TensorRT-LLM/features/quantization.html"
 
@@ -43,7 +45,7 @@ def _hosts(facts: Facts, hosts: list[Architecture]) -> list[str]:
 def unknown_format(facts: Facts) -> Iterator[Violation]:
     """A format is a row of the format table; without one nothing says how to quantize, export or run it."""
     name = facts.recipe.quantize.format
-    if name in facts.formats:
+    if name in facts.formats or name in refused_formats():
         return
     near = nearest(name, list(facts.formats))
     yield Violation(
@@ -260,3 +262,67 @@ def dtype_on_architecture(facts: Facts) -> Iterator[Violation]:
                 {"dtypes_here": works},
                 [f"model.dtype: {name}" for name in reversed(works)],
             )
+
+
+@rule("TF-K3-013", "a format that the target does not take", needs=("format",), waivable=False)
+def format_on_target(facts: Facts) -> Iterator[Violation]:
+    """Nothing on the way to this target reads or computes linears that are stored so."""
+    name, target = weight_format(facts), facts.recipe.build.target
+    row = facts.formats.get(name)
+    if row is None or target not in row.not_on:
+        return
+    others = [other for other, own in facts.formats.items() if target not in own.not_on and _computed(facts, own)]
+    like = sorted(others, key=lambda other: _bits(facts.formats[other]) != _bits(row))
+    yield Violation(
+        f"target {target} does not take {name}",
+        f"{weights_asked(facts)}, build.target: {target}",
+        {"targets_of_format": [one for one in TARGETS if one not in row.not_on], "formats_of_target": others},
+        [
+            *other_weights(facts, like[:3]),
+            *([to_target(facts, DEFAULT.name)] if DEFAULT.name not in row.not_on else []),
+        ],
+        why=row.not_on[target],
+    )
+
+
+def _bits(row: FormatRow) -> int:
+    return 16 if row.weight is None else row.weight.bits
+
+
+def _computed(facts: Facts, row: FormatRow) -> bool:
+    """Whether the recipe's architectures have kernels for a format."""
+    if row.weight is None or not facts.target.needs_gpu:
+        return row.weight is not None
+    supports = ((item.support(row.name, facts.recipe.build.target), item.name) for item in facts.target_rows)
+    return all(support == "yes" or (support is None and name in row.native) for support, name in supports)
+
+
+@rule("TF-K3-014", "a way to quantize that is known and not offered", needs=("format",), waivable=False)
+def refused_by_name(facts: Facts) -> Iterator[Violation]:
+    """Its result would be loaded by nothing, or mean another model than the one that was measured."""
+    name = facts.recipe.quantize.format
+    row = refused_formats().get(name)
+    if row is not None:
+        yield Violation(
+            f"{row.title} is not offered: {row.who} does not take it",
+            f"quantize.format: {name}",
+            {"refused_by": row.who, "instead": list(row.instead)},
+            [to_format(facts, other) for other in row.instead],
+            why=row.why,
+        )
+
+
+@rule("TF-K3-015", "nothing is left to quantize", needs=("format", "model"), waivable=False)
+def something_quantized(facts: Facts) -> Iterator[Violation]:
+    """Scope and exclude list together take in every linear of the model: the result would be the source."""
+    quantize = facts.recipe.quantize
+    row = facts.formats.get(quantize.format)
+    if row is None or row.weight is None or quantized_linears(facts.require_model(), quantize.unquantized):
+        return
+    scope = quantize.scope != "all" and quantized_linears(facts.require_model(), quantize.exclude)
+    yield Violation(
+        f"scope {quantize.scope} and quantize.exclude leave no linear to quantize to {row.name}",
+        facts.asked("quantize.scope", "quantize.exclude"),
+        {"scope": quantize.scope, "exclude": list(quantize.exclude)},
+        ["quantize.scope: all" if scope else "quantize.exclude: [lm_head] with quantize.scope: all"],
+    )

@@ -98,7 +98,7 @@ def graph_has_positions(facts: Facts) -> Iterator[Violation]:
 def stages_exclude_alike(facts: Facts) -> Iterator[Violation]:
     """All ranks of TensorRT-LLM read one config.json, in which a layer is named by its place in its own stage."""
     model, recipe = facts.require_model(), facts.recipe
-    pp, exclude = recipe.build.parallel.pp, recipe.quantize.exclude
+    pp, exclude = recipe.build.parallel.pp, recipe.quantize.unquantized
     if not facts.target.trtllm_build or not 1 < pp <= model.layers or weight_format(facts) == "none":
         return
     if model.prequantized is not None:

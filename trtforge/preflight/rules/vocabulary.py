@@ -17,7 +17,7 @@ def tied_head_excluded(facts: Facts) -> Iterator[Violation]:
     model, quantize = facts.require_model(), facts.recipe.quantize
     if quantize.format == "none" or not model.tied:
         return
-    if not any(matches("lm_head", pattern) for pattern in quantize.exclude):
+    if not any(matches("lm_head", pattern) for pattern in quantize.unquantized):
         yield Violation(
             "lm_head shares the embedding's weights and is not excluded from quantization",
             facts.asked("quantize.exclude"),
@@ -70,7 +70,7 @@ def head_excluded(facts: Facts) -> Iterator[Violation]:
     """The head decides every token: its rounding costs more quality than its bytes are worth, and few engines load a
     quantized head."""
     model, quantize = facts.require_model(), facts.recipe.quantize
-    if quantize.format == "none" or model.tied or any(matches("lm_head", pattern) for pattern in quantize.exclude):
+    if quantize.format == "none" or model.tied or any(matches("lm_head", pattern) for pattern in quantize.unquantized):
         return
     share = model.vocab * model.hidden / max(model.parameters, 1)
     yield Violation(

@@ -20,13 +20,14 @@ from tests.builder.quantized_tiny import Quantizer
 from tests.support.engines import build_engine
 from tests.support.tiny import write_tiny_llama
 from trtforge.drafting.record import read_speculation
+from trtforge.formats import formats
 from trtforge.ground.errors import ForgeError
 from trtforge.machine.memory import memory
 from trtforge.recipe.schema import Build, KvCache, Limits, Parallel, Speculation
 from trtforge.targets import TARGETS
 from trtforge.targets.torch import Choice
 
-STORED = ("bfloat16", "float16", "float32", "fp8", "nvfp4", "int4_awq")
+STORED = ("bfloat16", "float16", "float32", *(format.name for format in formats() if format.row.weight is not None))
 SMALL = Build(limits=Limits(max_seq_len=512), kv_cache=KvCache(memory="4MiB"))
 
 

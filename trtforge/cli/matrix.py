@@ -1,0 +1,99 @@
+"""``trtforge matrix``: a recipe in every format, measured and compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtforge.cli import common
+from trtforge.cli.common import RecipeArgument, SetOption, StoreOption
+
+if TYPE_CHECKING:
+    from trtforge.ground.console import Console
+    from trtforge.pipeline.matrix import MatrixRow, Variant
+    from trtforge.pipeline.result import RunResult
+
+
+@common.forge_command
+def matrix(
+    console: Console,
+    recipe: RecipeArgument,
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            "--formats",
+            metavar="NAME[:GROUP],…",
+            help="Which formats, each with a group size where it has one; default all of trtforge formats.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Quantize and evaluate a recipe in every format; one table of size, perplexity and paired differences."""
+    from trtforge.cli.observer import ConsoleObserver
+    from trtforge.ground.errors import ForgeError
+    from trtforge.ground.units import format_size
+    from trtforge.pipeline.catalogue import default_stages
+    from trtforge.pipeline.matrix import LAST, measure, pairs, parse_variants, with_groups
+    from trtforge.pipeline.pipeline import Pipeline
+    from trtforge.recipe.load import load_recipe
+
+    variants, opened = parse_variants(formats), common.open_store(store)
+    base = load_recipe(recipe, [*(overrides or ()), "quantize.format=none", "quantize.group_size=null"])
+    pipeline, observer = Pipeline(default_stages(), opened), ConsoleObserver(console)
+    gate = base.recipe.evals.perplexity.gate
+
+    def go(loaded: Any, until: str) -> RunResult:
+        try:
+            return pipeline.run(loaded, until, observer=observer, only_needed=True, capture_output=True)
+        except BaseException:
+            observer.close()
+            raise
+
+    def run(variant: Variant) -> RunResult:
+        loaded = load_recipe(recipe, [*(overrides or ()), *variant.overrides])
+        console.heading(f"{loaded.recipe.name}: {variant.name}")
+        report = common.preflight(loaded, model=common.inspect_model(loaded), store=opened.root)
+        stops = [finding for finding in report.findings if finding.blocks]
+        if stops:
+            first = stops[0]
+            raise ForgeError(first.code, first.message, asked=first.asked, why=first.why, remedies=first.remedies)
+        return go(loaded, LAST)
+
+    def finished(row: MatrixRow) -> None:
+        observer.seen.update(("intake", "baseline"))
+        if row.refusal is not None:
+            console.warning(f"{row.variant.name}: {row.refusal['code']} {row.refusal['message']}")
+
+    checkpoint = go(base, "intake").artifact("intake").path
+    variants = with_groups(variants, checkpoint, base.recipe.quantize.unquantized)
+    rows = measure(variants, run, None if gate is None else gate.max_increase, finished)
+    console.result({"recipe": base.recipe.name, "rows": [row.to_json() for row in rows], "pairs": pairs(rows)})
+    console.table(
+        f"{base.recipe.name} by format, best first (95 % intervals; differences in pairs of tokens)",
+        ["format", "size", "perplexity", "over unquantized", "over the row above", "verdict"],
+        [_cells(row, format_size(row.bytes)) for row in rows],
+    )
+    for row in rows:
+        console.value(row.variant.name)
+
+
+def _cells(row: MatrixRow, size: str) -> list[str]:
+    if row.increase is None or row.perplexity is None:
+        assert row.refusal is not None
+        return [row.variant.name, "", "", "", "", f"{row.status}: {row.refusal['code']} {row.refusal['message']}"]
+    verdict = "no gate" if row.verdict is None else "passed" if row.verdict.passed else "missed"
+    return [
+        row.variant.name,
+        size,
+        f"{row.perplexity['value']:.3f}",
+        _percent(row.increase),
+        "" if row.worse is None else _percent(row.worse),
+        f"{verdict}, emulated" if row.emulated else verdict,
+    ]
+
+
+def _percent(interval: Any) -> str:
+    return f"{interval.value:+.2%} [{interval.low:+.2%}, {interval.high:+.2%}]"
