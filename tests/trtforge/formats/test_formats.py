@@ -47,11 +47,12 @@ def _all_strings() -> dict[str, list[str]]:
 def _naming(row: FormatRow) -> list[str]:
     """The modules, the format's own left out, that name it or its algorithm."""
     word = re.compile(rf"(?<![\w-]){re.escape(row.name)}(?![\w-])")
-    own = f"trtforge/formats/{row.name}.py"
+    # the table's module names what tensor cores run, which is called as two formats are
+    own = (f"trtforge/formats/{row.name}.py", "trtforge/formats/table.py")
     return [
         name
         for name, strings in _all_strings().items()
-        if name != own and any(word.search(text) or text == row.algorithm for text in strings)
+        if name not in own and any(word.search(text) or text == row.algorithm for text in strings)
     ]
 
 
