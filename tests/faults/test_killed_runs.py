@@ -14,19 +14,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.synthetic import content_hashes
 from trtforge.store.integrity import verify_directory
 from trtforge.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "tests.support.synthetic"
 
 
 def command(store: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "tests.support.synthetic", "--store", str(store), *options]
+    return [sys.executable, "-m", PROGRAM, "--store", str(store), *options]
 
 
 def run(store: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(store, *options), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return forked.run(PROGRAM, ["--store", str(store), *options], seconds=60)
 
 
 @functools.cache
@@ -52,7 +54,9 @@ def assert_recovers(store: Path, undisturbed: Path) -> None:
         assert verify_directory(artifact.path).ok
     assert not list((store / "tmp").iterdir())
     assert not list((store / "scratch").glob("*/*"))
-    assert {status for status, _ in json.loads(run(store).stdout).values()} == {"cached"}
+    again = run(store)
+    assert again.returncode == 0, again.stderr
+    assert {status for status, _ in json.loads(again.stdout).values()} == {"cached"}
 
 
 def test_steps_cover_every_phase_of_every_stage(undisturbed: Path) -> None:
@@ -96,8 +100,8 @@ def test_killed_at_random_times(undisturbed: Path, tmp_path: Path) -> None:
     rng = random.Random(2)
     for index in range(8):
         store = tmp_path / f"t{index}" / ".trtforge"
-        process = subprocess.Popen(command(store, "--pause", "0.03"), cwd=ROOT, stdout=subprocess.DEVNULL)
-        time.sleep(rng.uniform(0.25, 0.9))
+        process = forked.Forked(PROGRAM, ["--store", str(store), "--pause", "0.03"])
+        time.sleep(rng.uniform(0.05, 0.6))
         process.send_signal(rng.choice([signal.SIGKILL, signal.SIGINT]))
         process.wait(30)
         assert_recovers(store, undisturbed)
