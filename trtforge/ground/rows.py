@@ -13,7 +13,7 @@ TableT = TypeVar("TableT", bound=BaseModel)
 class Row(BaseModel):
     """Base of every row and table: unknown keys are refused, values are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def safe_loader() -> Any:

@@ -43,7 +43,7 @@ Figure = Annotated[float | int | Literal["inf", "-inf", "nan"], AfterValidator(_
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, defer_build=True)
 
 
 class _File(_Part):

@@ -22,7 +22,7 @@ EngineFile = Annotated[str, Field(pattern=r"\A(draft/)?[^/\x00]{1,255}\z")]
 class Part(BaseModel):
     """A part of engine.json."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, defer_build=True)
 
 
 class Cache(Part):
