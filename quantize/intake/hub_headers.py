@@ -244,6 +244,8 @@ class _Client:
                         if len(data) >= skip + most:
                             break
                     return bytes(data[skip : skip + most])
+            except httpx.ConnectError as error:  # nobody there: asking again only makes the user wait
+                raise refusal(self.source, error) from None
             except (httpx.TimeoutException, httpx.TransportError) as error:
                 again = error
             except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ class FakeHub:
     folder: the model's files; repo: its name.
     gated: requests without this token are refused. flaky: so many requests are answered 503 first.
     whole: ranges are ignored. cut: weight files end after so many bytes of each answer. elsewhere: files are on
-        another host, as the Hub's storage is.
+        another host, as the Hub's storage is. slow: seconds before each answer.
     requests: (path, range, authorization) of every one; sent: bytes of bodies.
     """
 
@@ -31,6 +32,7 @@ class FakeHub:
     whole: bool = False
     cut: int | None = None
     elsewhere: bool = False
+    slow: float = 0.0
     port: int = 0
     requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     sent: int = 0
@@ -50,6 +52,7 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
         def do_GET(self) -> None:  # the name is http.server's
             path, asked = unquote(urlsplit(self.path).path), self.headers.get("Range")
             hub.requests.append((path, asked, self.headers.get("Authorization")))
+            time.sleep(hub.slow)
             if hub.flaky > 0:
                 hub.flaky -= 1
                 return self._answer(503, b"busy")

@@ -171,6 +171,25 @@ def test_a_hub_that_stays_busy_is_no_fault_of_the_model(tmp_path: Path, hub: Ser
     assert inspect_source("hf:org/tiny", tmp_path, early=True) is None
 
 
+def test_a_hub_that_is_not_there_is_asked_once(tmp_path: Path, hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(write_tiny_llama(tmp_path / "model"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hub_headers.time, "sleep", lambda seconds: pytest.fail("waited") if seconds else None)
+    with pytest.raises(EnvironmentLacks) as caught:
+        opened()
+    assert caught.value.code == "TF-SRC-019" and inspect_source("hf:org/tiny", tmp_path, early=True) is None
+
+
+def test_a_hub_that_answers_too_slowly_is_given_up(
+    tmp_path: Path, hub: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub(write_tiny_llama(tmp_path / "model"), slow=0.5)
+    monkeypatch.setattr(hub_headers, "READ", 0.05)
+    with pytest.raises(EnvironmentLacks) as caught:
+        opened()
+    assert caught.value.code == "TF-SRC-019"
+
+
 def test_a_hub_without_ranges_is_read_up_to_the_header(tmp_path: Path, hub: Served) -> None:
     folder = big_model(tmp_path / "model")
     hub(folder, whole=True)
