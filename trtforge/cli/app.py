@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from trtforge import __version__
 from trtforge.cli import (
+    advise,
     artifacts,
     audit,
     bench,
@@ -30,6 +31,7 @@ from trtforge.cli import (
     stages,
     triton,
 )
+from trtforge.cli.subcommands import with_subcommands
 from trtforge.ground.errors import ExitCode, ForgeError
 
 app = typer.Typer(
@@ -67,7 +69,6 @@ _COMMANDS: tuple[tuple[str, Any], ...] = (
     ("formats", recipes.formats),
     ("stack", recipes.stack),
     ("doctor", doctor.doctor),
-    ("quantize", stages.quantize),
     ("audit", audit.audit),
     ("matrix", matrix.matrix),
     ("eval", stages.evaluate),
@@ -79,6 +80,7 @@ _COMMANDS: tuple[tuple[str, Any], ...] = (
 )
 for _name, _function in _COMMANDS:
     app.command(_name)(_function)
+app.command("quantize", **with_subcommands(stages.quantize, advise=advise.advise))(stages.quantize)
 for _name, _group in (
     ("artifacts", artifacts.app),
     ("draft", draft.app),

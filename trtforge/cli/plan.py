@@ -91,7 +91,7 @@ def plan(
     if measured is not None and beside:
         raise _excluded("--measured", "--with", why="An engine is measured alone, without its neighbours' memory.")
     size = None if measured is None else _size(measured)
-    load = _workload(isl, osl, lengths, trace, shared_prefix, rate)
+    load = workload_of(isl, osl, lengths, trace, shared_prefix, rate)
     loaded = load_recipe(recipe, overrides or ())
     slo = loaded.recipe.bench.slo
     options = speed_options(
@@ -191,7 +191,7 @@ def _show(
         console.print(f"measured {gate['measured']:,} B against {gate['planned']:,} B: {gate['difference']:+.1%}")
 
 
-def _workload(
+def workload_of(
     isl: int | None, osl: int | None, lengths: str | None, trace: Path | None, shared_prefix: int, rate: float | None
 ) -> Workload | None:
     """The load that the options describe; None when they describe none."""

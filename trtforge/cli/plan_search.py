@@ -132,23 +132,11 @@ class _Check:
         return common.preflight(loaded, model=self.model, machine=False).findings
 
     def _model(self) -> Model | None:
-        """Intake's record where the weights are here; else what the planner's sizes say."""
-        from quantize.intake.model_config import require_architecture
-
         try:
-            try:
-                record = common.inspect_model(self.loaded)
-            except ForgeError as error:
-                if error.code != "TF-SRC-028":
-                    raise
-                record = None  # a config.json without weights
-            if record is None:
-                # the recipe could be written, but the chain would refuse its checkpoint once it is here
-                require_architecture({"architectures": [self.facts.model.architecture]})
+            return model_to_check(self.loaded, self.facts.model)
         except ForgeError as error:
             error.remedies.append("search without -o: the figures need no checkpoint, and no recipe is written")
             raise
-        return record or _shape(self.facts.model)
 
     def recipe(self, point: Point) -> dict[str, Any]:
         """The recipe of a point, for the folder that it is written to."""
@@ -174,6 +162,26 @@ class _Check:
         warnings = {finding.code for finding in found if not finding.blocks}
         self.shared = warnings if self.shared is None else self.shared & warnings
         return [f"{finding.code}: {finding.message}" for finding in found]
+
+
+def model_to_check(loaded: LoadedRecipe, planned: Model) -> Model | None:
+    """Intake's record where the weights are here; else what the planner's sizes say.
+
+    Raises:
+        ForgeError: whatever intake refuses of a source that is here, or of the planned model's class.
+    """
+    from quantize.intake.model_config import require_architecture
+
+    try:
+        record = common.inspect_model(loaded)
+    except ForgeError as error:
+        if error.code != "TF-SRC-028":
+            raise
+        record = None  # a config.json without weights
+    if record is None:
+        # the recipe could be written, but the chain would refuse its checkpoint once it is here
+        require_architecture({"architectures": [planned.architecture]})
+    return record or _shape(planned)
 
 
 def _shape(model: Model) -> Model | None:

@@ -53,10 +53,11 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def walk(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    children = getattr(command, "commands", None)
-    if not children:
-        return [(path, command)]
-    return [item for name, child in children.items() for item in walk(child, (*path, name))]
+    children = getattr(command, "commands", None) or {}
+    beside = getattr(command, "beside", {})
+    own = [] if children else [(path, command)]
+    children = {**children, **beside}
+    return own + [item for name, child in children.items() for item in walk(child, (*path, name))]
 
 
 def commands() -> list[tuple[tuple[str, ...], Any]]:
