@@ -59,6 +59,8 @@ def reasoning(advice: Advice) -> list[Row]:
     rows.append(("KV cache", advice.cache))
     if best.row.speedup_at_64 is not None:
         rows.append(("published", f"{best.row.speedup_at_64:g} times 16 bits at 64 requests ({MODELOPT_BENCHMARK})"))
+    if best.row.measured is not None:
+        rows.append(("measured here", f"{best.row.measured}, of SmolLM2-135M-Instruct"))
     if not inside(best, advice.gate):
         rows.append(("risk", "what was measured misses the gate: evaluate before relying on it"))
     return rows
