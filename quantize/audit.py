@@ -16,7 +16,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.rules.rule import Place
 from trtforge.rules.waivers import justification, require_known
 
-__all__ = ["AuditReport", "Expected", "audit_checkpoint", "audit_files"]
+__all__ = ["AuditReport", "Expected", "audit_checkpoint", "audit_files", "checkpoint_folder"]
 
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
@@ -82,11 +82,12 @@ def audit_checkpoint(
     Raises:
         ForgeError: ``TF-AUD-001`` no such folder, ``TF-AUD-002`` no checkpoint in it.
     """
-    files = Files(_folder(Path(directory)))
-    return audit_files(files, expected, base=None if base is None else Files(_folder(Path(base))), full=full)
+    files = Files(checkpoint_folder(Path(directory)))
+    return audit_files(files, expected, base=None if base is None else Files(checkpoint_folder(Path(base))), full=full)
 
 
-def _folder(directory: Path) -> Path:
+def checkpoint_folder(directory: Path) -> Path:
+    """The folder that a user names by itself or by its config.json; ``TF-AUD-001`` for anything else."""
     if directory.is_file() and directory.name == "config.json":
         directory = directory.parent
     if not directory.is_dir():

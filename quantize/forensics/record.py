@@ -40,7 +40,8 @@ class Scheme:
         targets: exact names, patterns or classes, as the tool writes them; empty: all.
         asymmetric, ordered, static, inputs: which parts the layout has (zero points, the order of columns, a stored
             scale of inputs, quantized inputs at all).
-        strategy: of compressed-tensors' scales: tensor, channel, group or block.
+        strategy: of compressed-tensors' scales: tensor, channel, group or block; by_token: those of inputs are computed
+            for each token.
     """
 
     algorithm: str
@@ -54,6 +55,7 @@ class Scheme:
     static: bool = False
     inputs: bool = False
     strategy: str = ""
+    by_token: bool = False
 
     @property
     def packed(self) -> Fraction:
@@ -325,6 +327,7 @@ def _compressed_scheme(section: Mapping[str, Any], one: Mapping[str, Any], weigh
         static=quantized and dynamic in (False, None),
         inputs=quantized,
         strategy=strategy,
+        by_token=isinstance(inputs, dict) and inputs.get("strategy") == "token" and dynamic is True,
     )
 
 

@@ -3,12 +3,13 @@
 | Arrives as | Goes on as |
 |---|---|
 | FP8, static scales a tensor (AutoFP8, compressed-tensors) | ``fp8`` |
-| NVFP4 (compressed-tensors) | ``nvfp4``: the same bytes; the global scales are stored as their reciprocals |
+| FP8, a scale a row, activations a token (compressed-tensors) | ``fp8_rowwise`` |
+| NVFP4 (compressed-tensors) | ``nvfp4``, ``w4a16_nvfp4``: the same bytes, global scales as reciprocals |
 | four-bit integers in groups, symmetric (compressed-tensors, AutoAWQ, GPTQ) | ``int4_awq`` |
 | MXFP4, MXFP8, FP8 blocks under powers of two | unquantized bfloat16, each product exact |
 
 Everything else is refused by its name (``TF-SRC-024``): zero points that shift the weights beyond four bits, columns
-in another order than their groups, scales a channel or a token, integers of eight bits. What only values show is found
+in another order than their groups, other scales than these, integers of eight bits. What only values show is found
 when the checkpoint is fetched.
 """
 
@@ -150,6 +151,8 @@ class _Builder:
 
     def fp8(self, biases: frozenset[str]) -> Conversion:
         scheme = self.scheme
+        if scheme.strategy == "channel" and scheme.inputs and scheme.by_token:
+            return self._rowwise(biases)
         if scheme.strategy not in ("", "tensor"):
             raise refused(f"{self.called} with a scale a {scheme.strategy}")
         if not scheme.static:
@@ -161,14 +164,26 @@ class _Builder:
                 self._number(result, module, leaf, leaf, lambda values: values)
         return self._rest(result, biases)
 
+    def _rowwise(self, biases: frozenset[str]) -> Conversion:
+        """A scale a row; activations get theirs a token at a time in both."""
+        result = self._start("fp8_rowwise", "one FP8 scale a row, as ModelOpt stores it")
+        for module in self.modules:
+            self._keep(result, module, "weight", "weight")
+            rows = self._shape(module)[0]
+            if self.old[f"{module}.weight_scale"].elements != rows:
+                raise refused(f"{self.called}, where {module} has no scale for each row")
+            result.tensors[f"{module}.weight_scale"] = self._like(module, "F32", (rows,))
+            result.makers[f"{module}.weight_scale"] = self._flat_maker(module, "weight_scale")
+        return self._rest(result, biases)
+
     def nvfp4(self, biases: frozenset[str]) -> Conversion:
-        if not self.scheme.inputs:
-            raise refused(f"{self.called} with unquantized activations")
-        result = self._start("nvfp4", "NVFP4's bytes as they are, global scales as their reciprocals")
+        target = "nvfp4" if self.scheme.inputs else "w4a16_nvfp4"
+        result = self._start(target, "NVFP4's bytes as they are, global scales as their reciprocals")
+        globals_ = [("weight_global_scale", "weight_scale_2"), ("input_global_scale", "input_scale")]
         for module in self.modules:
             self._keep(result, module, "weight_packed", "weight")
             self._keep(result, module, "weight_scale", "weight_scale")
-            for old, new in (("weight_global_scale", "weight_scale_2"), ("input_global_scale", "input_scale")):
+            for old, new in globals_ if self.scheme.inputs else globals_[:1]:
                 self._number(result, module, old, new, lambda values: np.float32(1) / values)
         return self._rest(result, biases)
 
@@ -369,6 +384,9 @@ class _Builder:
         if result.record is not None:
             result.record["quantization"]["exclude_modules"] = sorted({*plain, "lm_head"})
         return result
+
+    def _flat_maker(self, module: str, leaf: str) -> Callable[[], Iterator[Array]]:
+        return lambda: iter([self.wide(module, leaf).reshape(-1)])
 
     def _kv_maker(self, module: str, leaf: str) -> Callable[[], Iterator[Array]]:
         return lambda: iter([self.wide(module, leaf).reshape(())])

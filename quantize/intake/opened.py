@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quantize.audit import checkpoint_folder
 from quantize.forensics.files import Files
 from quantize.intake.api import default_cache_dir
 from quantize.intake.hub import cached_snapshot
 from quantize.intake.hub_headers import open_hub
 from quantize.intake.source import parse_source
-from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
 
 
@@ -26,14 +26,4 @@ def open_files(asked: str, progress: Progress, cache: Path | None = None) -> Fil
             return Files(whole, asked)
         found = open_hub(source, cache or default_cache_dir(), progress)
         return Files(found.path, asked, found)
-    path = Path(asked).expanduser()
-    if path.is_file() and path.name == "config.json":
-        path = path.parent
-    if not path.is_dir():
-        raise ForgeError(
-            "TF-AUD-001",
-            f"{asked} is no folder",
-            asked=asked,
-            remedies=["name the folder that holds config.json", "name a model of the Hub: hf:ORG/NAME[@REVISION]"],
-        )
-    return Files(path)
+    return Files(checkpoint_folder(Path(asked).expanduser()))

@@ -115,6 +115,17 @@ def fp8(model: Model, module: str, rows: int, columns: int) -> Tensors:
     }
 
 
+def fp8_rows(model: Model, module: str, rows: int, columns: int) -> Tensors:
+    codes = model.random.integers(0, 0x7E, (rows, columns)).astype("u1")
+    bits = to_bfloat16_bits(model.random.uniform(0.001, 0.02, (rows, 1)).astype("<f4"))
+    model.truth[module] = decode(codes) * (bits.astype(np.uint32) << 16).view(np.float32)
+    return {f"{module}.weight": ("F8_E4M3", codes), f"{module}.weight_scale": ("BF16", bits)}
+
+
+def nvfp4_weights(model: Model, module: str, rows: int, columns: int) -> Tensors:
+    return {name: value for name, value in nvfp4(model, module, rows, columns).items() if "input" not in name}
+
+
 def nvfp4(model: Model, module: str, rows: int, columns: int) -> Tensors:
     codes = model.random.integers(0, 16, (rows, columns)).astype("u1")
     blocks = model.random.integers(0x28, 0x40, (rows, columns // 16)).astype("u1")
@@ -175,6 +186,12 @@ KINDS: dict[str, tuple[str | None, dict[str, Any], Callable[..., Tensors]]] = {
     "gptq, desc_act without an order": ("int4_awq", {**GPTQ, "desc_act": True}, gptq),
     "compressed-tensors fp8": ("fp8", groups("float-quantized", STATIC, STATIC), fp8),
     "AutoFP8": ("fp8", {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, fp8),
+    "compressed-tensors fp8 by row and token": (
+        "fp8_rowwise",
+        groups("float-quantized", {**STATIC, "strategy": "channel"}, {**STATIC, "strategy": "token", "dynamic": True}),
+        fp8_rows,
+    ),
+    "compressed-tensors nvfp4 weights": ("w4a16_nvfp4", groups("nvfp4-pack-quantized", LOCAL, None), nvfp4_weights),
     "compressed-tensors nvfp4": ("nvfp4", groups("nvfp4-pack-quantized", LOCAL, LOCAL), nvfp4),
     "compressed-tensors mxfp4": (None, groups("mxfp4-pack-quantized", {**INT4, "type": "float"}, None), mxfp4),
     "compressed-tensors mxfp8": (
@@ -198,7 +215,9 @@ def meaning(folder: Path, module: str, target: str | None) -> np.ndarray:
     scale = values(folder, f"{module}.weight_scale")
     if target == "fp8":
         return decode(weight) * scale
-    if target == "nvfp4":
+    if target == "fp8_rowwise":
+        return decode(weight) * scale[:, None]
+    if target in ("nvfp4", "w4a16_nvfp4"):
         codes = np.stack([weight & 0xF, weight >> 4], axis=2).reshape(weight.shape[0], -1)
         return E2M1[codes] * np.repeat(decode(scale), 16, axis=1) * values(folder, f"{module}.weight_scale_2")
     nibbles = np.stack([weight & 0xF, weight >> 4], axis=1).reshape(-1, weight.shape[1]).astype(np.int8)
@@ -227,7 +246,7 @@ def test_every_weight_keeps_its_value(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gptq", "compressed-tensors nvfp4", "fp8 blocks"])
 def test_what_comes_in_becomes_a_graph(tmp_path: Path, kind: str) -> None:
-    from builder.graphs import build_graph
+    from builder.graphs.build import build_graph
 
     _, section, pack = KINDS[kind]
     Model(tmp_path / "model", section, pack)

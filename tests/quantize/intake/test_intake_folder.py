@@ -346,7 +346,7 @@ def test_quantized_checkpoint_is_recognised(model: Path, tmp_path: Path) -> None
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize(("algorithm", "cache"), [("W8A8_SQ_PER_CHANNEL", None), ("FP8", "INT3"), ("MXFP4", None)])
+@pytest.mark.parametrize(("algorithm", "cache"), [("FP8_PB_WO", None), ("FP8", "INT3"), ("MXFP4", None)])
 def test_other_quantized_formats_are_named(model: Path, tmp_path: Path, algorithm: str, cache: str | None) -> None:
     quantized(model, algorithm=algorithm, cache=cache)
     error = both_refuse(model, tmp_path)
