@@ -250,7 +250,7 @@ def _input(view: GraphView, name: str, width: int) -> tuple[str, InputQuant | No
         found = format.match_input(view, node)
         if found is not None:
             source, factors, nodes = _factored(view, found.source, width)
-            return source, InputQuant(format.kind, found.scale, factors), found.nodes | nodes
+            return source, InputQuant(format.kind, found.scale, factors), set(found.nodes | nodes)
     source, factors, nodes = _factored(view, name, width)
     return source, InputQuant("scale", 1.0, factors) if factors else None, set(nodes)
 

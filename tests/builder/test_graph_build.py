@@ -67,7 +67,9 @@ def test_a_directory_of_its_own(tmp_path: Path) -> None:
     raw = json.loads((out / "graph.json").read_text())
     assert raw["architecture"] == "llama" and raw["mode"] == "paged" and raw["ops"] == {"trtforge::PagedAttention": 2}
     assert raw["kv_cache"] == {"format": "bfloat16", "block_size": 32, "scales": "none"}
-    assert {"name": "lm_head", "shape": [512, 64], "format": "none", "group_size": None} in raw["linears"]
+    assert {"name": "lm_head", "shape": [512, 64], "format": "none", "group_size": None, "rounds_input": False} in raw[
+        "linears"
+    ]
 
 
 def test_the_graph_speaks_the_contract(tmp_path: Path) -> None:
@@ -267,7 +269,9 @@ def retype(suffix: str, dtype: str, array: Any) -> Any:
         ("fp8", drop("input_scale"), "TF-GRF-013"),
         ("nvfp4", drop("input_scale"), "TF-GRF-013"),
         ("fp8", drop("weight_scale"), "TF-GRF-007"),
-        ("fp8", retype("q_proj.weight_scale", "F32", lambda a: np.zeros(256, dtype=np.uint32)), "TF-GRF-007"),
+        ("fp8", retype("q_proj.weight_scale", "F32", lambda a: np.zeros(3, dtype=np.uint32)), "TF-GRF-007"),
+        # a scale a row is another format than the one declared
+        ("fp8", retype("q_proj.weight_scale", "F32", lambda a: np.zeros(256, dtype=np.uint32)), "TF-GRF-017"),
         ("nvfp4", drop("weight_scale_2"), "TF-GRF-004"),
         ("int4_awq", retype("q_proj.weight_scale", "BF16", lambda a: np.zeros((256, 3), np.uint16)), "TF-GRF-008"),
         ("int4_awq", retype("o_proj.pre_quant_scale", "BF16", lambda a: np.zeros(3, np.uint16)), "TF-GRF-005"),
