@@ -71,7 +71,7 @@ def searched(
     formats = {
         row.name: tuple(sorted(row.group_sizes, key=lambda size: size != row.default_group_size))
         for row in table.formats
-        if row.weight is not None
+        if row.weight is not None and loaded.recipe.build.target not in row.not_on
     }
     kv_formats = [row.name for row in table.kv_modes if row.supported and row.dtype is not None]
     row = feature_table().method(loaded.recipe.build.target, "ngram")

@@ -226,7 +226,7 @@ PLANTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("serve-qwen2.5-yarn", build(limits={"max_num_tokens": 512}), {}, "TF-K22-004"),
     ("llama-7b-awq-128", build(limits={"max_batch_size": 256}), {}, "TF-K22-005"),
     ("llama-7b-fp16", {"stack": "trtllm-1.3"}, {}, "TF-K23-001"),
-    ("llama-7b-fp16", quant(format="int8_sq"), {}, "TF-K23-004"),
+    ("llama-7b-fp16", quant(format="int8_sq"), {}, "TF-K3-013"),
     ("triton-llama-7b", parameters(enable_trt_overlap="true"), {}, "TF-K23-005"),
     ("llama-7b-fp16", trtllm(max_beam_width=4), {"model": public("mistralai/Mistral-7B-v0.1")}, "TF-K24-001"),
     ("triton-guided", trtllm(max_beam_width=2), {}, "TF-K24-002"),
