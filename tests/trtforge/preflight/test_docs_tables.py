@@ -105,7 +105,7 @@ def test_architectures_state_everything() -> None:
 
 
 def test_the_executables_formats_agree_with_the_format_table() -> None:
-    """What the format table calls native has a kernel by the architecture table, where that states the format at all."""
+    """What the format table calls native has a kernel by the architecture table, where that states the format."""
     stated = {name for row in architecture_table().rows for name in row.formats}
     assert {"none", "fp8", "fp8_rowwise", "nvfp4", "int4_awq", "w4a8_awq"} <= stated
     for format_row in load_formats().formats:
