@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -93,6 +95,23 @@ def test_answers_are_those_without(engines: dict[str, Path], kind: str, num_bloc
                 b.token_ids, a.token_ids, lambda out, prompt=prompt: plain.logits([*prompt, *out])[-1]
             )
             assert divergence is None or divergence.near_tie, divergence
+
+
+@pytest.mark.parametrize("fmt", ["fp8", "nvfp4", "int4_awq"])
+def test_a_quantized_target_answers_alike_with_its_head(tmp_path: Path, fmt: str) -> None:
+    spec = replace(draft_support.specs()[0], target_width=64)
+    with patch.object(draft_support.checkpoints, "WIDTH", 64):
+        target = draft_support.write_target(tmp_path / "target", spec, fmt, "bfloat16")
+        head = draft_support.write_head(tmp_path / "head", target, spec)
+        keys = {**KINDS["with n-grams"]}
+        engine_dir = draft_support.build(tmp_path, target, head, draft_support.speculation(**keys), dtype="bfloat16")
+    plain = Engine.load(engine_dir, config=EngineConfig(speculation=False))
+    assert plain.executor.describe()["row_invariant"]
+    want = plain.generate(PROMPTS, PARAMS)
+    with Engine.load(engine_dir, config=EngineConfig(fixed_draft_len=4)) as engine:
+        got = engine.generate(PROMPTS, PARAMS)
+        assert len(engine.stats()["speculation"]["sources"]) > 1
+    assert [told(mine) for mine in got] == [told(other) for other in want]
 
 
 def test_the_policy_of_the_record_serves(engines: dict[str, Path]) -> None:
