@@ -72,6 +72,8 @@ class Step:
         self._kept_model = self._kept(self._model, length)
         self._made = self._made_of(length)
         self.tree = tree if self.with_model else None
+        #: the best plan that drafts, where :meth:`best` found that none should
+        self.passed_over: Plan | None = None
         self._kept_tree = self._kept(self._model, self.tree.depth, tree=True) if self.tree is not None else None
         most = len(groups) * max(length, self.tree.nodes if self.tree is not None else 0)
         self._verify: Seconds = costs.verify(running + prefill_tokens, running + prefill_tokens + most, running)
@@ -114,7 +116,11 @@ class Step:
         best = Plan(*nothing, float(self.running), self.plain_seconds)
         found = self._drafting(rate, last, turn)
         bar = _worth((1 + _MARGIN) * best.tokens, best.seconds, rate)
-        return best if found is None or _worth(found.tokens, found.seconds, rate) <= bar else found
+        self.passed_over = None
+        if found is None or _worth(found.tokens, found.seconds, rate) > bar:
+            return found or best
+        self.passed_over = found
+        return best
 
     def nearly_pays(self, rate: float) -> bool:
         """Whether drafts by the drafter with weights would pay were they a little better, or little is known."""

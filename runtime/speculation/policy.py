@@ -177,9 +177,29 @@ class AdaptivePolicy:
         share = PROBE_SHARE_DRAFTING if planned else idle
         steps = _HOLDS_DRAFTING if planned else _HOLDS
         self._held = None if prefill_tokens else _Held((running, length), plan, list(choices), share, steps)
-        self._probe(step, plan, choices, share)
+        other = step.passed_over
+        if share == PROBE_SHARE and other is not None and self._affords(step, plan, other, rate):
+            choices = step.choices(other, rate)
+        else:
+            self._probe(step, plan, choices, share)
         self._count(choices)
         return choices
+
+    def _affords(self, step: Step, plan: Plan, other: Plan, rate: float) -> bool:
+        """Whether what was saved up pays for the best plan that drafts, where none should by a little.
+
+        It loses little, and tells what a step of that size really takes, which a single probe does not.
+        """
+        drafted = int((other.model & (other.counts > 0)).sum())
+        if not drafted or (step.tree is not None and self._counts.probes % 2):
+            return False
+        loss = other.seconds - plan.seconds - (other.tokens - plan.tokens) / rate
+        if self._credit < loss:
+            return False
+        self._credit -= max(loss, 0.0)
+        self._probing = self.costs.draft(other.passes, drafted)
+        self._counts.probes += 1
+        return True
 
     def _held_for(self, candidates: Sequence[Sequence[Candidate]], running: int, length: int) -> list[Choice] | None:
         """The last plan's choices where they are good for this step too, since planning takes time as well.

@@ -111,6 +111,17 @@ def test_what_is_new_ends_a_plan_that_holds(change):
     assert policy.plans == 1
 
 
+@pytest.mark.parametrize("concurrency", (2, 4, 8))
+def test_a_size_that_looked_too_dear_at_load_is_tried_again(concurrency):
+    """What a step of a drafting batch takes is learned from such steps alone: where they nearly pay they are made."""
+    world = World(ONE_CORE, always(0.62, 0.5), head=HEAD, host=(1.0, 1.8))
+    dearer = {tokens: value * (1.0 if tokens <= concurrency else 1.12) for tokens, value in ONE_CORE.items()}
+    policy = AdaptivePolicy(LONGEST, World(dearer, always(0.62, 0.5), head=HEAD).costs())
+    run(world, policy, concurrency=concurrency, steps=1200)
+    reference = best_rate(world, concurrency, steps=120)
+    assert run(world, policy, concurrency=concurrency, steps=300).rate >= BAR * reference, policy.explain()
+
+
 def test_where_drafts_are_far_from_paying_little_is_spent_on_probes():
     world = World(STEEP, always(0.1), head=HEAD)
     off = run(world, None, concurrency=4, steps=50).rate
