@@ -22,6 +22,8 @@ _SCALE_STEP, _OWN_STEP, _OWN_FIRST = 0.1, 0.005, 6.0
 _NEAR = 0.25
 #: a deviation beyond this factor is an accident (a page fault, a neighbour's burst), counted as this one
 _ACCIDENT = math.log(2.0)
+#: the same for the first step of a size: it compiles kernels, which no later one does
+_FIRST = math.log(1.1)
 #: sizes up to which every number of tokens has its own correction; beyond it sixteen an octave
 _EACH = 32
 
@@ -57,6 +59,7 @@ class StepCosts:
         self._octave = np.log2(np.maximum(first, 1).astype(np.float64))
         self._seen = np.zeros(int(self._bin[-1]) + 1)
         self._near: dict[int, Seconds] = {}
+        self._run = set(verify)
         self._drafts: dict[int, list[float]] = {}
         self._hosts: dict[tuple[bool, int], list[float]] = {}
         self.scale = 0.0
@@ -115,6 +118,9 @@ class StepCosts:
         if part == "verify" and tokens >= 1:
             place = int(self._bin[min(tokens, len(self._bin) - 1)])
             off = self._deviation(seconds, self.step(tokens, requests))
+            if tokens not in self._run:
+                self._run.add(tokens)
+                off = min(off, _FIRST)
             self._steps += 1
             self.scale += off * max(_SCALE_STEP, 1 / (self._steps + 1))
             # Sizes near by are told too, the less the better they are known themselves: a large step is rarely run

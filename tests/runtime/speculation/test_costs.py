@@ -246,3 +246,14 @@ def test_the_policy_is_told_times_by_the_same_clock():
     # one tick each; a whole step of two ticks more, and two more where it drafted
     assert by_part["verify"] == by_part["draft"] == {1.0}
     assert by_part["host"] <= {2.0, 3.0} and by_part["host"]
+
+
+def test_kernels_that_are_compiled_once_make_no_size_dear():
+    """The first step of each number of rows takes twice as long; sizes around a measured one must not lift it."""
+    costs = StepCosts({1: 20e-3, 4: 20e-3, 8: 24e-3, 16: 32e-3}, {1: 20e-3, 4: 20e-3}, most_tokens=64)
+    before = costs.step(8, 4) / costs.step(4, 4)
+    for tokens in (5, 6, 7, 9, 10, 11, 12):
+        costs.observe("verify", tokens, 4, 2 * costs.step(tokens, 4))
+        for _ in range(10):
+            costs.observe("verify", 4, 4, 20e-3)
+    assert costs.step(8, 4) / costs.step(4, 4) == pytest.approx(before, rel=0.05)
