@@ -76,8 +76,9 @@ def matrix(
         ["format", "size", "perplexity", "over unquantized", "over the row above", "verdict"],
         [_cells(row, format_size(row.bytes)) for row in rows],
     )
-    for row in rows:
-        console.value(row.variant.name)
+    if console.mode == "quiet":
+        for row in rows:
+            console.value(row.variant.name)
 
 
 def _cells(row: MatrixRow, size: str) -> list[str]:

@@ -444,3 +444,19 @@ class TestServeArguments:
             result = cli("verify", str(tmp_path / name), "--json")
             assert result.code == 2
             assert result.document["error"]["code"] == "TF-BND-001"
+
+
+class TestMatrix:
+    def test_a_format_that_cannot_be_had_is_a_row(self, cli: Any, recipe: Path) -> None:
+        """Preflight's refusals of every variant; nothing is quantized for it."""
+        formats = "fp8_rowwise,int8_sq"
+        given = ["--set", "build.target=tensorrt", "--set", "build.architectures=[sm_90]"]
+        result = cli("matrix", str(recipe), "--formats", formats, *given, "--json")
+        assert result.code == 0
+        rows = result.document["rows"]
+        assert [(row["format"], row["status"]) for row in rows] == [("fp8_rowwise", "refused"), ("int8_sq", "refused")]
+        assert {row["refusal"]["code"] for row in rows} == {"TF-K3-013"} and result.document["pairs"] == []
+
+    def test_an_unknown_format_is_refused_before_anything_runs(self, cli: Any, recipe: Path) -> None:
+        result = cli("matrix", str(recipe), "--formats", "fp9", "--json")
+        assert result.code != 0 and result.document["error"]["code"] == "TF-QNT-001"
