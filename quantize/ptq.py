@@ -97,8 +97,8 @@ def quantize_checkpoint(
     if plan.does_nothing:
         copy_checkpoint(checkpoint, out)
     else:
-        batch = _calibration(plan, section, config, checkpoint, base_dir, summary)
-        _check_memory(sum(info.elements for info in headers.values()))
+        batch = calibration_batch_of(plan, section, config, checkpoint, base_dir, summary)
+        check_memory(sum(info.elements for info in headers.values()))
         staging = out / ".exporting"
         try:
             search = None if scratch is None else AwqSearch(scratch)
@@ -112,7 +112,7 @@ def quantize_checkpoint(
     return {**summary, "timings": timings}
 
 
-def _calibration(
+def calibration_batch_of(
     plan: QuantPlan,
     section: Quantize,
     config: dict[str, Any],
@@ -143,8 +143,9 @@ def _calibration(
     return batch
 
 
-def _check_memory(parameters: int) -> None:
-    need, have = int(parameters * 4 * _MEMORY_FACTOR), memory().available
+def check_memory(parameters: int, models: int = 1) -> None:
+    """Refuse what ``models`` float32 copies of so many parameters leave no memory for; raises TF-QNT-012."""
+    need, have = int(parameters * 4 * (_MEMORY_FACTOR + models - 1)), memory().available
     if need > have:
         raise EnvironmentLacks(
             "TF-QNT-012",
@@ -171,10 +172,56 @@ def _run(
     allow_remote_code: bool,
     search: AwqSearch | None,
 ) -> None:
+    model = calibrated_model(
+        plan,
+        checkpoint,
+        config,
+        batch,
+        section,
+        report,
+        summary,
+        timings,
+        search=search,
+        allow_remote_code=allow_remote_code,
+    )
+    import modelopt.torch.export as mte
+    import torch
+
+    from quantize.emulation import emulated_block_quantization
+
+    with emulated_block_quantization(), torch.no_grad():
+        report.start("exporting")
+        with _timed(timings, "export"), quiet():
+            mte.export_hf_checkpoint(model, export_dir=staging)
+
+
+def calibrated_model(
+    plan: QuantPlan,
+    checkpoint: Path,
+    config: dict[str, Any],
+    batch: np.ndarray | None,
+    section: Quantize,
+    report: Progress,
+    summary: dict[str, Any] | None = None,
+    timings: dict[str, float] | None = None,
+    *,
+    search: AwqSearch | None = None,
+    allow_remote_code: bool = False,
+) -> Any:
+    """The checkpoint's model with ModelOpt's calibrated quantizers in its linears, as the plan says.
+
+    Args:
+        batch: calibration prompts, int64 [samples, sequence]; None where no statistics are needed.
+        summary, timings: get what was used, and seconds by step.
+
+    Raises:
+        ForgeError: ``TF-QNT-010``, ``-011``, ``-013``, ``-014`` as :func:`quantize_checkpoint`.
+    """
+    summary = {} if summary is None else summary
+    timings = {} if timings is None else timings
     report.start("loading ModelOpt")
     with _timed(timings, "import"), quiet():
         torch = _import_stack()
-        import modelopt.torch.export as mte
         import modelopt.torch.quantization as mtq
 
         from quantize.emulation import emulated_block_quantization
@@ -195,9 +242,7 @@ def _run(
                 raise _unusable_scales({"modelopt": str(error)[:200]}) from error
         check_quantizers(model, plan)
         round_pre_quant_scales(model, stored_dtype(config))
-        report.start("exporting")
-        with _timed(timings, "export"), quiet():
-            mte.export_hf_checkpoint(model, export_dir=staging)
+    return model
 
 
 def _import_stack() -> Any:

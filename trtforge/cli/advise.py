@@ -61,7 +61,7 @@ def advise(
     changes = check.changes(found.best)
     lines = _lines(changes, loaded.written)
     if output is not None:
-        _write(output, loaded, changes, found, overwrite=overwrite)
+        write_changed(output, loaded, changes, _head(found), overwrite=overwrite)
     document: dict[str, Any] = {"recipe": str(recipe), "name": loaded.recipe.name, "gpu": card.name, "count": count}
     document |= {"parallel": str(facts.parallel), "notes": list(facts.notes), **to_json(found), "lines": lines}
     console.result({**document, "written": None if output is None else str(output)})
@@ -144,17 +144,26 @@ def _lines(changes: Mapping[str, Any], written: Mapping[str, Any]) -> list[str]:
     return [line(key, value) for key, value in changes.items() if stands(key) != value]
 
 
-def _write(output: Path, loaded: LoadedRecipe, changes: Mapping[str, Any], found: Any, *, overwrite: bool) -> None:
-    """The advised recipe as a file, its paths meant from the new folder; raises TF-RCP-015 and TF-PLN-059."""
+def _head(found: Any) -> list[str]:
+    from builder.planner.advice.words import answer, reasoning
+
+    return ["Advised by `trtforge quantize advise`.", *(f"{a}: {b}" for a, b in (*answer(found), *reasoning(found)))]
+
+
+def write_changed(
+    output: Path, loaded: LoadedRecipe, changes: Mapping[str, Any], head: Sequence[str], *, overwrite: bool
+) -> None:
+    """The recipe with changes as a file, ``head`` above it, its paths meant from the new folder.
+
+    Raises:
+        ForgeError: TF-RCP-015 the file is there; TF-PLN-059 the recipe reads files beside it.
+    """
     import yaml
 
-    from builder.planner.advice.words import answer, reasoning
     from builder.planner.search.recipe import relocated
     from trtforge.preflight.remedies import applied
     from trtforge.recipe.starter import write_new
 
     data = relocated(applied(loaded.written, changes), loaded.directory, output.parent)
-    head = [f"# {label}: {text}" for label, text in (*answer(found), *reasoning(found))]
     body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
-    text = "\n".join(["# Advised by `trtforge quantize advise`.", *head, body])
-    write_new(output, text, overwrite=overwrite)
+    write_new(output, "\n".join([*(f"# {text}" for text in head), body]), overwrite=overwrite)

@@ -27,6 +27,7 @@ from trtforge.cli import (
     plugins,
     recipes,
     run,
+    sensitivity,
     speculate,
     stages,
     triton,
@@ -80,7 +81,8 @@ _COMMANDS: tuple[tuple[str, Any], ...] = (
 )
 for _name, _function in _COMMANDS:
     app.command(_name)(_function)
-app.command("quantize", **with_subcommands(stages.quantize, advise=advise.advise))(stages.quantize)
+_beside = with_subcommands(stages.quantize, advise=advise.advise, sensitivity=sensitivity.sensitivity)
+app.command("quantize", **_beside)(stages.quantize)
 for _name, _group in (
     ("artifacts", artifacts.app),
     ("draft", draft.app),

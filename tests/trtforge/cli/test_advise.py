@@ -88,7 +88,7 @@ def test_without_a_gpu_one_must_be_named(run: Any, recipe: Path, monkeypatch: py
 
 
 class TestBesideTheCommand:
-    @pytest.mark.parametrize("name", ["advise"])
+    @pytest.mark.parametrize("name", ["advise", "sensitivity"])
     def test_others_have_their_own_help(self, run: Any, name: str) -> None:
         code, out, _ = run("quantize", name, "--help")
         assert code == 0 and f"trtforge quantize {name} [OPTIONS] {{RECIPE}}" in out

@@ -1,0 +1,239 @@
+"""sensitivity: what each group of linears costs when it alone is quantized, and which to spare for a bound.
+
+The stage of ``trtforge quantize sensitivity``; no run of a recipe has it. Every window of every group is a sample that
+is kept: an interrupted run goes on, another bound measures only what it needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtforge.pipeline.stage import Stage, StageContext
+from trtforge.pipeline.stages.common import corpus_identity, plain, rounded, write_json
+from trtforge.pipeline.stages.quantize import QuantizeStage
+from trtforge.recipe.schema import Recipe
+from trtforge.store.artifact import StageResult
+
+if TYPE_CHECKING:
+    from evals.report import Report
+    from evals.statistics import Interval
+    from evals.windows import Reference
+    from quantize.sensitivity import LinearGroup, PartlyQuantized
+
+FILE = "sensitivity.json"
+#: groups that are named as the worst
+WORST = 10
+
+
+@dataclass(frozen=True)
+class SensitivityOptions:
+    """Tokens that every group is measured on, and the divergence that the rest may have; None: nothing is spared."""
+
+    tokens: int = 2048
+    max_kl: float | None = None
+
+
+class SensitivityStage(Stage):
+    """``sensitivity.json`` and the report beside it."""
+
+    name = "sensitivity"
+    needs = ("intake",)
+    code_version = "1"
+    tools = ("nvidia-modelopt", "torch", "transformers", "tokenizers", "numpy")
+    reuses_samples = True
+
+    def __init__(self, options: SensitivityOptions) -> None:
+        self._options = options
+
+    def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        return {**_identity(recipe, recipe_dir), "tokens": self._options.tokens, "max_kl": self._options.max_kl}
+
+    def run(self, context: StageContext) -> StageResult:
+        from evals.report import write_report
+        from quantize.plan import plan_quantization, read_config
+        from quantize.sensitivity import PartlyQuantized, least_exclusions, linear_groups
+        from trtforge.ground.safetensors_header import read_headers
+
+        source, quantize = context.inputs["intake"].path, context.recipe.quantize
+        config, headers = read_config(source), read_headers(source)
+        # keys and values stay as they are: their cost is the same whichever linears are quantized
+        alone = quantize.model_copy(update={"kv_cache": "none"})
+        plan = plan_quantization(config, headers, alone)
+        groups = linear_groups(plan, headers)
+        remote = context.recipe.model.allow_remote_code
+        model = PartlyQuantized(source, config, plan, alone, context.recipe_dir, context.progress, remote)
+        measure = _Measuring(context, model, self._options.tokens)
+        kl = measure.each(groups)
+        whole = measure.together(groups)
+        spared = None
+        if self._options.max_kl is not None:
+            context.progress.start(f"sparing groups until the divergence is at most {self._options.max_kl:g}")
+            values = {group.name: kl[group.name].value for group in groups}
+            spared = least_exclusions(
+                groups, values, self._options.max_kl, lambda rest: measure.together(rest).high if rest else 0.0
+            )
+        document = rounded(_document(self._options, plan.row.name, groups, kl, whole, measure, spared))
+        write_json(context.out / FILE, document)
+        write_report(_report(context.recipe.name, document), context.out)
+        return StageResult(summary=document)
+
+
+def _identity(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+    """What decides every sample beside the checkpoint."""
+    asked = recipe.evals.perplexity
+    section = QuantizeStage().section(recipe, recipe_dir)
+    left = ("kv_cache", "kv_row", "one_scale")
+    return {
+        "quantize": {key: value for key, value in section.items() if key not in left},
+        "corpus": corpus_identity(asked.corpus, recipe_dir, "evaluation"),
+        "perplexity": plain(asked, exclude={"gate", "corpus", "tokens", "noise_tokens"}),
+    }
+
+
+class _Measuring:
+    """Divergence from the unquantized model over the same windows, with every sample kept."""
+
+    def __init__(self, context: StageContext, model: PartlyQuantized, tokens: int) -> None:
+        from quantize.corpora import load_corpus, load_tokenizer, take_tokens
+
+        self._context, self._model = context, model
+        corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
+        self._tokens = take_tokens(corpus, load_tokenizer(context.inputs["intake"].path), tokens).tolist()
+        self._against: Sequence[Reference] = self._windows("unquantized", ()).references
+
+    @property
+    def positions(self) -> int:
+        """Predicted tokens."""
+        return len(self._tokens) - 1
+
+    def each(self, groups: Sequence[LinearGroup]) -> dict[str, Interval]:
+        """Every group alone, with the time that is left."""
+        progress = self._context.progress
+        progress.start(f"{len(groups)} groups of linears, each alone", total=len(groups))
+        found, started = {}, time.monotonic()
+        for done, group in enumerate(groups, 1):
+            found[group.name] = self.together([group])
+            progress.advance()
+            left = (time.monotonic() - started) / done * (len(groups) - done)
+            progress.note(f"{done} of {len(groups)} groups, {group.name} last; about {left:.0f} s left")
+        return found
+
+    def together(self, groups: Sequence[LinearGroup]) -> Interval:
+        """Groups quantized together, in nats."""
+        from evals.statistics import block_mean
+
+        modules = tuple(module for group in groups for module in group.modules)
+        name = groups[0].name if len(groups) == 1 else f"{len(groups)} groups"
+        measured = self._windows(name, modules)
+        assert measured.divergence is not None
+        return block_mean(measured.divergence.kl)
+
+    def _windows(self, name: str, modules: tuple[str, ...]) -> Any:
+        from evals.samples import Samples
+        from evals.windows import TOP, measure_windows
+        from trtforge.ground.hashing import hash_json
+
+        context, asked = self._context, self._context.recipe.evals.perplexity
+        identity = {
+            "checkpoint": context.inputs["intake"].manifest["content_hash"],
+            "section": _identity(context.recipe, context.recipe_dir),
+            "modules": sorted(modules),
+            "top": TOP,
+        }
+        samples = Samples(
+            f"kl-{hash_json(sorted(modules))[:16]}",
+            identity,
+            out=context.out,
+            scratch=context.scratch,
+            earlier=[artifact.path for artifact in context.earlier],
+        )
+        return measure_windows(
+            lambda ids: self._model.logits(ids, modules),
+            self._tokens,
+            window=asked.window,
+            stride=asked.stride,
+            samples=samples,
+            against=self._against if modules else None,
+            keep=not modules,
+            what=f"divergence of {name}",
+        )
+
+
+def _document(
+    options: SensitivityOptions,
+    format: str,
+    groups: Sequence[LinearGroup],
+    kl: Mapping[str, Interval],
+    whole: Interval,
+    measure: _Measuring,
+    spared: Sequence[LinearGroup] | None,
+) -> dict[str, Any]:
+    order = sorted(groups, key=lambda group: (-kl[group.name].value, group.name))
+    document: dict[str, Any] = {
+        "format": format,
+        "positions": measure.positions,
+        "groups": [
+            {
+                "name": group.name,
+                "modules": list(group.modules),
+                "kl": kl[group.name].to_json(),
+                "saved_bytes": group.saved,
+            }
+            for group in groups
+        ],
+        "worst": [group.name for group in order[:WORST]],
+        "together": whole.to_json(),
+        "saved_bytes": sum(group.saved for group in groups),
+        "max_kl": options.max_kl,
+        "spared": None,
+    }
+    if spared is not None:
+        names = {group.name for group in spared}
+        rest = [group for group in groups if group.name not in names]
+        document["spared"] = {
+            "groups": [group.name for group in spared],
+            "modules": [module for group in spared for module in group.modules],
+            "bytes": sum(group.saved for group in spared),
+            "kl": measure.together(rest).to_json() if rest else None,
+        }
+    return document
+
+
+def worst_rows(document: Mapping[str, Any]) -> list[list[str]]:
+    """The worst groups: name, divergence with its interval, bytes that quantizing saves."""
+    by_name = {group["name"]: group for group in document["groups"]}
+    return [[name, _shown(by_name[name]["kl"]), f"{by_name[name]['saved_bytes']:,}"] for name in document["worst"]]
+
+
+def _shown(interval: Mapping[str, float]) -> str:
+    return f"{interval['value']:.3g} [{interval['low']:.3g}, {interval['high']:.3g}]"
+
+
+def _report(name: str, document: Mapping[str, Any]) -> Report:
+    from evals.report import Plot, Report, Section, Series, Table
+
+    by_name = {group["name"]: group for group in document["groups"]}
+    worst = [by_name[key] for key in document["worst"]]
+    value, low, high = (tuple(float(group["kl"][part]) for group in worst) for part in ("value", "low", "high"))
+    labels = tuple(group["name"].removeprefix("model.") for group in worst)
+    series = Series("KL", tuple(map(float, range(len(worst)))), value, labels, low, high)
+    columns = ("group", "KL, nats", "bytes saved")
+    everything = tuple(
+        (group["name"], _shown(group["kl"]), f"{group['saved_bytes']:,}") for group in document["groups"]
+    )
+    text = (
+        f"Each group of linears alone in {document['format']}, everything else unquantized: KL divergence of the next "
+        f"token from the unquantized model over {document['positions']:,} positions, 95 % intervals. All together: "
+        f"{_shown(document['together'])}."
+    )
+    plot = Plot("The worst groups, each quantized alone", "", "KL, nats", (series,), kind="difference")
+    sections = [
+        Section("The worst", text, (Table(columns, tuple(map(tuple, worst_rows(document)))),), (plot,)),
+        Section("Every group", "", (Table(columns, everything),)),
+    ]
+    verdict = f"{len(everything)} groups measured; the worst is {document['worst'][0]}"
+    return Report(f"Sensitivity of {name}", verdict, True, sections, dict(document))
