@@ -1,4 +1,4 @@
-"""Which linears bear a format: groups that are quantized alone in an otherwise unquantized model, and a list of those to spare.
+"""Which linears bear a format: groups quantized alone in an otherwise unquantized model, and which of them to spare.
 
 A group is what a target multiplies as one (query, key and value; gate and up) and therefore quantizes as one; every
 other linear is a group of its own. ModelOpt calibrates the whole model once; a group's weights and inputs then pass
