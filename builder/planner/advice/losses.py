@@ -62,6 +62,9 @@ def _figures(row: FormatRow) -> list[Figure]:
     inputs = row.activation.dtype if row.activation is not None else None
     rows = [item for item in _losses().rows if item.weights == row.weight.dtype]
     exact = [item for item in rows if item.inputs == inputs]
-    if not exact and inputs is not None:
-        return []
-    return sorted((figure for item in exact or rows for figure in item.figures), key=lambda item: item.parameters)
+    figures = [figure for item in exact for figure in item.figures]
+    if not exact and inputs is None:
+        # a bound, and said to be one
+        bounds = [figure for item in rows for figure in item.figures]
+        figures = [item.model_copy(update={"metric": f"{item.metric} with rounded inputs"}) for item in bounds]
+    return sorted(figures, key=lambda item: item.parameters)

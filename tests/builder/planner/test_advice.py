@@ -205,3 +205,10 @@ class TestLosses:
         row = format_row("fp8")
         found = expected_loss(row, 20 * 10**9)
         assert found is not None and found.parameters < 20 * 10**9 and found.loss == 0.015
+
+    def test_a_bound_is_said_to_be_one(self) -> None:
+        rounded = next(r for r in load_formats().formats if r.weight and r.activation and r.weight.bits == 4)
+        alone = rounded.model_copy(update={"activation": None})
+        known, bound = expected_loss(rounded, 10**9), expected_loss(alone, 10**9)
+        assert known is not None and bound is not None and bound.loss == known.loss
+        assert bound.metric == f"{known.metric} with rounded inputs"
