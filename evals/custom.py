@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from evals.scorers import Scorer, check_answer
 from evals.tasks import Item
 from trtforge.ground.errors import ForgeError
-from trtforge.ground.json_file import read_bytes_file
+from trtforge.ground.json_file import parse_json, read_bytes_file
 from trtforge.ground.paths import path_fault, resolved_path
 
 MAX_BYTES = 64 * 2**20
@@ -81,13 +80,13 @@ def _item(line: str, place: str) -> tuple[str, str]:
         return ForgeError(
             "TF-EVL-016",
             f"{place}: {why}",
-            asked=line[:80],
+            asked=line[:80].encode(errors="replace").decode(),
             why="A line is a JSON object with prompt and answer, and nothing that would be ignored.",
             remedies=['{"prompt": "2 + 2 =", "answer": "4"}'],
         )
 
     try:
-        value: Any = json.loads(line)
+        value: Any = parse_json(line.encode(), "the line", pairs=_once, parse_constant=_no_number)
     except ValueError as error:
         raise bad(f"no JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("prompt"), str) or not value["prompt"]:
@@ -97,4 +96,19 @@ def _item(line: str, place: str) -> tuple[str, str]:
         raise bad("answer is no text and no number")
     if unknown := sorted(value.keys() - _KEYS):
         raise bad(f"unknown {', '.join(unknown)}")
-    return value["prompt"], str(answer)
+    if not isinstance(value.get("id", ""), (str, int)) or isinstance(value.get("id"), bool):
+        raise bad("id is no text and no number")
+    texts = value["prompt"], str(answer)
+    if any("\ud800" <= letter <= "\udfff" for letter in "".join(texts)):
+        raise bad("half of a surrogate pair is no text")
+    return texts
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(result := dict(pairs)) != len(pairs):
+        raise ValueError("the same key twice")
+    return result
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")

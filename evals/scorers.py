@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,19 +69,25 @@ def check_answer(scorer: Scorer, answer: str, place: str) -> None:
     why = None
     if scorer.kind == "numeric":
         try:
-            float(answer)
+            finite = math.isfinite(float(answer))
         except ValueError:
-            why = f"{answer!r} is no number"
+            finite = False
+        if not finite:
+            why = f"{answer[:80]!r} is no finite number"
+    elif not answer.strip() and scorer.kind != "exact":
+        why = f"an empty answer of the scorer {scorer.kind} takes every text for right"
     elif scorer.kind == "regex":
         try:
             re.compile(answer)
-        except re.error as error:
-            why = f"{answer!r} is no regular expression: {error}"
+        except (re.error, OverflowError, RecursionError) as error:
+            why = f"{answer[:80]!r} is no regular expression: {error}"
     elif scorer.kind == "code":
         try:
-            compile(answer, place, "exec")
-        except (SyntaxError, ValueError) as error:
-            why = f"its tests are no Python: {error}"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the tests' style
+                compile(answer, place, "exec")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            why = f"its tests are no Python: {error or type(error).__name__}"
     if why is not None:
         raise ForgeError(
             "TF-EVL-014",

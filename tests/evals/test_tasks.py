@@ -158,13 +158,22 @@ def test_own_items_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"prompt": "a"}', '{"prompt": "", "answer": 1}', '{"prompt": "a", "answer": true}',
-             '{"prompt": "a", "answer": 1, "anwser": 2}', "", '{"prompt":"a","answer":1}\n{"prompt":"a","answer":1}']
+             '{"prompt": "a", "answer": 1, "anwser": 2}', '{"prompt": "a", "prompt": "b", "answer": 1}',
+             '{"prompt": "a", "answer": NaN}', "[" * 100_000, '{"prompt": "a", "answer": 1, "id": ' + "[" * 100_000,
+             '{"prompt": "\\ud800", "answer": 1}', '{"prompt": "a", "answer": 1, "id": {}}', "",
+             '{"prompt":"a","answer":1}\n{"prompt":"a","answer":1}']
 )  # fmt: skip
 def test_lines_that_are_no_items_are_refused(tmp_path: Path, line: str) -> None:
     assert refusal(load, tmp_path, line).code == "TF-EVL-016"
 
 
-@pytest.mark.parametrize(("kind", "answer"), [("numeric", "four"), ("regex", "("), ("code", "assert (")])
+@pytest.mark.parametrize(
+    ("kind", "answer"), [
+        ("numeric", "four"), ("numeric", "nan"), ("numeric", "1e999"), ("regex", "("), ("regex", ""), ("regex", " "),
+        ("regex", "(" * 5000 + ")" * 5000), ("regex", "a{99999999999999999999}"), ("code", "assert ("), ("code", "\n"),
+        ("code", "-" * 200_000 + "1"),
+    ],
+)  # fmt: skip
 def test_answers_that_the_scorer_cannot_use_are_refused(tmp_path: Path, kind: str, answer: str) -> None:
     line = json.dumps({"prompt": "a", "answer": answer})
     assert refusal(load, tmp_path, line, scorer=Scorer(kind)).code == "TF-EVL-014"

@@ -61,10 +61,21 @@ def read_json_file(
     return parse_json(read_bytes_file(path, limit), path.name, parse_constant=parse_constant)
 
 
-def parse_json(data: bytes, name: str, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """The JSON value of ``data``, which is called ``name``; raises ValueError as :func:`read_json_file`."""
+def parse_json(
+    data: bytes,
+    name: str,
+    *,
+    parse_constant: Callable[[str], Any] | None = None,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """The JSON value of ``data``, which is called ``name``; raises ValueError as :func:`read_json_file`.
+
+    Args:
+        parse_constant, pairs: what becomes of NaN and infinities, and of the pairs of an object, as
+            :func:`json.loads` takes them (``object_pairs_hook``).
+    """
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=parse_constant)
+        value = json.loads(data.decode("utf-8"), parse_constant=parse_constant, object_pairs_hook=pairs)
     except RecursionError:
         value = None
     else:

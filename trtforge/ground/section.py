@@ -10,6 +10,6 @@ PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 
 
 class Section(BaseModel):
-    """Base of every recipe section: unknown keys are refused, values are frozen after loading."""
+    """Base of every recipe section: unknown keys, infinities and NaN are refused, values are frozen after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)

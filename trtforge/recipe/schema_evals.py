@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Hashable
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from trtforge.ground.section import PositiveInt, Section
 from trtforge.ground.units import Fraction
+
+_Item = TypeVar("_Item", bound=Hashable)
+
+
+def _once(values: tuple[_Item, ...]) -> tuple[_Item, ...]:
+    """What is measured twice would count twice in one figure."""
+    if twice := list(dict.fromkeys(str(value) for value in values if values.count(value) > 1)):
+        raise ValueError(f"{', '.join(twice)} stands there several times")
+    return values
 
 
 class PerplexityGate(Section):
@@ -41,6 +51,11 @@ class Perplexity(Section):
         if self.stride > self.window:
             raise ValueError(
                 f"stride {self.stride} is over window {self.window}: tokens between windows would be skipped"
+            )
+        if 0 < self.noise_tokens < min(self.window, self.tokens):
+            raise ValueError(
+                f"noise_tokens {self.noise_tokens} hold no whole window of {min(self.window, self.tokens)} tokens: "
+                "nothing would be measured"
             )
         return self
 
@@ -96,7 +111,7 @@ class Suite(Section):
     samples: Annotated[int, Field(ge=0, le=1024, strict=True)] = Field(
         0, description="Items of each task; 0: the suite is not run"
     )
-    tasks: tuple[Literal["recall", "arithmetic", "pattern", "format"], ...] = Field(
+    tasks: Annotated[tuple[Literal["recall", "arithmetic", "pattern", "format"], ...], AfterValidator(_once)] = Field(
         ("recall", "arithmetic", "pattern", "format"), min_length=1, description="Which tasks"
     )
     gate: SuiteGate | None = SuiteGate()
@@ -129,10 +144,10 @@ class Custom(Section):
 class LongContext(Section):
     """Needles by depth and length, and the same text scored under growing contexts."""
 
-    lengths: tuple[Annotated[int, Field(ge=256, strict=True)], ...] = Field(
+    lengths: Annotated[tuple[Annotated[int, Field(ge=256, strict=True)], ...], AfterValidator(_once)] = Field(
         (), description="Tokens of the prompts; empty: the probe is not run"
     )
-    depths: tuple[Annotated[Fraction, Field(le=1)], ...] = Field(
+    depths: Annotated[tuple[Annotated[Fraction, Field(le=1)], ...], AfterValidator(_once)] = Field(
         (0.0, 0.5, 1.0), min_length=1, description="Where the needle lies: 0 the beginning, 1 the end"
     )
     samples: PositiveInt = Field(2, description="Needles at each length and depth")
@@ -184,7 +199,7 @@ class Evals(Section):
     layers: bool = Field(
         False, description="Compare every layer's output with the baseline's; both models are in memory then"
     )
-    tasks: tuple[str, ...] = Field(
+    tasks: Annotated[tuple[str, ...], AfterValidator(_once)] = Field(
         (), description="Tasks of lm-eval (extra harness): names of the hub, or file:TASK.yaml beside the recipe"
     )
     engine_parity: EngineParity = EngineParity()

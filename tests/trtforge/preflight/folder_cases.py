@@ -48,6 +48,13 @@ HEADS = {"fc.weight": folders.zeros(2, 6), "midlayer.mlp.up_proj.weight": folder
 MEDUSA = merged(ENGINE, speculation(method="medusa", draft="draft", heads=2, max_draft_len=63))
 
 
+OWN_ITEMS = {"evals": {"custom": [{"path": "file:items.jsonl", "name": "own", "scorer": "regex"}]}}
+
+
+def items(*lines: str) -> Write:
+    return lambda root: (root / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+
 def model(**what: Any) -> Write:
     return lambda root: folders.write_model(root / "model", **what)
 
@@ -202,6 +209,10 @@ FOLDER_CASES: dict[str, tuple[FolderCase, FolderCase]] = {
     "TF-K12-013": (
         (draft(), merged(MEDUSA, speculation(heads=4)), {}),
         (draft(), MEDUSA, {}),
+    ),
+    "TF-K8-007": (
+        (items('{"prompt": "a", "answer": "("}'), OWN_ITEMS, {}),
+        (items('{"prompt": "a", "answer": "b"}'), OWN_ITEMS, {}),
     ),
     "TF-K13-006": (
         (model(tokenizer=False), merged(API, MODEL, trtllm(guided_decoding="xgrammar")), {}),

@@ -295,3 +295,15 @@ def test_linears_and_exclude_patterns() -> None:
         assert not matches("model.layers.0.mlp.down_proj", pattern), pattern
     left = {linear.kind for linear in quantized_linears(SMOL, ["lm_head", "self_attn", "model.layers.0.mlp"])}
     assert left == {"gate_proj", "up_proj", "down_proj"}
+
+
+def test_gates_on_items_of_your_own_are_held_against_what_the_file_can_decide(tmp_path: Path) -> None:
+    lines = [f'{{"prompt": "{number}", "answer": "b"}}' for number in range(20)]
+    (tmp_path / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+    def found(drop: str) -> set[str]:
+        own = {"path": "file:items.jsonl", "name": "own", "gate": {"max_drop": drop}}
+        changes = {"evals": {"custom": [own]}, "quantize": {"format": "fp8"}}
+        return {item.code for item in report(changes, directory=tmp_path).findings if item.code.startswith("TF-K8")}
+
+    assert found("5%") == {"TF-K8-006"} and found("9%") == set() and found("100%") == {"TF-K8-002"}

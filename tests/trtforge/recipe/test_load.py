@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.refusals import refusal
 from trtforge.ground.errors import ExitCode, ForgeError
 from trtforge.recipe.load import LoadedRecipe, load_recipe, recipe_from_mapping
 from trtforge.recipe.text import parse_scalar
@@ -386,3 +387,21 @@ class TestSpeculation:
 
     def test_number_keys_elsewhere_are_unknown_keys(self, tmp_path: Path) -> None:
         assert "build.4" in str(refused(write(tmp_path, MINIMAL + "build: {4: x}\n")).message)
+
+
+@pytest.mark.parametrize(
+    "evals",
+    [
+        {"perplexity": {"gate": {"max_kl": float("inf")}}},
+        {"perplexity": {"gate": {"max_kl": float("nan")}}},
+        {"speculation": {"gate": {"min_accepted_length": float("inf")}}},
+        {"suite": {"samples": 4, "tasks": ["recall", "recall"]}},
+        {"long_context": {"lengths": [256, 256]}},
+        {"long_context": {"lengths": [256], "depths": [0.5, "50%"]}},
+        {"tasks": ["arc_easy", "arc_easy"]},
+        {"perplexity": {"window": 512, "stride": 256, "noise_tokens": 100}},
+    ],
+)
+def test_what_measures_nothing_or_counts_twice_is_refused(evals: dict[str, Any], tmp_path: Path) -> None:
+    written = {"name": "x", "model": {"source": "m"}, "evals": evals}
+    assert refusal(recipe_from_mapping, written, tmp_path).code == "TF-RCP-012"

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from evals.power import agreement_in_reach, drop_in_reach, items_for_drop, positions_for_agreement
 from trtforge.formats.table import first_choice
 from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_asked, kv_format, other_kv
+from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_format
 from trtforge.rules.sources import MODELOPT_BENCHMARK, thread
+
+if TYPE_CHECKING:
+    from evals.tasks import Item
+    from trtforge.recipe.schema_evals import Custom
 
 #: tokens of a parity prompt at most (:data:`trtforge.pipeline.stages.parity.PROMPT_TOKENS`)
 PARITY_PROMPT_TOKENS = 128
@@ -75,6 +81,16 @@ def gates_mean_something(facts: Facts) -> Iterator[Violation]:
             {"min_sane": 0},
             ["evals.generation.gate.min_sane: 50%"],
         )
+    drops = {"evals.suite.gate": facts.recipe.evals.suite.gate if facts.recipe.evals.suite.samples else None}
+    drops |= {f"evals.custom[{at}].gate": one.gate for at, one in enumerate(facts.recipe.evals.custom)}
+    for key, drop in drops.items():
+        if drop is not None and drop.max_drop >= 1:
+            yield Violation(
+                f"{key} allows every right answer to be lost",
+                f"{key}: {{max_drop: {drop.max_drop:g}}}",
+                {"max_drop": drop.max_drop},
+                by_hand(f"{key}: {{max_drop: 10%}}"),
+            )
     if parity is not None and parity.min_top1_agreement < 0.5:
         yield Violation(
             f"the parity gate allows an agreement of {parity.min_top1_agreement:.0%}",
@@ -181,19 +197,81 @@ def samples_can_decide(facts: Facts) -> Iterator[Violation]:
         )
     suite = evals.suite
     if suite.samples and suite.gate is not None:
-        kinds = len(set(suite.tasks))
-        items, needed = suite.samples * kinds, items_for_drop(suite.gate.max_drop)
-        if needed is None or items < needed:
-            in_reach = drop_in_reach(items)
+        kinds = len(suite.tasks)
+        yield from _drop(
+            "evals.suite.gate",
+            suite.gate.max_drop,
+            suite.samples * kinds,
+            lambda needed: f"evals.suite.samples: {-(-needed // kinds)}",
+        )
+    for position, one in enumerate(evals.custom):
+        if one.gate is not None and (items := _readable(facts, one)):
+
+            def more(needed: int, path: str = one.path) -> str:
+                return f"{needed} items in {path}"
+
+            key = f"evals.custom[{position}].gate"
+            yield from _drop(key, one.gate.max_drop, len(items), more, listed=True)
+
+
+@rule("TF-K8-007", "items of your own that cannot be read", waivable=False)
+def own_items_are_read(facts: Facts) -> Iterator[Violation]:
+    """A missing file, a line that is no item or an answer that its scorer cannot use would end the run after the model
+    was quantized."""
+    from trtforge.ground.errors import ForgeError
+
+    for position, one in enumerate(facts.recipe.evals.custom):
+        try:
+            _own_items(facts, one)
+        except ForgeError as error:
             yield Violation(
-                f"{items} items exclude a drop of {in_reach:.1%} at best, the gate asks for {suite.gate.max_drop:.1%}",
-                facts.asked("evals.suite.samples", "evals.suite.gate"),
-                {"items": items, "needed": needed or "no number", "max_drop": suite.gate.max_drop},
-                [
-                    *([f"evals.suite.samples: {-(-needed // kinds)}"] if needed else []),
-                    f"evals.suite.gate: {{max_drop: {math.ceil(1000 * in_reach) / 10:g}%}}",
-                ],
+                f"evals.custom[{one.name}]: {error.message}" + (f" ({error.why.rstrip('.')})" if error.why else ""),
+                f"evals.custom[{position}].path: {one.path}",
+                {"scorer": one.scorer, "code": error.code},
+                by_hand(*error.remedies),
             )
+
+
+def _own_items(facts: Facts, one: Custom) -> list[Item]:
+    from evals.custom import load_items
+    from evals.scorers import Scorer
+
+    scorer = Scorer(one.scorer, one.tolerance, one.ignore_case)
+    return load_items(
+        one.path,
+        facts.directory,
+        name=one.name,
+        scorer=scorer,
+        max_tokens=one.max_tokens,
+        chat=one.chat,
+        one_line=one.one_line,
+    )
+
+
+def _readable(facts: Facts, one: Custom) -> list[Item]:
+    """Its items; none where TF-K8-007 says why they cannot be read."""
+    from trtforge.ground.errors import ForgeError
+
+    try:
+        return _own_items(facts, one)
+    except ForgeError:
+        return []
+
+
+def _drop(
+    key: str, limit: float, items: int, more: Callable[[int], str], *, listed: bool = False
+) -> Iterator[Violation]:
+    needed = items_for_drop(limit)
+    if needed is not None and items >= needed:
+        return
+    in_reach = drop_in_reach(items)
+    ways = [*([more(needed)] if needed else []), f"{key}: {{max_drop: {math.ceil(1000 * in_reach) / 10:g}%}}"]
+    yield Violation(
+        f"{items} items exclude a drop of {in_reach:.1%} at best, the gate asks for {limit:.1%}",
+        f"{key}: {{max_drop: {limit:g}}}",
+        {"items": items, "needed": needed or "no number", "max_drop": limit},
+        by_hand(*ways) if listed else ways,  # no line of a recipe reaches into a list
+    )
 
 
 def _agreement(key: str, limit: float, positions: int, more: Callable[[int], str]) -> Iterator[Violation]:
