@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,17 +34,18 @@ def matrix(
 ) -> None:
     """Quantize and evaluate a recipe in every format; one table of size, perplexity and paired differences."""
     from trtforge.cli.observer import ConsoleObserver
-    from trtforge.ground.errors import ForgeError
+    from trtforge.ground.errors import ExitCode, ForgeError
     from trtforge.ground.units import format_size
     from trtforge.pipeline.catalogue import default_stages
-    from trtforge.pipeline.matrix import LAST, measure, pairs, parse_variants, with_groups
+    from trtforge.pipeline.matrix import LAST, measure, pairs, parse_variants, ungated, with_groups
     from trtforge.pipeline.pipeline import Pipeline
+    from trtforge.pipeline.stages.verdicts import judge
     from trtforge.recipe.load import load_recipe
 
+    _refuse_chosen(overrides or ())
     variants, opened = parse_variants(formats), common.open_store(store)
     base = load_recipe(recipe, [*(overrides or ()), "quantize.format=none", "quantize.group_size=null"])
     pipeline, observer = Pipeline(default_stages(), opened), ConsoleObserver(console)
-    gate = base.recipe.evals.perplexity.gate
 
     def go(loaded: Any, until: str) -> RunResult:
         try:
@@ -60,7 +62,7 @@ def matrix(
         if stops:
             first = stops[0]
             raise ForgeError(first.code, first.message, asked=first.asked, why=first.why, remedies=first.remedies)
-        return go(loaded, LAST)
+        return go(ungated(loaded), LAST)
 
     def finished(row: MatrixRow) -> None:
         observer.seen.update(("intake", "baseline"))
@@ -69,7 +71,7 @@ def matrix(
 
     checkpoint = go(base, "intake").artifact("intake").path
     variants = with_groups(variants, checkpoint, base.recipe.quantize.unquantized)
-    rows = measure(variants, run, None if gate is None else gate.max_increase, finished)
+    rows = measure(variants, run, lambda before, after: judge(base.recipe, before, after)[1], finished)
     console.result({"recipe": base.recipe.name, "rows": [row.to_json() for row in rows], "pairs": pairs(rows)})
     console.table(
         f"{base.recipe.name} by format, best first (95 % intervals; differences in pairs of tokens)",
@@ -79,20 +81,38 @@ def matrix(
     if console.mode == "quiet":
         for row in rows:
             console.value(row.variant.name)
+    if all(row.increase is None for row in rows):
+        raise common.Failed(ExitCode.GATE_FAILED)
+
+
+def _refuse_chosen(overrides: Sequence[str]) -> None:
+    """A format that --set asks for would be overruled by every row."""
+    from trtforge.ground.errors import ForgeError
+
+    for text in overrides:
+        if text.partition("=")[0].strip() in ("quantize", "quantize.format", "quantize.group_size"):
+            raise ForgeError(
+                "TF-CLI-063",
+                f"--set {text} has no meaning for matrix, which sets format and group size row by row",
+                asked=f"--set {text}",
+                why="Every row has a format of its own.",
+                remedies=["--formats NAME:GROUP", "--set quantize.scope=mlp and other keys below quantize"],
+            )
 
 
 def _cells(row: MatrixRow, size: str) -> list[str]:
     if row.increase is None or row.perplexity is None:
         assert row.refusal is not None
         return [row.variant.name, "", "", "", "", f"{row.status}: {row.refusal['code']} {row.refusal['message']}"]
-    verdict = "no gate" if row.verdict is None else "passed" if row.verdict.passed else "missed"
+    missed = ", ".join(gate.name for gate in row.gates if not gate.passed)
+    verdict = f"missed {missed}" if missed else "passed" if row.gates else "no gate"
     return [
         row.variant.name,
         size,
         f"{row.perplexity['value']:.3f}",
         _percent(row.increase),
         "" if row.worse is None else _percent(row.worse),
-        f"{verdict}, emulated" if row.emulated else verdict,
+        f"{verdict}; emulated" if row.emulated else verdict,
     ]
 
 

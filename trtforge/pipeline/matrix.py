@@ -12,8 +12,9 @@ narrower than that of either figure.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,7 @@ from trtforge.pipeline.stages.scoring import load_scores
 if TYPE_CHECKING:
     from evals.statistics import Interval
     from trtforge.pipeline.result import RunResult
+    from trtforge.recipe.load import LoadedRecipe
     from trtforge.store.artifact import GateResult
 
 Status = Literal["measured", "refused", "failed"]
@@ -46,10 +48,20 @@ class Variant:
 
     @property
     def overrides(self) -> list[str]:
-        """What the recipe is changed by: no gate ends a variant's run."""
-        gates = ["evals.perplexity.gate=null", "evals.generation.gate=null"]
+        """What the recipe is changed by."""
         group = "null" if self.group is None else str(self.group)
-        return [f"quantize.format={self.format}", f"quantize.group_size={group}", *gates]
+        return [f"quantize.format={self.format}", f"quantize.group_size={group}"]
+
+
+def ungated(loaded: LoadedRecipe) -> LoadedRecipe:
+    """The recipe without the gates of :data:`LAST`: none ends a variant's run."""
+    evals = loaded.recipe.evals
+    changed: dict[str, Any] = {
+        name: getattr(evals, name).model_copy(update={"gate": None}) for name in ("perplexity", "generation", "suite")
+    }
+    changed["custom"] = tuple(one.model_copy(update={"gate": None}) for one in evals.custom)
+    recipe = loaded.recipe.model_copy(update={"evals": evals.model_copy(update=changed)})
+    return replace(loaded, recipe=recipe, resolved=recipe.model_dump(mode="json"))
 
 
 @dataclass
@@ -59,7 +71,7 @@ class MatrixRow:
     Attributes:
         bytes: of all tensors of the checkpoint.
         perplexity, increase: with their intervals; the increase is over the unquantized checkpoint, in pairs of tokens.
-        verdict: the recipe's gate on it; None where the recipe has none.
+        gates: the recipe's gates on what was measured; none where the recipe has none.
         refusal: code, message and remedies of what did not go.
         worse: perplexity over that of the row before it, minus one, in pairs of tokens; None for the first.
     """
@@ -69,11 +81,16 @@ class MatrixRow:
     bytes: int = 0
     perplexity: Mapping[str, float] | None = None
     increase: Interval | None = None
-    verdict: GateResult | None = None
+    gates: Sequence[GateResult] = ()
     refusal: Mapping[str, Any] | None = None
     emulated: Sequence[str] = ()
     worse: Interval | None = None
     scores: Any = field(default=None, repr=False)
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether every gate passed; None without a gate."""
+        return all(gate.passed for gate in self.gates) if self.gates else None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,7 +101,8 @@ class MatrixRow:
             "perplexity": self.perplexity,
             "increase": None if self.increase is None else rounded(self.increase.to_json()),
             "over_the_row_before": None if self.worse is None else rounded(self.worse.to_json()),
-            "verdict": None if self.verdict is None else rounded(asdict(self.verdict)),
+            "passed": self.passed,
+            "gates": [rounded(asdict(gate)) for gate in self.gates],
             "emulated": list(self.emulated),
             "refusal": self.refusal,
         }
@@ -95,7 +113,7 @@ def parse_variants(text: str | None) -> list[Variant]:
 
     Raises:
         ForgeError: ``TF-QNT-001``, ``TF-QNT-009`` as :func:`trtforge.formats.table.format_row`; ``TF-QNT-050`` a group
-            size that is no number.
+            size that is no number, or no format at all.
     """
     if text is None:
         return [Variant(name) for name in quantizing_formats()]
@@ -103,7 +121,7 @@ def parse_variants(text: str | None) -> list[Variant]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, colon, group = part.partition(":")
         format_row(name)
-        if colon and not (group.isdecimal() and int(group)):
+        if colon and not re.fullmatch(r"[1-9][0-9]{0,8}", group):
             raise ForgeError(
                 "TF-QNT-050",
                 f"{part} names no group size behind its colon",
@@ -112,6 +130,14 @@ def parse_variants(text: str | None) -> list[Variant]:
                 remedies=[f"{name}:{size}" for size in format_row(name).group_sizes] or [name],
             )
         found.append(Variant(name, int(group) if colon else None))
+    if not found:
+        raise ForgeError(
+            "TF-QNT-050",
+            f"--formats {text!r} names no format",
+            asked=text,
+            why="A table of no format says nothing.",
+            remedies=["--formats fp8,int4_awq", "leave --formats out for all of trtforge formats"],
+        )
     return list(dict.fromkeys(found))
 
 
@@ -140,19 +166,19 @@ def with_groups(variants: Sequence[Variant], checkpoint: Path, exclude: Sequence
 def measure(
     variants: Sequence[Variant],
     run: Callable[[Variant], RunResult],
-    limit: float | None,
+    judged: Callable[[Path, Path], Sequence[GateResult]],
     finished: Callable[[MatrixRow], None],
 ) -> list[MatrixRow]:
     """Run every variant, and order what was measured from the best to the worst; the rest follows as it came.
 
     Args:
         run: runs a variant up to :data:`LAST`, or raises what it refuses.
-        limit: the largest relative increase that the recipe's gate lets pass; None: it has no gate.
+        judged: the recipe's gates, by the artifacts of the baseline and of the variant.
         finished: told each row when it is there.
     """
     rows = []
     for variant in variants:
-        rows.append(_row(variant, run, limit))
+        rows.append(_row(variant, run, judged))
         finished(rows[-1])
     measured = sorted((row for row in rows if row.increase is not None), key=_value)
     for better, row in itertools.pairwise(measured):
@@ -182,8 +208,9 @@ def _value(row: MatrixRow) -> float:
     return row.increase.value
 
 
-def _row(variant: Variant, run: Callable[[Variant], RunResult], limit: float | None) -> MatrixRow:
-    from evals.gates import at_most
+def _row(
+    variant: Variant, run: Callable[[Variant], RunResult], judged: Callable[[Path, Path], Sequence[GateResult]]
+) -> MatrixRow:
     from evals.statistics import paired_increase
 
     try:
@@ -191,16 +218,16 @@ def _row(variant: Variant, run: Callable[[Variant], RunResult], limit: float | N
     except ForgeError as error:
         refusal = {"code": error.code, "message": error.message, "remedies": list(error.remedies)}
         return MatrixRow(variant, "failed" if isinstance(error, GateFailed) else "refused", refusal=refusal)
-    quantized, evaluated = result.artifact("quantize"), result.artifact(LAST)
+    quantized, evaluated, baseline = (result.artifact(stage) for stage in ("quantize", LAST, "baseline"))
     scores = load_scores(evaluated.path)
-    increase = paired_increase(load_scores(result.artifact("baseline").path), scores)
+    increase = paired_increase(load_scores(baseline.path), scores)
     return MatrixRow(
         variant,
         "measured",
         bytes=sum(info.nbytes for info in read_headers(quantized.path).values()),
         perplexity=evaluated.summary["perplexity"],
         increase=increase,
-        verdict=None if limit is None else at_most("perplexity_increase", increase, limit),
+        gates=judged(baseline.path, evaluated.path),
         emulated=quantized.summary.get("emulated", ()),
         scores=scores,
     )

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from evals.perplexity import Scores
 from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
+from trtforge.cli.app import app
 from trtforge.formats.table import format_row, quantizing_formats
 from trtforge.ground.errors import ForgeError, GateFailed
 from trtforge.pipeline import matrix
-from trtforge.pipeline.matrix import Variant, fitting_group, measure, pairs, parse_variants, with_groups
+from trtforge.pipeline.matrix import (
+    MatrixRow,
+    Variant,
+    fitting_group,
+    measure,
+    pairs,
+    parse_variants,
+    ungated,
+    with_groups,
+)
+from trtforge.pipeline.stages.verdicts import gates_section
+from trtforge.recipe.load import recipe_from_mapping
+from trtforge.store.artifact import GateResult
 
 
 def test_no_list_is_every_format() -> None:
@@ -37,20 +52,27 @@ def test_a_list_is_read_in_order_once_each() -> None:
         ("nvfp4_svdquant", "TF-QNT-009"),
         ("int4_awq:", "TF-QNT-050"),
         ("int4_awq:x", "TF-QNT-050"),
+        ("int4_awq:0", "TF-QNT-050"),
+        ("int4_awq:-64", "TF-QNT-050"),
+        ("int4_awq:\u0666\u0664", "TF-QNT-050"),
+        ("", "TF-QNT-050"),
+        (" , ", "TF-QNT-050"),
     ],
 )
 def test_a_name_that_is_none_is_refused(text: str, code: str) -> None:
     assert refusal(parse_variants, text).code == code
 
 
-def test_a_variant_changes_format_group_and_gates_alone() -> None:
+def test_a_variant_changes_format_and_group_and_no_gate_ends_its_run(tmp_path: Path) -> None:
     keys = [override.partition("=")[0] for override in Variant("int4_awq", 64).overrides]
-    assert keys == [
-        "quantize.format",
-        "quantize.group_size",
-        "evals.perplexity.gate",
-        "evals.generation.gate",
-    ]
+    assert keys == ["quantize.format", "quantize.group_size"]
+    own = {"path": "file:items.jsonl", "name": "own", "gate": {"max_drop": "1%"}}
+    written = {"name": "x", "model": {"source": "m"}, "evals": {"suite": {"samples": 4}, "custom": [own]}}
+    loaded = recipe_from_mapping(written, tmp_path)
+    assert all(gates_section(loaded.recipe).values())
+    assert not any(gates_section(ungated(loaded).recipe).values())
+    assert ungated(loaded).resolved == ungated(loaded).recipe.model_dump(mode="json")
+    assert all(gates_section(loaded.recipe).values()), "the recipe itself keeps them, and judges by them"
 
 
 def test_groups_are_the_default_where_it_divides_and_the_largest_that_does_elsewhere() -> None:
@@ -98,16 +120,23 @@ class Runs:
 
 
 def test_the_best_comes_first_and_each_is_compared_with_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, seen = Runs(monkeypatch), []
+    runs = Runs(monkeypatch)
+    seen: list[MatrixRow] = []
     asked = parse_variants("int4_wo:64,int8_sq,fp8,nvfp4,int4_awq:64")
-    rows = measure(asked, runs, 0.05, seen.append)
+
+    def judged(baseline: Any, variant: Any) -> list[GateResult]:
+        assert baseline == "baseline"
+        gates = [GateResult("perplexity_increase", variant == "fp8", 0.0, 0.05, "")]
+        return [*gates, GateResult("baseline_kl", variant == "int4_wo", 0.0, 0.1, "")]
+
+    rows = measure(asked, runs, judged, seen.append)
     assert [row.variant for row in seen] == asked
     assert [row.variant.format for row in rows] == ["fp8", "int4_awq", "int4_wo", "int8_sq", "nvfp4"]
     assert [row.status for row in rows] == ["measured"] * 3 + ["refused", "failed"]
-    assert [row.verdict.passed for row in rows[:3] if row.verdict] == [True, False, False]
+    assert [row.passed for row in rows] == [False, False, False, None, None], "one missed gate of several is missed"
     assert rows[0].worse is None
     document = rows[1].to_json()
-    assert document["verdict"]["passed"] is False and document["verdict"]["limit"] == 0.05
+    assert document["passed"] is False and document["gates"][0]["limit"] == 0.05
     assert document["over_the_row_before"]["low"] > 0 and document["group_size"] == 64
     for row, expected in zip(rows[1:3], (0.09, 0.1), strict=True):
         assert row.worse is not None and row.worse.low < np.expm1(expected) < row.worse.high
@@ -118,7 +147,7 @@ def test_the_best_comes_first_and_each_is_compared_with_the_one_before(monkeypat
         "message": "the target does not take it",
         "remedies": ["quantize.format: fp8"],
     }
-    assert refused["perplexity"] is refused["increase"] is refused["verdict"] is None
+    assert refused["perplexity"] is refused["increase"] is refused["passed"] is None
     every = pairs(rows)
     assert [(pair["format"], pair["over"]) for pair in every] == [
         ("int4_awq:64", "fp8"),
@@ -129,5 +158,11 @@ def test_the_best_comes_first_and_each_is_compared_with_the_one_before(monkeypat
 
 
 def test_without_a_gate_there_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = measure([Variant("fp8")], Runs(monkeypatch), None, lambda row: None)
-    assert row.verdict is None and row.to_json()["emulated"] == ["all of it"] and row.bytes == len("fp8")
+    (row,) = measure([Variant("fp8")], Runs(monkeypatch), lambda baseline, variant: (), lambda row: None)
+    assert row.passed is None and row.to_json()["emulated"] == ["all of it"] and row.bytes == len("fp8")
+
+
+@pytest.mark.parametrize("override", ["quantize.format=fp8", "quantize.group_size=64", "quantize={format: fp8}"])
+def test_a_format_that_set_asks_for_is_refused(override: str) -> None:
+    result = CliRunner().invoke(app, ["matrix", "smollm2-135m-fp8", "--set", override, "--json"])
+    assert result.exit_code == 2 and json.loads(result.stdout)["error"]["code"] == "TF-CLI-063"
