@@ -175,6 +175,8 @@ def sanity_gate(found: Comparison, min_sane: float, name: str = "generation_sani
     share = found.kept_share
     kept = f"{found.baseline_sane - len(found.lost)} of {found.baseline_sane}"
     detail = f"{kept} answers that were sane stay sane, {share:.4g} {'>=' if share >= min_sane else '<'} {min_sane:.4g}"
+    if not found.baseline_sane:
+        detail += "; the baseline answers none sanely: this gate cannot be missed"
     if found.lost:
         detail += "; lost: " + "; ".join(_lost(answer) for answer in found.lost)
     return at_least(name, share, min_sane, detail)

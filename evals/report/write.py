@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from evals.report.model import Plot, Report, Section, Table
@@ -24,13 +25,18 @@ pre{background:#f6f8fa;padding:.8rem;overflow-x:auto}
 _STATES = {True: "passed", False: "failed", None: "incomplete"}
 
 
-def write_report(report: Report, out: Path) -> list[Path]:
-    """Write ``report.json``, ``report.md`` and ``report.html`` below ``out``, without secrets; returns their paths."""
+def write_report(report: Report, out: Path, *, more: Mapping[str, str] | None = None) -> list[Path]:
+    """Write ``report.json``, ``report.md`` and ``report.html`` below ``out``, without secrets; returns their paths.
+
+    Args:
+        more: name → text of further files.
+    """
     out.mkdir(parents=True, exist_ok=True)
     files = {
         "report.json": json.dumps(redact_value(report.to_json()), indent=2, sort_keys=True) + "\n",
         "report.md": redact(render_markdown(report)),
         "report.html": redact(render_html(report)),
+        **{name: redact(text) for name, text in (more or {}).items()},
     }
     paths = []
     for name, text in files.items():

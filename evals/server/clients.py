@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from trtforge.targets.layouts import Layout
 SECONDS = 300.0
 #: bytes of an answer that are read at most
 _MOST = 64 * 2**20
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 #: characters of a server's own words that an error repeats
 _SHOWN = 300
 
@@ -51,8 +53,10 @@ def open_server(address: str, layout: Layout, model: str | None, name: str) -> T
         name: the deployment's name, which the native layout's model has.
 
     Raises:
-        ForgeError: TF-EVL-018 nothing answers there, or nothing that is known; TF-EVL-020 there is no such model.
+        ForgeError: TF-EVL-018 nothing answers there, or nothing that is known; TF-EVL-020 there is no such model;
+            TF-EVL-029 the address is none.
     """
+    _require_address(address)
     base = f"http://{address}"
     if _answers(f"{base}/v2/health/ready"):
         found: TextServer = TritonText(base, model or _triton_model(layout, name), _fields(layout))
@@ -73,6 +77,18 @@ def open_server(address: str, layout: Layout, model: str | None, name: str) -> T
     if chosen is None or chosen not in listed:
         raise _no_model(address, model, listed)
     return OpenAiText(base, chosen)
+
+
+def _require_address(address: str) -> None:
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found["port"]) < 2**16:
+        raise ForgeError(
+            "TF-EVL-029",
+            f"{address} is no HOST:PORT",
+            asked=f"--server {address}",
+            why="A host's name or number and a port from 1 to 65535, without a scheme or a path.",
+            remedies=["--server 127.0.0.1:8000", "--server [::1]:8000"],
+        )
 
 
 def _no_model(address: str, model: str | None, listed: Sequence[str]) -> ForgeError:

@@ -74,9 +74,16 @@ class Found:
 
 
 def evaluate_server(
-    server: TextServer, record: OnRecord, texts: Texts, recipe: Recipe, progress: Progress, *, load: Sequence[str] = ()
+    server: TextServer,
+    record: OnRecord,
+    texts: Texts,
+    recipe: Recipe,
+    progress: Progress,
+    *,
+    load: Sequence[str] = (),
+    no_load: str = "not asked for",
 ) -> Found:
-    """Everything in turn; ``load`` are the prompts of the load test, none leaves it out.
+    """Everything in turn; ``load`` are the prompts of the load test, none leaves it out for the reason ``no_load``.
 
     Raises:
         ForgeError: TF-EVL-019 the server refuses what it must answer.
@@ -90,7 +97,7 @@ def evaluate_server(
     if load:
         _load(server, load, recipe, progress, found)
     else:
-        found.left_out["bench"] = "not asked for"
+        found.left_out["bench"] = no_load
     return found
 
 

@@ -144,6 +144,7 @@ def _bench_bundle(
     asked, name = settings(bundle, options, overrides)
     # a file: spec on the command line is relative to where the command is given
     prompts = load_prompts(asked.prompts, Path.cwd() if options.get("bench.prompts") else bundle or Path.cwd())
+    common.make_folder(output)
     sweeps = []
     with console.progress("bench") as progress:
         if in_process and bundle is not None and url is None:
@@ -154,7 +155,10 @@ def _bench_bundle(
             sweeps.append(measure_server(bundle, live, asked, prompts, progress, log))
     gates = [gate for sweep in sweeps[-1:] for gate in slo_gates(sweep, asked.slo)]
     report = bench_report(name, sweeps, gates)
-    written = [] if output is None else [str(path) for path in write_report(report, output)]
+    written: list[str] = []
+    if output is not None:
+        with common.writing(output):
+            written = [str(path) for path in write_report(report, output)]
     console.result({"name": name, **report.data, "passed": report.passed, "written": written})
     show_sweeps(console, [sweep.to_json() for sweep in sweeps])
     show_gates(console, [("bench", gate.name, gate.passed, gate.detail) for gate in gates])

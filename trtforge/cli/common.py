@@ -6,9 +6,11 @@ import, because ``trtforge --help`` imports it.
 
 from __future__ import annotations
 
+import errno
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +51,33 @@ class Failed(Exception):
     def __init__(self, code: ExitCode) -> None:
         super().__init__(str(int(code)))
         self.code = code
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """What the system refuses while files are written below ``output``, as ``TF-CLI-064``."""
+    try:
+        yield
+    except OSError as error:
+        raise ForgeError(
+            "TF-CLI-064",
+            f"nothing can be written to {output}: {error.strerror or error}",
+            asked=f"--output {output}",
+            why="The folder is made where it is not there, and the files are written into it.",
+            remedies=["name a folder that you may write to"],
+        ) from error
+
+
+def make_folder(output: Path | None) -> None:
+    """Make the folder of ``--output`` before the work begins; raises ``TF-CLI-064``."""
+    if output is not None:
+        with writing(output):
+            try:
+                output.mkdir(parents=True, exist_ok=True)
+            except ValueError as error:  # a null byte
+                raise OSError(str(error)) from error
+            if not os.access(output, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _output(*, json_output: JsonOption = False, quiet: QuietOption = False, debug: DebugOption = False) -> Console:

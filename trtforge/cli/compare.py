@@ -39,7 +39,6 @@ def compare(
     from evals.comparison import junit, report
     from evals.report import write_report
     from trtforge.ground.errors import ForgeError
-    from trtforge.ground.redaction import redact
     from trtforge.pipeline.comparison import read_entries
 
     if len(folders) < 2:
@@ -50,14 +49,14 @@ def compare(
             why="Differences are taken from the first of several.",
             remedies=["trtforge compare BUNDLE BUNDLE"],
         )
+    common.make_folder(output)
     with console.progress("compare") as progress:
         entries = read_entries(folders, progress)
     made = report(entries)
     written: list[str] = []
     if output is not None:
-        written = [str(path) for path in write_report(made, output)]
-        (output / "junit.xml").write_text(redact(junit(entries)), encoding="utf-8")
-        written.append(str(output / "junit.xml"))
+        with common.writing(output):
+            written = [str(path) for path in write_report(made, output, more={"junit.xml": junit(entries)})]
     console.result({**made.data, "verdict": made.verdict, "passed": made.passed, "written": written})
     for section in made.sections:
         for table in section.tables:

@@ -97,7 +97,10 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option(help="The model's name on the server (with --server).", show_default=False)
     ] = None,
-    load: Annotated[bool, typer.Option("--bench/--no-bench", help="The load test too (with --server).")] = True,
+    load: Annotated[
+        bool | None,
+        typer.Option("--bench/--no-bench", help="The load test too (with --server); default yes.", show_default=False),
+    ] = None,
 ) -> None:
     """Measure baseline and candidate on the same tokens and items; exit 1 when a gate is missed."""
     if server is not None or bundle is not None:
@@ -109,10 +112,13 @@ def evaluate(
         }
         given |= {"--corpus": corpus, "--tokens": tokens, "--max-increase": max_increase, "--set": overrides}
         given |= {"--store": store, "--output": output, "--force": force or None}
-        _evaluate_server(console, server, bundle, model, load, [name for name, value in given.items() if value])
+        _evaluate_server(
+            console, server, bundle, model, load is not False, [name for name, value in given.items() if value]
+        )
         return
-    if source is None or model is not None:
-        raise _nothing_to_evaluate("a model's name without --server" if model else "neither a recipe nor a server")
+    alone = [name for name, value in {"--model": model, "--bench or --no-bench": load}.items() if value is not None]
+    if source is None or alone:
+        raise _nothing_to_evaluate(f"{alone[0]} without --server" if alone else "neither a recipe nor a server")
     options = {
         "quantize.format": format_,
         "quantize.kv_cache": kv_cache,

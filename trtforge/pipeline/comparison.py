@@ -56,7 +56,7 @@ def _entry(name: str, folder: Path, progress: Progress) -> Entry:
         )
     try:
         return _of_bundle(name, report) if stage == BundleStage.name else _of_evaluate(name, report)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ForgeError(
             "TF-EVL-024",
             f"{folder} cannot be compared: {error}",

@@ -64,7 +64,8 @@ def evaluate_live(
     tokenizer = tokenizer_of(root)
     record = on_record(root, recipe, tokenizer)
     prompts = load_prompts(recipe.bench.prompts, root) if load and _at_hand(recipe.bench.prompts) else []
-    found = evaluate_server(server, record, texts_of(tokenizer), recipe, progress, load=prompts)
+    no_load = "the bundle does not hold the prompts of bench.prompts" if load else "not asked for"
+    found = evaluate_server(server, record, texts_of(tokenizer), recipe, progress, load=prompts, no_load=no_load)
     assert report.manifest is not None and report.manifest_sha256 is not None
     content = {
         "server": {**about, "address": address},

@@ -89,6 +89,11 @@ def _fault(path: Path, position: int, before: str, manifest_sha256: str) -> Adde
     shape = {"schema": int, "bundle": str, "previous": str, "created": str, "passed": bool, "gates": list}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in shape.items()):
         return "the addendum lacks a part"
+    parts = ("server", "figures", "left_out", "made_later", "takes_the_place_of")
+    if any(not isinstance(content.get(key, {}), dict) for key in parts):
+        return "a part of the addendum is of another kind"
+    if not content["gates"]:
+        return "the addendum has no gate: nothing was held against anything"
     if content["schema"] != SCHEMA:
         return f"the addendum has schema {content['schema']}, this version reads {SCHEMA}"
     if content["passed"] != all(isinstance(gate, dict) and gate.get("passed") is True for gate in content["gates"]):
@@ -103,7 +108,7 @@ def _fault(path: Path, position: int, before: str, manifest_sha256: str) -> Adde
 def _changed_since(root: Path, newest: Addendum) -> list[VerifyFinding]:
     """Files that were there when the server was evaluated and are others now."""
     findings = []
-    for name, digest in dict(newest.content.get("made_later") or {}).items():
+    for name, digest in dict(newest.content.get("made_later", {})).items():
         path = root / str(name)
         inside = not Path(str(name)).is_absolute() and ".." not in Path(str(name)).parts and not path.is_symlink()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 from evals.generation import PROMPTS, answers_to_json, inspect_answer
 from evals.perplexity import tokens_digest
 from evals.samples import Samples
+from evals.server.clients import open_server
 from evals.server.measure import agreement
 from evals.suite import suite_items
 from evals.tasks import answer_items
@@ -225,7 +227,8 @@ def test_what_is_no_bundle_or_no_server_is_refused(
     (bundle / "recipe.yaml").write_text("name: x\n")
     assert refusal(evaluate_live, bundle, "127.0.0.1:9", progress).code == "TF-EVL-021"
     for wrong in (["eval"], ["eval", "--server", "h:1"], ["eval", "--bundle", str(bundle)],
-                  ["eval", "x.yaml", "--server", "h:1", "--bundle", str(bundle)]):  # fmt: skip
+                  ["eval", "x.yaml", "--server", "h:1", "--bundle", str(bundle)],
+                  ["eval", "x.yaml", "--model", "m"], ["eval", "x.yaml", "--no-bench"]):  # fmt: skip
         assert invoke([*wrong, "--json"]) == 2
         assert "TF-EVL-022" in capsys.readouterr().out
 
@@ -235,3 +238,42 @@ def test_tokens_after_the_first_difference_are_no_trials() -> None:
     assert agreement([1, 2, 3], [1, 9, 9]) == (1, 2)
     assert agreement([1, 2, 3], [1, 2]) == (2, 3), "an answer that ends early differs where it ends"
     assert agreement([], [4]) == (0, 1)
+
+
+MINIMAL = {"name": "x", "model": {"source": "m"}}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "nonsense",
+        "127.0.0.1:99999",
+        "127.0.0.1:0",
+        "http://127.0.0.1:8000",
+        "127.0.0.1:8000/x",
+        "u:p@h:80",
+        ":80",
+        "h:-1",
+    ],
+)
+def test_an_address_is_a_host_and_a_port(address: str) -> None:
+    assert refusal(open_server, address, recipe_from_mapping(MINIMAL).recipe.layout, None, "x").code == "TF-EVL-029"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"gates": []}, {"made_later": [1, 2]}, {"figures": "none"}, {"server": [1]}],
+    ids=["no gate", "made_later", "figures", "server"],
+)
+def test_an_addendum_of_nonsense_is_a_finding_and_makes_no_bundle_pass(
+    change: dict[str, Any], engine: Engine, tiny_engine: Path, evidence: Path, tmp_path: Path
+) -> None:
+    bundle, path = addendum(tmp_path, engine, tiny_engine, evidence)
+    content = {**json.loads(path.read_text()), **change}
+    if not content["gates"]:
+        content["passed"] = True
+    raw = json.dumps(content).encode()
+    path.unlink()
+    (path.parent / f"0001-{hashlib.sha256(raw).hexdigest()}.json").write_bytes(raw)
+    assert codes(bundle) == {"TF-BND-037"}
+    assert verify_bundle(bundle, stamps=False).verdict == "INCOMPLETE"
