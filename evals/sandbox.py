@@ -1,9 +1,10 @@
 """Runs code that a model wrote, in a process with little to reach.
 
 The process has its own temporary folder and an empty environment, limits on processor time, memory, file sizes and
-processes, and a deadline after which it and its children are killed. Where ``unshare`` can make them, it has a user
-and a network namespace of its own: no network. It reads what the user may read; run evaluations of code in a container
-when that matters.
+processes, and a deadline after which it and its children are killed. Where ``unshare`` can make them, it has a user,
+a network and a process namespace of its own: no network, and no process outlives it, not even one that left its
+session. Its tests run in its own process: they find code that is wrong, not code that sets out to fool them. It reads
+what the user may read; run evaluations of code in a container when that matters.
 """
 
 from __future__ import annotations
@@ -41,13 +42,18 @@ class Ran:
 
 @functools.cache
 def network_isolation() -> tuple[str, ...]:
-    """The command in front that takes the network away; empty where this machine allows no such namespace."""
+    """The command in front that takes the network away, and ends what outlives the program where this machine can.
+
+    Empty where it allows no such namespace.
+    """
     unshare = shutil.which("unshare")
     if unshare is None:
         return ()
-    command = (unshare, "--user", "--map-root-user", "--net", "--")
-    done = subprocess.run([*command, "true"], capture_output=True, check=False, timeout=10)
-    return command if done.returncode == 0 else ()
+    for more in (("--pid", "--fork", "--kill-child"), ()):
+        command = (unshare, "--user", "--map-root-user", "--net", *more, "--")
+        if subprocess.run([*command, "true"], capture_output=True, check=False, timeout=10).returncode == 0:
+            return command
+    return ()
 
 
 def run_python(code: str, tests: str, *, seconds: float = SECONDS, memory: int = MEMORY) -> Ran:

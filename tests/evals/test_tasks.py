@@ -106,6 +106,37 @@ def items(count: int = 8, task: str = "t") -> list[Item]:
     return [Item(task, f"{task} {i}", str(i), Scorer("exact"), 4) for i in range(count)]
 
 
+DETACHED = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif("--pid" not in network_isolation(), reason="no process namespaces here")
+def test_no_process_outlives_the_code() -> None:
+    def running() -> set[str]:
+        found = set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if b"trtforge-code-" in (folder / "cmdline").read_bytes():
+                    found.add(folder.name)
+            except OSError:  # it ended meanwhile
+                continue
+        return found
+
+    before = running()
+    assert run_python(DETACHED, "assert True").passed
+    assert not run_python(DETACHED + "time.sleep(60)", "assert True", seconds=1).passed
+    deadline = time.monotonic() + 10
+    while running() - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running() - before
+
+
 def test_answers_are_written_once_and_cut_at_their_line(tmp_path: Path) -> None:
     asked: list[str] = []
 

@@ -72,10 +72,7 @@ def make_folder(output: Path | None) -> None:
     """Make the folder of ``--output`` before the work begins; raises ``TF-CLI-064``."""
     if output is not None:
         with writing(output):
-            try:
-                output.mkdir(parents=True, exist_ok=True)
-            except ValueError as error:  # a null byte
-                raise OSError(str(error)) from error
+            output.mkdir(parents=True, exist_ok=True)
             if not os.access(output, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
