@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import MAX_TOKENIZER_BYTES, read_json_file
-from trtforge.ground.safetensors_header import INDEX_NAME, WEIGHTS_NAME, TensorInfo, read_header
+from trtforge.ground.safetensors_header import INDEX_NAME, WEIGHTS_NAME, TensorInfo, read_header, require_regular
 
 #: weights in other layouts beside the model, which no loader of the model reads
 _BESIDE = ("consolidated",)
+_REMEDY = "put the file itself into the folder, where its reader may read it"
 
 
 class Partial(Protocol):
@@ -113,7 +114,8 @@ class Files:
     def weights(self) -> Weights:
         """The headers of everything that a loader opens."""
         found = Weights()
-        present = [name for name in self.names if name.endswith(".safetensors")]
+        # whatever they are: a folder, a pipe or a link to nothing in a weight file's place is no absent one
+        present = sorted(path.name for path in self.folder.iterdir() if path.name.endswith(".safetensors"))
         model = [name for name in present if not name.startswith((*_BESIDE, "adapter_"))]
         if INDEX_NAME in self.names:
             self._read_index(found)
@@ -127,13 +129,18 @@ class Files:
         else:
             found.files = model
         for name in found.files:
-            if not self.has(name):
-                found.damaged[name] = ForgeError("TF-SRC-003", f"{name} is a link that leaves the folder")
-                continue
             try:
+                require_regular(self.folder / name)
+                if not self.has(name):
+                    raise ForgeError("TF-SRC-003", f"{name} is a link that leaves the folder")
                 header, _ = read_header(self.folder / name, name)
             except ForgeError as error:
                 found.damaged[name] = error
+                continue
+            except OSError as error:
+                found.damaged[name] = ForgeError(
+                    "TF-SRC-032", f"{name} cannot be read: {error.strerror or error}", remedies=[_REMEDY]
+                )
                 continue
             for tensor, info in header.items():
                 if tensor in found.tensors and not name.startswith("rank"):

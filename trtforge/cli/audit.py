@@ -94,10 +94,11 @@ def _show(console: Console, report: AuditReport) -> None:
         )
     if report.skipped:
         console.print(f"{len(report.skipped)} rules were skipped, there are no weights")
+    sound = "sound as far as a checkpoint without weights can tell" if report.skipped else "sound"
     counts = ", ".join(
         f"{report.count(kind)} {kind}{'' if report.count(kind) == 1 else 's'}" for kind in ("error", "warning", "note")
     )
     what = " ".join(dict.fromkeys(part for part in (report.tool or "unquantized", report.algorithm) if part))
     console.value(
-        f"{report.checkpoint}: {what}, {'sound' if report.passed else 'faulty'} ({report.rules} rules, {counts})"
+        f"{report.checkpoint}: {what}, {sound if report.passed else 'faulty'} ({report.rules} rules, {counts})"
     )

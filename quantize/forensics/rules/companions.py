@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ _DECISIVE = (
     "max_position_embeddings",
     "tie_word_embeddings",
 )
+_COUNTS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _COPY = "copy the file of the checkpoint that it was made of"
 
@@ -220,7 +222,11 @@ def two_ropes(checkpoint: Checkpoint) -> Iterator[Hit]:
 @rule("TF-AUD-185", "error", "config.json is of another model", thread("LC#81"), weights=False)
 def configuration(checkpoint: Checkpoint) -> Iterator[Hit]:
     """Sizes and constants beside the weights decide every answer; an export carries them over unchanged."""
-    if checkpoint.base is None or checkpoint.is_trtllm:
+    if checkpoint.is_trtllm:
+        return
+    if impossible := list(_impossible(checkpoint)):
+        yield said("config.json does not describe these weights: " + "; ".join(impossible), _COPY, file="config.json")
+    if checkpoint.base is None:
         return
     config, base = checkpoint.config, _flat(checkpoint.base.json("config.json"))
     wrong = [
@@ -234,6 +240,28 @@ def configuration(checkpoint: Checkpoint) -> Iterator[Hit]:
             _COPY,
             file="config.json",
         )
+
+
+def _impossible(checkpoint: Checkpoint) -> Iterator[str]:
+    """Sizes and constants that no model has, or that the embedding's table contradicts."""
+    config = checkpoint.config
+    for key in (*_COUNTS, "rms_norm_eps"):
+        value = config.get(key)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value < math.inf):
+            yield f"{key} is {_short(value)}"
+    for module, parts in checkpoint.parts.items():
+        table = parts.get("weight")
+        if not module.endswith("embed_tokens") or table is None or len(table.shape) != 2:
+            continue
+        if checkpoint.is_quantized(module) or "word_embed_proj_dim" in config:
+            continue
+        rows, columns = table.shape
+        width, words = config.get("hidden_size"), config.get("vocab_size")
+        if isinstance(width, int) and width > 0 and width != columns:
+            yield f"hidden_size is {width}, the embedding has {columns} columns"
+        if isinstance(words, int) and words > rows:  # tables are padded, never cut
+            yield f"vocab_size is {words}, the embedding has {rows} rows"
 
 
 @rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,44 @@ def test_every_rule_says_why() -> None:
     for rule in RULES.rules.values():
         assert rule.why.endswith(".") and len(rule.why) > 30 and rule.title and not re.search(r"\.$", rule.title)
         assert rule.source is not None or rule.code in ("TF-K6-103", "TF-K6-104", "TF-QNT-042")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_what_lies_in_a_weight_files_place_is_no_absent_one(tmp_path: Path, kind: str, shards: int) -> None:
+    made.write(tmp_path, *made.modelopt("FP8"), shards=shards)
+    path = sorted(tmp_path.glob("*.safetensors"))[-1]
+    path.unlink()
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "dangling link": lambda: path.symlink_to("none")}[kind]()
+    result = run(str(tmp_path))
+    assert result.exit_code == 1 and "TF-AUD-106" in result.output and path.name in result.output, result.output
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_weight_file_that_must_not_be_read_is_a_finding(tmp_path: Path) -> None:
+    made.write(tmp_path, *made.modelopt("FP8"))
+    (tmp_path / "model.safetensors").chmod(0)
+    result = run(str(tmp_path))
+    assert result.exit_code == 1 and "TF-AUD-106" in result.output and "Permission denied" in result.output
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", -5), ("hidden_size", 65), ("hidden_size", "64"), ("vocab_size", 10**6), ("vocab_size", 0),
+        ("rms_norm_eps", float("nan")), ("num_hidden_layers", float("inf")), ("num_attention_heads", True),
+    ],
+)  # fmt: skip
+def test_sizes_that_the_weights_contradict_are_found_without_a_base(tmp_path: Path, key: str, value: Any) -> None:
+    made.write(tmp_path, *made.modelopt("FP8"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+    result = run(str(tmp_path))
+    assert result.exit_code == 1 and "TF-AUD-185" in result.output and key in result.output, result.output
+
+
+def test_a_configuration_alone_is_sound_as_far_as_it_goes(tmp_path: Path) -> None:
+    made.write(tmp_path, *made.modelopt("FP8"))
+    (tmp_path / "model.safetensors").unlink()
+    result = run(str(tmp_path))
+    assert result.exit_code == 0 and "sound as far as a checkpoint without weights can tell" in result.output
