@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -153,10 +154,29 @@ def _run(body: Callable[[], None], console: Console) -> ExitCode:
     except KeyboardInterrupt as error:
         _say(console, interrupted(), getattr(error, "log", None))
         return ExitCode.INTERRUPTED
+    except PermissionError as error:
+        refused = _not_permitted(error)
+        _say(console, refused, getattr(error, "log", None))
+        return refused.exit_code
     except Exception as error:
         _say(console, error, getattr(error, "log", None))
         return ExitCode.INTERNAL
     return ExitCode.OK
+
+
+def _not_permitted(error: PermissionError) -> ForgeError:
+    """What the system does not let this user do is no fault of trtforge, wherever it comes up."""
+    place = str(error.filename) if error.filename is not None else "a file"
+    refused = ForgeError(
+        "TF-CLI-023",
+        f"{place}: {error.strerror or error}",
+        asked=place,
+        numbers={"user": os.geteuid()},
+        why="This user may not read or write there; of a folder, files are reached only with its right to search (x).",
+        remedies=[f"ls -ld {shlex.quote(place)} shows the rights", "run as a user who has them, or change them"],
+    )
+    refused.__cause__ = error
+    return refused
 
 
 def _say(console: Console, error: BaseException, log: str | None) -> None:

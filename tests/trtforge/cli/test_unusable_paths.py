@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -93,3 +94,30 @@ def test_a_store_whose_name_is_no_utf8(here: Path, capsys: pytest.CaptureFixture
         assert "tiny" in capsys.readouterr().out
     finally:
         shutil.rmtree(store, ignore_errors=True)
+
+
+def test_what_the_user_may_not_do_is_no_fault_of_trtforge(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/x/tokenizer.json")
+
+    monkeypatch.setattr("quantize.intake.opened.open_files", refused)
+    assert invoke(["audit", "model", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "TF-CLI-023" and error["asked"] == "/x/tokenizer.json"
+    assert "Permission denied" in error["message"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
+@pytest.mark.parametrize("command", [["audit", "PATH"], ["engine", "info", "PATH"], ["compare", "PATH", "PATH"]])
+def test_a_folder_without_the_right_to_search_is_refused(
+    here: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "model").chmod(0o644)
+    try:
+        assert invoke(["model" if part == "PATH" else part for part in command]) == 2
+    finally:
+        (here / "model").chmod(0o755)
+    printed = "".join(capsys.readouterr())
+    assert "TF-" in printed and "TF-INTERNAL" not in printed
