@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import signal
+import threading
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +16,8 @@ Kind = Literal["exact", "numeric", "regex", "code"]
 KINDS: tuple[Kind, ...] = ("exact", "numeric", "regex", "code")
 #: a number as people write it: a sign, thousands with commas, a fraction, an exponent
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+#: how long a pattern may look at one answer
+PATTERN_SECONDS = 10.0
 _FENCE = re.compile(r"```[a-zA-Z0-9_+-]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -44,7 +48,11 @@ def last_number(text: str) -> float | None:
 
 
 def is_right(scorer: Scorer, answer: str, text: str) -> bool:
-    """Whether ``text`` is right by ``scorer``; ``answer`` was accepted by :func:`check_answer`."""
+    """Whether ``text`` is right by ``scorer``; ``answer`` was accepted by :func:`check_answer`.
+
+    Raises:
+        ForgeError: TF-EVL-030 a pattern does not come to an end.
+    """
     if scorer.kind == "exact":
         left, right = text.strip(), answer.strip()
         return left.casefold() == right.casefold() if scorer.ignore_case else left == right
@@ -52,10 +60,37 @@ def is_right(scorer: Scorer, answer: str, text: str) -> bool:
         got, want = last_number(text), float(answer)
         return got is not None and abs(got - want) <= scorer.tolerance * (abs(want) or 1.0)
     if scorer.kind == "regex":
-        return re.search(answer, text, re.IGNORECASE if scorer.ignore_case else 0) is not None
+        return _found(answer, text, re.IGNORECASE if scorer.ignore_case else 0)
     from evals.sandbox import run_python
 
     return run_python(code_of(text), answer).passed
+
+
+def _found(pattern: str, text: str, flags: int) -> bool:
+    """Whether the pattern is in the text; raises TF-EVL-030 when that is not known after :data:`PATTERN_SECONDS`.
+
+    The limit is an alarm, which only the main thread can take; the pipeline scores there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return re.search(pattern, text, flags) is not None
+
+    def late(*_: object) -> None:
+        raise ForgeError(
+            "TF-EVL-030",
+            f"the pattern {pattern[:80]!r} is not done with an answer after {PATTERN_SECONDS:g} s",
+            asked=pattern[:80],
+            numbers={"characters": len(text)},
+            why="Repetitions within repetitions take time that doubles with every character of a text.",
+            remedies=["write the pattern without a repetition of a repetition: a+ for (a+)+"],
+        )
+
+    before = signal.signal(signal.SIGALRM, late)
+    left, every = signal.setitimer(signal.ITIMER_REAL, PATTERN_SECONDS)
+    try:
+        return re.search(pattern, text, flags) is not None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left, every)
+        signal.signal(signal.SIGALRM, before)
 
 
 def code_of(text: str) -> str:

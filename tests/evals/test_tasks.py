@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_every_answer_follows_from_its_prompt(task: str) -> None:
 )
 def test_scorers(scorer: Scorer, answer: str, text: str, right: bool) -> None:
     assert is_right(scorer, answer, text) is right
+
+
+def test_a_pattern_that_does_not_come_to_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evals.scorers.PATTERN_SECONDS", 0.2)
+    alarms = signal.getsignal(signal.SIGALRM)
+    started = time.monotonic()
+    assert refusal(is_right, Scorer("regex"), r"(a+)+$", "a" * 60 + "b").code == "TF-EVL-030"
+    assert time.monotonic() - started < 30 and signal.getsignal(signal.SIGALRM) is alarms
+    time.sleep(0.3)  # nothing is left that would ring
+    assert is_right(Scorer("regex"), r"(a+)+$", "aaa")
 
 
 def test_numbers_as_people_write_them() -> None:

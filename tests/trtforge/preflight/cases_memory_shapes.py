@@ -251,6 +251,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         ({"evals": {"perplexity": {"window": 9000}}}, {}),
         ({"evals": {"perplexity": {"window": 8192}}}, {}),
     ),
+    "TF-K9-017": (
+        ({"evals": {"long_context": {"lengths": [1024, 9000]}}}, {}),
+        ({"evals": {"long_context": {"lengths": [1024, 8192]}}}, {}),
+    ),
     "TF-K9-006": (
         (build(limits={"max_seq_len": 512}), {}),
         (merged(build(limits={"max_seq_len": 512}), {"bench": {"prompts": "builtin:short"}}), {}),

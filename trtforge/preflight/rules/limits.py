@@ -83,6 +83,19 @@ def calibration_in_context(facts: Facts) -> Iterator[Violation]:
         )
 
 
+@rule("TF-K9-017", "long contexts over the model's own", needs=("model",))
+def long_contexts_in_context(facts: Facts) -> Iterator[Violation]:
+    """Past the trained positions no model finds anything, and the unquantized one loses as much as the other."""
+    lengths, context = facts.recipe.evals.long_context.lengths, facts.require_model().usable_positions
+    if lengths and max(lengths) > context:
+        yield Violation(
+            f"contexts of {max(lengths)} tokens are asked for, the model reaches {context}",
+            facts.asked("evals.long_context.lengths"),
+            {"lengths": list(lengths), "max_positions": context},
+            [f"evals.long_context.lengths: {[length for length in lengths if length <= context]}"],
+        )
+
+
 @rule("TF-K9-005", "perplexity windows over the model's context", needs=("model",))
 def windows_in_context(facts: Facts) -> Iterator[Violation]:
     """Scores past the trained positions measure the position encoding, not the quantization."""
