@@ -63,6 +63,8 @@ class Axis:
     of: Callable[[Entry], float | None]
 
 
+#: the verdict where no entry could be told from another on an axis; their tasks may still be paired
+UNDECIDED = "no size, perplexity or speed that all of them have"
 AXES = (
     Axis("size", lambda entry: entry.size),
     Axis("perplexity", lambda entry: None if entry.scores is None else entry.scores.perplexity),
@@ -117,7 +119,7 @@ def report(entries: Sequence[Entry]) -> Report:
     """The comparison as a report; it passes unless a deployment's own verdict is FAILED."""
     pairs, best, axes = against_first(entries), front(entries), shared_axes(entries)
     names = ", ".join(axis.name for axis in axes)
-    verdict = f"{len(entries)} deployments; nothing beats {', '.join(best)} on {names}" if axes else "nothing in common"
+    verdict = f"{len(entries)} deployments; nothing beats {', '.join(best)} on {names}" if axes else UNDECIDED
     states = [entry.verdict for entry in entries]
     passed = False if "FAILED" in states else None if "INCOMPLETE" in states else True
     sections = [_overview(entries, best), _quality(entries, pairs), _speed(entries)]

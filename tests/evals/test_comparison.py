@@ -68,3 +68,10 @@ def test_reports_say_it_in_every_form() -> None:
 @pytest.mark.parametrize(("verdict", "passed"), [("FAILED", False), ("PASSED", True), ("INCOMPLETE", None)])
 def test_a_comparison_is_as_good_as_its_worst(verdict: str, passed: bool | None) -> None:
     assert report([entry("a", 0.0, 4, 1.0), Entry("b", {}, verdict)]).passed is passed
+
+
+def test_entries_that_share_no_axis_are_not_said_to_have_nothing_in_common() -> None:
+    answers = [Answered("a-1", "a", "x", True)]
+    made = report([Entry("one", {}, "PASSED", answers=answers), Entry("other", {}, "PASSED", answers=answers)])
+    assert made.data["front"] == [] and made.data["pairs"][0]["tasks"]["items"] == 1
+    assert made.verdict == "no size, perplexity or speed that all of them have"
