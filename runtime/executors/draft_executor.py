@@ -62,10 +62,13 @@ class TorchDraftExecutor(TorchRunner):
         extra = {"taps": number, "feedback": number, "joined": "BOOL"}
         graph = self._open(vocabulary=self.draft_vocab_size, extra=extra)
         packs: dict[tuple[str, ...], PackedLinear] = {}
-        self._joined, self._fed_back = (
-            self._lower(graph, exact_rows=exact_rows, progress=progress, choices={"joined": joined}, packs=packs)
+        #: the passes over joined states and over fed-back ones, by whether they are joined
+        self._lowered = {
+            joined: self._lower(
+                graph, exact_rows=exact_rows, progress=progress, choices={"joined": joined}, packs=packs
+            )
             for joined in (True, False)
-        )
+        }
 
     @torch.inference_mode()
     def execute(
@@ -89,7 +92,7 @@ class TorchDraftExecutor(TorchRunner):
             self.copy_blocks(batch.block_copies)
         if tokens == 0:
             return torch.empty(0, self.draft_vocab_size), given.new_empty(0, self.hidden_size)
-        program = self._joined if feedback is None else self._fed_back
+        program = self._lowered[feedback is None]
         self._feed(program, index_feeds(batch, self.device, tree=self._tree))
         program.inputs[name].t = given
         program.program.run(tokens, rows)
@@ -100,7 +103,7 @@ class TorchDraftExecutor(TorchRunner):
         return self._logits(program, rows), states
 
     def close(self) -> None:
-        del self._joined, self._fed_back
+        self._lowered = {}
         super().close()
 
     def describe(self) -> dict[str, Any]:
@@ -108,7 +111,7 @@ class TorchDraftExecutor(TorchRunner):
             **super().describe(),
             "kind": "eagle3",
             "draft_vocab_size": self.draft_vocab_size,
-            "programs": {"joined": self._joined.report, "fed_back": self._fed_back.report},
+            "programs": {"joined": self._lowered[True].report, "fed_back": self._lowered[False].report},
         }
 
 

@@ -126,6 +126,7 @@ def test_whole_blocks_are_copied_and_rows_without_logits_are_computed(tmp_path: 
     again, _ = executor.execute(make_batch([(rest, 20, [9, 11])], copies=[(3, 9), (7, 11)]), taps=taps[20:])
     assert torch.equal(again, want)
     executor.close()
+    executor.close()  # the engine's owner and its context both close it
     with pytest.raises(RuntimeError, match="closed"):
         executor.execute(make_batch([([1], 0, [0])]), taps=taps[:1])
 

@@ -148,20 +148,33 @@ def _run(body: Callable[[], None], console: Console) -> ExitCode:
         body()
     except Failed as failed:
         return failed.code
-    except ForgeError as error:
-        _say(console, error, getattr(error, "log", None))
-        return error.exit_code
     except KeyboardInterrupt as error:
-        _say(console, interrupted(), getattr(error, "log", None))
-        return ExitCode.INTERRUPTED
-    except PermissionError as error:
-        refused = _not_permitted(error)
-        _say(console, refused, getattr(error, "log", None))
-        return refused.exit_code
+        return _interrupted(error, console)
     except Exception as error:
-        _say(console, error, getattr(error, "log", None))
-        return ExitCode.INTERNAL
+        return _interrupted(error, console) if _of_an_interrupt(error) else _failed(error, console)
     return ExitCode.OK
+
+
+def _of_an_interrupt(error: BaseException | None) -> bool:
+    """Whether it came of Ctrl-C: a module that is being imported makes an ImportError of it, C code a SystemError."""
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return error is not None
+    return _of_an_interrupt(error.__cause__) or _of_an_interrupt(error.__context__)
+
+
+def _interrupted(error: BaseException, console: Console) -> ExitCode:
+    _say(console, interrupted(), getattr(error, "log", None))
+    return ExitCode.INTERRUPTED
+
+
+def _failed(error: Exception, console: Console) -> ExitCode:
+    if isinstance(error, PermissionError):
+        log = getattr(error, "log", None)
+        error = _not_permitted(error)
+        _say(console, error, log)
+    else:
+        _say(console, error, getattr(error, "log", None))
+    return error.exit_code if isinstance(error, ForgeError) else ExitCode.INTERNAL
 
 
 def _not_permitted(error: PermissionError) -> ForgeError:

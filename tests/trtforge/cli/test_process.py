@@ -251,3 +251,42 @@ def test_a_verdict_survives_a_reader_that_goes_away(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (1, "")
+
+
+_INTERRUPTED = """
+import sys
+from trtforge.cli import common
+from trtforge.ground.errors import EnvironmentLacks
+import typer
+
+app = typer.Typer()
+
+@app.command()
+@common.forge_command
+def imports(console, kind: str):
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as stop:
+        if kind == "caused":
+            raise ImportError("a module that was being made ready") from stop
+        if kind == "refused":
+            raise EnvironmentLacks("TF-QNT-013", "A package does not load") from ImportError("x")
+        raise SystemError("returned a result with an exception set")
+
+app()
+"""
+
+
+@pytest.mark.parametrize("kind", ["caused", "during", "refused"])
+def test_what_an_interrupt_turned_into_is_an_interrupt(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "imports.py").write_text(_INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, "imports.py", kind],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 130
+    assert "TF-INTERNAL" not in done.stderr and "Traceback" not in done.stderr
