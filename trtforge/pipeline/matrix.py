@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtforge.formats.table import FormatRow, format_row, quantizing_formats
+from trtforge.formats.table import FormatRow, first_choice, format_row, quantizing_formats
 from trtforge.ground.errors import ForgeError, GateFailed
 from trtforge.ground.safetensors_header import read_headers
 from trtforge.pipeline.stages.common import rounded
@@ -136,7 +136,7 @@ def parse_variants(text: str | None) -> list[Variant]:
             f"--formats {text!r} names no format",
             asked=text,
             why="A table of no format says nothing.",
-            remedies=["--formats fp8,int4_awq", "leave --formats out for all of trtforge formats"],
+            remedies=[f"--formats {first_choice()}", "leave --formats out for all of trtforge formats"],
         )
     return list(dict.fromkeys(found))
 
