@@ -16,7 +16,7 @@ import numpy as np
 
 from evals.perplexity import Window
 from evals.scorers import Scorer
-from evals.statistics import Interval, block_mean
+from evals.statistics import block_mean, growth
 from evals.tasks import Item
 from trtforge.ground.errors import ForgeError
 
@@ -109,8 +109,7 @@ def tail_figures(baseline: np.ndarray | None, own: np.ndarray, lengths: Sequence
         part = slice(index * TAIL, (index + 1) * TAIL)
         row: dict[str, Any] = {"length": length, "perplexity": float(np.exp(own[part].mean()))}
         if baseline is not None:
-            difference = block_mean(own[part] - baseline[part], block=16)
-            grown = Interval(*(float(np.expm1(x)) for x in (difference.value, difference.low, difference.high)))
+            grown = growth(block_mean(own[part] - baseline[part], block=16))
             row |= {"baseline": float(np.exp(baseline[part].mean())), "increase": grown.to_json()}
         rows.append(row)
     return rows

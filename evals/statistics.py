@@ -146,6 +146,12 @@ def block_mean(values: np.ndarray, *, seed: int = 0, resamples: int = RESAMPLES,
     return _interval(float(np.mean(values)), draws, CONFIDENCE)
 
 
+def growth(difference: Interval) -> Interval:
+    """A mean difference of losses in nats as the relative increase of perplexity that it is."""
+    value, low, high = (float(np.expm1(x)) for x in (difference.value, difference.low, difference.high))
+    return Interval(value, low, high, difference.confidence)
+
+
 @dataclass(frozen=True)
 class McNemar:
     """Right or wrong of two models on the same items.

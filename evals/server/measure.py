@@ -21,7 +21,7 @@ from evals.perplexity import plan_windows
 from evals.server.clients import TextServer
 from evals.speed.load import Drafts, run_level
 from evals.speed.sweep import Sweep, slo_gates
-from evals.statistics import Interval, block_mean, wilson
+from evals.statistics import Interval, block_mean, growth, wilson
 from evals.tasks import Answered, Item, answer_items, compare_tasks, drop_gate
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
@@ -206,7 +206,7 @@ def _hold_perplexity(server: TextServer, record: OnRecord, recipe: Recipe, progr
         progress.advance()
     own = np.asarray(losses)
     increases = {
-        name: _grown(block_mean(own - reference[: len(own)]))
+        name: growth(block_mean(own - reference[: len(own)]))
         for name, reference in (("baseline", record.baseline_nll), ("quantized", record.nll))
     }
     found.figures["perplexity"] = {
@@ -219,11 +219,6 @@ def _hold_perplexity(server: TextServer, record: OnRecord, recipe: Recipe, progr
         pair = float(np.exp(record.baseline_nll[: len(own)].mean())), float(np.exp(own.mean()))
         name = f"{PREFIX}perplexity_increase"
         found.gates.append(at_most(name, increases["baseline"], asked.gate.max_increase, pair=pair))
-
-
-def _grown(difference: Interval) -> Interval:
-    low, value, high = (float(np.expm1(x)) for x in (difference.low, difference.value, difference.high))
-    return Interval(value, low, high, difference.confidence)
 
 
 def _smoke(server: TextServer, prompts: Sequence[str], recipe: Recipe, progress: Progress, found: Found) -> None:

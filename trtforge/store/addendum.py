@@ -71,8 +71,6 @@ def read_addenda(root: Path, manifest_sha256: str) -> tuple[list[Addendum], list
         else:
             found.append(fault)
         before = path.name[5:69]
-    if found:
-        findings += _changed_since(root, found[-1])
     return found, findings
 
 
@@ -105,8 +103,8 @@ def _fault(path: Path, position: int, before: str, manifest_sha256: str) -> Adde
     return Addendum(path, content)
 
 
-def _changed_since(root: Path, newest: Addendum) -> list[VerifyFinding]:
-    """Files that were there when the server was evaluated and are others now."""
+def changed_since(root: Path, newest: Addendum) -> list[VerifyFinding]:
+    """Files that were there when the server was evaluated and are others now; hashes every one of them."""
     findings = []
     for name, digest in dict(newest.content.get("made_later", {})).items():
         path = root / str(name)
@@ -127,8 +125,7 @@ def seal_addendum(root: Path, manifest_sha256: str, content: Mapping[str, Any]) 
     Raises:
         ForgeError: TF-BND-037 or 038 an addendum that is there already is not sound; TF-BND-040 it cannot be written.
     """
-    earlier, findings = read_addenda(root, manifest_sha256)
-    faults = [finding for finding in findings if finding.code != "TF-BND-039"]
+    earlier, faults = read_addenda(root, manifest_sha256)
     if faults:
         raise ForgeError(
             faults[0].code,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trtforge.ground.hashing import HashMemo
 from trtforge.ground.progress import Progress
-from trtforge.store.addendum import FOLDER, is_addendum, read_addenda, verdict_of
+from trtforge.store.addendum import FOLDER, changed_since, is_addendum, read_addenda, verdict_of
 from trtforge.store.integrity import VerifyFinding, VerifyReport, verify_directory
 from trtforge.store.stamps import Loader, check_stamps
 from trtforge.targets import TARGETS
@@ -88,6 +88,8 @@ def _read_addenda(report: VerifyReport) -> None:
     ]
     addenda, findings = read_addenda(report.path, report.manifest_sha256)
     report.findings.extend(findings)
+    if addenda:
+        report.findings.extend(changed_since(report.path, addenda[-1]))
     report.verdict = verdict_of(report.manifest, addenda)
 
 

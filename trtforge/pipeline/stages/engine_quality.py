@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import StageContext
-from trtforge.pipeline.stages.common import bad_record, rounded
+from trtforge.pipeline.stages.common import rounded
 from trtforge.pipeline.stages.scoring import WINDOWS, Taken, answer_tasks, baseline_references, intake_of, run_harness
 from trtforge.pipeline.stages.subject import engine_subject
-from trtforge.pipeline.stages.verdicts import divergence_of
+from trtforge.pipeline.stages.verdicts import departure, divergence_of, losses_beside
 
 if TYPE_CHECKING:
     from trtforge.pipeline.stages.engine_process import Ask
@@ -50,28 +50,9 @@ def judge_engine(baseline: Path, out: Path) -> dict[str, Any]:
     """Perplexity of the engine against the baseline on the same tokens, paired; nothing where it was not scored."""
     import numpy as np
 
-    from evals.samples import read_samples, unpacked
-    from evals.statistics import Interval, block_mean
-
     divergence = divergence_of(out)
     if divergence is None:
         return {}
-    try:
-        before = {record["id"]: unpacked(record["nll"]) for record in read_samples(baseline, WINDOWS)}
-        pairs = [(before[record["id"]], unpacked(record["nll"])) for record in read_samples(out, WINDOWS)]
-        own = np.concatenate([after for _, after in pairs])
-        difference = block_mean(own - np.concatenate([exact for exact, _ in pairs]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise bad_record(out / "samples" / f"{WINDOWS}.jsonl", str(error)) from error
-    increase = Interval(*(float(np.expm1(x)) for x in (difference.value, difference.low, difference.high)))
-    return {
-        "quality": rounded(
-            {
-                "tokens": len(own),
-                "perplexity": float(np.exp(own.mean())),
-                "increase": increase.to_json(),
-                "kl": divergence[0].to_json(),
-                "top1": divergence[1].to_json(),
-            }
-        )
-    }
+    exact, own = losses_beside(baseline, out, WINDOWS)
+    found = {"tokens": len(own), "perplexity": float(np.exp(own.mean())), **departure(exact, own, divergence)}
+    return {"quality": rounded(found)}

@@ -111,26 +111,37 @@ def divergence_of(directory: Path, name: str = WINDOWS) -> tuple[Any, Any] | Non
 
 def noise_of(baseline: Path) -> dict[str, Any] | None:
     """The baseline against its own rounding: increase of perplexity, KL and top-1 agreement; None: not measured."""
-    import numpy as np
-
-    from evals.samples import read_samples, unpacked
-    from evals.statistics import Interval, block_mean
-
     divergence = divergence_of(baseline, NOISE)
     if divergence is None:
         return None
+    exact, rounded_ = losses_beside(baseline, baseline, NOISE)
+    return {"tokens": len(exact), **departure(exact, rounded_, divergence)}
 
-    def read() -> dict[str, Any]:
-        own = {record["id"]: unpacked(record["nll"]) for record in read_samples(baseline, WINDOWS)}
-        pairs = [(own[record["id"]], unpacked(record["nll"])) for record in read_samples(baseline, NOISE)]
-        difference = block_mean(np.concatenate([rounded_ - exact for exact, rounded_ in pairs]))
-        increase = Interval(*(float(np.expm1(x)) for x in (difference.value, difference.low, difference.high)))
-        named = {"increase": increase, "kl": divergence[0], "top1": divergence[1]}
-        tokens = sum(len(exact) for exact, _ in pairs)
-        return {"tokens": tokens, **{name: interval.to_json() for name, interval in named.items()}}
 
-    found: dict[str, Any] = _read(baseline, NOISE, read)
+def losses_beside(baseline: Path, directory: Path, name: str) -> tuple[Any, Any]:
+    """Losses of the windows that ``directory`` holds under ``name``, float64 [n]: the baseline's, and its own."""
+    import numpy as np
+
+    from evals.samples import read_samples, unpacked
+
+    def read() -> tuple[Any, Any]:
+        exact = {record["id"]: unpacked(record["nll"]) for record in read_samples(baseline, WINDOWS)}
+        pairs = [(exact[record["id"]], unpacked(record["nll"])) for record in read_samples(directory, name)]
+        before, after = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        if before.shape != after.shape:
+            raise ValueError("its losses are not one for each of the baseline's")
+        return before, after
+
+    found: tuple[Any, Any] = _read(directory, name, read)
     return found
+
+
+def departure(baseline: Any, own: Any, divergence: tuple[Any, Any]) -> dict[str, Any]:
+    """How far losses are from the baseline's of the same tokens, with KL and top-1 agreement beside."""
+    from evals.statistics import block_mean, growth
+
+    named = {"increase": growth(block_mean(own - baseline)), "kl": divergence[0], "top1": divergence[1]}
+    return {name: interval.to_json() for name, interval in named.items()}
 
 
 def judge_tasks(
