@@ -82,12 +82,9 @@ class EngineAnswers:
     def of_record(cls, record: Mapping[str, Any]) -> EngineAnswers:
         """The inverse of :meth:`to_record`; raises KeyError or TypeError for a record that lacks a part."""
         questions = (Question(q["name"], tuple(q["token_ids"]), q["baseline"]) for q in record["questions"])
-        answers = (
-            Answer(a["prompt"], tuple(a["token_ids"]), a["text"], float(a["distinct_share"]), tuple(a["problems"]))
-            for a in record["answers"]
-        )
+        answers = tuple(Answer.of_json(one) for one in record["answers"])
         parted = tuple(Parted(**one) for one in record["parted"])
-        return cls(tuple(questions), tuple(answers), int(record["tokens"]), int(record["agreed"]), parted)
+        return cls(tuple(questions), answers, int(record["tokens"]), int(record["agreed"]), parted)
 
     def to_json(self) -> dict[str, Any]:
         return {

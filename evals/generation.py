@@ -8,7 +8,7 @@ baseline is degenerate too says nothing about quantization.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,6 +43,17 @@ class Answer:
     text: str
     distinct_share: float
     problems: tuple[str, ...]
+
+    @classmethod
+    def of_json(cls, record: Mapping[str, Any]) -> Answer:
+        """The answer of a record of :func:`answers_to_json`; raises KeyError, TypeError or ValueError for another."""
+        return cls(
+            record["prompt"],
+            tuple(record["token_ids"]),
+            record["text"],
+            float(record["distinct_share"]),
+            tuple(record["problems"]),
+        )
 
 
 def distinct_share(token_ids: Sequence[int], order: int = NGRAM) -> float:

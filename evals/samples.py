@@ -141,7 +141,11 @@ def _read(path: Path, identity: str) -> list[dict[str, Any]]:
 
 def read_samples(directory: Path, name: str) -> list[dict[str, Any]]:
     """The samples that an artifact holds under ``name``; none where it has none. Raises ValueError for a torn file."""
-    path = directory / FOLDER / f"{name}.jsonl"
+    return read_samples_file(directory / FOLDER / f"{name}.jsonl")
+
+
+def read_samples_file(path: Path) -> list[dict[str, Any]]:
+    """As :func:`read_samples`, of a file that was copied elsewhere."""
     if not path.is_file():
         return []
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from evals.gates import at_most
@@ -13,6 +13,7 @@ from evals.statistics import Interval, McNemar, mcnemar
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_json
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.recipe.schema_evals import Evals
 from trtforge.store.artifact import GateResult
 
 #: items that a model is given at once; a batched engine fills its steps with them
@@ -91,27 +92,27 @@ def answer_items(
     """
     report = progress or SilentProgress()
     report.start(f"tasks: {len(items)} items", total=len(items))
+    names = [item.name for item in items]
     records: dict[str, Mapping[str, Any]] = {}
-    open_: list[Item] = []
-    for item in items:
-        known = samples.get(item.name) if samples is not None else None
+    open_: list[tuple[str, Item]] = []
+    for name, item in zip(names, items, strict=True):
+        known = samples.get(name) if samples is not None else None
         if known is None:
-            open_.append(item)
+            open_.append((name, item))
         else:
-            records[item.name] = known
+            records[name] = known
             report.advance()
     for at in range(0, len(open_), BATCH):
         batch = open_[at : at + BATCH]
-        for item, text in zip(batch, answer(batch), strict=True):
+        for (name, item), text in zip(batch, answer([item for _, item in batch]), strict=True):
             shown = text.split("\n", 1)[0] if item.one_line else text
             record = {
                 **item.to_json(),
                 "text": shown,
                 "right": is_right(item.scorer, item.answer, shown),
             }
-            records[item.name] = record if samples is None else samples.add(item.name, record)
+            records[name] = record if samples is None else samples.add(name, record)
             report.advance()
-    names = [item.name for item in items]
     if samples is not None:
         samples.finish(names)
     return [_answered(name, records[name]) for name in names]
@@ -163,6 +164,36 @@ def compare_tasks(baseline: Sequence[Answered], candidate: Sequence[Answered]) -
     return TaskComparison(pair(before), {task: pair(some) for task, some in names.items()})
 
 
+def judge_answers(
+    baseline: Sequence[Answered], candidate: Sequence[Answered], asked: Evals, prefix: str = ""
+) -> tuple[dict[str, Any], list[GateResult]]:
+    """Figures and gates of the suite, and of each of the user's own tasks by its own.
+
+    Args:
+        asked: the recipe's section; both sides answered every task of ``custom``.
+        prefix: stands before the gates' names.
+
+    Raises:
+        ForgeError: TF-EVL-013 the two did not answer the same items.
+    """
+    figures: dict[str, Any] = {}
+    gates: list[GateResult] = []
+    own = {one.name: one.gate for one in asked.custom}
+    suite = [[answer for answer in side if answer.task not in own] for side in (baseline, candidate)]
+    if suite[0]:
+        found = compare_tasks(*suite)
+        figures["suite"] = found.to_json()
+        if asked.suite.gate is not None:
+            gates.append(drop_gate(f"{prefix}task_suite", found.overall, asked.suite.gate.max_drop))
+    for name, gate in own.items():
+        sides = ([answer for answer in side if answer.task == name] for side in (baseline, candidate))
+        overall = compare_tasks(*sides).overall
+        figures.setdefault("custom", {})[name] = overall.to_json()
+        if gate is not None:
+            gates.append(drop_gate(f"{prefix}custom:{name}", overall, gate.max_drop))
+    return figures, gates
+
+
 def drop_gate(name: str, found: McNemar, max_drop: float) -> GateResult:
     """At most ``max_drop`` of the items may be lost, net of those gained; the interval's worse bound counts."""
     change = found.change
@@ -174,4 +205,4 @@ def drop_gate(name: str, found: McNemar, max_drop: float) -> GateResult:
         beside += (
             f"; the baseline is right on {found.baseline_right}: this gate cannot be missed, the suite is too hard"
         )
-    return GateResult(**{**gate.__dict__, "detail": gate.detail + beside})
+    return replace(gate, detail=gate.detail + beside)

@@ -10,7 +10,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from evals.server.clients import TextServer
 from evals.speed.load import Drafts, run_level
 from evals.speed.sweep import Sweep, slo_gates
 from evals.statistics import Interval, block_mean, growth, wilson
-from evals.tasks import Answered, Item, answer_items, compare_tasks, drop_gate
+from evals.tasks import Answered, Item, answer_items, judge_answers
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Recipe
@@ -169,21 +169,12 @@ def _hold_tasks(
             return list(pool.map(lambda item: server.complete(texts.item(item), item.max_tokens), batch))
 
         answered = answer_items(write, items, progress=progress)
-    names, own = {item.name for item in items}, {one.name: one.gate for one in recipe.evals.custom}
+    names = {answer.name for answer in answered}
     before = [answer for answer in record.baseline_tasks if answer.name in names]
-    suite = [[answer for answer in side if answer.task not in own] for side in (before, answered)]
-    if suite[0]:
-        compared = compare_tasks(*suite)
-        found.figures["suite"] = compared.to_json()
-        if (gate := recipe.evals.suite.gate) is not None:
-            found.gates.append(drop_gate(f"{PREFIX}task_suite", compared.overall, gate.max_drop))
-    for name, gate in own.items():
-        sides = [[answer for answer in side if answer.task == name] for side in (before, answered)]
-        if sides[0]:
-            overall = compare_tasks(*sides).overall
-            found.figures.setdefault("custom", {})[name] = overall.to_json()
-            if gate is not None:
-                found.gates.append(drop_gate(f"{PREFIX}custom:{name}", overall, gate.max_drop))
+    asked_of = tuple(one for one in recipe.evals.custom if one.scorer != "code")
+    figures, gates = judge_answers(before, answered, recipe.evals.model_copy(update={"custom": asked_of}), PREFIX)
+    found.figures |= figures
+    found.gates += gates
     quantized = {answer.name: answer.text.strip() for answer in record.tasks}
     same = sum(quantized.get(answer.name) == answer.text.strip() for answer in answered)
     found.figures["same_task_texts"] = {"same": same, "of": len(answered)}
@@ -342,6 +333,4 @@ def _load(server: TextServer, prompts: Sequence[str], recipe: Recipe, progress: 
     )
     sweep = Sweep(f"{server.kind} server over HTTP", levels)
     found.figures["bench"] = {**sweep.to_json(), "seconds": time.time() - begin, "counts": "pieces of streams"}
-    found.gates += [
-        GateResult(**{**gate.__dict__, "name": f"{PREFIX}{gate.name}"}) for gate in slo_gates(sweep, asked.slo)
-    ]
+    found.gates += [replace(gate, name=f"{PREFIX}{gate.name}") for gate in slo_gates(sweep, asked.slo)]

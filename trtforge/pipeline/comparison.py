@@ -18,7 +18,6 @@ from trtforge.store.verify import verify_content
 if TYPE_CHECKING:
     from evals.comparison import Entry
     from evals.perplexity import Scores
-    from evals.tasks import Answered
     from trtforge.store.integrity import VerifyReport
 
 
@@ -68,6 +67,8 @@ def _entry(name: str, folder: Path, progress: Progress) -> Entry:
 
 def _of_bundle(name: str, report: VerifyReport) -> Entry:
     from evals.comparison import Entry
+    from evals.samples import read_samples_file
+    from evals.tasks import answered_of
 
     root, manifest = report.path, report.manifest or {}
     summary, evidence = manifest["summary"], report.path / EVIDENCE_DIR
@@ -86,7 +87,7 @@ def _of_bundle(name: str, report: VerifyReport) -> Entry:
         int(summary["bytes"]["engine"]),
         _scores(evidence / "perplexity-quantized.json", evidence / "nll-quantized.npy"),
         _interval(summary["perplexity"]["increase"]),
-        _answers(evidence / "tasks-quantized.jsonl"),
+        answered_of(read_samples_file(evidence / "tasks-quantized.jsonl")),
         _interval(summary.get("quality", {}).get("divergence", {}).get("kl")),
         *speed,
         gates=[*run, *later.get("gates", ())],
@@ -95,6 +96,8 @@ def _of_bundle(name: str, report: VerifyReport) -> Entry:
 
 def _of_evaluate(name: str, report: VerifyReport) -> Entry:
     from evals.comparison import Entry
+    from evals.samples import read_samples_file
+    from evals.tasks import answered_of
 
     root, manifest = report.path, report.manifest or {}
     summary = manifest["summary"]
@@ -104,7 +107,7 @@ def _of_evaluate(name: str, report: VerifyReport) -> Entry:
         "PASSED" if manifest["gates_passed"] else "FAILED",
         scores=_scores(root / PERPLEXITY_FILE, root / NLL_FILE),
         increase=_interval(summary["increase"]),
-        answers=_answers(root / TASKS_FILE),
+        answers=answered_of(read_samples_file(root / TASKS_FILE)),
         kl=_interval(summary.get("divergence", {}).get("kl")),
         gates=manifest["gates"],
     )
@@ -121,15 +124,6 @@ def _scores(figures: Path, losses: Path) -> Scores | None:
     said = read_json_file(figures)
     nll = np.load(losses, allow_pickle=False)
     return Scores(nll, str(said["tokens_sha256"]), int(said["window"]), int(said["stride"]))
-
-
-def _answers(path: Path) -> list[Answered]:
-    import json
-
-    from evals.tasks import answered_of
-
-    lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.is_file() else []
-    return answered_of(json.loads(line) for line in lines)
 
 
 def _interval(figures: Mapping[str, float] | None) -> Any:

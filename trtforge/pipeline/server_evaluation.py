@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,24 +148,19 @@ def on_record(root: Path, recipe: Recipe, tokenizer: EngineTokenizer) -> OnRecor
     import numpy as np
 
     from evals.generation import Answer
+    from evals.samples import read_samples_file
     from evals.server.measure import OnRecord
     from evals.tasks import Item, answered_of
 
     evidence = root / EVIDENCE_DIR
 
     def answers(name: str) -> list[Answer]:
-        return [
-            Answer(a["prompt"], tuple(a["token_ids"]), a["text"], float(a["distinct_share"]), tuple(a["problems"]))
-            for a in read_json_file(evidence / name)
-        ]
-
-    def samples(name: str) -> list[dict[str, Any]]:
-        path = evidence / name
-        lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.is_file() else []
-        return [json.loads(line) for line in lines]
+        return [Answer.of_json(record) for record in read_json_file(evidence / name)]
 
     try:
-        baseline, quantized = samples("tasks-baseline.jsonl"), samples("tasks-quantized.jsonl")
+        baseline, quantized = (
+            read_samples_file(evidence / f"tasks-{side}.jsonl") for side in ("baseline", "quantized")
+        )
         tokens = _tokens(recipe, root, tokenizer, read_json_file(evidence / "perplexity-quantized.json"))
         return OnRecord(
             answers("generation-quantized.json"),

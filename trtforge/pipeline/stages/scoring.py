@@ -371,9 +371,6 @@ def load_answers(directory: Path) -> list[Any]:
     from evals.generation import Answer
 
     try:
-        return [
-            Answer(a["prompt"], tuple(a["token_ids"]), a["text"], float(a["distinct_share"]), tuple(a["problems"]))
-            for a in read_json(directory / GENERATION_FILE)
-        ]
+        return [Answer.of_json(record) for record in read_json(directory / GENERATION_FILE)]
     except (ArithmeticError, ValueError, KeyError, TypeError) as error:
         raise bad_record(directory / GENERATION_FILE, f"an answer lacks a part ({error})") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def _with_noise(gate: GateResult, noise: dict[str, Any] | None, name: str) -> Ga
     if noise is None:
         return gate
     beside = f"; the baseline against itself, rounded to bfloat16: {noise[name]['value']:.3g}"
-    return GateResult(**{**gate.__dict__, "detail": gate.detail + beside})
+    return replace(gate, detail=gate.detail + beside)
 
 
 def divergence_of(directory: Path, name: str = WINDOWS) -> tuple[Any, Any] | None:
@@ -149,30 +150,16 @@ def judge_tasks(
 ) -> tuple[dict[str, Any], list[GateResult]]:
     """Suite and own tasks of a candidate against the baseline; nothing for a recipe without tasks."""
     from evals.samples import read_samples
-    from evals.tasks import answered_of, compare_tasks, drop_gate
+    from evals.tasks import answered_of, judge_answers
 
-    evals = recipe.evals
     before, after = (
         _read(side, TASKS, lambda s=side: answered_of(read_samples(s, TASKS)))  # type: ignore[misc]
         for side in (baseline, candidate)
     )
     if not before or not after:
         return {}, []
-    figures: dict[str, Any] = {}
-    gates: list[GateResult] = []
-    own = {one.name: one for one in evals.custom}
-    suite = [[a for a in side if a.task not in own] for side in (before, after)]
-    if suite[0]:
-        found = compare_tasks(*suite)
-        figures["suite"] = rounded(found.to_json())
-        if evals.suite.gate is not None:
-            gates.append(drop_gate(prefix + SUITE, found.overall, evals.suite.gate.max_drop))
-    for name, one in own.items():
-        custom = compare_tasks(*([a for a in side if a.task == name] for side in (before, after)))
-        figures.setdefault("custom", {})[name] = rounded(custom.overall.to_json())
-        if one.gate is not None:
-            gates.append(drop_gate(f"{prefix}custom:{name}", custom.overall, one.gate.max_drop))
-    return figures, gates
+    figures, gates = judge_answers(before, after, recipe.evals, prefix)
+    return rounded(figures), gates
 
 
 def harness_of(baseline: Path, candidate: Path) -> dict[str, Any]:
