@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.common import rounded
 from trtforge.pipeline.stages.scoring import WINDOWS, Taken, answer_tasks, baseline_references, intake_of, run_harness
-from trtforge.pipeline.stages.subject import engine_subject
+from trtforge.pipeline.stages.subject import Subject
 from trtforge.pipeline.stages.verdicts import departure, divergence_of, losses_beside
 
-if TYPE_CHECKING:
-    from trtforge.pipeline.stages.engine_process import Ask
 
-
-def measure_engine(context: StageContext, ask: Ask, longest: int, corpus: Sequence[int]) -> None:
+def measure_engine(context: StageContext, subject: Subject, longest: int, corpus: Sequence[int]) -> None:
     """Score the engine on the first windows of perplexity, as far as the recipe asks, and let it answer the tasks."""
     from evals.perplexity import plan_windows
     from evals.windows import TOP, measure_windows
-    from runtime.tokenizer import EngineTokenizer
 
     evals = context.recipe.evals
     build = context.inputs["build"]
-    subject = engine_subject(ask, EngineTokenizer.load(build.path), longest)
     taken = Taken(context, {"engine": build.manifest["content_hash"]})
     asked = evals.perplexity
     if some := min(evals.engine_parity.tokens, asked.tokens):

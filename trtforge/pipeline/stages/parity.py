@@ -9,25 +9,23 @@ by ONNX Runtime; gates and figures say so.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import Ask, engine_of
 from trtforge.pipeline.stages.engine_quality import judge_engine, measure_engine
 from trtforge.pipeline.stages.scoring import TOOLS, harness_section, load_answers, tasks_section
-from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, prompt_tokens
+from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, Subject, engine_subject, prompt_tokens
 from trtforge.pipeline.stages.verdicts import ENGINE, gates_section, harness_of, judge_tasks
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import GateResult, StageResult
 from trtforge.store.export import copy_artifact_file
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
 
     from quantize.reference import ReferenceModel
@@ -145,31 +143,32 @@ def _measure(context: StageContext, engine: _Asked) -> dict[str, Any]:
     figures = rounded(result.to_json())
     figures["prompt_tokens"] = length
     figures["activations"] = activations
-    if engine.ask is not None:
-        figures |= _own(context, engine.ask, activations, reference, tokens, result.noise)
-        measure_engine(context, engine.ask, engine.longest, tokens)
+    if isinstance(engine, _Running):
+        figures |= _own(context, engine.ask, engine.subject, activations, reference, tokens, result.noise)
+        measure_engine(context, engine.subject, engine.longest, tokens)
     if context.recipe.target.graph_mode == "native":
         figures["ran"] = FLOAT32_GRAPH
     return figures
 
 
 def _own(
-    context: StageContext, ask: Ask, activations: str, reference: ReferenceModel, corpus: list[int], noise: float
+    context: StageContext,
+    ask: Ask,
+    subject: Subject,
+    activations: str,
+    reference: ReferenceModel,
+    corpus: list[int],
+    noise: float,
 ) -> dict[str, Any]:
     """What only the engine itself can show: its answers, and the weights in its kernels."""
     from evals.engine_answers import Question, answer_questions, short_questions
-    from runtime.tokenizer import EngineTokenizer
 
-    asked, tokenizer = context.recipe.evals, EngineTokenizer.load(context.inputs["build"].path)
-    assert tokenizer is not None
+    asked, tokenizer = context.recipe.evals, subject.tokenizer
     baseline = load_answers(context.inputs["baseline"].path)
     questions = [Question(a.prompt, tuple(prompt_tokens(tokenizer, a.prompt)), True) for a in baseline]
 
-    def generate(ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        return cast("list[int]", ask(_generate, list(ids), max_tokens))
-
     found = answer_questions(
-        generate,
+        subject.answer,
         reference.logits,
         [*questions, *short_questions(corpus, tokenizer.decode)],
         decode=tokenizer.decode,
@@ -243,13 +242,19 @@ class _Asked:
         logits: token ids [S] → float32 [S, V].
         activations: the type of its activations.
         longest: tokens of the longest prompt.
-        ask: the engine itself; None where it cannot be run.
     """
 
     logits: Callable[[torch.Tensor], torch.Tensor]
     activations: str
     longest: int
-    ask: Ask | None = None
+
+
+@dataclass(frozen=True)
+class _Running(_Asked):
+    """The engine itself, where it can be run."""
+
+    ask: Ask
+    subject: Subject
 
 
 @contextlib.contextmanager
@@ -267,10 +272,13 @@ def _engine(context: StageContext) -> Iterator[_Asked]:
         longest = int(context.inputs["build"].summary["limits"]["max_input_len"])
         yield _Asked(lambda ids: torch.from_numpy(session.logits(ids.tolist())), "float32", longest)
         return
+    from runtime.tokenizer import EngineTokenizer
+
     context.progress.start("loading the engine")
     with engine_of(context.inputs["build"].path, context.progress) as ask:
         activations, longest = ask(_about)
-        yield _Asked(lambda ids: torch.from_numpy(ask(_logits, ids.tolist())), activations, longest, ask)
+        subject = engine_subject(ask, EngineTokenizer.load(context.inputs["build"].path), longest)
+        yield _Running(lambda ids: subject.logits(ids, 0), activations, longest, ask, subject)
 
 
 # What the engine is asked, in the process that holds it.
@@ -278,16 +286,6 @@ def _engine(context: StageContext) -> Iterator[_Asked]:
 
 def _about(engine: Engine, progress: Progress) -> tuple[str, int]:
     return str(engine.executor.describe()["activations"]), engine.core.limits.max_input_len
-
-
-def _logits(engine: Engine, progress: Progress, ids: list[int]) -> npt.NDArray[np.float32]:
-    return engine.logits(ids)
-
-
-def _generate(engine: Engine, progress: Progress, ids: list[int], max_tokens: int) -> list[int]:
-    from runtime.sampling.params import SamplingParams
-
-    return list(engine.generate([ids], SamplingParams(max_tokens=max_tokens, temperature=0.0))[0].token_ids)
 
 
 def _check_weights(engine: Engine, progress: Progress) -> WeightCheck | None:
