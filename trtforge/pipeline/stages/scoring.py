@@ -286,13 +286,14 @@ def probe_long_context(
     lengths = sorted(context.recipe.evals.long_context.lengths)
     if not lengths:
         return
-    placed = placed_needles(context, subject, corpus)
+    tokens = _all_tokens(subject, corpus)
+    placed = placed_needles(context, subject, tokens)
     answer_items(
         subject.write, [needle.item for needle in placed], samples=taken.open(NEEDLES), progress=context.progress
     )
     where = [{"name": n.item.name, "length": n.length, "depth": n.depth} for n in placed]
     write_json(context.out / LONG_CONTEXT_FILE, {"lengths": lengths, "needles": where})
-    text, plan = tail_plan(_all_tokens(subject, corpus), lengths)
+    text, plan = tail_plan(tokens, lengths)
     measure_windows(
         lambda ids: subject.logits(ids, TAIL + 1),
         text,
@@ -305,13 +306,13 @@ def probe_long_context(
     )
 
 
-def placed_needles(context: StageContext, subject: Subject, corpus: Any) -> list[Needle]:
-    """The needles that the recipe asks for."""
+def placed_needles(context: StageContext, subject: Subject, tokens: Sequence[int]) -> list[Needle]:
+    """The needles that the recipe asks for, in text of the corpus."""
     from evals.long_context import needles
 
     asked = context.recipe.evals.long_context
     return needles(
-        _all_tokens(subject, corpus),
+        tokens,
         subject.tokenizer.decode,
         lambda text: subject.tokenizer.encode(text, add_special_tokens=False),
         lengths=asked.lengths,

@@ -101,6 +101,10 @@ class _Measuring:
         from quantize.corpora import load_corpus, load_tokenizer, take_tokens
 
         self._context, self._model = context, model
+        self._identity = {
+            "checkpoint": context.inputs["intake"].manifest["content_hash"],
+            "section": _identity(context.recipe, context.recipe_dir),
+        }
         corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
         self._tokens = take_tokens(corpus, load_tokenizer(context.inputs["intake"].path), tokens).tolist()
         self._against: Sequence[Reference] = self._windows("unquantized", ()).references
@@ -138,15 +142,9 @@ class _Measuring:
         from trtforge.ground.hashing import hash_json
 
         context, asked = self._context, self._context.recipe.evals.perplexity
-        identity = {
-            "checkpoint": context.inputs["intake"].manifest["content_hash"],
-            "section": _identity(context.recipe, context.recipe_dir),
-            "modules": sorted(modules),
-            "top": TOP,
-        }
         samples = Samples(
             f"kl-{hash_json(sorted(modules))[:16]}",
-            identity,
+            {**self._identity, "modules": sorted(modules), "top": TOP},
             out=context.out,
             scratch=context.scratch,
             earlier=[artifact.path for artifact in context.earlier],
