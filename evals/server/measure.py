@@ -19,7 +19,7 @@ from evals.gates import at_most
 from evals.generation import Answer, common_prefix, compare, inspect_answer, sanity_gate
 from evals.perplexity import plan_windows
 from evals.server.clients import TextServer
-from evals.speed.load import Drafts, run_level
+from evals.speed.load import Drafts, run_levels
 from evals.speed.sweep import Sweep, slo_gates
 from evals.statistics import Interval, block_mean, growth, wilson
 from evals.tasks import Answered, Item, answer_items, judge_answers
@@ -319,18 +319,6 @@ class _OverHttp:
 def _load(server: TextServer, prompts: Sequence[str], recipe: Recipe, progress: Progress, found: Found) -> None:
     asked = recipe.bench
     target, begin = _OverHttp(server), time.time()
-    levels = tuple(
-        run_level(
-            target,
-            prompts,
-            concurrency=concurrency,
-            requests=asked.requests_per_level,
-            max_tokens=asked.max_tokens,
-            slo=asked.slo,
-            progress=progress,
-        )
-        for concurrency in asked.concurrency
-    )
-    sweep = Sweep(f"{server.kind} server over HTTP", levels)
+    sweep = Sweep(f"{server.kind} server over HTTP", run_levels(target, prompts, asked, progress))
     found.figures["bench"] = {**sweep.to_json(), "seconds": time.time() - begin, "counts": "pieces of streams"}
     found.gates += [replace(gate, name=f"{PREFIX}{gate.name}") for gate in slo_gates(sweep, asked.slo)]

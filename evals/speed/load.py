@@ -11,7 +11,7 @@ from typing import Protocol
 from evals.speed.latency import LevelResult, RequestTiming, summarize
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
-from trtforge.recipe.schema import Slo
+from trtforge.recipe.schema import Bench, Slo
 
 #: draft tokens of an answer and the accepted ones; None: the engine does not speculate
 Drafts = tuple[int, int] | None
@@ -28,6 +28,24 @@ class LoadTarget(Protocol):
         on_done: Callable[[str | None, Drafts], None],
     ) -> None:
         """Queue a request that generates exactly ``max_tokens``; ``on_done`` gets an error text or None, and drafts."""
+
+
+def run_levels(
+    target: LoadTarget, prompts: Sequence[str], asked: Bench, progress: Progress | None = None
+) -> tuple[LevelResult, ...]:
+    """Every concurrency level that is asked for, from the lowest, once; raises as :func:`run_level`."""
+    return tuple(
+        run_level(
+            target,
+            prompts,
+            concurrency=level,
+            requests=asked.requests_per_level,
+            max_tokens=asked.max_tokens,
+            slo=asked.slo,
+            progress=progress,
+        )
+        for level in sorted(set(asked.concurrency))
+    )
 
 
 def run_level(

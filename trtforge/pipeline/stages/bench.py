@@ -92,24 +92,13 @@ def sweep_server(url: str, model: str, asked: Bench, prompts: Sequence[str], pro
 
 def sweep_in_process(engine: Engine, progress: Progress, prompts: Sequence[str], asked: Bench) -> Sweep:
     """The sweep over the engine behind its stepping thread, in the process that holds it."""
-    from evals.speed.load import run_level
+    from evals.speed.load import run_levels
     from evals.speed.sweep import Sweep
 
     target = InProcess(engine)
     try:
         target.warm_up(prompts[0], asked.max_tokens)
-        levels = tuple(
-            run_level(
-                target,
-                prompts,
-                concurrency=level,
-                requests=max(asked.requests_per_level, level),
-                max_tokens=asked.max_tokens,
-                slo=asked.slo,
-                progress=progress,
-            )
-            for level in sorted(set(asked.concurrency))
-        )
+        levels = run_levels(target, prompts, asked, progress)
     finally:
         target.close()
     return Sweep("in-process", levels)
