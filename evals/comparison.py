@@ -184,9 +184,7 @@ def _quality(entries: Sequence[Entry], pairs: Sequence[Against]) -> Section:
 
 
 def _shown(interval: Interval | None, style: str) -> str:
-    if interval is None:
-        return "–"
-    return f"{interval.value:{style}} [{interval.low:{style}}, {interval.high:{style}}]"
+    return "–" if interval is None else interval.shown(style)
 
 
 def _tasks_shown(found: McNemar | None) -> str:

@@ -35,8 +35,12 @@ class Interval:
     def to_json(self) -> dict[str, float]:
         return asdict(self)
 
+    def shown(self, style: str) -> str:
+        """Value and bounds, each as the format ``style`` has it."""
+        return f"{self.value:{style}} [{self.low:{style}}, {self.high:{style}}]"
+
     def __str__(self) -> str:
-        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+        return self.shown(".4g")
 
 
 def _block_means(values: np.ndarray, seed: int, resamples: int, block: int) -> np.ndarray:

@@ -110,11 +110,7 @@ def _cells(row: MatrixRow, size: str) -> list[str]:
         row.variant.name,
         size,
         f"{row.perplexity['value']:.3f}",
-        _percent(row.increase),
-        "" if row.worse is None else _percent(row.worse),
+        row.increase.shown("+.2%"),
+        "" if row.worse is None else row.worse.shown("+.2%"),
         f"{verdict}; emulated" if row.emulated else verdict,
     ]
-
-
-def _percent(interval: Any) -> str:
-    return f"{interval.value:+.2%} [{interval.low:+.2%}, {interval.high:+.2%}]"

@@ -14,7 +14,6 @@ from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
-    from trtforge.ground.errors import ForgeError
     from trtforge.recipe.load import LoadedRecipe
     from trtforge.store.artifact import Artifact
     from trtforge.store.store import Store
@@ -131,8 +130,6 @@ def evaluate(
 
 
 def _nothing_to_evaluate(why: str) -> ForgeError:
-    from trtforge.ground.errors import ForgeError
-
     return ForgeError(
         "TF-EVL-022",
         "there is nothing to evaluate",
