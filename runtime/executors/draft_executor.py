@@ -24,6 +24,9 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
 from trtforge.targets import TARGETS
 
+#: the passes over states that are joined from taps, and over those that are fed back
+_JOINED, _FED_BACK = "joined", "fed_back"
+
 
 class TorchDraftExecutor(TorchRunner):
     """A :class:`~runtime.executors.base.DraftExecutor` over torch; arguments and errors are the target's executor's.
@@ -62,13 +65,9 @@ class TorchDraftExecutor(TorchRunner):
         extra = {"taps": number, "feedback": number, "joined": "BOOL"}
         graph = self._open(vocabulary=self.draft_vocab_size, extra=extra)
         packs: dict[tuple[str, ...], PackedLinear] = {}
-        #: the passes over joined states and over fed-back ones, by whether they are joined
-        self._lowered = {
-            joined: self._lower(
-                graph, exact_rows=exact_rows, progress=progress, choices={"joined": joined}, packs=packs
-            )
-            for joined in (True, False)
-        }
+        for name, joined in ((_JOINED, True), (_FED_BACK, False)):
+            choices = {"joined": joined}
+            self._lower(name, graph, exact_rows=exact_rows, progress=progress, choices=choices, packs=packs)
 
     @torch.inference_mode()
     def execute(
@@ -92,7 +91,7 @@ class TorchDraftExecutor(TorchRunner):
             self.copy_blocks(batch.block_copies)
         if tokens == 0:
             return torch.empty(0, self.draft_vocab_size), given.new_empty(0, self.hidden_size)
-        program = self._lowered[feedback is None]
+        program = self._programs[_JOINED if feedback is None else _FED_BACK]
         self._feed(program, index_feeds(batch, self.device, tree=self._tree))
         program.inputs[name].t = given
         program.program.run(tokens, rows)
@@ -102,16 +101,12 @@ class TorchDraftExecutor(TorchRunner):
             return torch.empty(0, self.draft_vocab_size), states
         return self._logits(program, rows), states
 
-    def close(self) -> None:
-        self._lowered = {}
-        super().close()
-
     def describe(self) -> dict[str, Any]:
         return {
             **super().describe(),
             "kind": "eagle3",
             "draft_vocab_size": self.draft_vocab_size,
-            "programs": {"joined": self._lowered[True].report, "fed_back": self._lowered[False].report},
+            "programs": {name: program.report for name, program in self._programs.items()},
         }
 
 

@@ -77,7 +77,7 @@ class TorchExecutor(TorchRunner):
         self._interpreter: Interpreter | None = None
         self._lowered: Lowered | None = None
         if lowered:
-            self._lowered = self._lower(graph, exact_rows=exact_rows, progress=progress)
+            self._lowered = self._lower("whole", graph, exact_rows=exact_rows, progress=progress)
         else:
             self.activation_dtype = getattr(torch, self.info.dtype)
             self._kernels = self._make_kernels()

@@ -83,7 +83,8 @@ class TorchRunner:
         self.activation_dtype = _activation_dtype(self.capability, self.info)
         self._library = host_kernels.open_library() if device == "cpu" and host_library else None
         self._kernels = self._make_kernels()
-        self._programs: list[Lowered] = []
+        #: the programs of the graph by their names: they hold the weights
+        self._programs: dict[str, Lowered] = {}
 
     def _make_kernels(self) -> TorchKernels:
         """The host library's kernels, or torch's."""
@@ -101,6 +102,7 @@ class TorchRunner:
 
     def _lower(
         self,
+        name: str,
         graph: Graph,
         *,
         exact_rows: bool,
@@ -108,7 +110,7 @@ class TorchRunner:
         choices: Mapping[str, bool] | None = None,
         packs: dict[tuple[str, ...], PackedLinear] | None = None,
     ) -> Lowered:
-        """A program of the graph over the pools.
+        """A program of the graph over the pools, kept under ``name``.
 
         Args:
             choices: inputs that have one value in this program.
@@ -137,9 +139,9 @@ class TorchRunner:
                 lowered = lowering.lower()
         finally:
             torch.set_num_threads(threads)
-        for name, pool in self._pools.items():
-            lowered.inputs[name].t = pool
-        self._programs.append(lowered)
+        for input_name, pool in self._pools.items():
+            lowered.inputs[input_name].t = pool
+        self._programs[name] = lowered
         return lowered
 
     def _feed(self, program: Lowered, feeds: Mapping[str, torch.Tensor]) -> None:
@@ -168,14 +170,14 @@ class TorchRunner:
     def close(self) -> None:
         """Release weights and pools; on a GPU, also what torch keeps of their memory. May be repeated."""
         self._closed = True
-        self._programs, self._pools = [], {}
+        self._programs, self._pools = {}, {}
         if self.device != "cpu":
             gc.collect()
             torch.cuda.empty_cache()
 
     def _packed(self) -> list[PackedLinear]:
         """Every packed linear once: programs of one graph share most."""
-        return list({id(packed): packed for program in self._programs for packed in program.linears}.values())
+        return list({id(packed): packed for program in self._programs.values() for packed in program.linears}.values())
 
     def check_weights(self) -> WeightCheck:
         """Read every linear's weights back from its kernel and hold them against the stored ones."""
@@ -202,7 +204,7 @@ class TorchRunner:
             "bytes": {
                 "packed_weights": sum(one.kernel.nbytes for one in packed),
                 "kv_pools": pool_bytes,
-                "buffers": sum(program.report["buffer_bytes"] for program in self._programs),
+                "buffers": sum(program.report["buffer_bytes"] for program in self._programs.values()),
             },
         }
 

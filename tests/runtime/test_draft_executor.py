@@ -127,6 +127,8 @@ def test_whole_blocks_are_copied_and_rows_without_logits_are_computed(tmp_path: 
     assert torch.equal(again, want)
     executor.close()
     executor.close()  # the engine's owner and its context both close it
+    closed = executor.describe()
+    assert closed["programs"] == {} and closed["bytes"]["packed_weights"] == 0
     with pytest.raises(RuntimeError, match="closed"):
         executor.execute(make_batch([([1], 0, [0])]), taps=taps[:1])
 
