@@ -32,11 +32,6 @@ class Binding:
     shares: dict[str, float]
     batch: int
 
-    @property
-    def largest(self) -> str:
-        """What most of the time goes to."""
-        return max(self.shares, key=lambda name: self.shares[name])
-
 
 def binding_of(candidate: Candidate) -> Binding:
     """What binds a candidate with max_batch_size requests of the load in flight."""

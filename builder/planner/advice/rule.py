@@ -26,7 +26,7 @@ from builder.planner.types import Facts, bad_input, not_enough
 from builder.planner.weights import TensorGroup
 from trtforge.formats.table import UNQUANTIZED
 from trtforge.models.record import Model
-from trtforge.models.shape import outlier_keys
+from trtforge.models.shape import OutlierKeys, outlier_keys
 from trtforge.tables import architecture_table
 
 #: share of a request's time that fewer bits must save to be worth their loss
@@ -51,7 +51,7 @@ class Advice:
         worth: the bits that are worth having, whether they fit or not.
         gains: by bits, the time of the quickest format inside the gate over that of the quickest one of more bits.
         cache: why the KV cache is as it is.
-        considered: what stands against none of, by bits; the quickest of each format.
+        considered: of each format that nothing stands against, its first group, with the narrowest KV cache.
         ruled_out: format → why it is not advised.
     """
 
@@ -91,29 +91,27 @@ def advise(facts: Facts, groups: Sequence[TensorGroup], accept: Accept, *, check
         why = unsupported(item, arch, facts.recipe.build.target)
         if why is None and outliers is not None and item.kv.pool is not None:
             why = f"{outliers}, which a KV cache of {item.kv.bits:g} bits rounds too coarsely"
-        if why is None:
-            why = "; ".join(accept(item)) or None
-        if why is None:
-            standing.append(item)
-        else:
+        why = why or "; ".join(accept(item))
+        if why:
             against.setdefault(item.row.name, []).append(why)
+        else:
+            standing.append(item)
+    refused = {name: "; ".join(dict.fromkeys(reasons)) for name, reasons in against.items()}
     if not standing:
-        raise _all_refused(facts, against)
+        raise _all_refused(facts, refused)
     gate = _gate(facts)
     worth, gains = _worth(standing, gate)
     fitting = [item for item in standing if item.fits]
     if not fitting:
         raise _nothing_fits(facts, min(standing, key=lambda item: item.lacks))
-    within = [item for item in fitting if item.bits <= worth] or fitting
-    chosen = max(item.bits for item in within) if any(i.bits <= worth for i in within) else min(i.bits for i in within)
-    format = min((item for item in within if item.bits == chosen), key=lambda item: _order(item, gate))
-    alike = [item for item in within if (item.row, item.group) == (format.row, format.group)]
-    binding = binding_of(plain)
-    best, cache = _cache(alike, outliers is not None, str(outliers))
-    considered = _quickest(standing)
-    return Advice(
-        best, plain, binding, gate, worth, gains, cache, considered, _ruled_out(best, considered, against, worth, gate)
-    )
+    within = [item.bits for item in fitting if item.bits <= worth]
+    bits = max(within) if within else min(item.bits for item in fitting)
+    first = min((item for item in fitting if item.bits == bits), key=lambda item: _order(item, gate))
+    alike = [item for item in fitting if (item.row, item.group) == (first.row, first.group)]
+    best, cache = _cache(alike, outliers)
+    considered = _one_a_format(standing)
+    ruled_out = _ruled_out(best, considered, refused, worth, gate)
+    return Advice(best, plain, binding_of(plain), gate, worth, gains, cache, considered, ruled_out)
 
 
 def _gate(facts: Facts) -> float | None:
@@ -152,13 +150,13 @@ def _order(candidate: Candidate, gate: float | None) -> tuple[Any, ...]:
     return (not inside(candidate, gate), quick, loss if candidate.row.weight is not None else 0.0)
 
 
-def _cache(alike: Sequence[Candidate], outliers: bool, why: str) -> tuple[Candidate, str]:
-    """Of the candidates of one format the one with the right KV cache, and why."""
+def _cache(alike: Sequence[Candidate], outliers: OutlierKeys | None) -> tuple[Candidate, str]:
+    """Of the candidates of one format the one with the right KV cache, and why; ``outliers``: against a narrow one."""
     wide = next((item for item in alike if item.kv.pool is None), None)
     narrow = next((item for item in alike if item.kv.pool is not None), None)
     if narrow is None:
         assert wide is not None
-        return wide, f"stays as it is: {why}" if outliers else "stays as it is: no other is offered here"
+        return wide, f"stays as it is: {outliers or 'no other is offered here'}"
     asked = narrow.facts.serving.max_batch_size
     if wide is None or not wide.fits:
         return narrow, f"{narrow.kv.bits:g} bits: at the model's own type not even one request of the load fits"
@@ -176,7 +174,7 @@ def _cache(alike: Sequence[Candidate], outliers: bool, why: str) -> tuple[Candid
     )
 
 
-def _quickest(standing: Sequence[Candidate]) -> list[Candidate]:
+def _one_a_format(standing: Sequence[Candidate]) -> list[Candidate]:
     """The first group of each format, with the KV cache that the most requests fit in."""
     found: dict[str, Candidate] = {}
     for item in standing:
@@ -189,12 +187,12 @@ def _quickest(standing: Sequence[Candidate]) -> list[Candidate]:
 def _ruled_out(
     best: Candidate,
     considered: Sequence[Candidate],
-    against: Mapping[str, Sequence[str]],
+    refused: Mapping[str, str],
     worth: int,
     gate: float | None,
 ) -> dict[str, str]:
     stand = {item.row.name: item for item in considered}
-    found = {name: "; ".join(dict.fromkeys(why)) for name, why in against.items() if name not in stand}
+    found = {name: why for name, why in refused.items() if name not in stand}
     for name, item in stand.items():
         if name == best.row.name:
             continue
@@ -230,15 +228,14 @@ def _already(facts: Facts) -> Exception:
     )
 
 
-def _all_refused(facts: Facts, against: Mapping[str, Sequence[str]]) -> Exception:
-    reasons = {name: "; ".join(dict.fromkeys(why)) for name, why in against.items()}
+def _all_refused(facts: Facts, refused: Mapping[str, str]) -> Exception:
     return bad_input(
         "TF-PLN-061",
         f"no way to quantize {facts.model.name} passes preflight on {facts.gpu.name}, nor does the unquantized model",
         asked=f"build.target: {facts.recipe.build.target}, --gpu {facts.gpu.name}",
-        why=reasons.get(UNQUANTIZED, "every format is refused"),
+        why=refused.get(UNQUANTIZED, "every format is refused"),
         remedies=["trtforge check RECIPE says what is wrong beside the format", "another --gpu or build.target"],
-        refused=reasons,
+        refused=refused,
     )
 
 
