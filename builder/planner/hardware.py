@@ -15,16 +15,10 @@ from pydantic import Field, model_validator
 from trtforge.formats.table import ComputeFormat
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.rows import Row, read_table
+from trtforge.tables import Source
 
 _TABLE = Path(__file__).with_name("hardware.yaml")
 _GB = 1e9
-
-
-class Source(Row):
-    """Where a figure comes from."""
-
-    url: str = Field(pattern=r"^https://\S+$")
-    says: str
 
 
 class Gpu(Row):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from builder.planner.hardware import Source
 from builder.planner.types import ParallelPlan, Term
 from trtforge.ground.rows import Row, read_yaml
+from trtforge.tables import Source
 
 _TABLE = Path(__file__).with_name("runtime.yaml")
 

@@ -15,10 +15,10 @@ from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
-from trtforge.ground.rows import read_table
+from trtforge.ground.rows import Row, read_table
 
 #: the name of the row that changes nothing
 UNQUANTIZED = "none"
@@ -29,11 +29,7 @@ _TABLE = Path(__file__).with_name("formats.yaml")
 ComputeFormat = Literal["fp32", "fp16", "fp8", "fp4", "int8"]
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Representation(_Row):
+class Representation(Row):
     """How one operand (weights or activations) is stored: element type, block length, kinds of scales."""
 
     bits: int
@@ -42,7 +38,7 @@ class Representation(_Row):
     scale: str
 
 
-class ModelOptConfig(_Row):
+class ModelOptConfig(Row):
     """Where a range of ModelOpt versions keeps the configuration: a constant or a preset file.
 
     ``method``: the calibration algorithm in the place of the configuration's own.
@@ -66,7 +62,7 @@ class ModelOptConfig(_Row):
         return self
 
 
-class TensorRule(_Row):
+class TensorRule(Row):
     """One tensor of an exported linear: safetensors dtype (or ``any``) and shape over N, K and G."""
 
     dtype: str
@@ -84,7 +80,7 @@ class TensorRule(_Row):
         return tuple(shape)
 
 
-class CpuSupport(_Row):
+class CpuSupport(Row):
     """``exact``: computed as defined. ``emulated``: computed in float32 by this package, and labelled so."""
 
     quantize: Literal["exact", "emulated"]
@@ -92,7 +88,7 @@ class CpuSupport(_Row):
     packed: bool = False
 
 
-class Counted(_Row):
+class Counted(Row):
     """What the planner counts of a weight format: ``block`` 0 is one scale a tensor, -1 one a row."""
 
     bits: int
@@ -105,7 +101,7 @@ class Counted(_Row):
     known_as: tuple[str, ...] = ()
 
 
-class FormatRow(_Row):
+class FormatRow(Row):
     """One quantization format; see the head of ``formats.yaml`` for the fields."""
 
     name: str
@@ -124,7 +120,7 @@ class FormatRow(_Row):
     speedup_at_64: float | None = None
     native: tuple[str, ...]
     measured: str | None = None
-    not_on: dict[str, str] = {}
+    not_on: dict[str, str] = Field(default_factory=dict)
     planner: Counted | None
     sources: tuple[str, ...]
 
@@ -160,7 +156,7 @@ class FormatRow(_Row):
         return self
 
 
-class KvMode(_Row):
+class KvMode(Row):
     """One KV-cache mode. ``scales``: none, calibrated (stored) or constant (pinned to one, nothing stored)."""
 
     name: str
@@ -183,7 +179,7 @@ class KvMode(_Row):
         return self
 
 
-class RefusedFormat(_Row):
+class RefusedFormat(Row):
     """A way to quantize that is asked for by its name and not offered: who does not take it, and what is instead."""
 
     name: str
@@ -194,7 +190,7 @@ class RefusedFormat(_Row):
     sources: tuple[str, ...]
 
 
-class Scope(_Row):
+class Scope(Row):
     """Which linears a format is for: patterns of those that it is not for."""
 
     name: str
@@ -203,14 +199,14 @@ class Scope(_Row):
     sources: tuple[str, ...]
 
 
-class FirstChoice(_Row):
+class FirstChoice(Row):
     """What is offered where another format or cache does not fit."""
 
     weights: str
     kv_cache: str
 
 
-class FormatTable(_Row):
+class FormatTable(Row):
     version: Literal[1]
     first_choice: FirstChoice
     removed: dict[str, tuple[str, ...]]
