@@ -38,7 +38,7 @@ class TreeShape:
     @property
     def candidates(self) -> int:
         """C: children of the root, then of X nodes a level."""
-        return self.top_k + (self.levels - 1) * self.expand * self.top_k
+        return self.offset(self.levels)
 
     def offset(self, level: int) -> int:
         """Index of a level's first candidate."""

@@ -69,10 +69,10 @@ class LinearWriter:
         """What ``write`` makes of ``x`` under the tensor ``scale``; linears with an equal one (or with none, where
         scales are computed with the values) share the nodes."""
         key = (kind, x, b"" if scale is None else self.tensors.read(scale))
-        if key in self._shared and scale is not None:
-            self.tensors.account(scale, "equal to the scale of a linear with the same input, whose nodes it shares")
-        elif key not in self._shared:
+        if key not in self._shared:
             self._shared[key] = write()
+        elif scale is not None:
+            self.tensors.account(scale, "equal to the scale of a linear with the same input, whose nodes it shares")
         return self._shared[key]
 
     def scaled(self, x: str, factors: str, scope: str) -> str:

@@ -72,8 +72,7 @@ class Method(Format):
         return LinearTensors(linear.name, linear.shape, self.name, linear.weight, group, parts, linear.bias)
 
     def repacking(self, stored: TensorInfo) -> Repacking | None:
-        whole = len(stored.shape) == 2 and stored.shape[1] % 2 == 0
-        return REPACKING if whole else None
+        return int4_repacking(stored)
 
     def emit(self, writer: LinearWriter, linear: LinearTensors, x: str, scope: str) -> tuple[str, str]:
         x = factored(writer, linear, x, scope)
@@ -99,6 +98,11 @@ class Method(Format):
         blocks = None if columns is None else (columns[0] // group, columns[1] // group)
         yield writer.widened(writer.stack(f"{out}.weights_scaling_factor", parts, "weight_scale", blocks))
         yield writer.input_factors(f"{out}.prequant_scaling_factor", parts, columns)
+
+
+def int4_repacking(stored: TensorInfo) -> Repacking | None:
+    """How ModelOpt's bytes are laid out anew; None: their columns do not go into whole bytes."""
+    return REPACKING if len(stored.shape) == 2 and stored.shape[1] % 2 == 0 else None
 
 
 def take_groups(tensors: CheckpointReader, linear: LinearTensors) -> tuple[int, dict[str, str]]:

@@ -28,7 +28,7 @@ from trtforge.formats.base import (
     in_blocks,
     rounded_by_one_scale,
 )
-from trtforge.formats.int4_awq import REPACKING, dequantize_weight, int4_codes, take_groups
+from trtforge.formats.int4_awq import dequantize_weight, int4_codes, int4_repacking, take_groups
 from trtforge.ground.safetensors_header import TensorInfo
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Method(Format):
         return LinearTensors(name, linear.shape, self.name, linear.weight, group, parts, linear.bias)
 
     def repacking(self, stored: TensorInfo) -> Repacking | None:
-        return REPACKING if len(stored.shape) == 2 and stored.shape[1] % 2 == 0 else None
+        return int4_repacking(stored)
 
     def emit(self, writer: LinearWriter, linear: LinearTensors, x: str, scope: str) -> tuple[str, str]:
         x, parts = factored(writer, linear, x, scope), linear.parts

@@ -23,10 +23,10 @@ def engine_info(artifact: Path, engine: dict[str, Any], capability: str | None =
     stamp = engine["tensorrt"]
     wanted_version, wanted_abi = stamp["version"], stamp["plugins"]["abi"]
     findings = []
-    here = installed("tensorrt")
-    if here is None or release(here) != wanted_version:
-        found = "none" if here is None else release(here)
-        findings.append(f"the engine needs TensorRT {wanted_version}, here is {found}")
+    found = installed("tensorrt")
+    here = None if found is None else release(found)
+    if here != wanted_version:
+        findings.append(f"the engine needs TensorRT {wanted_version}, here is {here or 'none'}")
     library = machine.library_or_none()
     abi = None if library is None else library.abi
     if abi != wanted_abi:
