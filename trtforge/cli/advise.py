@@ -10,6 +10,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import RecipeArgument, SetOption
+from trtforge.ground.errors import ForgeError
 
 if TYPE_CHECKING:
     from builder.planner.advice.candidates import Candidate
@@ -25,18 +26,16 @@ def advise(
     recipe: RecipeArgument,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A GPU of the hardware table; default this machine's.", show_default=False),
+        typer.Option(metavar="NAME", help="A GPU of the hardware table; default this machine's."),
     ] = None,
     count: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs that the deployment has.")] = 1,
-    isl: Annotated[int | None, typer.Option(min=1, help="Prompt tokens of every request.", show_default=False)] = None,
-    osl: Annotated[int | None, typer.Option(min=1, help="Answer tokens of every request.", show_default=False)] = None,
+    isl: Annotated[int | None, typer.Option(min=1, help="Prompt tokens of every request.")] = None,
+    osl: Annotated[int | None, typer.Option(min=1, help="Answer tokens of every request.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="config.json of a model that is not here.", show_default=False),
+        typer.Option(metavar="FILE", help="config.json of a model that is not here."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the recipe.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the recipe.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the existing file of -o.")] = False,
     overrides: SetOption = None,
 ) -> None:
@@ -47,6 +46,7 @@ def advise(
     from trtforge.cli.plan import workload_of
     from trtforge.cli.plan_model import draft_model, known_model, written_split
     from trtforge.cli.plan_search import model_to_check
+    from trtforge.cli.summary import show_labelled
     from trtforge.recipe.load import load_recipe
 
     card = _gpu(gpu)
@@ -65,9 +65,9 @@ def advise(
     document: dict[str, Any] = {"recipe": str(recipe), "name": loaded.recipe.name, "gpu": card.name, "count": count}
     document |= {"parallel": str(facts.parallel), "notes": list(facts.notes), **to_json(found), "lines": lines}
     console.result({**document, "written": None if output is None else str(output)})
-    _show(console, answer(found))
+    show_labelled(console, answer(found))
     console.heading("Why")
-    _show(console, reasoning(found))
+    show_labelled(console, reasoning(found))
     for note in facts.notes:
         console.print(f"note: {note}")
     if found.ruled_out:
@@ -79,16 +79,9 @@ def advise(
     console.value(f"{loaded.recipe.name} on {count} x {card.name}: {found.best.name}{written}")
 
 
-def _show(console: Console, rows: Sequence[tuple[str, str]]) -> None:
-    width = max(len(label) for label, _ in rows)
-    for label, text in rows:
-        console.print(f"{label:<{width}}  {text}")
-
-
 def _gpu(name: str | None) -> Gpu:
     """The GPU that is named, or this machine's first; raises TF-PLN-001, and TF-CLI-061 where there is neither."""
     from builder.planner.hardware import gpu, load_hardware
-    from trtforge.ground.errors import ForgeError
     from trtforge.machine.gpus import gpus
 
     if name is not None:
@@ -133,15 +126,9 @@ class Check:
 
 def _lines(changes: Mapping[str, Any], written: Mapping[str, Any]) -> list[str]:
     """The changes as lines of a recipe, without those that change nothing."""
-    from trtforge.preflight.remedies import REMOVED, line
+    from trtforge.preflight.remedies import applied, line
 
-    def stands(key: str) -> Any:
-        value: Any = written
-        for part in key.split("."):
-            value = value.get(part, REMOVED) if isinstance(value, Mapping) else REMOVED
-        return value
-
-    return [line(key, value) for key, value in changes.items() if stands(key) != value]
+    return [line(key, value) for key, value in changes.items() if applied(written, {key: value}) != written]
 
 
 def _head(found: Any) -> list[str]:
@@ -158,12 +145,9 @@ def write_changed(
     Raises:
         ForgeError: TF-RCP-015 the file is there; TF-PLN-059 the recipe reads files beside it.
     """
-    import yaml
-
-    from builder.planner.search.recipe import relocated
+    from builder.planner.search.recipe import headed, relocated
     from trtforge.preflight.remedies import applied
     from trtforge.recipe.starter import write_new
 
-    data = relocated(applied(loaded.written, changes), loaded.directory, output.parent)
-    body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
-    write_new(output, "\n".join([*(f"# {text}" for text in head), body]), overwrite=overwrite)
+    data = relocated(applied(loaded.written, changes), loaded, output.parent)
+    write_new(output, headed(data, head), overwrite=overwrite)

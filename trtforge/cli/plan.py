@@ -162,10 +162,9 @@ def _show(
     gate: dict[str, Any] | None,
 ) -> None:
     """The answer, then the sections that were asked for (a search is one that was), then notes."""
-    lines, _ = made.answer
-    width = max(len(label) for label, _ in lines)
-    for label, text in lines:
-        console.print(f"{label:<{width}}  {text}")
+    from trtforge.cli.summary import show_labelled
+
+    show_labelled(console, made.answer[0])
     console.print()
     left = [section.name for section in made.sections if section.name not in shown and section.name != "search"]
     for section in made.sections:
@@ -221,7 +220,6 @@ def workload_of(
 
 
 def _excluded(*given: str, why: str) -> Exception:
-
     return ForgeError(
         "TF-CLI-012",
         f"{' and '.join(given)} exclude each other",
@@ -232,7 +230,6 @@ def _excluded(*given: str, why: str) -> Exception:
 
 
 def _needs(option: str, *others: str) -> Exception:
-
     return ForgeError(
         "TF-CLI-012",
         f"{option} needs {' or '.join(others)}",

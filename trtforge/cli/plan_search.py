@@ -146,7 +146,7 @@ class _Check:
         facts = self.facts
         pool = pool_of(facts, self.known.groups, point) if facts.beside.reserved else None
         data = recommended(self.loaded.written, point, facts.gpu, facts.serving, facts.workload, pool_bytes=pool)
-        return relocated(data, self.loaded.directory, self.output.parent)
+        return relocated(data, self.loaded, self.output.parent)
 
     def __call__(self, point: Point) -> Sequence[str]:
         if not self.checks:

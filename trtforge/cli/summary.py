@@ -50,6 +50,13 @@ def show_run(console: Console, name: str, result: RunResult) -> None:
         console.value(place)
 
 
+def show_labelled(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+    """Print labels and texts, the texts below each other."""
+    width = max(len(label) for label, _ in rows)
+    for label, text in rows:
+        console.print(f"{label:<{width}}  {text}")
+
+
 def _described(bundle: Path) -> str:
     """A bundle's folder with its target, where it is still there."""
     try:

@@ -16,6 +16,7 @@ from builder.planner.hardware import Gpu
 from builder.planner.search.choose import describe
 from builder.planner.search.points import Point
 from builder.planner.types import Serving, Workload, bad_input
+from trtforge.recipe.load import LoadedRecipe, file_specs
 from trtforge.targets import DEFAULT, TARGETS
 
 
@@ -102,25 +103,17 @@ def _bench_levels(data: Mapping[str, Any]) -> Sequence[int]:
     return levels
 
 
-def relocated(data: Mapping[str, Any], folder: Path, target: Path) -> dict[str, Any]:
-    """The recipe for another folder: a model below ``folder`` is named from ``target``'s.
+def relocated(data: Mapping[str, Any], loaded: LoadedRecipe, target: Path) -> dict[str, Any]:
+    """``data``, made of a loaded recipe, for another folder: a model below the recipe's is named from ``target``'s.
 
     Raises:
         ForgeError: ``TF-PLN-059`` it reads files beside the recipe, which must stay in its folder.
     """
     moved = copy.deepcopy(dict(data))
+    folder = loaded.directory
     if target.resolve() == folder.resolve():
         return moved
-    beside = [
-        f"{section}.{key}"
-        for section, key, value in (
-            ("quantize.calibration", "corpus", _deep(moved, "quantize", "calibration", "corpus")),
-            ("evals.perplexity", "corpus", _deep(moved, "evals", "perplexity", "corpus")),
-            ("bench", "prompts", _deep(moved, "bench", "prompts")),
-        )
-        if isinstance(value, str) and value.startswith("file:")
-    ]
-    if beside:
+    if beside := file_specs(loaded.recipe):
         raise bad_input(
             "TF-PLN-059",
             f"the recipe reads files of its own folder ({', '.join(beside)}); -o names another one",
@@ -130,7 +123,7 @@ def relocated(data: Mapping[str, Any], folder: Path, target: Path) -> dict[str, 
         )
     for section in ("model.source", "speculation.draft"):
         top, key = section.split(".")
-        value = _deep(moved, top, key)
+        value = (moved.get(top) or {}).get(key)
         if isinstance(value, str) and not value.startswith(("hf:", "pypi:")) and not Path(value).is_absolute():
             place = (folder / value).resolve()
             inside = place.is_relative_to(target.resolve())
@@ -138,25 +131,23 @@ def relocated(data: Mapping[str, Any], folder: Path, target: Path) -> dict[str, 
     return moved
 
 
-def _deep(data: Mapping[str, Any], *keys: str) -> Any:
-    value: Any = data
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def recipe_text(data: Mapping[str, Any], point: Point, gpu: Gpu, count: int, workload: Workload) -> str:
     """The recipe as YAML, with what it was planned for above it."""
-    import yaml
-
     low, typical, high = point.output
     speed = f"{typical:,.0f} output tokens/s ({min(low, high):,.0f} to {max(low, high):,.0f})"
     head = [
-        f"# Recommended by `trtforge plan --search` for {count} x {gpu.title}.",
-        f"# {describe(point)}; max_num_tokens {point.max_num_tokens}.",
-        f"# Load: {workload.mean_isl:,.0f} prompt and {workload.mean_osl:,.0f} answer tokens a request.",
-        f"# Planned, not measured: {speed}, {point.itl[1] * 1e3:.1f} ms between tokens",
-        f"# (99th percentile {point.gap[1] * 1e3:.1f} ms), {point.first[1] * 1e3:.0f} ms to the first.",
+        f"Recommended by `trtforge plan --search` for {count} x {gpu.title}.",
+        f"{describe(point)}; max_num_tokens {point.max_num_tokens}.",
+        f"Load: {workload.mean_isl:,.0f} prompt and {workload.mean_osl:,.0f} answer tokens a request.",
+        f"Planned, not measured: {speed}, {point.itl[1] * 1e3:.1f} ms between tokens",
+        f"(99th percentile {point.gap[1] * 1e3:.1f} ms), {point.first[1] * 1e3:.0f} ms to the first.",
     ]
+    return headed(data, head)
+
+
+def headed(data: Mapping[str, Any], head: Sequence[str]) -> str:
+    """A recipe as YAML with lines of comment above it."""
+    import yaml
+
     body = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=120)
-    return "\n".join(head) + "\n" + body
+    return "\n".join([*(f"# {text}" for text in head), body])

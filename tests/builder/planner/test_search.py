@@ -274,13 +274,29 @@ def test_another_folder(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
         folder.mkdir()
-    assert relocated(WRITTEN, here, here) == WRITTEN
-    assert relocated(WRITTEN, here, there)["model"]["source"] == str(here / "weights")
-    assert relocated(WRITTEN, here, tmp_path)["model"]["source"] == "here/weights"
+    loaded = recipe_from_mapping(WRITTEN, here)
+    assert relocated(WRITTEN, loaded, here) == WRITTEN
+    assert relocated(WRITTEN, loaded, there)["model"]["source"] == str(here / "weights")
+    assert relocated(WRITTEN, loaded, tmp_path)["model"]["source"] == "here/weights"
     hub = {**WRITTEN, "model": {"source": "hf:org/name"}}
-    assert relocated(hub, here, there) == hub
-    reading = {**WRITTEN, "bench": {"prompts": "file:prompts.txt"}}
-    assert refusal(relocated, reading, here, there).code == "TF-PLN-059"
+    assert relocated(hub, recipe_from_mapping(hub, here), there) == hub
+
+
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("bench.prompts", {"bench": {"prompts": "file:prompts.txt"}}),
+        ("evals.custom[mine].path", {"evals": {"custom": [{"name": "mine", "path": "file:items.jsonl"}]}}),
+        ("evals.tasks[0]", {"evals": {"tasks": ["file:task.yaml"]}}),
+    ],
+)
+def test_a_recipe_that_reads_files_keeps_its_folder(key: str, section: dict[str, Any], tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    reading = {**WRITTEN, **section}
+    refused = refusal(relocated, reading, recipe_from_mapping(reading, here), there)
+    assert refused.code == "TF-PLN-059" and key in refused.message
 
 
 def test_batches_rise() -> None:
