@@ -148,33 +148,32 @@ def _run(body: Callable[[], None], console: Console) -> ExitCode:
         body()
     except Failed as failed:
         return failed.code
-    except KeyboardInterrupt as error:
-        return _interrupted(error, console)
-    except Exception as error:
-        return _interrupted(error, console) if _of_an_interrupt(error) else _failed(error, console)
+    except (Exception, KeyboardInterrupt) as error:
+        told = _told(error)
+        _say(console, told, getattr(error, "log", None))
+        return told.exit_code if isinstance(told, ForgeError) else ExitCode.INTERNAL
     return ExitCode.OK
 
 
-def _of_an_interrupt(error: BaseException | None) -> bool:
+def _told(error: BaseException) -> BaseException:
+    """What a user is told of an error: his own Ctrl-C and what the system denies him are no faults of trtforge."""
+    if _of_an_interrupt(error):
+        return interrupted()
+    return _not_permitted(error) if isinstance(error, PermissionError) else error
+
+
+def _of_an_interrupt(error: BaseException) -> bool:
     """Whether it came of Ctrl-C: a module that is being imported makes an ImportError of it, C code a SystemError."""
-    if error is None or isinstance(error, KeyboardInterrupt):
-        return error is not None
-    return _of_an_interrupt(error.__cause__) or _of_an_interrupt(error.__context__)
-
-
-def _interrupted(error: BaseException, console: Console) -> ExitCode:
-    _say(console, interrupted(), getattr(error, "log", None))
-    return ExitCode.INTERRUPTED
-
-
-def _failed(error: Exception, console: Console) -> ExitCode:
-    if isinstance(error, PermissionError):
-        log = getattr(error, "log", None)
-        error = _not_permitted(error)
-        _say(console, error, log)
-    else:
-        _say(console, error, getattr(error, "log", None))
-    return error.exit_code if isinstance(error, ForgeError) else ExitCode.INTERNAL
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, KeyboardInterrupt):
+            return True
+        if one is not None and id(one) not in seen:  # cause and context of an error mostly are the same one
+            seen.add(id(one))
+            todo += [one.__cause__, one.__context__]
+    return False
 
 
 def _not_permitted(error: PermissionError) -> ForgeError:

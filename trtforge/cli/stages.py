@@ -10,7 +10,7 @@ import typer
 
 from trtforge.cli import common
 from trtforge.cli.common import SetOption, StoreOption
-from trtforge.ground.errors import ForgeError
+from trtforge.ground.errors import ExitCode, ForgeError
 
 if TYPE_CHECKING:
     from trtforge.ground.console import Console
@@ -66,7 +66,6 @@ def evaluate(
         typer.Argument(
             metavar="[RECIPE|SOURCE]",
             help="A recipe, or a model source as in model.source; none with --server.",
-            show_default=False,
         ),
     ] = None,
     format_: FormatOption = None,
@@ -84,21 +83,16 @@ def evaluate(
         typer.Option(
             metavar="HOST:PORT",
             help="Evaluate the live server at this HTTP address (Triton or OpenAI) against --bundle.",
-            show_default=False,
         ),
     ] = None,
     bundle: Annotated[
         Path | None,
-        typer.Option(
-            metavar="BUNDLE", help="What the server serves; the result is sealed into it.", show_default=False
-        ),
+        typer.Option(metavar="BUNDLE", help="What the server serves; the result is sealed into it."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model's name on the server (with --server).", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name on the server (with --server).")] = None,
     load: Annotated[
         bool | None,
-        typer.Option("--bench/--no-bench", help="The load test too (with --server); default yes.", show_default=False),
+        typer.Option("--bench/--no-bench", help="The load test too (with --server); default yes."),
     ] = None,
 ) -> None:
     """Measure baseline and candidate on the same tokens and items; exit 1 when a gate is missed."""
@@ -143,7 +137,6 @@ def _evaluate_server(
     console: Console, server: str | None, bundle: Path | None, model: str | None, load: bool, beside: list[str]
 ) -> None:
     from trtforge.cli.summary import show_gates
-    from trtforge.ground.errors import ExitCode
     from trtforge.pipeline.server_evaluation import evaluate_live
 
     if server is None or bundle is None:
@@ -265,6 +258,7 @@ def copy_out(console: Console, store: Store, artifact: Artifact, output: Path) -
 
 def require_empty(output: Path) -> None:
     """Refuse to mix a result with files that are there already; raises TF-CLI-007."""
+    from trtforge.ground.files import nearest_existing
 
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ForgeError(
@@ -274,7 +268,7 @@ def require_empty(output: Path) -> None:
             why="The result would be mixed with what is there.",
             remedies=["name a new folder"],
         )
-    above = next(folder for folder in (output.absolute(), *output.absolute().parents) if folder.exists())
+    above = nearest_existing(output.absolute())
     if not above.is_dir():
         raise ForgeError(
             "TF-CLI-007",
