@@ -24,7 +24,6 @@ from trtforge.ground.rows import Row, read_table
 UNQUANTIZED = "none"
 _TABLE = Path(__file__).with_name("formats.yaml")
 
-
 #: formats of the tensor cores; bf16 runs at the rate of fp16
 ComputeFormat = Literal["fp32", "fp16", "fp8", "fp4", "int8"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -11,6 +11,8 @@ from trtforge.ground.section import PositiveInt, Section
 from trtforge.ground.units import Fraction
 
 _Item = TypeVar("_Item", bound=Hashable)
+SuiteTask = Literal["recall", "arithmetic", "pattern", "format"]
+SUITE_TASKS: tuple[SuiteTask, ...] = get_args(SuiteTask)
 
 
 def _once(values: tuple[_Item, ...]) -> tuple[_Item, ...]:
@@ -111,8 +113,8 @@ class Suite(Section):
     samples: Annotated[int, Field(ge=0, le=1024, strict=True)] = Field(
         0, description="Items of each task; 0: the suite is not run"
     )
-    tasks: Annotated[tuple[Literal["recall", "arithmetic", "pattern", "format"], ...], AfterValidator(_once)] = Field(
-        ("recall", "arithmetic", "pattern", "format"), min_length=1, description="Which tasks"
+    tasks: Annotated[tuple[SuiteTask, ...], AfterValidator(_once)] = Field(
+        SUITE_TASKS, min_length=1, description="Which tasks"
     )
     gate: SuiteGate | None = SuiteGate()
 
@@ -208,7 +210,7 @@ class Evals(Section):
     @field_validator("custom")
     @classmethod
     def _names_differ(cls, value: tuple[Custom, ...]) -> tuple[Custom, ...]:
-        taken = ["recall", "arithmetic", "pattern", "format", *(item.name for item in value)]
+        taken = [*SUITE_TASKS, *(item.name for item in value)]
         if twice := sorted({name for name in taken if taken.count(name) > 1}):
             raise ValueError(f"several tasks are called {', '.join(twice)}")
         return value
