@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evals.scorers import Scorer, check_answer
 from evals.tasks import Item
@@ -11,8 +11,24 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import parse_json, read_bytes_file
 from trtforge.ground.paths import path_fault, resolved_path
 
+if TYPE_CHECKING:
+    from trtforge.recipe.schema_evals import Custom
+
 MAX_BYTES = 64 * 2**20
 _KEYS = {"prompt", "answer", "id"}
+
+
+def custom_items(task: Custom, base_dir: Path) -> list[Item]:
+    """The items of a task of the recipe; raises as :func:`load_items`."""
+    return load_items(
+        task.path,
+        base_dir,
+        name=task.name,
+        scorer=Scorer(task.scorer, task.tolerance, task.ignore_case),
+        max_tokens=task.max_tokens,
+        chat=task.chat,
+        one_line=task.one_line,
+    )
 
 
 def load_items(

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from evals.scorers import Scorer
 from evals.tasks import Item
 
-TaskName = Literal["recall", "arithmetic", "pattern", "format"]
+if TYPE_CHECKING:
+    from trtforge.recipe.schema_evals import SuiteTask
+
+
 # fmt: off
 _WORDS = [
     "apple", "river", "stone", "candle", "window", "garden", "silver", "bridge", "forest", "pencil", "bottle",
@@ -73,16 +76,16 @@ _SHAPES: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("Write the word with a colon and its first letter.", lambda word: f"{word}: {word[0]}"),
 )
 #: task → generator and tokens of an answer
-_TASKS: dict[TaskName, tuple[Callable[[random.Random], tuple[str, str]], int]] = {
+_TASKS: dict[SuiteTask, tuple[Callable[[random.Random], tuple[str, str]], int]] = {
     "recall": (_recall, 6),
     "arithmetic": (_arithmetic, 5),
     "pattern": (_pattern, 5),
     "format": (_format, 14),
 }
-TASKS: tuple[TaskName, ...] = tuple(_TASKS)
+TASKS: tuple[SuiteTask, ...] = tuple(_TASKS)
 
 
-def suite_items(samples: int, tasks: Sequence[TaskName] = TASKS) -> list[Item]:
+def suite_items(samples: int, tasks: Sequence[SuiteTask] = TASKS) -> list[Item]:
     """``samples`` different items of each task; more samples begin with the same ones."""
     items = []
     for task in tasks:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evals.power import PROMPT_TOKENS
 from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import Ask, engine_of
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 PARITY_FILE = "parity.json"
 #: figures before any gate, and the engine's answers: what another gate is judged from
 MEASURED_FILE, ANSWERS_FILE = "measured.json", "engine_answers.json"
-#: tokens of a prompt: 16 prompts give 2,048 positions, enough to tell 99 % from 99.5 %
-PROMPT_TOKENS = 128
 
 #: what is compared where the engine itself cannot be run
 FLOAT32_GRAPH = "the engine's graph, in float32 under ONNX Runtime,"

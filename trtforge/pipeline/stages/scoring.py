@@ -222,22 +222,13 @@ def answer_prompts_of(context: StageContext, subject: Subject, taken: Taken) -> 
 
 def task_items(context: StageContext) -> list[Item]:
     """The items of the suite and of the user's own tasks."""
-    from evals.custom import load_items
-    from evals.scorers import Scorer
+    from evals.custom import custom_items
     from evals.suite import suite_items
 
     asked = context.recipe.evals
     items = suite_items(asked.suite.samples, asked.suite.tasks)
     for one in asked.custom:
-        items += load_items(
-            one.path,
-            context.recipe_dir,
-            name=one.name,
-            scorer=Scorer(one.scorer, one.tolerance, one.ignore_case),
-            max_tokens=one.max_tokens,
-            chat=one.chat,
-            one_line=one.one_line,
-        )
+        items += custom_items(one, context.recipe_dir)
     return items
 
 

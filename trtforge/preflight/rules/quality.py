@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from evals.power import agreement_in_reach, drop_in_reach, items_for_drop, positions_for_agreement
+from evals.power import PROMPT_TOKENS, agreement_in_reach, drop_in_reach, items_for_drop, positions_for_agreement
 from trtforge.formats.table import first_choice
+from trtforge.ground.errors import ForgeError
 from trtforge.models.shape import LARGE_KEY_BIAS, outlier_keys
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_asked, kv_format, other_kv
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from evals.tasks import Item
     from trtforge.recipe.schema_evals import Custom
 
-#: tokens of a parity prompt at most (:data:`trtforge.pipeline.stages.parity.PROMPT_TOKENS`)
-PARITY_PROMPT_TOKENS = 128
 #: a gate's key -> the gate that a first recipe has
 _DEFAULTS = {
     "evals.perplexity.gate": "{max_increase: 5%}",
@@ -181,7 +180,7 @@ def samples_can_decide(facts: Facts) -> Iterator[Violation]:
     evals, limits = facts.recipe.evals, facts.recipe.build.limits
     parity, top1 = evals.engine_parity.gate, evals.perplexity.gate
     if parity is not None and not facts.target.tensorrt_llm:
-        longest = max(1, min(PARITY_PROMPT_TOKENS, limits.max_input_len or limits.max_seq_len - 1))
+        longest = max(1, min(PROMPT_TOKENS, limits.max_input_len or limits.max_seq_len - 1))
         yield from _agreement(
             "evals.engine_parity.gate.min_top1_agreement",
             parity.min_top1_agreement,
@@ -218,11 +217,11 @@ def samples_can_decide(facts: Facts) -> Iterator[Violation]:
 def own_items_are_read(facts: Facts) -> Iterator[Violation]:
     """A missing file, a line that is no item or an answer that its scorer cannot use would end the run after the model
     was quantized."""
-    from trtforge.ground.errors import ForgeError
+    from evals.custom import custom_items
 
     for position, one in enumerate(facts.recipe.evals.custom):
         try:
-            _own_items(facts, one)
+            custom_items(one, facts.directory)
         except ForgeError as error:
             yield Violation(
                 f"evals.custom[{one.name}]: {error.message}" + (f" ({error.why.rstrip('.')})" if error.why else ""),
@@ -232,28 +231,12 @@ def own_items_are_read(facts: Facts) -> Iterator[Violation]:
             )
 
 
-def _own_items(facts: Facts, one: Custom) -> list[Item]:
-    from evals.custom import load_items
-    from evals.scorers import Scorer
-
-    scorer = Scorer(one.scorer, one.tolerance, one.ignore_case)
-    return load_items(
-        one.path,
-        facts.directory,
-        name=one.name,
-        scorer=scorer,
-        max_tokens=one.max_tokens,
-        chat=one.chat,
-        one_line=one.one_line,
-    )
-
-
 def _readable(facts: Facts, one: Custom) -> list[Item]:
     """Its items; none where TF-K8-007 says why they cannot be read."""
-    from trtforge.ground.errors import ForgeError
+    from evals.custom import custom_items
 
     try:
-        return _own_items(facts, one)
+        return custom_items(one, facts.directory)
     except ForgeError:
         return []
 
