@@ -40,6 +40,11 @@ class Plan:
     passes: int = 0
     tree: bool = False
 
+    @property
+    def drafted(self) -> int:
+        """Sequences for which the drafter with weights is asked."""
+        return int((self.model & (self.counts > 0)).sum())
+
 
 class Step:
     """One step's sequences with what their drafts would yield, and the times of all its sizes.
@@ -114,7 +119,7 @@ class Step:
         rows = len(self.groups)
         nothing = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool)
         best = Plan(*nothing, float(self.running), self.plain_seconds)
-        found = self._drafting(rate, last, turn)
+        found = self._drafting(self._kept_model, rate, last, turn)
         bar = _worth((1 + _MARGIN) * best.tokens, best.seconds, rate)
         self.passed_over = None
         if found is None or _worth(found.tokens, found.seconds, rate) > bar:
@@ -127,10 +132,7 @@ class Step:
         sources = {self.model_of(row).source for row in self.with_model}
         if any(self._acceptance.tries(source) < _KNOWN for source in sources):
             return True
-        known = self._kept_model
-        self._kept_model = known**_NEAR
-        better = self._drafting(rate, 0, 0)
-        self._kept_model = known
+        better = self._drafting(self._kept_model**_NEAR, rate)
         plain = _worth(float(self.running), self.plain_seconds, rate)
         return better is not None and _worth(better.tokens, better.seconds, rate) > plain
 
@@ -149,7 +151,7 @@ class Step:
 
     def token_worth(self, plan: Plan, rate: float) -> float:
         """Tokens that the time of one more token of a chain costs: of verifying it, and its share of a pass."""
-        drafted = int((plan.model & (plan.counts > 0)).sum())
+        drafted = plan.drafted
         if not drafted:
             return 0.0
         draft = self._costs.draft
@@ -162,19 +164,25 @@ class Step:
         """Of verifying a draft token, averaged over all sizes."""
         return float(self._verify[-1] - self._verify[0]) / max(len(self._verify) - 1, 1)
 
-    def _drafting(self, rate: float | None, last: int, turn: int) -> Plan | None:
-        """The best of the plans that draft; None: nothing can be kept."""
+    def _drafting(
+        self, kept_model: npt.NDArray[np.float64], rate: float | None, last: int = 0, turn: int = 0
+    ) -> Plan | None:
+        """The best of the plans that draft, if chains by the drafter with weights are kept as ``kept_model`` says.
+
+        None: nothing can be kept.
+        """
         token = (rate or self.running / self.plain_seconds) * self._token_seconds()
         passes = self._passes(last, turn)
-        trees = self.tree is not None and self._kept_tree is not None
+        tree = self.tree
         value_ready = np.maximum(self._kept_ready - token, 0.0).sum(axis=1)
         # [ways, rows, tokens]: the chance that each token is kept, and how many tokens it stands for
-        chain = np.where(np.arange(self.length) < np.array(passes)[:, None, None], self._kept_model, 0.0)
+        chain = np.where(np.arange(self.length) < np.array(passes)[:, None, None], kept_model, 0.0)
         model = np.maximum(chain - token * self._made, 0.0).sum(axis=2) > value_ready
         kept = np.where(model[:, :, None], chain, self._kept_ready)
         sizes = np.where(model[:, :, None], self._made, 1.0)
         order = kept
-        if trees:
+        if tree is not None:
+            passes.append(tree.depth)
             kept, sizes, model = self._with_trees(kept, sizes, model, token, value_ready)
             order = kept.copy()
             order[-1] /= sizes[-1]
@@ -185,29 +193,27 @@ class Step:
         tokens = self.running + gains.cumsum(axis=1)
         seconds = self._verify[np.minimum(np.rint(drafted).astype(np.int64), len(self._verify) - 1)] + self._host[1]
         row = order // width
-        if len(passes) > 1 or trees:
+        if len(passes) > 1:
             begins = np.take_along_axis(model, row, axis=1) & (order % width == 0)
             requests = begins.cumsum(axis=1)
-            levels = [*passes, *([self.tree.depth] if trees and self.tree is not None else [])]
             seconds += np.take_along_axis(
-                np.stack([self._costs.drafts_by_requests(number, rows) for number in levels]), requests, axis=1
+                np.stack([self._costs.drafts_by_requests(number, rows) for number in passes]), requests, axis=1
             )
         worth = np.where(gains > 0, _worth(tokens, seconds, rate), -np.inf)
         way, at = divmod(int(worth.argmax()), worth.shape[1])
         if not gains[way, at] > 0:
             return None
-        tree = trees and way == ways - 1
         counts = np.bincount(row[way, : at + 1], minlength=rows)
-        if tree and self.tree is not None:
-            counts = np.where(model[way], counts * self.tree.nodes, counts)
-        number = 0 if way >= len(passes) else passes[way]
+        grown = tree if way == ways - 1 else None
+        if grown is not None:
+            counts = np.where(model[way], counts * grown.nodes, counts)
         return Plan(
             counts.astype(np.int64),
             model[way],
             float(tokens[way, at]),
             float(seconds[way, at]),
-            self.tree.depth if tree and self.tree is not None else number,
-            tree,
+            passes[way],
+            grown is not None,
         )
 
     def _with_trees(

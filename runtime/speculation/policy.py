@@ -172,10 +172,10 @@ class AdaptivePolicy:
         if not prefill_tokens:
             self._went(step.running, plan)
         choices = step.choices(plan, rate)
-        planned = bool(plan.counts.any())
-        idle = PROBE_SHARE if not planned and step.nearly_pays(rate) else PROBE_SHARE_FAR
-        share = PROBE_SHARE_DRAFTING if planned else idle
-        steps = _HOLDS_DRAFTING if planned else _HOLDS
+        if plan.counts.any():
+            share, steps = PROBE_SHARE_DRAFTING, _HOLDS_DRAFTING
+        else:
+            share, steps = PROBE_SHARE if step.nearly_pays(rate) else PROBE_SHARE_FAR, _HOLDS
         self._held = None if prefill_tokens else _Held((running, length), plan, list(choices), share, steps)
         other = step.passed_over
         if share == PROBE_SHARE and other is not None and self._affords(step, plan, other, rate):
@@ -190,7 +190,7 @@ class AdaptivePolicy:
 
         It loses little, and tells what a step of that size really takes, which a single probe does not.
         """
-        drafted = int((other.model & (other.counts > 0)).sum())
+        drafted = other.drafted
         if not drafted or (step.tree is not None and self._counts.probes % 2):
             return False
         loss = other.seconds - plan.seconds - (other.tokens - plan.tokens) / rate
@@ -243,7 +243,7 @@ class AdaptivePolicy:
         if probe is None:
             return
         row, choice, levels = probe
-        drafted = int((plan.model & (plan.counts > 0)).sum())
+        drafted = plan.drafted
         new = not choice.candidate.ready and not (choices[row].count and not choices[row].candidate.ready)
         tokens = int(plan.counts.sum()) + choice.count - choices[row].count
         passes = max(levels, plan.passes) if not choice.candidate.ready else plan.passes
