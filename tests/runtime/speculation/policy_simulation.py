@@ -170,10 +170,10 @@ def run(
                 for candidate in group:
                     if candidate.sequence is not one:
                         continue
-                    truth = world.acceptance(candidate.source, one.kind, step)
                     right = rights[one].of(candidate.source)
                     if choice is not None and choice.candidate is candidate:
                         accepted = min(right, choice.count)
+                        truth = world.acceptance(candidate.source, one.kind, step)
                         outcome.tokens += float(np.cumprod(truth[: choice.count]).sum())
                         policy.record(
                             one, candidate.source, counts[one], accepted, tree=choice.tree, asked=choice.count
