@@ -51,12 +51,8 @@ def make_audits(pristine: Path) -> Attempt:
         if draw.random() < 0.5:
             path = draw.choice(sorted(model.glob("*.safetensors")))
             raw = path.read_bytes()
-            size = int.from_bytes(raw[:8], "little")
-            if draw.random() < 0.6:
-                header = mutate.dumped(draw, mutate.document(draw, json.loads(raw[8 : 8 + size])))
-                path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + size :])
-            else:
-                path.write_bytes(mutate.data(draw, raw))
+            change = mutate.safetensors_header if draw.random() < 0.6 else mutate.data
+            path.write_bytes(change(draw, raw))
         kind = draw.random()
         if kind < 0.6:
             audit_checkpoint(model, base=base if draw.random() < 0.5 else None).to_json()

@@ -85,9 +85,7 @@ def make_safetensors(pristine: Path) -> Attempt:
         if path.suffix == ".json":
             path.write_bytes(mutate.dumped(draw, mutate.document(draw, json.loads(raw))))
         elif draw.random() < 0.5:
-            size = int.from_bytes(raw[:8], "little")
-            header = mutate.dumped(draw, mutate.document(draw, json.loads(raw[8 : 8 + size])))
-            path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + size :])
+            path.write_bytes(mutate.safetensors_header(draw, raw))
         else:
             path.write_bytes(mutate.data(draw, raw, within=4096))
         if draw.random() < 0.05:

@@ -53,6 +53,13 @@ def data(draw: random.Random, value: bytes, within: int | None = None) -> bytes:
     return bytes(changing)
 
 
+def safetensors_header(draw: random.Random, value: bytes) -> bytes:
+    """A safetensors file whose header is changed, with the length that it then has."""
+    size = int.from_bytes(value[:8], "little")
+    header = dumped(draw, document(draw, json.loads(value[8 : 8 + size])))
+    return len(header).to_bytes(8, "little") + header + value[8 + size :]
+
+
 def text(draw: random.Random, value: str, pieces: tuple[str, ...]) -> str:
     """``value`` with pieces of a language put in, cut out, repeated and moved."""
     for _ in range(draw.choice((1, 1, 2, 5))):
