@@ -8,15 +8,13 @@ size.
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.support.demo_model import run_demo_model
 from tests.support.engines import build_engine
-from trtforge.ground.errors import ForgeError
-from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.recipe.load import LoadedRecipe, load_recipe
 from trtforge.store.store import Store
 
@@ -65,13 +63,7 @@ def test_the_engine_is_built_and_is_the_same_in_another_process(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     loaded = recipe_of(fmt)
-    try:
-        result = default_pipeline(store).run(loaded, until="graph", only_needed=True, capture_output=True)
-    except ForgeError as error:
-        if error.code == "TF-SRC-019" and not os.environ.get("CI"):
-            pytest.skip(f"SmolLM2 is not cached here: {error.message}")
-        raise
-    graph = result.artifact("graph").path
+    graph = run_demo_model(store, loaded, "graph").artifact("graph").path
     engines = []
     for place, environment in {
         "a": {},

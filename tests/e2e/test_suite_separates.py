@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,8 @@ import torch
 
 from evals.suite import suite_items
 from evals.tasks import Answered, answer_items, compare_tasks
-from trtforge.ground.errors import ForgeError
+from tests.support.demo_model import run_demo_model
 from trtforge.ground.progress import SilentProgress
-from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.pipeline.stages.subject import LazyReference
 from trtforge.recipe.load import load_recipe
 from trtforge.store.store import Store
@@ -28,14 +26,7 @@ def answers(reference: LazyReference) -> list[Answered]:
 
 
 def test_four_coarse_bits_are_told_from_sixteen(tmp_path: Path) -> None:
-    try:
-        run = default_pipeline(Store(tmp_path / "store", durable=False)).run(
-            load_recipe(RECIPE), until="intake", capture_output=True
-        )
-    except ForgeError as error:
-        if error.code == "TF-SRC-019" and not os.environ.get("CI"):
-            pytest.skip(f"SmolLM2 is not cached here: {error.message}")
-        raise
+    run = run_demo_model(Store(tmp_path / "store", durable=False), load_recipe(RECIPE), "intake")
     reference = LazyReference(run.artifact("intake").path, SilentProgress())
     sixteen = answers(reference)
     for name, module in reference.model.model.named_modules():

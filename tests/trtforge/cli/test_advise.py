@@ -10,21 +10,7 @@ import pytest
 import yaml
 
 from tests.support.tiny import write_tiny_llama
-from trtforge.cli.main import invoke
 from trtforge.machine.gpus import Gpus
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = invoke(list(arguments))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,23 +19,13 @@ from tests.builder.planner.models import bare, reference
 from tests.support.tiny import write_tiny_llama
 from tests.trtforge.drafting import checkpoints
 from tests.trtforge.drafting.checkpoints import Spec
-from trtforge.cli.main import invoke
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = invoke(["plan", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+def run(run: Run) -> Run:
+    return partial(run, "plan")
 
 
 def _recipe(folder: Path, name: str = "r.yaml", **changes: Any) -> Path:

@@ -16,23 +16,8 @@ from builder.graphs.build import build_graph
 from builder.planner.calibration import calibrate
 from tests.builder.planner.models import reference
 from tests.support.tiny import write_tiny_llama
-from trtforge.cli.main import invoke
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = invoke(list(arguments))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def _large(folder: Path, count: str = "4", **changes: Any) -> list[str]:

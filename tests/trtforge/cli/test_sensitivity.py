@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,8 @@ from trtforge.cli.main import invoke
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = invoke(["quantize", "sensitivity", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+def run(run: Any) -> Any:
+    return partial(run, "quantize", "sensitivity")
 
 
 def _measured(tmp_path: Path) -> dict[str, Any]:
