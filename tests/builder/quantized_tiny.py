@@ -108,7 +108,7 @@ class Quantizer:
         return {f"{module}.weight": ("F8_E4M3", stored), f"{module}.weight_scale": ("F32", scale)}
 
     def _w4a8_awq(self, module: str, weight: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
-        tensors = {name: (kind, array) for name, (kind, array) in self._int4_awq(module, weight).items()}
+        tensors = self._int4_awq(module, weight)
         outer = np.float32(np.abs(weight).max() / 448)
         self.meaning[f"{module}.weight"] = e4m3(self.meaning[f"{module}.weight"] / outer) * outer
         input_scale = np.float32(self._input_amax(module) / 448)

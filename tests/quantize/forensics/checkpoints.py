@@ -363,8 +363,8 @@ def write(
     return directory
 
 
-def trtllm(directory: Path, *, ranks: int = 2, kv: bool = True) -> Path:
-    """A TensorRT-LLM checkpoint in FP8, a file a rank."""
+def trtllm(directory: Path, *, ranks: int = 2, kv: bool = True, calibrated: bool = True) -> Path:
+    """A TensorRT-LLM checkpoint in FP8, a file a rank; without calibration there are no scales of activations."""
     directory.mkdir(parents=True, exist_ok=True)
     config = {
         "architecture": "LlamaForCausalLM",
@@ -398,7 +398,8 @@ def trtllm(directory: Path, *, ranks: int = 2, kv: bool = True) -> Path:
                 stem = f"{base}.{name}"
                 tensors[f"{stem}.weight"] = codes("F8_E4M3", *shape, seed=stem)
                 tensors[f"{stem}.weights_scaling_factor"] = scale("F32", 1, seed=stem)
-                tensors[f"{stem}.activation_scaling_factor"] = scale("F32", 1, seed=f"{stem}.in")
+                if calibrated:
+                    tensors[f"{stem}.activation_scaling_factor"] = scale("F32", 1, seed=f"{stem}.in")
             if kv:
                 tensors[f"{base}.attention.kv_cache_scaling_factor"] = scale("F32", 1, seed=f"{base}.kv")
         write_safetensors(directory / f"rank{rank}.safetensors", tensors)

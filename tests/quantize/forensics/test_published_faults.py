@@ -196,22 +196,7 @@ def rank_without_scales(folder: Path) -> Path:
 
 def unscaled_trtllm(folder: Path) -> Path:
     """FP8 weights without activation scales: quantized without calibration."""
-    made.trtllm(folder, ranks=1)
-    from trtforge.ground.safetensors_header import read_header
-
-    header, _ = read_header(folder / "rank0.safetensors")
-    kept = {name: info for name, info in header.items() if "activation_scaling_factor" not in name}
-    raw = (folder / "rank0.safetensors").read_bytes()
-    types = made._TYPES
-    tensors = {
-        name: (
-            info.dtype,
-            np.frombuffer(raw[info.offset : info.offset + info.nbytes], types[info.dtype]).reshape(info.shape),
-        )
-        for name, info in kept.items()
-    }
-    write_safetensors(folder / "rank0.safetensors", tensors)
-    return folder
+    return made.trtllm(folder, ranks=1, calibrated=False)
 
 
 FP8, FP8_KV, NVFP4, MOE = (

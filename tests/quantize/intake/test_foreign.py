@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from quantize.audit import audit_checkpoint
-from quantize.intake import fetch_checkpoint, inspect_source
+from quantize.intake import inspect_source
+from tests.quantize.intake.folders import fetch
+from tests.support.refusals import refusal
 from tests.support.tiny import to_bfloat16_bits, write_safetensors, write_tiny_llama
 from trtforge.ground.e4m3 import decode
-from trtforge.ground.errors import ForgeError
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 Tensors = dict[str, tuple[str, np.ndarray]]
@@ -27,11 +28,16 @@ NUMPY = {"F32": "<f4", "BF16": "<u2", "F16": "<f2", "F8_E4M3": "u1", "U8": "u1"}
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
-def values(folder: Path, name: str) -> np.ndarray:
+def stored(folder: Path, name: str) -> tuple[str, np.ndarray]:
+    """Type and codes of a tensor as they lie there."""
     info: TensorInfo = read_headers(folder)[name]
     raw = (folder / info.file).read_bytes()[info.offset : info.offset + info.nbytes]
-    found = np.frombuffer(raw, NUMPY[info.dtype]).reshape(info.shape)
-    return (found.astype(np.uint32) << 16).view(np.float32) if info.dtype == "BF16" else found
+    return info.dtype, np.frombuffer(raw, NUMPY[info.dtype]).reshape(info.shape)
+
+
+def values(folder: Path, name: str) -> np.ndarray:
+    dtype, found = stored(folder, name)
+    return (found.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else found
 
 
 def words(nibbles: np.ndarray) -> np.ndarray:
@@ -57,7 +63,7 @@ class Model:
             if "_proj" in name:
                 tensors |= pack(self, name.removesuffix(".weight"), *info.shape)
             else:
-                tensors[name] = (info.dtype, to_bfloat16_bits(np.asarray(values(folder, name), np.float32)))
+                tensors[name] = stored(folder, name)
         write_safetensors(folder / "model.safetensors", tensors)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "quantization_config": section}))
@@ -231,7 +237,7 @@ def test_every_weight_keeps_its_value(tmp_path: Path, kind: str) -> None:
     model = Model(tmp_path / "model", section, pack)
     looked = inspect_source("model", tmp_path)
     assert looked is not None and looked.model.prequantized == target
-    info = fetch_checkpoint("model", tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache")
+    info = fetch("model", tmp_path)
     assert info.model.prequantized == target and len(model.truth) == 14
     for module, wanted in model.truth.items():
         np.testing.assert_array_equal(meaning(tmp_path / "out", module, target), wanted)
@@ -250,28 +256,20 @@ def test_what_comes_in_becomes_a_graph(tmp_path: Path, kind: str) -> None:
 
     _, section, pack = KINDS[kind]
     Model(tmp_path / "model", section, pack)
-    fetch_checkpoint("model", tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache")
+    fetch("model", tmp_path)
     build_graph(tmp_path / "out", tmp_path / "graph")
     assert (tmp_path / "graph" / "model.onnx").is_file()
 
 
 def test_scales_of_keys_and_values_get_this_package_s_names(tmp_path: Path) -> None:
     model = Model(tmp_path / "model", groups("float-quantized", STATIC, STATIC, kv_cache_scheme=STATIC), fp8)
-    tensors = {
-        name: (
-            info.dtype,
-            np.asarray(values(model.folder, name))
-            if info.dtype != "BF16"
-            else to_bfloat16_bits(values(model.folder, name)),
-        )
-        for name, info in read_headers(model.folder).items()
-    }
+    tensors = {name: stored(model.folder, name) for name in read_headers(model.folder)}
     for layer in range(2):
         for number, kind in enumerate("kv"):
             bits = to_bfloat16_bits(np.array([0.5 + layer + number / 4], np.float32))
             tensors[f"model.layers.{layer}.self_attn.{kind}_scale"] = ("BF16", bits)
     write_safetensors(model.folder / "model.safetensors", tensors)
-    info = fetch_checkpoint("model", tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache")
+    info = fetch("model", tmp_path)
     assert info.model.prequantized_kv_cache == "fp8"
     assert float(values(tmp_path / "out", "model.layers.1.self_attn.v_proj.v_scale")) == 1.75
 
@@ -298,9 +296,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Callable[..., Tensors]]] = {
 def test_what_loses_something_is_refused_by_its_name(tmp_path: Path, kind: str) -> None:
     name, section, pack = REFUSED[kind]
     Model(tmp_path / "model", section, pack)
-    with pytest.raises(ForgeError) as caught:
-        fetch_checkpoint("model", tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache")
-    assert caught.value.code == "TF-SRC-024" and name in caught.value.message
+    error = refusal(fetch, "model", tmp_path)
+    assert error.code == "TF-SRC-024" and name in error.message
 
 
 def test_a_faulty_checkpoint_does_not_come_in(tmp_path: Path) -> None:
@@ -310,6 +307,5 @@ def test_a_faulty_checkpoint_does_not_come_in(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[info.offset + 5] = 0x7F
     path.write_bytes(bytes(data))
-    with pytest.raises(ForgeError) as caught:
-        fetch_checkpoint("model", tmp_path / "out", base_dir=tmp_path, cache_dir=tmp_path / "cache")
-    assert caught.value.code == "TF-SRC-051" and "TF-K7-103" in caught.value.message
+    error = refusal(fetch, "model", tmp_path)
+    assert error.code == "TF-SRC-051" and "TF-K7-103" in error.message

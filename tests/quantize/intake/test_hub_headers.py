@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import yaml
 from typer.testing import CliRunner
 
 from quantize.audit import audit_files
-from quantize.intake import hub_headers, inspect_source
+from quantize.intake import default_cache_dir, hub_headers, inspect_source
 from quantize.intake.opened import open_files
 from quantize.intake.source import parse_source
 from tests.quantize.forensics import checkpoints as made
 from tests.support.fake_hub import COMMIT, FakeHub, serving
+from tests.support.refusals import refusal
 from tests.support.tiny import write_tiny_llama
-from trtforge.ground.errors import EnvironmentLacks, ForgeError
+from trtforge.ground.errors import EnvironmentLacks
 from trtforge.ground.progress import SilentProgress
 from trtforge.ground.safetensors_header import read_headers
 
@@ -36,28 +38,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(hub_headers, "PAUSE", 0.0)
-    running = []
+    with ExitStack() as running:
 
-    def start(folder: Path, **options: Any) -> FakeHub:
-        context = serving(FakeHub(folder, **options))
-        found = context.__enter__()
-        running.append(context)
-        monkeypatch.setenv("HF_ENDPOINT", found.endpoint)
-        return found
+        def start(folder: Path, **options: Any) -> FakeHub:
+            found = running.enter_context(serving(FakeHub(folder, **options)))
+            monkeypatch.setenv("HF_ENDPOINT", found.endpoint)
+            return found
 
-    yield start
-    for context in running:
-        context.__exit__(None, None, None)
+        yield start
 
 
 def opened(asked: str = "hf:org/tiny") -> hub_headers.HubFolder:
-    return hub_headers.open_hub(parse_source(asked, Path.cwd()), hub_headers_cache(), SilentProgress())
-
-
-def hub_headers_cache() -> Path:
-    from quantize.intake import default_cache_dir
-
-    return default_cache_dir()
+    return hub_headers.open_hub(parse_source(asked, Path.cwd()), default_cache_dir(), SilentProgress())
 
 
 def big_model(folder: Path) -> Path:
@@ -115,10 +107,7 @@ def test_the_audit_command_reads_the_headers(tmp_path: Path, hub: Served) -> Non
 def test_a_bare_configuration_is_checked(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    assert_refused = pytest.raises(ForgeError)
-    with assert_refused as caught:
-        inspect_source(str(folder), tmp_path)
-    assert caught.value.code == "TF-SRC-028"
+    assert refusal(inspect_source, str(folder), tmp_path).code == "TF-SRC-028"
     info = inspect_source(str(folder), tmp_path, early=True)
     assert info is not None and info.model.layers == 2 and "configuration alone" in info.notes[0]
 
@@ -200,9 +189,8 @@ def test_a_gated_model_is_refused_and_opened_with_the_token(
     tmp_path: Path, hub: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = hub(write_tiny_llama(tmp_path / "model"), gated=TOKEN)
-    with pytest.raises(ForgeError) as caught:
-        opened()
-    assert caught.value.code == "TF-SRC-020" and "gated" in caught.value.message
+    error = refusal(opened)
+    assert error.code == "TF-SRC-020" and "gated" in error.message
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert opened().commit == COMMIT
     assert served.requests[-1][2] == f"Bearer {TOKEN}"
@@ -219,24 +207,21 @@ def test_the_token_reaches_no_message_and_no_other_host(
     written = b"".join(file.read_bytes() for file in found.path.iterdir())
     assert TOKEN.encode() not in written
     served.flaky, served.repo = 0, "org/other"
-    with pytest.raises(ForgeError) as caught:
-        opened("hf:org/tiny@v2")
-    assert TOKEN not in json.dumps(caught.value.to_json())
+    error = refusal(opened, "hf:org/tiny@v2")
+    assert TOKEN not in json.dumps(error.to_json())
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, hub: Served) -> None:
     hub(write_tiny_llama(tmp_path / "model"))
-    with pytest.raises(ForgeError) as caught:
-        opened("hf:org/none")
-    assert caught.value.code == "TF-SRC-020" and "no such model" in caught.value.message
+    error = refusal(opened, "hf:org/none")
+    assert error.code == "TF-SRC-020" and "no such model" in error.message
 
 
 def test_an_answer_that_ends_early_is_no_header(tmp_path: Path, hub: Served) -> None:
     hub(write_tiny_llama(tmp_path / "model"), cut=100)
-    with pytest.raises(ForgeError) as caught:
-        opened()
-    assert caught.value.code == "TF-SRC-019" and "ended after 100" in str(caught.value.why)
-    assert hub_headers.cached_folder(parse_source("hf:org/tiny", tmp_path), hub_headers_cache()) is None
+    error = refusal(opened)
+    assert error.code == "TF-SRC-019" and "ended after 100" in str(error.why)
+    assert hub_headers.cached_folder(parse_source("hf:org/tiny", tmp_path), default_cache_dir()) is None
 
 
 def test_holes_are_never_taken_for_scales(tmp_path: Path, hub: Served) -> None:
@@ -251,7 +236,6 @@ def test_files_that_are_not_read_stand_there_as_holes(tmp_path: Path, hub: Serve
     folder = write_tiny_llama(tmp_path / "model")
     (folder / "modeling_tiny.py").write_text("import os")
     hub(folder)
-    with pytest.raises(ForgeError) as caught:
-        inspect_source("hf:org/tiny", tmp_path, early=True)
-    assert caught.value.code == "TF-SRC-010"
+    error = refusal(inspect_source, "hf:org/tiny", tmp_path, early=True)
+    assert error.code == "TF-SRC-010"
     assert b"import" not in (opened().path / "modeling_tiny.py").read_bytes()
