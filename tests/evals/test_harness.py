@@ -106,7 +106,7 @@ def instance(*arguments: Any) -> SimpleNamespace:
 
 
 def test_the_class_answers_what_the_harness_asks() -> None:
-    pytest.importorskip("lm_eval")
+    pytest.importorskip("lm_eval", reason="pip install 'trtforge[harness]'")
     lm = make_lm(model())
     [(yes, greedy), (no, other)] = lm.loglikelihood(
         [instance("is water wet?", " yes"), instance("is water wet?", " no")], disable_tqdm=True
@@ -117,7 +117,7 @@ def test_the_class_answers_what_the_harness_asks() -> None:
 
 
 def test_a_local_task_is_scored_document_by_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("lm_eval")
+    pytest.importorskip("lm_eval", reason="pip install 'trtforge[harness]'")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     lines = [{"question": "is water wet?", "answer": 0}, {"question": "is fire wet?", "answer": 1}]
     (tmp_path / "wet.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
