@@ -22,7 +22,7 @@ from trtforge.ground.progress import Progress, SilentProgress
 if TYPE_CHECKING:
     import torch
 
-    LogitsFn = Callable[[torch.Tensor], torch.Tensor]
+    LogitsFn = Callable[[torch.Tensor, int], torch.Tensor]
 
 #: tokens of a position whose probability the baseline keeps
 TOP = 64
@@ -86,7 +86,7 @@ def measure_windows(
     """Losses of ``tokens`` under a model, and its divergence from the baseline.
 
     Args:
-        logits_fn: int64 [S] → float32 [S, V]; row i predicts token i + 1.
+        logits_fn: int64 [S] and n → float32 [≥ n, V], the last n rows at least; row i of [S, V] predicts token i + 1.
         tokens: the sequence, at least two tokens.
         window: tokens a forward pass sees.
         stride: tokens scored a window.
@@ -121,7 +121,7 @@ def measure_windows(
         record = samples.get(name) if samples is not None else None
         if record is None:
             scored = item.end - item.score_from
-            rows_LV = logits_fn(ids[item.begin : item.end])[-scored - 1 : -1].float()
+            rows_LV = logits_fn(ids[item.begin : item.end], scored + 1)[-scored - 1 : -1].float()
             reference = against[index] if against is not None else None
             record = _figures(rows_LV, ids[item.score_from : item.end], reference, keep)
             if samples is not None:

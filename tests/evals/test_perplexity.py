@@ -26,7 +26,7 @@ def test_windows_score_every_token_once_with_enough_context(length, window, data
 
 def _bigram_logits(vocab: int):
     table = torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(0))
-    return table, lambda ids: table[ids]
+    return table, lambda ids, _: table[ids]
 
 
 def test_score_equals_direct_computation_for_a_model_without_memory():
@@ -40,7 +40,7 @@ def test_score_equals_direct_computation_for_a_model_without_memory():
 
 
 def test_uniform_model_has_perplexity_of_the_vocabulary():
-    scores = measure_windows(lambda ids: torch.zeros(len(ids), 17), list(range(17)) * 3, window=8, stride=4).scores
+    scores = measure_windows(lambda ids, _: torch.zeros(len(ids), 17), list(range(17)) * 3, window=8, stride=4).scores
     assert scores.perplexity == pytest.approx(17.0)
 
 
@@ -53,12 +53,12 @@ def test_windows_that_cannot_score_are_refused(window, stride):
 
 def test_nan_logits_are_named():
     with pytest.raises(ForgeError) as caught:
-        measure_windows(lambda ids: torch.full((len(ids), 5), float("nan")), [1, 2, 3], window=4, stride=2)
+        measure_windows(lambda ids, _: torch.full((len(ids), 5), float("nan")), [1, 2, 3], window=4, stride=2)
     assert caught.value.code == "TF-EVL-003"
     assert caught.value.numbers["not_finite"] == 2
 
 
 def test_one_token_is_too_short():
     with pytest.raises(ForgeError) as caught:
-        measure_windows(lambda ids: torch.zeros(len(ids), 5), [1], window=4, stride=2)
+        measure_windows(lambda ids, _: torch.zeros(len(ids), 5), [1], window=4, stride=2)
     assert caught.value.code == "TF-EVL-002"

@@ -53,27 +53,42 @@ def test_samples_of_another_model_are_no_samples(tmp_path: Path) -> None:
     assert opened(tmp_path / "else", "a", [tmp_path / "out"]).get("a") == {"id": "a", "x": 1}
 
 
+def test_a_model_is_asked_for_the_rows_that_are_scored(tmp_path: Path) -> None:
+    """The vocabulary's rows are a fifth of a small model's work; those before the scored tokens are not needed."""
+    table, asked = bigram(0), []
+
+    def logits(ids: torch.Tensor, last: int) -> torch.Tensor:
+        asked.append((len(ids), last))
+        return table[ids][-last:]
+
+    found = measure_windows(logits, TOKENS[:36], window=16, stride=8)
+    assert asked == [(16, 16), (16, 9), (16, 9), (16, 5)]
+    assert np.array_equal(
+        found.scores.nll, measure_windows(lambda ids, _: table[ids], TOKENS[:36], window=16, stride=8).scores.nll
+    )
+
+
 def test_more_tokens_measure_new_windows_only(tmp_path: Path) -> None:
     table, calls = bigram(0), []
 
-    def logits(ids: torch.Tensor) -> torch.Tensor:
+    def logits(ids: torch.Tensor, last: int) -> torch.Tensor:
         calls.append(len(ids))
-        return table[ids]
+        return table[ids][-last:]
 
     short = opened(tmp_path, run="short")
     measure_windows(logits, TOKENS[:48], window=16, stride=8, samples=short)
     before = len(calls)
     longer = opened(tmp_path / "next", earlier=[tmp_path / "short"], run="long")
     found = measure_windows(logits, TOKENS, window=16, stride=8, samples=longer)
-    fresh = measure_windows(lambda ids: table[ids], TOKENS, window=16, stride=8)
+    fresh = measure_windows(lambda ids, _: table[ids], TOKENS, window=16, stride=8)
     assert longer.measured == len(calls) - before < 8
     assert np.array_equal(found.scores.nll, fresh.scores.nll)
 
 
 def test_divergence_is_the_whole_one_where_every_token_is_kept() -> None:
     base, other = bigram(0), bigram(2)
-    kept = measure_windows(lambda ids: base[ids], TOKENS, window=16, stride=8, keep=True)
-    found = measure_windows(lambda ids: other[ids], TOKENS, window=16, stride=8, against=kept.references)
+    kept = measure_windows(lambda ids, _: base[ids], TOKENS, window=16, stride=8, keep=True)
+    found = measure_windows(lambda ids, _: other[ids], TOKENS, window=16, stride=8, against=kept.references)
     log_p, log_q = base.log_softmax(-1).double(), other.log_softmax(-1).double()
     whole = (log_p.exp() * (log_p - log_q)).sum(-1)[torch.tensor(TOKENS[:-1])]
     assert found.divergence is not None
@@ -96,6 +111,6 @@ def test_merged_outcomes_never_say_more_than_all_of_them_and_little_less() -> No
 
 def test_a_model_is_no_distance_from_itself() -> None:
     base = bigram(0)
-    kept = measure_windows(lambda ids: base[ids], TOKENS, window=16, stride=8, keep=True)
-    found = measure_windows(lambda ids: base[ids], TOKENS, window=16, stride=8, against=kept.references)
+    kept = measure_windows(lambda ids, _: base[ids], TOKENS, window=16, stride=8, keep=True)
+    found = measure_windows(lambda ids, _: base[ids], TOKENS, window=16, stride=8, against=kept.references)
     assert found.divergence is not None and found.divergence.same.all() and found.divergence.kl.max() < 1e-6

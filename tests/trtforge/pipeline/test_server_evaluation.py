@@ -76,7 +76,7 @@ def evidence(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(folder / "samples")
     tokens = take_tokens(load_corpus("builtin:python-topics", folder, "evaluation"), tokenizer.backend, TOKENS).tolist()
     scores = measure_windows(
-        lambda ids: torch.from_numpy(engine.logits(ids.tolist())), tokens, window=WINDOW, stride=STRIDE
+        lambda ids, _: torch.from_numpy(engine.logits(ids.tolist())), tokens, window=WINDOW, stride=STRIDE
     ).scores
     for name in ("baseline", "quantized"):
         np.save(folder / f"nll-{name}.npy", scores.nll)

@@ -28,7 +28,7 @@ def measure_engine(context: StageContext, subject: Subject, longest: int, corpus
             context.progress.note(f"perplexity of the engine: no window of {asked.window} tokens fits, it is left out")
         else:
             measure_windows(
-                lambda ids: subject.logits(ids, 0),
+                subject.logits,
                 corpus[: whole[-1].end],
                 window=asked.window,
                 stride=asked.stride,

@@ -149,7 +149,7 @@ def score_windows(
     asked = context.recipe.evals.perplexity
     beside = {"baseline": intake_of(context)} if against_baseline else {}
     return measure_windows(
-        lambda ids: subject.logits(ids, 0),
+        subject.logits,
         tokens,
         window=asked.window,
         stride=asked.stride,
@@ -190,7 +190,7 @@ def measure_noise(
     if not whole:
         return
     measure_windows(
-        reference.rounded,
+        lambda ids, _: reference.rounded(ids),
         tokens[: whole[-1].end],
         window=asked.window,
         stride=asked.stride,
@@ -286,7 +286,7 @@ def probe_long_context(
     write_json(context.out / LONG_CONTEXT_FILE, {"lengths": lengths, "needles": where})
     text, plan = tail_plan(tokens, lengths)
     measure_windows(
-        lambda ids: subject.logits(ids, TAIL + 1),
+        subject.logits,
         text,
         window=len(text),
         stride=TAIL,

@@ -150,7 +150,7 @@ class _Measuring:
             earlier=[artifact.path for artifact in context.earlier],
         )
         return measure_windows(
-            lambda ids: self._model.logits(ids, modules),
+            lambda ids, _: self._model.logits(ids, modules),
             self._tokens,
             window=asked.window,
             stride=asked.stride,
