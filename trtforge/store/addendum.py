@@ -64,42 +64,46 @@ def read_addenda(root: Path, manifest_sha256: str) -> tuple[list[Addendum], list
     findings: list[VerifyFinding] = []
     before = ""
     for position, path in enumerate(sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name)), 1):
-        fault = _fault(path, position, before, manifest_sha256)
-        if isinstance(fault, str):
-            code = "TF-BND-038" if fault.startswith("it belongs") else "TF-BND-037"
-            findings.append(VerifyFinding(code, "error", f"{FOLDER}/{path.name}", fault, _REMEDY))
+        read = _read(path, position, before, manifest_sha256)
+        if isinstance(read, Addendum):
+            found.append(read)
         else:
-            found.append(fault)
+            findings.append(read)
         before = path.name[5:69]
     return found, findings
 
 
-def _fault(path: Path, position: int, before: str, manifest_sha256: str) -> Addendum | str:
+def _read(path: Path, position: int, before: str, manifest_sha256: str) -> Addendum | VerifyFinding:
+    """The addendum, or what is wrong with it."""
+
+    def fault(why: str, code: str = "TF-BND-037") -> VerifyFinding:
+        return VerifyFinding(code, "error", f"{FOLDER}/{path.name}", why, _REMEDY)
+
     match = _NAME.fullmatch(path.name)
     assert match is not None
     try:
         raw = read_bytes_file(path, _MAX_BYTES)
         content = parse_json(raw, path.name)
     except (OSError, ValueError) as error:
-        return f"the addendum cannot be read ({error})"
+        return fault(f"the addendum cannot be read ({error})")
     if hash_bytes(raw) != match.group(2):
-        return "the addendum's content is not what its name says: it was changed after it was sealed"
+        return fault("the addendum's content is not what its name says: it was changed after it was sealed")
     shape = {"schema": int, "bundle": str, "previous": str, "created": str, "passed": bool, "gates": list}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in shape.items()):
-        return "the addendum lacks a part"
+        return fault("the addendum lacks a part")
     parts = ("server", "figures", "left_out", "made_later", "takes_the_place_of")
     if any(not isinstance(content.get(key, {}), dict) for key in parts):
-        return "a part of the addendum is of another kind"
+        return fault("a part of the addendum is of another kind")
     if not content["gates"]:
-        return "the addendum has no gate: nothing was held against anything"
+        return fault("the addendum has no gate: nothing was held against anything")
     if content["schema"] != SCHEMA:
-        return f"the addendum has schema {content['schema']}, this version reads {SCHEMA}"
+        return fault(f"the addendum has schema {content['schema']}, this version reads {SCHEMA}")
     if content["passed"] != all(isinstance(gate, dict) and gate.get("passed") is True for gate in content["gates"]):
-        return "the addendum's verdict is not what its gates say"
+        return fault("the addendum's verdict is not what its gates say")
     if content["bundle"] != manifest_sha256:
-        return f"it belongs to a bundle whose manifest has SHA-256 {content['bundle'][:16]}…"
+        return fault(f"it belongs to a bundle whose manifest has SHA-256 {content['bundle'][:16]}…", "TF-BND-038")
     if int(match.group(1)) != position or content["previous"] != before:
-        return "an addendum before it is missing or was put in another place"
+        return fault("an addendum before it is missing or was put in another place")
     return Addendum(path, content)
 
 
