@@ -11,7 +11,7 @@ from trtforge.ground.json_file import read_json_file
 from trtforge.ground.progress import Progress
 from trtforge.pipeline.stages.bundle import EVIDENCE_DIR, TASKS_FILE, BundleStage
 from trtforge.pipeline.stages.evaluate import EvaluateStage
-from trtforge.pipeline.stages.scoring import NLL_FILE, PERPLEXITY_FILE
+from trtforge.pipeline.stages.scoring import NLL_FILE, PERPLEXITY_FILE, scores_of
 from trtforge.store.addendum import read_addenda
 from trtforge.store.verify import verify_content
 
@@ -115,15 +115,7 @@ def _of_evaluate(name: str, report: VerifyReport) -> Entry:
 
 def _scores(figures: Path, losses: Path) -> Scores | None:
     """Losses token by token; None in bundles of earlier versions, which lack them."""
-    import numpy as np
-
-    from evals.perplexity import Scores
-
-    if not losses.is_file():
-        return None
-    said = read_json_file(figures)
-    nll = np.load(losses, allow_pickle=False)
-    return Scores(nll, str(said["tokens_sha256"]), int(said["window"]), int(said["stride"]))
+    return scores_of(read_json_file(figures), losses) if losses.is_file() else None
 
 
 def _interval(figures: Mapping[str, float] | None) -> Any:

@@ -323,7 +323,7 @@ class _Run:
 
     def _earlier(self, stage: Stage, ingredients: Mapping[str, object]) -> tuple[Artifact, ...]:
         """Sound artifacts of the stage, made by the same code, tools and machine; the newest few."""
-        if not getattr(stage, "reuses_samples", False):
+        if not stage.reuses_samples:
             return ()
         same = ("code_version", "tools", "host")
         fitting = [

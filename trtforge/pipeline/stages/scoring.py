@@ -19,6 +19,7 @@ from trtforge.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from evals.long_context import Needle
+    from evals.perplexity import Scores
     from evals.samples import Samples
     from evals.tasks import Item
     from evals.windows import Measured, Reference
@@ -342,16 +343,21 @@ def measure_layers(context: StageContext) -> dict[str, Any]:
     return errors
 
 
-def load_scores(directory: Path) -> Any:
-    """The :class:`evals.perplexity.Scores` that :func:`measure_checkpoint` wrote."""
+def scores_of(figures: Any, losses: Path) -> Scores:
+    """Scores of the content of ``perplexity.json`` and the losses beside it; raises what a foreign file makes it."""
     import numpy as np
 
     from evals.perplexity import Scores
 
+    nll = np.load(losses, allow_pickle=False)
+    return Scores(nll, str(figures["tokens_sha256"]), int(figures["window"]), int(figures["stride"]))
+
+
+def load_scores(directory: Path) -> Scores:
+    """What :func:`measure_checkpoint` wrote."""
     figures = read_json(directory / PERPLEXITY_FILE)
     try:
-        nll = np.load(directory / NLL_FILE, allow_pickle=False)
-        return Scores(nll, str(figures["tokens_sha256"]), int(figures["window"]), int(figures["stride"]))
+        return scores_of(figures, directory / NLL_FILE)
     except (OSError, EOFError, ArithmeticError, ValueError, KeyError, TypeError) as error:
         raise bad_record(
             directory / PERPLEXITY_FILE, f"it lacks a part, or {NLL_FILE} is no array ({error})"

@@ -53,7 +53,7 @@ class PerTarget(Stage):
         self._stage = stage
         self.name, self.needs = stage.name, stage.needs
         self.code_version, self.tools = stage.code_version, stage.tools
-        self.reuses_samples = getattr(stage, "reuses_samples", False)
+        self.reuses_samples = stage.reuses_samples
 
     def asked_for(self, recipe: Recipe) -> bool:
         return self._stage.asked_for(recipe)
