@@ -107,6 +107,11 @@ class Facts:
         return ", ".join(f"{key}: {_shown(self.recipe, key)}" for key in keys)
 
     @cached_property
+    def beside(self) -> SourceFiles:
+        """The recipe's own folder, opened once for all facts that are made from these."""
+        return self.folders.setdefault(self.directory, SourceFiles(self.directory))
+
+    @cached_property
     def files(self) -> SourceFiles | None:
         """The model's folder; None when it is not here or the source is no folder."""
         return self._files(self.source)

@@ -307,3 +307,22 @@ def test_gates_on_items_of_your_own_are_held_against_what_the_file_can_decide(tm
         return {item.code for item in report(changes, directory=tmp_path).findings if item.code.startswith("TF-K8")}
 
     assert found("5%") == {"TF-K8-006"} and found("9%") == set() and found("100%") == {"TF-K8-002"}
+
+
+def test_items_of_your_own_are_read_once_however_many_remedies_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    path = tmp_path / "items.jsonl"
+    path.write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "c", "answer": "d"}', encoding="utf-8")
+
+    def reading(place: Path, limit: int) -> bytes:
+        read.append(place)
+        return place.read_bytes()
+
+    monkeypatch.setattr("evals.custom.read_bytes_file", reading)
+    own = {"path": "file:items.jsonl", "name": "own", "gate": {"max_drop": "5%"}}
+    changes = {"evals": {"custom": [own]}, "quantize": {"format": "fp8"}, "bench": {"concurrency": [1, 4096]}}
+    found = report(changes, directory=tmp_path).findings
+    assert {"TF-K8-006", "TF-K9-007"} <= {item.code for item in found}
+    assert read == [path]

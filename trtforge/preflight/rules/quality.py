@@ -17,7 +17,6 @@ from trtforge.preflight.retarget import to_format
 from trtforge.rules.sources import MODELOPT_BENCHMARK, thread
 
 if TYPE_CHECKING:
-    from evals.tasks import Item
     from trtforge.recipe.schema_evals import Custom
 
 #: a gate's key -> the gate that a first recipe has
@@ -204,25 +203,23 @@ def samples_can_decide(facts: Facts) -> Iterator[Violation]:
             lambda needed: f"evals.suite.samples: {-(-needed // kinds)}",
         )
     for position, one in enumerate(evals.custom):
-        if one.gate is not None and (items := _readable(facts, one)):
+        items = _own_items(facts, one)
+        if one.gate is not None and not isinstance(items, ForgeError):
 
             def more(needed: int, path: str = one.path) -> str:
                 return f"{needed} items in {path}"
 
             key = f"evals.custom[{position}].gate"
-            yield from _drop(key, one.gate.max_drop, len(items), more, listed=True)
+            yield from _drop(key, one.gate.max_drop, items, more, listed=True)
 
 
 @rule("TF-K8-007", "items of your own that cannot be read", waivable=False)
 def own_items_are_read(facts: Facts) -> Iterator[Violation]:
     """A missing file, a line that is no item or an answer that its scorer cannot use would end the run after the model
     was quantized."""
-    from evals.custom import custom_items
-
     for position, one in enumerate(facts.recipe.evals.custom):
-        try:
-            custom_items(one, facts.directory)
-        except ForgeError as error:
+        error = _own_items(facts, one)
+        if isinstance(error, ForgeError):
             yield Violation(
                 f"evals.custom[{one.name}]: {error.message}" + (f" ({error.why.rstrip('.')})" if error.why else ""),
                 f"evals.custom[{position}].path: {one.path}",
@@ -231,14 +228,17 @@ def own_items_are_read(facts: Facts) -> Iterator[Violation]:
             )
 
 
-def _readable(facts: Facts, one: Custom) -> list[Item]:
-    """Its items; none where TF-K8-007 says why they cannot be read."""
+def _own_items(facts: Facts, one: Custom) -> int | ForgeError:
+    """How many items a task of the recipe's own has, or why they cannot be read."""
     from evals.custom import custom_items
 
-    try:
-        return custom_items(one, facts.directory)
-    except ForgeError:
-        return []
+    def read() -> int | ForgeError:
+        try:
+            return len(custom_items(one, facts.directory))
+        except ForgeError as error:
+            return error
+
+    return facts.beside.once(f"items of {one!r}", read)
 
 
 def _drop(
