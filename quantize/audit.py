@@ -10,8 +10,8 @@ from typing import Any
 from quantize.forensics.checkpoint import Checkpoint, Expected
 from quantize.forensics.files import Files
 from quantize.forensics.hits import RULES, Finding, Rule
+from quantize.forensics.layouts import own_format, weight_parts
 from quantize.forensics.rules.records import kv_name
-from trtforge.formats.table import load_formats
 from trtforge.ground.errors import ForgeError
 from trtforge.rules.rule import Place
 from trtforge.rules.waivers import justification, require_known
@@ -132,7 +132,7 @@ def audit_files(
     findings.sort(key=lambda finding: (_ORDER[finding.severity], finding.code))
     record = checkpoint.record
     algorithm = record.algorithm if record is not None else None
-    row = next((row for row in load_formats().formats if row.algorithm == algorithm), None)
+    row = own_format(algorithm)
     mine = record is None or record.tool == "modelopt"
     return AuditReport(
         quant_format=row.name if row is not None and mine else None,
@@ -165,7 +165,7 @@ def _table(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     stored = set(checkpoint.quantized)
     for module, parts in checkpoint.parts.items():
         for leaf, info in parts.items():
-            if leaf in ("weight", "weight_packed", "qweight", "blocks"):
+            if leaf in weight_parts():
                 kind = f"{'quantized' if module in stored else 'unquantized'} weights ({info.dtype})"
             else:
                 kind = leaf

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from quantize.forensics.files import Files
-from quantize.forensics.layouts import FACTORS, Part, all_parts
+from quantize.forensics.layouts import FACTORS, Layout, all_parts, weight_parts
 from quantize.forensics.record import Record, Scheme, read_record
 from quantize.forensics.stats import READABLE, Stats, stats
 from quantize.plan import QuantPlan
@@ -33,6 +33,8 @@ _EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,6})\.(?P<rest>.
 _EMBEDDINGS = ("*embed*", "*wte", "*wpe", "*.rotary_emb*")
 #: linears that loaders multiply as one, by their names below the same parent
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("to_q", "to_k", "to_v"))
+#: parts that are scales whatever the record says
+_LOOSE_SCALES = frozenset({"weight_scale", "weight_scale_2", "weight_scale_inv", "input_scale", "scales"})
 #: bytes of scales that are always read whole, and what is read of a larger tensor where there is more
 WHOLE, PIECE, PIECES = 256 << 20, 16 << 10, 16
 #: the largest tensor whose values are brought from a hub
@@ -81,12 +83,9 @@ class Checkpoint:
     def shown(self) -> str:
         return self.files.shown
 
-    @cached_property
+    @property
     def config(self) -> Mapping[str, Any]:
-        """config.json; of a model with several parts, its text part over the rest."""
-        config = self.files.json("config.json")
-        text = config.get("text_config")
-        return {**config, **text} if isinstance(text, dict) else config
+        return self.files.config
 
     @cached_property
     def record(self) -> Record | None:
@@ -127,12 +126,19 @@ class Checkpoint:
     def is_quantized(self, module: str) -> bool:
         """Whether the tensors of ``module`` are those of a quantized linear."""
         parts = self.parts[module]
-        if {"weight_packed", "qweight", "blocks"} & parts.keys():
+        if (weight_parts() - {"weight"}) & parts.keys():
             return True
         weight = parts.get("weight")
         if weight is None or len(weight.shape) < 2:
             return False
-        return weight.dtype in QUANTIZED_TYPES or any(leaf in all_parts() - {"bias"} - set(KV_LEAVES) for leaf in parts)
+        return weight.dtype in QUANTIZED_TYPES or bool((all_parts() - {"bias", *KV_LEAVES}) & parts.keys())
+
+    def laid_out(self) -> Iterator[tuple[str, Scheme, Layout, Mapping[str, TensorInfo]]]:
+        """(module, scheme, layout, tensors by their last name) of the quantized linears whose layout is known."""
+        for module in self.quantized:
+            scheme = self.scheme(module)
+            if scheme is not None and scheme.layout is not None:
+                yield module, scheme, scheme.layout, self.parts[module]
 
     @cached_property
     def linears(self) -> tuple[str, ...]:
@@ -192,19 +198,15 @@ class Checkpoint:
 
     # --- values -------------------------------------------------------------------------------------
 
-    def part(self, module: str, leaf: str) -> Part | None:
-        """What the layout says of a part."""
-        scheme = self.scheme(module)
-        return scheme.layout.parts.get(leaf) if scheme is not None and scheme.layout is not None else None
-
     @cached_property
     def scales(self) -> Mapping[str, tuple[str, str, TensorInfo, str]]:
         """Tensor → (module, part, where, kind) of everything that multiplies or divides in quantized linears."""
         found = {}
         for module in self.quantized:
+            scheme = self.scheme(module)
+            known = scheme.layout.parts if scheme is not None and scheme.layout is not None else {}
             for leaf, info in self.parts[module].items():
-                part = self.part(module, leaf)
-                kind = part.kind if part is not None else "scale" if leaf in _loose_scales() else ""
+                kind = known[leaf].kind if leaf in known else "scale" if leaf in _LOOSE_SCALES else ""
                 readable = info.dtype in READABLE and (info.dtype != "U8" or kind == "exponent")
                 if kind in FACTORS | {"exponent"} and readable and info.elements:
                     found[f"{module}.{leaf}"] = (module, leaf, info, kind)
@@ -285,11 +287,6 @@ def plain(module: str) -> str:
     return module.partition("@")[0]
 
 
-def _loose_scales() -> frozenset[str]:
-    """Parts that are scales whatever the record says."""
-    return frozenset({"weight_scale", "weight_scale_2", "weight_scale_inv", "input_scale", "scales"})
-
-
 def split_name(name: str) -> tuple[str, str]:
     """Module and part of a tensor; a rank stays with the module."""
     base, at, rank = name.partition("@")
@@ -308,9 +305,3 @@ def split_name(name: str) -> tuple[str, str]:
 _FUSED_PARTS = frozenset(
     {"blocks", "scales", "bias", "weight_scale", "weight_scale_2", "weight_scale_inv", "input_scale", "weight_packed"}
 )
-
-
-def listed(names: Iterable[str], limit: int = 8) -> str:
-    """Names for a message, cut when there are many."""
-    known = sorted(names)
-    return ", ".join(known[:limit]) + (f" and {len(known) - limit} more" if len(known) > limit else "")

@@ -52,6 +52,11 @@ class Weights:
     extra: list[str] = field(default_factory=list)
     damaged: dict[str, ForgeError] = field(default_factory=dict)
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether tensors may be where they cannot be read: what is not among the others is then not missing."""
+        return bool(self.missing or self.damaged)
+
 
 class Files:
     """The folder of a checkpoint.
@@ -94,6 +99,13 @@ class Files:
                     value = {}
             self._json[name] = value if isinstance(value, dict) else {}
         return self._json[name]
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """config.json; of a model with several parts, its text part over the rest."""
+        config = self.json("config.json")
+        text = config.get("text_config")
+        return {**config, **text} if isinstance(text, dict) else config
 
     def text(self, name: str) -> str:
         """The text of ``name``; empty when there is none that can be read."""

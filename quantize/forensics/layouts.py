@@ -14,10 +14,8 @@ from math import ceil
 from pathlib import Path
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
-from trtforge.formats.table import FormatRow, TensorRule, load_formats
+from trtforge.formats.table import UNQUANTIZED, FormatRow, TensorRule, format_row, formats_by_algorithm, load_formats
+from trtforge.ground.rows import Row, read_table
 
 Kind = Literal["weight", "scale", "global", "divisor", "input", "factor", "exponent", "zero", "index", "size", "bias"]
 #: kinds whose values multiply or divide: finite and positive
@@ -32,10 +30,8 @@ _MODELOPT_KINDS: Mapping[str, Kind] = {
 }
 
 
-class Part(BaseModel):
+class Part(Row):
     """One tensor of a linear. ``when``: only where the scheme is so (else the part must not be there)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtypes: tuple[str, ...] = ()
     shape: tuple[str | int, ...] | Literal["scalar", "strategy"] | None = None
@@ -45,10 +41,8 @@ class Part(BaseModel):
     rule: TensorRule | None = None
 
 
-class Layout(BaseModel):
+class Layout(Row):
     """One row. ``two_level``: scales of blocks under one scale a tensor."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     algorithms: tuple[str, ...] = ()
@@ -65,9 +59,7 @@ class Layout(BaseModel):
         return self.parts[self.weight]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Table(Row):
     version: Literal[1]
     layouts: tuple[Layout, ...]
     unlisted: dict[str, tuple[str, ...]]
@@ -113,7 +105,7 @@ class Sizes:
 @functools.cache
 def load_layouts() -> _Table:
     """The validated table (cached)."""
-    return _Table.model_validate(yaml.safe_load(Path(__file__).with_name("layouts.yaml").read_text(encoding="utf-8")))
+    return read_table(Path(__file__).with_name("layouts.yaml"), _Table)
 
 
 def layout_named(name: str) -> Layout:
@@ -126,10 +118,15 @@ def unlisted(tool: str) -> tuple[str, ...]:
     return load_layouts().unlisted.get(tool, ())
 
 
+def own_format(algorithm: str | None) -> FormatRow | None:
+    """The format that is offered here under a ``quant_algo``, the unquantized one for None; None: there is none."""
+    return format_row(UNQUANTIZED) if algorithm is None else formats_by_algorithm().get(algorithm)
+
+
 @functools.cache
 def modelopt_layout(algorithm: str) -> Layout | None:
     """How ModelOpt stores the linears of a ``quant_algo``; None for one that no row knows."""
-    own = next((row for row in load_formats().formats if row.algorithm == algorithm), None)
+    own = own_format(algorithm)
     if own is not None:
         return _of_format(own)
     return next((row for row in load_layouts().layouts if algorithm in row.algorithms), None)
@@ -138,8 +135,8 @@ def modelopt_layout(algorithm: str) -> Layout | None:
 @functools.cache
 def known_algorithms() -> tuple[str, ...]:
     """Every ``quant_algo`` of ModelOpt that has a layout."""
-    own = {row.algorithm for row in load_formats().formats if row.algorithm is not None}
-    return tuple(sorted(own | {name for row in load_layouts().layouts for name in row.algorithms}))
+    others = {name for row in load_layouts().layouts for name in row.algorithms}
+    return tuple(sorted(formats_by_algorithm().keys() | others))
 
 
 def trtllm_layout(algorithm: str) -> Layout | None:
@@ -181,6 +178,13 @@ def _kind_of(leaf: str, rule: TensorRule) -> Kind:
     return _MODELOPT_KINDS.get(leaf, "scale")
 
 
+@functools.cache
+def weight_parts() -> frozenset[str]:
+    """Every part that holds the weight in some layout."""
+    return frozenset({"weight", *(row.weight for row in load_layouts().layouts)})
+
+
+@functools.cache
 def all_parts() -> frozenset[str]:
     """Every part that some layout stores beside a weight."""
     own = {leaf for row in load_formats().formats for leaf in row.tensors}

@@ -17,12 +17,15 @@ from typing import Any
 
 from quantize.forensics.layouts import (
     Layout,
+    Sizes,
     compressed_layout,
     layout_named,
     modelopt_layout,
     trtllm_layout,
     unlisted,
 )
+from trtforge.formats.table import kv_modes_by
+from trtforge.ground.safetensors_header import TensorInfo
 
 MIXED = "MIXED_PRECISION"
 #: names under which ModelOpt's own section may stand
@@ -65,6 +68,24 @@ class Scheme:
     def has(self, when: str | None) -> bool:
         """Whether parts of that condition are stored."""
         return when is None or bool(getattr(self, when))
+
+    def sizes(self, parts: Mapping[str, TensorInfo]) -> Sizes | None:
+        """N, K and the rest of a linear from its stored weight; None for a weight of another rank than the layout's."""
+        layout = self.layout
+        stored = parts.get(layout.weight) if layout is not None else None
+        if layout is None or stored is None or not isinstance(terms := layout.weight_part.shape, tuple):
+            return None
+        shape, experts = stored.shape, 1
+        if len(shape) == len(terms) + 1 and "E" not in terms:
+            experts, shape = shape[0], shape[1:]
+        if len(shape) != len(terms):
+            return None
+        found = {"N": 0, "K": 0, "E": experts}
+        for term, length in zip(terms, shape, strict=True):
+            symbol, _, below = str(term).replace("^", "/").partition("/")
+            if symbol in found:
+                found[symbol] = int(length * (self.packed if below == "P" else Fraction(below or 1)))
+        return Sizes(found["N"], found["K"], self.group or layout.group, self.packed, self.block, found["E"])
 
 
 @dataclass(frozen=True)
@@ -270,9 +291,9 @@ def _kv_algorithm(section: Mapping[str, Any]) -> str | None:
     scheme = section.get("kv_cache_scheme")
     if not isinstance(scheme, dict) or scheme.get("dynamic") is True:
         return None
-    return {("float", 8): "FP8", ("int", 8): "INT8", ("float", 4): "NVFP4"}.get(
-        (str(scheme.get("type")), _count(scheme.get("num_bits")) or 0), str(scheme.get("type"))
-    )
+    kind = str(scheme.get("type"))
+    mode = kv_modes_by("scheme").get(f"{kind}{_count(scheme.get('num_bits')) or 0}")
+    return kind if mode is None else mode.algorithm
 
 
 # --- compressed-tensors -------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def rope(checkpoint: Checkpoint) -> Iterator[Hit]:
     """A rope that is lost or renamed still loads and answers short prompts; long ones turn to garbage."""
     if checkpoint.base is None:
         return
-    config, base = checkpoint.config, _flat(checkpoint.base.json("config.json"))
+    config, base = checkpoint.config, checkpoint.base.config
     if checkpoint.is_trtllm:
         ours = config.get("rotary_scaling")
         theirs = base.get("rope_scaling") or _scaled(base.get("rope_parameters"))
@@ -156,11 +156,6 @@ def rope(checkpoint: Checkpoint) -> Iterator[Hit]:
             "copy the rope settings of its config.json",
             file="config.json",
         )
-
-
-def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
 
 
 def _scaled(parameters: Any) -> Any:
@@ -228,7 +223,7 @@ def configuration(checkpoint: Checkpoint) -> Iterator[Hit]:
         yield said("config.json does not describe these weights: " + "; ".join(impossible), _COPY, file="config.json")
     if checkpoint.base is None:
         return
-    config, base = checkpoint.config, _flat(checkpoint.base.json("config.json"))
+    config, base = checkpoint.config, checkpoint.base.config
     wrong = [
         f"{key} is {config[key]}, not {base[key]}"
         for key in _DECISIVE

@@ -156,7 +156,7 @@ def layers(checkpoint: Checkpoint) -> Iterator[Hit]:
     wanted = checkpoint.config.get("num_hidden_layers")
     if not isinstance(wanted, int) or isinstance(wanted, bool) or not 0 < wanted < 10_000 or not checkpoint.layers:
         return
-    if checkpoint.files.weights.missing or checkpoint.files.weights.damaged:
+    if checkpoint.files.weights.incomplete:
         return  # said already, and every layer there would be said again
     stacks = {stack: rows for stack, rows in checkpoint.layers.items() if "vis" not in stack and "audio" not in stack}
     if stacks and not checkpoint.is_trtllm:
@@ -229,7 +229,7 @@ def experts_alike(checkpoint: Checkpoint) -> Iterator[Hit]:
 def experts_counted(checkpoint: Checkpoint) -> Iterator[Hit]:
     """config.json counts experts that the weights do not have."""
     wanted = checkpoint.experts_wanted
-    if wanted is None or checkpoint.files.weights.missing or checkpoint.files.weights.damaged:
+    if wanted is None or checkpoint.files.weights.incomplete:
         return
     short = [f"{experts}.*.{rest}" for (experts, rest), rows in checkpoint.experts.items() if len(rows) < wanted]
     yield from hit(f"linears are not there for all {wanted} experts of config.json", short, "export again")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from quantize.forensics.checkpoint import Checkpoint, plain
 from quantize.forensics.hits import Hit, hit, rule, said
-from quantize.forensics.layouts import known_algorithms
+from quantize.forensics.layouts import known_algorithms, own_format
 from quantize.forensics.record import MIXED, fits, patterns
 from trtforge.formats.table import format_row, kv_modes_by, load_formats
 from trtforge.rules.sources import MODELOPT_CHANGES, thread
@@ -89,7 +89,8 @@ def not_as_asked(checkpoint: Checkpoint) -> Iterator[Hit]:
         return
     algorithm = record.algorithm if record is not None else None
     if algorithm != format_row(expected.quant_format).algorithm:
-        found = next((row.name for row in load_formats().formats if row.algorithm == algorithm), str(algorithm))
+        row = own_format(algorithm)
+        found = row.name if row is not None else algorithm
         yield said(f"the recipe asks for format {expected.quant_format}, the checkpoint holds {found}")
     kv = kv_name(checkpoint)
     if kv != expected.kv_cache:

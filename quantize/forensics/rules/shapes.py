@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 
 from quantize.forensics.checkpoint import Checkpoint, plain
 from quantize.forensics.hits import Hit, hit, rule
-from quantize.forensics.layouts import Layout, Part, Sizes, all_parts
+from quantize.forensics.layouts import Layout, Part, Sizes, all_parts, weight_parts
 from quantize.forensics.record import Scheme
 from trtforge.formats.table import KV_LEAVES
 from trtforge.ground.safetensors_header import TensorInfo
@@ -25,30 +24,7 @@ _LEFTOVER = re.compile(
 _SAME_AS = {"weight_scale_inv": "weight_scale", "weight_scale": "weight_scale_inv"}
 
 
-def sizes_of(scheme: Scheme, layout: Layout, parts: Mapping[str, TensorInfo]) -> Sizes | None:
-    """N, K and the rest of a linear from its stored weight; None for a weight of another rank than the layout's."""
-    stored, terms = parts.get(layout.weight), layout.weight_part.shape
-    if stored is None or not isinstance(terms, tuple):
-        return None
-    shape, experts = stored.shape, 1
-    if len(shape) == len(terms) + 1 and "E" not in terms:
-        experts, shape = shape[0], shape[1:]
-    if len(shape) != len(terms):
-        return None
-    found = {"N": 0, "K": 0, "E": experts}
-    for term, length in zip(terms, shape, strict=True):
-        text = str(term)
-        symbol, _, below = text.replace("^", "/").partition("/")
-        if symbol in found:
-            factor = scheme.packed if below == "P" else Fraction(below or 1)
-            found[symbol] = int(length * factor)
-    group = scheme.group
-    if scheme.strategy in ("group", "tensor_group") and group is None:
-        group = layout.group
-    return Sizes(found["N"], found["K"], group or layout.group, scheme.packed, scheme.block, found["E"])
-
-
-def _shape(part: Part, scheme: Scheme, layout: Layout, sizes: Sizes) -> tuple[tuple[int | None, ...], ...] | None:
+def _shape(part: Part, scheme: Scheme, sizes: Sizes) -> tuple[tuple[int | None, ...], ...] | None:
     """The shapes that a part may have; None where any will do, None in one where a division leaves a rest."""
     if part.rule is not None:
         wanted = part.rule.expected_shape(sizes.rows, sizes.columns, sizes.group)
@@ -76,14 +52,9 @@ def _fits(info: TensorInfo, wanted: tuple[int | None, ...], sizes: Sizes, stacke
     return shape == wanted
 
 
-def faults_of(checkpoint: Checkpoint, module: str) -> Iterator[str]:
+def faults_of(scheme: Scheme, layout: Layout, parts: Mapping[str, TensorInfo]) -> Iterator[str]:
     """What is wrong with one linear's tensors, as short phrases: the same fault reads the same."""
-    scheme, parts = checkpoint.scheme(module), checkpoint.parts[module]
-    layout = scheme.layout if scheme is not None else None
-    if scheme is None or layout is None:
-        return
-    sizes = sizes_of(scheme, layout, parts)
-    said = f"{layout.name}"
+    sizes, said = scheme.sizes(parts), layout.name
     for leaf, part in layout.parts.items():
         info = parts.get(leaf)
         there = scheme.has(part.when)
@@ -96,8 +67,8 @@ def faults_of(checkpoint: Checkpoint, module: str) -> Iterator[str]:
             continue
         if sizes is None:
             continue
-        allowed = _shape(part, scheme, layout, sizes)
-        if allowed is None or _half(checkpoint, module, leaf) or (None in allowed[0]) or _partial_group(layout, sizes):
+        allowed = _shape(part, scheme, sizes)
+        if allowed is None or None in allowed[0] or _half(info, part, layout, sizes) or _partial_group(layout, sizes):
             continue
         stacked = "E" not in str(layout.weight_part.shape) and len(parts[layout.weight].shape) == 3
         if not any(_fits(info, wanted, sizes, stacked) for wanted in allowed):
@@ -136,9 +107,9 @@ def parts_of_linears(checkpoint: Checkpoint) -> Iterator[Hit]:
     if record is None:
         return
     wrong: dict[str, list[str]] = {}
-    for module in checkpoint.quantized:
+    for module, scheme, layout, parts in checkpoint.laid_out():
         if not record.ignores(plain(module)):
-            for fault in faults_of(checkpoint, module):
+            for fault in faults_of(scheme, layout, parts):
                 wrong.setdefault(re.sub(r" \(of .*\)$", "", fault), []).append(f"{module}|{fault}")
     for fault, found in wrong.items():
         names = [entry.partition("|")[0] for entry in found]
@@ -146,19 +117,14 @@ def parts_of_linears(checkpoint: Checkpoint) -> Iterator[Hit]:
         yield from hit(fault + (detail.group(0) if detail else ""), names, "export again with one version of the tool")
 
 
-def _half(checkpoint: Checkpoint, module: str, leaf: str) -> bool:
+def _half(info: TensorInfo, part: Part, layout: Layout, sizes: Sizes) -> bool:
     """Whether a block scale was made for half the columns: of the packed bytes instead of the weights."""
-    scheme, parts = checkpoint.scheme(module), checkpoint.parts[module]
-    if scheme is None or scheme.layout is None or leaf not in parts:
+    if part.kind not in ("scale", "exponent") or part.shape != ("N", "K/G"):
         return False
-    part, sizes = scheme.layout.parts.get(leaf), sizes_of(scheme, scheme.layout, parts)
-    if part is None or sizes is None or part.kind not in ("scale", "exponent") or not isinstance(part.shape, tuple):
+    packed = "K/" in str(layout.weight_part.shape)  # only packed columns are mistaken for the weights'
+    if not packed or not sizes.group or sizes.columns % (2 * sizes.group):
         return False
-    packed = str(scheme.layout.weight_part.shape).count("K/")  # only packed columns are mistaken for the weights'
-    if part.shape != ("N", "K/G") or not packed or not sizes.group or sizes.columns % (2 * sizes.group):
-        return False
-    shape = parts[leaf].shape
-    return len(shape) == 2 and shape[1] * 2 * sizes.group == sizes.columns
+    return len(info.shape) == 2 and info.shape[1] * 2 * sizes.group == sizes.columns
 
 
 @rule("TF-AUD-131", "error", "scales for half the columns", thread("MO!2038"))
@@ -170,9 +136,10 @@ def half_size(checkpoint: Checkpoint) -> Iterator[Hit]:
         "block scales have half the columns that their weight needs",
         [
             f"{module}.{leaf}"
-            for module in checkpoint.quantized
-            for leaf in checkpoint.parts[module]
-            if _half(checkpoint, module, leaf)
+            for module, scheme, layout, parts in checkpoint.laid_out()
+            if (sizes := scheme.sizes(parts)) is not None
+            for leaf, part in layout.parts.items()
+            if leaf in parts and _half(parts[leaf], part, layout, sizes)
         ],
         "export again from the model before its weights were packed",
     )
@@ -188,12 +155,9 @@ def half_size(checkpoint: Checkpoint) -> Iterator[Hit]:
 def partial_groups(checkpoint: Checkpoint) -> Iterator[Hit]:
     """Kernels read whole groups; a last one that is cut has no scale of its own in any loader."""
     wrong: dict[int, list[str]] = {}
-    for module in checkpoint.quantized:
-        scheme, parts = checkpoint.scheme(module), checkpoint.parts[module]
-        if scheme is None or scheme.layout is None:
-            continue
-        sizes = sizes_of(scheme, scheme.layout, parts)
-        if sizes is not None and _partial_group(scheme.layout, sizes) and sizes.group:
+    for module, scheme, layout, parts in checkpoint.laid_out():
+        sizes = scheme.sizes(parts)
+        if sizes is not None and _partial_group(layout, sizes) and sizes.group:
             wrong.setdefault(sizes.group, []).append(module)
     for group, names in wrong.items():
         yield from hit(
@@ -256,14 +220,11 @@ def doubled_prefixes(checkpoint: Checkpoint) -> Iterator[Hit]:
 def renamed(checkpoint: Checkpoint) -> Iterator[Hit]:
     """weight_scale and weight_scale_inv are looked up by name; under the other one the weights stay unscaled."""
     wrong = []
-    for module in checkpoint.quantized:
-        scheme, parts = checkpoint.scheme(module), checkpoint.parts[module]
-        if scheme is None or scheme.layout is None:
-            continue
+    for module, _, layout, parts in checkpoint.laid_out():
         wrong += [
             f"{module}.{other}"
             for leaf, other in _SAME_AS.items()
-            if leaf in scheme.layout.parts and other in parts and other not in scheme.layout.parts
+            if leaf in layout.parts and other in parts and other not in layout.parts
         ]
     yield from hit(
         "scales have the name that another tool gives them", wrong, "rename them to what the record's tool writes"
@@ -275,25 +236,22 @@ def orders(checkpoint: Checkpoint) -> Iterator[Hit]:
     """With desc_act the groups follow the order of activations; without g_idx every weight gets another group's
     scale.
     """
-    lacking = []
-    for module in checkpoint.quantized:
-        scheme, parts = checkpoint.scheme(module), checkpoint.parts[module]
-        if scheme is None or scheme.layout is None or not scheme.ordered:
-            continue
-        lacking += [
-            f"{module}.{leaf}"
-            for leaf, part in scheme.layout.parts.items()
-            if part.kind == "index" and leaf not in parts
-        ]
+    lacking = [
+        f"{module}.{leaf}"
+        for module, scheme, layout, parts in checkpoint.laid_out()
+        if scheme.ordered
+        for leaf, part in layout.parts.items()
+        if part.kind == "index" and leaf not in parts
+    ]
     yield from hit("linears have no g_idx although the record says desc_act", lacking, "export again")
 
 
 @rule("TF-AUD-138", "error", "a scale without a weight", thread("GPTQ!3077"))
 def orphans(checkpoint: Checkpoint) -> Iterator[Hit]:
     """The weight that these tensors belong to was lost, dropped as a duplicate, or renamed."""
-    if checkpoint.files.weights.missing or checkpoint.files.weights.damaged:
+    if checkpoint.files.weights.incomplete:
         return
-    stored = {"weight", "weight_packed", "qweight", "blocks"}
+    stored = weight_parts()
     loose = all_parts() - stored - {"bias", "g_idx", "alpha", "zero", "scales"}
     names = [
         f"{module}.{leaf}"

@@ -51,8 +51,7 @@ def headless(checkpoint: Checkpoint) -> Iterator[Hit]:
     """config.json says that the head is not the embedding, and there is none."""
     classes = checkpoint.files.json("config.json").get("architectures")
     generates = isinstance(classes, list) and any("ForCausalLM" in str(name) for name in classes)
-    stands_alone = not checkpoint.files.weights.missing and not checkpoint.files.weights.damaged
-    if checkpoint.tied is False and generates and stands_alone and not _head(checkpoint):
+    if checkpoint.tied is False and generates and not checkpoint.files.weights.incomplete and not _head(checkpoint):
         yield said(
             "lm_head.weight is missing and the embeddings are not tied",
             "set tie_word_embeddings: true, if the model ties its head",
@@ -63,8 +62,7 @@ def headless(checkpoint: Checkpoint) -> Iterator[Hit]:
 @rule("TF-K6-107", "error", "the embedding is missing", MODELOPT_CHANGES)
 def no_embedding(checkpoint: Checkpoint) -> Iterator[Hit]:
     """Without its table no token has a vector."""
-    weights = checkpoint.files.weights
-    if weights.missing or weights.damaged:
+    if checkpoint.files.weights.incomplete:
         return
     if not any(
         fnmatch.fnmatchcase(plain(module), pattern) for module in checkpoint.parts for pattern in ("*embed*", "*wte")
