@@ -15,6 +15,7 @@ when the checkpoint is fetched.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from quantize.intake import repack
 from quantize.intake.prequantized import Prequantized, refused
 from quantize.intake.writer import FLOATS, TensorPlan, convert
 from trtforge.formats.table import format_row, load_formats
-from trtforge.ground.safetensors_header import TensorInfo
+from trtforge.ground.safetensors_header import DTYPE_BITS, TensorInfo
 
 Array = npt.NDArray[Any]
 _STORED = {**FLOATS, "I32": np.dtype("<i4"), "U8": np.dtype(np.uint8), "F8_E4M3": np.dtype(np.uint8)}
@@ -173,7 +174,7 @@ class _Builder:
             if self.old[f"{module}.weight_scale"].elements != rows:
                 raise refused(f"{self.called}, where {module} has no scale for each row")
             result.tensors[f"{module}.weight_scale"] = self._like(module, "F32", (rows,))
-            result.makers[f"{module}.weight_scale"] = self._flat_maker(module, "weight_scale")
+            result.makers[f"{module}.weight_scale"] = self._wide_maker(module, "weight_scale", (rows,))
         return self._rest(result, biases)
 
     def nvfp4(self, biases: frozenset[str]) -> Conversion:
@@ -220,11 +221,11 @@ class _Builder:
         if target is None:
             return Conversion(None, note, sources)
         kv = self._kv_mode()
+        row = format_row(target)
         section: dict[str, Any] = {
-            "quant_algo": format_row(target).algorithm,
+            "quant_algo": row.algorithm,
             "kv_cache_quant_algo": self.record.kv if kv else None,
         }
-        row = format_row(target)
         if group or row.default_group_size:
             section["group_size"] = group or row.default_group_size
         record = {"producer": {"name": self.record.tool, "version": "converted"}, "quantization": section}
@@ -244,9 +245,7 @@ class _Builder:
 
     def _like(self, module: str, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self.old[f"{module}.{self.layout.weight}"]
-        count = int(np.prod(shape)) if shape else 1
-        size = {"U8": 1, "F32": 4, "BF16": 2}[dtype]
-        return replace(info, dtype=dtype, shape=shape, offset=0, nbytes=count * size)
+        return replace(info, dtype=dtype, shape=shape, offset=0, nbytes=math.prod(shape) * DTYPE_BITS[dtype] // 8)
 
     def _keep(self, result: Conversion, module: str, old: str, new: str) -> None:
         """A part with the same bytes under another name."""
@@ -268,16 +267,11 @@ class _Builder:
         result.makers[f"{module}.{new}"] = lambda: iter([np.asarray(how(self.wide(module, old)), "<f4").reshape(())])
 
     def _shape(self, module: str) -> tuple[int, int]:
-        stored = self.old[f"{module}.{self.layout.weight}"].shape
-        if len(stored) != 2:
+        stored = self.old[f"{module}.{self.layout.weight}"]
+        sizes = self.scheme.sizes({self.layout.weight: stored}) if len(stored.shape) == 2 else None
+        if sizes is None:
             raise refused(f"{self.called} with experts of one tensor")
-        across = {"ct-pack-quantized": (1, 8), "ct-mxfp4": (1, 2), "awq-gemm": (8, 1), "gptq": (1, 8)}
-        first, second = across.get(self.layout.name, (1, 1))
-        if self.layout.name == "awq-gemm":
-            return stored[1] * first, stored[0]
-        if self.layout.name == "gptq":
-            return stored[1], stored[0] * second
-        return stored[0], stored[1] * second
+        return sizes.rows, sizes.columns
 
     def _group(self, columns: list[int]) -> int:
         """The group of the result: that of the checkpoint, or one that a scale a row is repeated over."""
@@ -372,8 +366,8 @@ class _Builder:
                 result.tensors[f"{module}.{match['kind']}_scale"] = replace(
                     info, dtype="F32", shape=(), offset=0, nbytes=4
                 )
-                result.makers[f"{module}.{match['kind']}_scale"] = self._kv_maker(
-                    match["attention"], f"{match['kind']}_scale"
+                result.makers[f"{module}.{match['kind']}_scale"] = self._wide_maker(
+                    match["attention"], f"{match['kind']}_scale", ()
                 )
             elif match is None and not self._invented(name, info, biases):
                 result.tensors[name] = info
@@ -385,11 +379,8 @@ class _Builder:
             result.record["quantization"]["exclude_modules"] = sorted({*plain, "lm_head"})
         return result
 
-    def _flat_maker(self, module: str, leaf: str) -> Callable[[], Iterator[Array]]:
-        return lambda: iter([self.wide(module, leaf).reshape(-1)])
-
-    def _kv_maker(self, module: str, leaf: str) -> Callable[[], Iterator[Array]]:
-        return lambda: iter([self.wide(module, leaf).reshape(())])
+    def _wide_maker(self, module: str, leaf: str, shape: tuple[int, ...]) -> Callable[[], Iterator[Array]]:
+        return lambda: iter([self.wide(module, leaf).reshape(shape)])
 
     def _invented(self, name: str, info: TensorInfo, biases: frozenset[str]) -> bool:
         """Whether this is a bias of zeros that the packing tool added to a linear without one."""

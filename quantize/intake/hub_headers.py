@@ -100,8 +100,7 @@ def open_hub(source: Source, cache: Path, progress: Progress) -> HubFolder:
         EnvironmentLacks: ``TF-SRC-019`` no connection, ``TF-SRC-027`` no huggingface_hub.
         ForgeError: ``TF-SRC-020`` no such model or a closed one, ``TF-SRC-005`` a header that cannot be one.
     """
-    entry = cache / "hub-headers" / source.repo.replace("/", "--")
-    known = _known(entry, source)
+    entry, known = _entry(source, cache), cached_folder(source, cache)
     if known is not None and (offline() or known.name == source.revision):
         return HubFolder(source, known, known.name)
     if offline():
@@ -127,19 +126,20 @@ def open_hub(source: Source, cache: Path, progress: Progress) -> HubFolder:
 
 def cached_folder(source: Source, cache: Path) -> Path | None:
     """The folder of headers of the source's commit, when it was fetched before."""
-    return _known(cache / "hub-headers" / source.repo.replace("/", "--"), source)
-
-
-def _flat(revision: str) -> str:
-    return revision.replace("/", "--")
-
-
-def _known(entry: Path, source: Source) -> Path | None:
+    entry = _entry(source, cache)
     names = [source.revision] if source.revision else []
     with suppress(OSError):
         names.append((entry / "refs" / _flat(source.revision or "main")).read_text(encoding="utf-8").strip())
     folders = (entry / name for name in names if name and "/" not in name and name not in (".", ".."))
     return next((folder for folder in folders if (folder / MARK).is_file()), None)
+
+
+def _entry(source: Source, cache: Path) -> Path:
+    return cache / "hub-headers" / _flat(source.repo)
+
+
+def _flat(name: str) -> str:
+    return name.replace("/", "--")
 
 
 def _fill(folder: Path, client: _Client, files: dict[str, int], progress: Progress) -> None:
