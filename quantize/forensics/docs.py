@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quantize.forensics.hits import RULES, Rule
-from trtforge.rules.tables import Section, link, rule_table
+from trtforge.rules.tables import link, rewrite, rule_sections
 
 BEGIN = "<!-- rules: written by `python -m quantize.forensics.docs docs/audit.md` -->"
 END = "<!-- end of rules -->"
@@ -21,22 +21,10 @@ _COLUMNS: dict[str, Callable[[Rule], str]] = {
 
 def render() -> str:
     """The rules as one Markdown table a section, in the order of the sections."""
-    sections: dict[Section, list[Rule]] = {}
-    for rule in RULES.rules.values():
-        sections.setdefault(RULES.load()[rule.module].SECTION, []).append(rule)
-    return "\n".join(
-        f"### {section.title}\n\n{rule_table(_COLUMNS, sections[section])}" for section in sorted(sections)
-    )
-
-
-def update(document: Path) -> None:
-    """Rewrite the generated part of ``document``."""
-    text = document.read_text(encoding="utf-8")
-    head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    document.write_text(f"{head}{BEGIN}\n\n{render()}\n{END}{tail}", encoding="utf-8")
+    return rule_sections(_COLUMNS, RULES)
 
 
 if __name__ == "__main__":
     import sys
 
-    update(Path(sys.argv[1]))
+    rewrite(Path(sys.argv[1]), BEGIN, render(), END)

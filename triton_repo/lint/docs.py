@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triton_repo.lint.hits import RULES, Rule
-from trtforge.rules.tables import Section, link, rewrite, rule_table
+from trtforge.rules.tables import link, rewrite, rule_sections
 
 BEGIN = "<!-- rules: written by `python -m triton_repo.lint.docs docs/lint.md` -->"
 END = "<!-- end of rules -->"
@@ -21,12 +21,7 @@ _COLUMNS: dict[str, Callable[[Rule], str]] = {
 
 def render() -> str:
     """The rules as one Markdown table a section, in the order of the sections."""
-    sections: dict[Section, list[Rule]] = {}
-    for rule in RULES.rules.values():
-        sections.setdefault(RULES.load()[rule.module].SECTION, []).append(rule)
-    return "\n".join(
-        f"### {section.title}\n\n{rule_table(_COLUMNS, sections[section])}" for section in sorted(sections)
-    )
+    return rule_sections(_COLUMNS, RULES)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trtforge.rules.registry import Registry
 from trtforge.rules.rule import Rule
 
 RuleT = TypeVar("RuleT", bound=Rule[Any, Any])
@@ -35,6 +36,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def rule_table(columns: Mapping[str, Callable[[RuleT], str]], rules: Iterable[RuleT]) -> str:
     """One row a rule; ``columns`` maps a heading to what stands below it."""
     return table(list(columns), [[cell(rule) for cell in columns.values()] for rule in rules])
+
+
+def rule_sections(columns: Mapping[str, Callable[[RuleT], str]], registry: Registry[RuleT]) -> str:
+    """One table a section, in the order of the sections; a module says as ``SECTION`` which its rules belong to."""
+    sections: dict[Section, list[RuleT]] = {}
+    for rule in registry.rules.values():
+        sections.setdefault(registry.load()[rule.module].SECTION, []).append(rule)
+    return "\n".join(f"### {section.title}\n\n{rule_table(columns, sections[section])}" for section in sorted(sections))
 
 
 def rewrite(document: Path, begin: str, text: str, end: str) -> None:
