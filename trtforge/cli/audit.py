@@ -47,18 +47,13 @@ def audit(
     """
     from quantize.audit import audit_files
     from quantize.intake.opened import open_files
-    from trtforge.ground.errors import ExitCode, ForgeError
+    from trtforge.ground.errors import ExitCode
 
     forms.chosen(console, form, code="TF-CLI-060")
-    try:
-        with console.progress("audit") as progress:
-            files = open_files(checkpoint, progress)
-            beside = None if base is None else open_files(base, progress)
-            report = audit_files(files, base=beside, full=full, waived=_waivers(waive or []))
-    except ForgeError as error:
-        if form != "table":
-            forms.show(console, list(forms.refusals(error, Path(checkpoint))), form)
-        raise
+    with forms.refusals_shown(console, Path(checkpoint), form), console.progress("audit") as progress:
+        files = open_files(checkpoint, progress)
+        beside = None if base is None else open_files(base, progress)
+        report = audit_files(files, base=beside, full=full, waived=_waivers(waive or []))
     if form == "table":
         _show(console, report)
     else:

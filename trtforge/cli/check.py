@@ -37,7 +37,7 @@ def check(
     forms.chosen(console, form, code="TF-CLI-014")
     refused: ForgeError | None = None
     shape = None
-    try:
+    with forms.refusals_shown(console, recipe, form):
         loaded = load_recipe(recipe, overrides or ())
         try:
             shape = common.inspect_model(loaded, early=True) if model else None
@@ -46,10 +46,6 @@ def check(
                 raise
             refused = error
         report = common.preflight(loaded, model=shape, store=default_root(store))
-    except ForgeError as error:
-        if form != "table":
-            forms.show(console, list(forms.refusals(error, recipe)), form)
-        raise
     absent = not_here(loaded.recipe.model.source, loaded.directory) if model and not refused else None
     if form != "table":
         found = placed(loaded, report)

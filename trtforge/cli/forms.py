@@ -6,6 +6,7 @@ the file and, where the refusal names one, the line. The refusal itself is said 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,6 +48,17 @@ def show(console: Console, found: Sequence[Finding[Breach]], form: str) -> None:
     text = sarif_text(found, version=__version__) if form == "sarif" else github(found)
     if text:
         console.value(text.rstrip("\n"))
+
+
+@contextlib.contextmanager
+def refusals_shown(console: Console, file: Path, form: str) -> Iterator[None]:
+    """In a tool's form, write what keeps the check of ``file`` from running; it is raised in every case."""
+    try:
+        yield
+    except ForgeError as error:
+        if form != "table":
+            show(console, list(refusals(error, file)), form)
+        raise
 
 
 def refusals(error: ForgeError, file: Path) -> Iterator[Finding[Told]]:

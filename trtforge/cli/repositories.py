@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import common, forms
-from trtforge.ground.errors import ExitCode, ForgeError
+from trtforge.ground.errors import ExitCode
 
 if TYPE_CHECKING:
     from triton_repo.lint.run import Report
@@ -41,12 +41,8 @@ def lint(
     from triton_repo.lint.run import lint_repository
 
     forms.chosen(console, format_, code="TF-CLI-020")
-    try:
+    with forms.refusals_shown(console, repository, format_):
         report = lint_repository(repository, engine, launch_files=launch or (), near=True)
-    except ForgeError as error:
-        if format_ != "table":
-            forms.show(console, list(forms.refusals(error, repository)), format_)
-        raise
     if format_ == "table":
         _show(console, report)
     else:
