@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import statistics
-import subprocess
+import math
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.fresh_process import figures_of, measure
 from quantize.forensics.checkpoint import PIECE, PIECES
+from trtforge.ground.safetensors_header import DTYPE_BITS
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 10.0
 LAYERS, WIDTH, KV, FFN, VOCAB = 80, 8192, 1024, 28672, 128256
 LINEARS = {
@@ -38,14 +35,7 @@ LINEARS = {
     "mlp.down_proj": (WIDTH, FFN),
 }
 SHARD_BYTES = 5_000_000_000
-BYTES = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F32": 4}
 PLANTED = "model.layers.41.mlp.up_proj"
-_CHILD = """
-import sys
-from trtforge.cli.main import invoke
-code = invoke(["audit", sys.argv[1], "--json"])
-print(code, "torch" in sys.modules, file=sys.stderr)
-"""
 
 
 def tensors(algorithm: str) -> list[tuple[str, str, tuple[int, ...], float | None]]:
@@ -74,12 +64,17 @@ def tensors(algorithm: str) -> list[tuple[str, str, tuple[int, ...], float | Non
     return found
 
 
+def length_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor."""
+    return DTYPE_BITS[dtype] * math.prod(shape) // 8
+
+
 def write_checkpoint(folder: Path, algorithm: str) -> int:
     """The checkpoint with sparse shards; returns its length in bytes."""
     shards: list[list[tuple[str, str, tuple[int, ...], float | None]]] = [[]]
     size = total = 0
     for tensor in tensors(algorithm):
-        length = BYTES[tensor[1]] * int(np.prod(tensor[2], dtype=np.int64))
+        length = length_of(tensor[1], tensor[2])
         if size + length > SHARD_BYTES:
             shards.append([])
             size = 0
@@ -92,7 +87,7 @@ def write_checkpoint(folder: Path, algorithm: str) -> int:
         header: dict[str, Any] = {}
         end = 0
         for name, dtype, shape, _ in shard:
-            begin, end = end, end + BYTES[dtype] * int(np.prod(shape, dtype=np.int64))
+            begin, end = end, end + length_of(dtype, shape)
             header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
             index[name] = file
         text = json.dumps(header).encode()
@@ -128,47 +123,28 @@ def write_checkpoint(folder: Path, algorithm: str) -> int:
     return total
 
 
-def round_seconds(checkpoint: Path) -> tuple[float, dict[str, Any], bool]:
-    """Wall-clock seconds of one audit in a fresh process, its document, and whether torch was imported."""
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(checkpoint)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    seconds = time.perf_counter() - start
-    return seconds, json.loads(done.stdout), done.stderr.split()[-1] == "True"
-
-
 def main() -> int:
     """Measure, print, and exit with 1 when the limit is missed, the fault was overlooked or torch was imported."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    passed, figures = True, {}
+    passed = True
+    figures: dict[str, dict[str, Any]] = {}
     for algorithm in ("FP8", "NVFP4"):
         with tempfile.TemporaryDirectory() as scratch:
             total = write_checkpoint(Path(scratch), algorithm)
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            rounds = [round_seconds(Path(scratch)) for _ in range(arguments.rounds)]
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        seconds, document = [taken for taken, _, _ in rounds], rounds[-1][1]
+            rounds = [measure("audit", scratch) for _ in range(arguments.rounds)]
+        document = rounds[-1].document
         found = [(one["code"], one["names"]) for one in document["findings"]]
         right = found == [("TF-K7-103", [f"{PLANTED}.input_scale"])]
-        torch_imported = any(heavy for _, _, heavy in rounds)
-        figures[algorithm] = {
-            "median_seconds": statistics.median(seconds),
-            "fastest": min(seconds),
-            "slowest": max(seconds),
-            "processor_seconds": processor / arguments.rounds,
+        row = figures[algorithm] = figures_of(rounds) | {
             "gigabytes": total / 1e9,
             "scales_read": document["read"]["bytes"],
             "scales": document["read"]["of"],
             "only_the_planted_fault": right,
-            "torch_imported": torch_imported,
-            "cores": os.cpu_count(),
         }
-        passed = passed and statistics.median(seconds) < LIMIT_SECONDS and right and not torch_imported
+        passed = passed and row["median_seconds"] < LIMIT_SECONDS and right and not row["torch_imported"]
     if arguments.json:
         print(json.dumps(figures | {"passed": passed}))
         return 0 if passed else 1

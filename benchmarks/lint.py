@@ -11,17 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.fresh_process import figures_of, measure
+
 LIMIT_SECONDS = 2.0
 CHAINS = 10
 ENGINE = {
@@ -40,12 +35,6 @@ ENGINE = {
     "paged_context_attention": True,
     "kv_bytes_per_token": 131_072,
 }
-_CHILD = """
-import sys
-from trtforge.cli.main import invoke
-code = invoke(["triton", "lint", sys.argv[1], "--json"])
-print(code, "torch" in sys.modules, file=sys.stderr)
-"""
 
 
 def write_repository(folder: Path) -> int:
@@ -79,44 +68,18 @@ def write_repository(folder: Path) -> int:
     return models
 
 
-def round_seconds(repository: Path) -> tuple[float, dict[str, Any], bool]:
-    """Wall-clock seconds of one lint in a fresh process, its document, and whether torch was imported."""
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(repository)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    seconds = time.perf_counter() - start
-    return seconds, json.loads(done.stdout), done.stderr.split()[-1] == "True"
-
-
 def main() -> int:
     """Measure, print, and exit with 1 when the limit is missed, a fault was overlooked or torch was imported."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    seconds: list[float] = []
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as scratch:
         models = write_repository(Path(scratch))
-        for _ in range(arguments.rounds):
-            taken, document, torch_imported = round_seconds(Path(scratch))
-            seconds.append(taken)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    found = sum(finding["code"] == "TF-TRI-182" for finding in document["findings"])
-    figures: dict[str, Any] = {
-        "median_seconds": statistics.median(seconds),
-        "fastest": min(seconds),
-        "slowest": max(seconds),
-        "processor_seconds": processor / arguments.rounds,
-        "models": models,
-        "planted": CHAINS,
-        "found": found,
-        "torch_imported": torch_imported,
-        "cores": os.cpu_count(),
-    }
-    passed = figures["median_seconds"] < LIMIT_SECONDS and found == CHAINS and not torch_imported
+        rounds = [measure("triton", "lint", scratch) for _ in range(arguments.rounds)]
+    found = sum(finding["code"] == "TF-TRI-182" for finding in rounds[-1].document["findings"])
+    figures = figures_of(rounds) | {"models": models, "planted": CHAINS, "found": found}
+    passed = figures["median_seconds"] < LIMIT_SECONDS and found == CHAINS and not figures["torch_imported"]
     if arguments.json:
         print(json.dumps(figures | {"passed": passed}))
     else:
@@ -124,7 +87,7 @@ def main() -> int:
             f"lint of {models} models: median {figures['median_seconds']:.2f} s ({figures['fastest']:.2f} to "
             f"{figures['slowest']:.2f}; limit {LIMIT_SECONDS:g}), {figures['processor_seconds']:.2f} s of processor "
             f"time, {found} of {CHAINS} planted faults found, torch "
-            f"{'imported' if torch_imported else 'not imported'}: {'passed' if passed else 'FAILED'}"
+            f"{'imported' if figures['torch_imported'] else 'not imported'}: {'passed' if passed else 'FAILED'}"
         )
     return 0 if passed else 1
 

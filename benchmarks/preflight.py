@@ -13,15 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
-from benchmarks.graph_70b import ROOT, write_sparse_checkpoint
+from benchmarks.fresh_process import figures_of, measure
+from benchmarks.graph_70b import write_sparse_checkpoint
 
 LIMIT_SECONDS = 2.0
 VOCABULARY = 128_256
@@ -40,12 +36,6 @@ build:
     lora: {adapters: {one: adapter}, max_rank: 16}
 speculation: {method: lookahead, lookahead: {window: 4, ngram: 3, verification: 4}}
 triton: {layout: inflight_batcher_llm, parameters: {normalize_log_probs: "true"}}
-"""
-_CHILD = """
-import json, sys
-from trtforge.cli.main import invoke
-code = invoke(["check", sys.argv[1], "--json"])
-print(json.dumps({"code": code, "torch": "torch" in sys.modules}), file=sys.stderr)
 """
 
 
@@ -88,16 +78,6 @@ def drop_cached(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def round_seconds(recipe: Path) -> tuple[float, dict[str, object], dict[str, object]]:
-    """Wall-clock seconds of one check in a fresh process, what it found, and what it imported."""
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(recipe)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    seconds = time.perf_counter() - start
-    return seconds, json.loads(done.stdout), json.loads(done.stderr.splitlines()[-1])
-
-
 def main() -> int:
     """Measure, print, and exit with 1 when the limit is missed or torch was imported."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -105,34 +85,27 @@ def main() -> int:
     parser.add_argument("--warm", action="store_true", help="leave the files in the page cache")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    seconds: list[float] = []
+    rounds = []
     with tempfile.TemporaryDirectory() as scratch:
         recipe = write_folder(Path(scratch))
         for _ in range(arguments.rounds):
             if not arguments.warm:
                 drop_cached(Path(scratch))
-            taken, document, child = round_seconds(recipe)
-            seconds.append(taken)
-    found = document["findings"]
-    assert isinstance(found, list)
-    figures: dict[str, Any] = {
-        "median_seconds": statistics.median(seconds),
-        "fastest": min(seconds),
-        "slowest": max(seconds),
+            rounds.append(measure("check", str(recipe)))
+    document = rounds[-1].document
+    figures = figures_of(rounds) | {
         "rules": document["rules"],
         "skipped": document["skipped"],
-        "findings": sorted({finding["code"] for finding in found}),
-        "torch_imported": child["torch"],
-        "cores": os.cpu_count(),
+        "findings": sorted({finding["code"] for finding in document["findings"]}),
     }
-    passed = figures["median_seconds"] < LIMIT_SECONDS and not child["torch"]
+    passed = figures["median_seconds"] < LIMIT_SECONDS and not figures["torch_imported"]
     if arguments.json:
         print(json.dumps(figures | {"passed": passed}))
     else:
         print(
             f"check of a 70B recipe, {figures['rules']} rules, {len(figures['skipped'])} skipped: median "
             f"{figures['median_seconds']:.2f} s ({figures['fastest']:.2f} to {figures['slowest']:.2f}; limit "
-            f"{LIMIT_SECONDS:g}), torch {'imported' if child['torch'] else 'not imported'}, found "
+            f"{LIMIT_SECONDS:g}), torch {'imported' if figures['torch_imported'] else 'not imported'}, found "
             f"{', '.join(figures['findings']) or 'nothing'}: {'passed' if passed else 'FAILED'}"
         )
     return 0 if passed else 1
