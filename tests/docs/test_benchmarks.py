@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: module of ``benchmarks`` → why it is not among them
 ELSEWHERE = {
     "common": "no benchmark",
+    "fresh_process": "no benchmark",
     "run_all": "runs the others",
     "single_stream": "run_all measures it itself",
     "continuous_batching": "run_all measures it itself",
