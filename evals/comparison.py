@@ -168,15 +168,10 @@ def _quality(entries: Sequence[Entry], pairs: Sequence[Against]) -> Section:
     first = entries[0].name
     columns = ("name", "perplexity", "against its baseline", f"against {first}, paired", "KL, nats", "tasks right",
                f"tasks against {first}")  # fmt: skip
-    shown = [pair for pair in pairs if pair.increase is not None]
+    shown = {pair.name: pair.increase.to_json() for pair in pairs if pair.increase is not None}
     plots = []
     if shown:
-        value, low, high = (
-            tuple(100 * getattr(pair.increase, part) for pair in shown) for part in ("value", "low", "high")
-        )
-        series = Series(
-            "increase", tuple(map(float, range(len(shown)))), value, tuple(p.name for p in shown), low, high
-        )
+        series = Series.of_intervals("increase", shown, 100.0)
         title = f"Perplexity against {first}, paired"
         plots.append(Plot(title, "", "relative increase, %, with its 95 % interval", (series,), kind="difference"))
     text = "Intervals hold 95 %; paired ones are of the same tokens and items."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +26,12 @@ class Series:
     labels: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+
+    @classmethod
+    def of_intervals(cls, name: str, intervals: Mapping[str, Mapping[str, float]], scale: float = 1.0) -> Series:
+        """A point for each label's ``value`` with its ``low`` and ``high``, all times ``scale``."""
+        value, low, high = (tuple(scale * one[key] for one in intervals.values()) for key in ("value", "low", "high"))
+        return cls(name, tuple(map(float, range(len(intervals)))), value, tuple(intervals), low, high)
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def _plots(evaluated: Figures, parity: Figures, recipe: Recipe) -> list[Any]:
             "Perplexity against the baseline, paired",
             "",
             "relative increase, %, with its 95 % interval",
-            (_points("increase", named, 100.0),),
+            (Series.of_intervals("increase", named, 100.0),),
             kind="difference",
             limit=None if gate is None else 100.0 * gate.max_increase,
         )
@@ -193,7 +193,7 @@ def _plots(evaluated: Figures, parity: Figures, recipe: Recipe) -> list[Any]:
                 "Right answers against the baseline, paired",
                 "",
                 "change, % of the items, with its 95 % interval",
-                (_points("change", changes, 100.0),),
+                (Series.of_intervals("change", changes, 100.0),),
                 kind="difference",
                 limit=None if suite is None else -100.0 * suite.max_drop,
             )
@@ -214,13 +214,6 @@ def _changes(evaluated: Figures, parity: Figures) -> list[tuple[str, str, Figure
             found += [(who, name, one["change"]) for name, one in tasks.items()]
         found += [(who, name, one["change"]) for name, one in figures.get("custom", {}).items()]
     return found
-
-
-def _points(name: str, intervals: Mapping[str, Figures], scale: float) -> Any:
-    from evals.report import Series
-
-    value, low, high = (tuple(scale * one[key] for one in intervals.values()) for key in ("value", "low", "high"))
-    return Series(name, tuple(map(float, range(len(intervals)))), value, tuple(intervals), low, high)
 
 
 def _engine_rows(parity: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

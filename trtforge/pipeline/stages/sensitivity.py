@@ -216,9 +216,7 @@ def _report(name: str, document: Mapping[str, Any]) -> Report:
 
     by_name = {group["name"]: group for group in document["groups"]}
     worst = [by_name[key] for key in document["worst"]]
-    value, low, high = (tuple(float(group["kl"][part]) for group in worst) for part in ("value", "low", "high"))
-    labels = tuple(group["name"].removeprefix("model.") for group in worst)
-    series = Series("KL", tuple(map(float, range(len(worst)))), value, labels, low, high)
+    series = Series.of_intervals("KL", {group["name"].removeprefix("model."): group["kl"] for group in worst})
     columns = ("group", "KL, nats", "bytes saved")
     everything = tuple(
         (group["name"], _shown(group["kl"]), f"{group['saved_bytes']:,}") for group in document["groups"]
