@@ -112,8 +112,7 @@ def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
     tokenizer_config = read_json(path / TOKENIZER_CONFIG) if TOKENIZER_CONFIG in companions else {}
     code_files = _check_remote_code(path, config, tokenizer_config, allow_remote_code)
     require_architecture(config)
-    foreign = _foreign(path, config)
-    prequantized = recognize(config, _quant_config(path)) if foreign is None else None
+    prequantized, foreign = _quantization(path, config)
     shape = check_config(config, generation)
     for name in _require_weights(path):
         _require_inside(path, name)
@@ -148,25 +147,24 @@ def inspect_folder(path: Path, *, allow_remote_code: bool) -> Folder:
     )
 
 
-def _quant_config(path: Path) -> dict[str, Any] | None:
-    file = path / "hf_quant_config.json"
+def _beside(path: Path, name: str) -> dict[str, Any] | None:
+    file = path / name
     return read_json(file) if file.is_file() else None
 
 
-def _foreign(path: Path, config: dict[str, Any]) -> Record | None:
-    """What another tool than ModelOpt says of its quantization; None where there is none."""
-    from quantize.forensics.record import read_record
+def _quantization(path: Path, config: dict[str, Any]) -> tuple[Prequantized | None, Record | None]:
+    """The format of a checkpoint that goes on as it is, or what another tool than ModelOpt says of its own."""
+    quant_config = _beside(path, "hf_quant_config.json")
+    if quant_config is None:
+        from quantize.forensics.record import read_record
 
-    if _quant_config(path) is not None:
-        return None
+        def values(name: str) -> dict[str, Any]:
+            return config if name == CONFIG else _beside(path, name) or {}
 
-    def values(name: str) -> dict[str, Any]:
-        if name == CONFIG:
-            return config
-        return read_json(path / name) if (path / name).is_file() else {}
-
-    record = read_record(values, lambda name: (path / name).is_file())
-    return None if record is None or record.tool == "modelopt" else record
+        record = read_record(values, lambda name: (path / name).is_file())
+        if record is not None and record.tool != "modelopt":
+            return None, record
+    return recognize(config, quant_config), None
 
 
 def _converted(config: dict[str, Any], conversion: Conversion) -> dict[str, Any]:
@@ -192,17 +190,14 @@ def bare_info(path: Path, source: str, *, allow_remote_code: bool) -> Checkpoint
     """
     _refuse_no_checkpoint(path)
     config = read_json(path / CONFIG)
-    tokenizer_config = read_json(path / TOKENIZER_CONFIG) if (path / TOKENIZER_CONFIG).is_file() else {}
-    _check_remote_code(path, config, tokenizer_config, allow_remote_code)
+    _check_remote_code(path, config, _beside(path, TOKENIZER_CONFIG) or {}, allow_remote_code)
     require_architecture(config)
-    foreign = _foreign(path, config)
-    if foreign is None:
-        quantized = recognize(config, _quant_config(path))
-    else:
+    quantized, foreign = _quantization(path, config)
+    if foreign is not None:
         from quantize.intake.foreign import convert_checkpoint
 
         quantized = convert_checkpoint(path, foreign, {}, frozenset()).target
-    shape = check_config(config, read_json(path / GENERATION) if (path / GENERATION).is_file() else None)
+    shape = check_config(config, _beside(path, GENERATION))
     stated = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return CheckpointInfo(
         source=source,
