@@ -13,12 +13,10 @@ from quantize.forensics.hits import RULES, Finding, Rule
 from quantize.forensics.layouts import own_format, weight_parts
 from quantize.forensics.rules.records import kv_name
 from trtforge.ground.errors import ForgeError
-from trtforge.rules.rule import Place
+from trtforge.rules.rule import SEVERITIES, Place
 from trtforge.rules.waivers import justification, require_known
 
 __all__ = ["AuditReport", "Expected", "audit_checkpoint", "audit_files", "checkpoint_folder"]
-
-_ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 @dataclass
@@ -129,7 +127,7 @@ def audit_files(
     rules = [rule for rule in RULES.rules.values() if not (checkpoint.bare and rule.weights)]
     checkpoint.prepare()
     findings = [finding for rule in rules for finding in _apply(rule, checkpoint, waived or {})]
-    findings.sort(key=lambda finding: (_ORDER[finding.severity], finding.code))
+    findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.code))
     record = checkpoint.record
     algorithm = record.algorithm if record is not None else None
     row = own_format(algorithm)

@@ -9,9 +9,7 @@ from pathlib import Path
 from triton_repo.lint.hits import RULES, Finding, Rule
 from triton_repo.lint.launch_files import launch_files_near
 from triton_repo.lint.repository import read_repository
-from trtforge.rules.rule import Place
-
-_ORDER = {"error": 0, "warning": 1, "note": 2}
+from trtforge.rules.rule import SEVERITIES, Place
 
 
 @dataclass(frozen=True)
@@ -60,5 +58,5 @@ def lint_repository(
         for rule in rules
         for hit in rule.check(repository)
     ]
-    findings.sort(key=lambda f: (_ORDER[f.severity], f.path, f.line or 0, f.code))
+    findings.sort(key=lambda f: (SEVERITIES.index(f.severity), f.path, f.line or 0, f.code))
     return Report(folder, len(repository.models), tuple(dict.fromkeys(findings)))

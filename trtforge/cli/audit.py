@@ -67,6 +67,8 @@ def _waivers(given: list[str]) -> dict[str, str]:
 
 
 def _show(console: Console, report: AuditReport) -> None:
+    from trtforge.rules.rule import SEVERITIES
+
     console.result({"checkpoint": report.checkpoint, **report.to_json()})
     kinds = [[row["kind"], row["tensors"], row["bytes"]] for row in report.table]
     console.table("Tensors", ["kind", "tensors", "bytes"], kinds)
@@ -90,9 +92,7 @@ def _show(console: Console, report: AuditReport) -> None:
     if report.skipped:
         console.print(f"{len(report.skipped)} rules were skipped, there are no weights")
     sound = "sound as far as a checkpoint without weights can tell" if report.skipped else "sound"
-    counts = ", ".join(
-        f"{report.count(kind)} {kind}{'' if report.count(kind) == 1 else 's'}" for kind in ("error", "warning", "note")
-    )
+    counts = ", ".join(common.counted(report.count(kind), kind) for kind in SEVERITIES)
     what = " ".join(dict.fromkeys(part for part in (report.tool or "unquantized", report.algorithm) if part))
     console.value(
         f"{report.checkpoint}: {what}, {sound if report.passed else 'faulty'} ({report.rules} rules, {counts})"

@@ -88,19 +88,15 @@ def show(console: Console, report: Report, recipe: Path, *, unseen: bool) -> Non
                 console.print(f"  {text}")
         console.print()
     for reason, codes in report.unapplied.items():
-        console.print(f"{_counted(len(codes), 'rule')} skipped, {reason}: {', '.join(codes)}")
+        console.print(f"{common.counted(len(codes), 'rule')} skipped, {reason}: {', '.join(codes)}")
     found = Counter(_word(finding) for finding in report.findings)
     ready = "nothing found without the model" if unseen else "ready"
     ready += ", but not to be built on this machine" if report.lacks else ""
     verdict = "refused" if report.blocked else ready
-    counts = [_counted(report.rules - len(report.skipped), "rule")]
-    counts += [_counted(found[severity], severity) for severity in ("error", "warning")]
+    counts = [common.counted(report.rules - len(report.skipped), "rule")]
+    counts += [common.counted(found[severity], severity) for severity in ("error", "warning")]
     counts += [f"{found['waived']} waived"] if found["waived"] else []
     console.value(f"{recipe}: {verdict} ({', '.join(counts)})")
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def _word(finding: Finding) -> str:

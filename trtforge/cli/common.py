@@ -313,6 +313,11 @@ def inspect_model(loaded: LoadedRecipe, *, early: bool = False) -> Model | None:
     return None if found is None else found.model
 
 
+def counted(number: int, thing: str) -> str:
+    """``1 rule``, ``2 rules``."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
 def one_of(value: str, known: Sequence[str], *, option: str, code: str) -> str:
     """``value`` when it is known; else a refusal that names the nearest."""
     if value in known:

@@ -82,7 +82,7 @@ def _show(console: Console, report: Report) -> None:
             console.print(f"{code}  {first.title}: {first.why} ({first.source})")
     console.value(
         f"{report.repository}: {'ready' if report.passed else 'refused'} ({report.models} models, "
-        + ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items())
+        + ", ".join(common.counted(count, severity) for severity, count in counts.items())
         + ")"
     )
 
@@ -125,8 +125,8 @@ def diff(
             console.print(f"{name}: parameters of TensorRT-LLM's backend {said}")
     places = sum(item.kind == "location" for item in comparison.differences)
     count = len(comparison.differences) - places
-    said = f"{count} difference{'' if count == 1 else 's'}" if count else "no difference"
-    console.value(said + (f" ({places} path{'' if places == 1 else 's'} to the same place)" if places else ""))
+    said = common.counted(count, "difference") if count else "no difference"
+    console.value(said + (f" ({common.counted(places, 'path')} to the same place)" if places else ""))
     if not comparison.same:
         raise common.Failed(ExitCode.GATE_FAILED)
 
