@@ -31,6 +31,9 @@ class Detokenizer(Protocol):
     def push(self, token: int) -> str:
         """Append ``token``; the text that became certain."""
 
+    def push_all(self, tokens: Sequence[int]) -> str:
+        """Append several tokens; the text that :meth:`push` would have returned for them, joined."""
+
     def peek(self, token: int) -> str:
         """The text that ``push(token)`` would return, without appending it."""
 
@@ -56,11 +59,12 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
+        special = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
         decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
         stages = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
         self.byte_level = [stage.get("type") for stage in stages] == ["ByteLevel"]
-        self._bytes: dict[int, bytes] = {}
+        #: what is shown of each token, special ones and all, and without special ones
+        self.shown = {False: ShownBytes(tokenizer, frozenset()), True: ShownBytes(tokenizer, special)}
 
     def make(self, *, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for one output that follows the prompt tokens ``context``."""
@@ -68,41 +72,42 @@ class DetokenizerFactory:
             return ByteLevelDetokenizer(self, skip_special_tokens)
         return WindowDetokenizer(self._tokenizer, skip_special_tokens, context)
 
-    def token_bytes(self, token: int) -> bytes:
-        """Bytes of one token; added tokens that are no byte-level text count as their UTF-8, unknown ids as nothing."""
-        found = self._bytes.get(token)
-        if found is None:
-            text = self._tokenizer.id_to_token(token)
-            if text is None:
-                found = b""
-            else:
-                table = _byte_of_character()
-                try:
-                    found = bytes(table[c] for c in text)
-                except KeyError:
-                    found = text.encode()
-            self._bytes[token] = found
-        return found
 
-    def is_special(self, token: int) -> bool:
-        """Whether the tokenizer marks ``token`` as special."""
-        return token in self._special
+class ShownBytes(dict[int, bytes]):
+    """Bytes that each token adds to the text, worked out once each, for a byte-level tokenizer.
+
+    None of the ``hidden`` ones and of unknown ids; of added tokens that are no byte-level text their UTF-8.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        super().__init__()
+        self._tokenizer, self._hidden = tokenizer, hidden
+
+    def __missing__(self, token: int) -> bytes:
+        text = None if token in self._hidden else self._tokenizer.id_to_token(token)
+        table = _byte_of_character()
+        try:
+            found = bytes(table[c] for c in text or "")
+        except KeyError:
+            found = (text or "").encode()
+        self[token] = found
+        return found
 
 
 class ByteLevelDetokenizer:
     """Exact: concatenated token bytes through an incremental UTF-8 decoder."""
 
-    __slots__ = ("_decoder", "_factory", "_skip")
+    __slots__ = ("_decoder", "_shown")
 
     def __init__(self, factory: DetokenizerFactory, skip_special_tokens: bool) -> None:
-        self._factory = factory
-        self._skip = skip_special_tokens
+        self._shown = factory.shown[skip_special_tokens]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        if self._skip and self._factory.is_special(token):
-            return ""
-        return self._decoder.decode(self._factory.token_bytes(token))
+        return self._decoder.decode(self._shown[token])
+
+    def push_all(self, tokens: Sequence[int]) -> str:
+        return self._decoder.decode(b"".join(map(self._shown.__getitem__, tokens)))
 
     def peek(self, token: int) -> str:
         state = self._decoder.getstate()
@@ -137,6 +142,9 @@ class WindowDetokenizer:
             return ""
         self._start, self._told = self._told, len(self._tokens)
         return text
+
+    def push_all(self, tokens: Sequence[int]) -> str:
+        return "".join(map(self.push, tokens))
 
     def peek(self, token: int) -> str:
         self._tokens.append(token)

@@ -330,7 +330,7 @@ class EngineCore:
                 from runtime.speculation.verification import branches_of, verify
 
                 branches = branches_of(samples, rows, plan.drafts)
-                verify(logits, branches, self._sampler, take)
+                verify(logits, branches, self._sampler, take, partial(self._take_all, news))
             elif samples:
                 sampled = self._sampler.sample(logits, [sample.sampling for sample in samples], rows)
                 for row, (sample, token) in enumerate(zip(samples, sampled.tokens, strict=True)):
@@ -355,18 +355,43 @@ class EngineCore:
         else:
             self.scheduler.append(sample.sequence, token)
             sample.accept(token, logprobs)
-            now = news.now
-            if live.first_token is None:
-                live.first_token = now
-                self.metrics.time_to_first_token_seconds.observe(now - live.arrival)
-            if sample.last_token_at is not None:
-                self.metrics.inter_token_latency_seconds.observe(now - sample.last_token_at)
-            sample.last_token_at = now
+            self._times(news.now, live, sample, 1)
+        self._changes(news, live, sample)
+        return sample.finish_reason is None
+
+    def _take_all(self, news: _News, sample: Sample, tokens: list[int]) -> int:
+        """Give a sample its next tokens, in order, until one ends it; how many it took."""
+        if not sample.sampling.takes_runs:
+            for number, token in enumerate(tokens, 1):
+                if not self._take(news, sample, token, None):
+                    return number
+            return len(tokens)
+        live = self._by_sequence[sample.sequence][0]
+        count = sample.accept_all(tokens)
+        self.scheduler.extend(sample.sequence, tokens[:count])
+        news.tokens += count
+        self._times(news.now, live, sample, count)
+        self._changes(news, live, sample)
+        return count
+
+    def _times(self, now: float, live: LiveRequest, sample: Sample, count: int) -> None:
+        """Count the times of ``count`` tokens that a sample got at once."""
+        if live.first_token is None:
+            live.first_token = now
+            self.metrics.time_to_first_token_seconds.observe(now - live.arrival)
+        latency = self.metrics.inter_token_latency_seconds
+        if sample.last_token_at is not None:
+            latency.observe(now - sample.last_token_at)
+        if count > 1:
+            latency.observe(0.0, count - 1)
+        sample.last_token_at = now
+
+    def _changes(self, news: _News, live: LiveRequest, sample: Sample) -> None:
+        """Note a sample that its client hears of."""
         if live.prepared.request.stream or sample.finish_reason is not None:
             changed = news.changed.setdefault(live, [])
             if sample not in changed:
                 changed.append(sample)
-        return sample.finish_reason is None
 
     def _fork(self, plan: StepPlan, batch: StepBatch) -> tuple[list[Sample], list[int], list[Fork]]:
         """The samples that choose a token, each one's row of logits, and who split off.
@@ -400,7 +425,7 @@ class EngineCore:
         """Take the samples' news; drop the ended ones, and the request with its last one."""
         news = []
         blocks = _blocks(samples)
-        last = max((s.last_token_at for s in samples if s.last_token_at is not None), default=None)
+        last = samples[0].last_token_at if len(samples) == 1 else _latest(samples)
         for sample in samples:
             output = sample.take_output()
             if sample.finish_reason is not None:
@@ -459,6 +484,11 @@ def _gauges(pool: BlockPool, scheduler: Scheduler) -> dict[str, float]:
         "prefix_cache_hits_total": scheduler.prefix_hits,
         "num_preemptions_total": scheduler.preemptions,
     }
+
+
+def _latest(samples: list[Sample]) -> float | None:
+    """When the last of the samples' tokens came."""
+    return max((s.last_token_at for s in samples if s.last_token_at is not None), default=None)
 
 
 def _blocks(samples: list[Sample]) -> int:

@@ -36,9 +36,10 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Record a value, ``times`` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     @property
     def count(self) -> int:

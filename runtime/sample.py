@@ -74,6 +74,37 @@ class Sample:
         elif count >= params.max_tokens or self.sequence.length >= len(self.sequence.tokens):
             self._end(FinishReason.LENGTH, None)
 
+    def accept_all(self, tokens: list[int]) -> int:
+        """Take tokens, none of which the sequence has yet, until one ends the sample; how many were taken.
+
+        What comes of them is what :meth:`accept` would make of one after the other. Only where the sampling
+        ``takes_runs``.
+        """
+        sampling, sequence = self.sampling, self.sequence
+        room = min(sampling.params.max_tokens - len(sampling.generated), len(sequence.tokens) - sequence.length)
+        taken = tokens[:room]
+        ended = not sampling.end_ids.isdisjoint(taken)
+        if ended:
+            taken = taken[: next(at for at, token in enumerate(taken, 1) if token in sampling.end_ids)]
+        if self._detokenizer is not None:
+            shown = taken[:-1] if ended else taken
+            if self._stops is None:
+                piece = self._detokenizer.push_all(shown)
+                if piece:
+                    self._text.append(piece)
+            else:
+                kept = self._show_all([self._detokenizer.push(token) for token in shown])
+                if self.finish_reason is not None:
+                    taken = taken[:kept]
+        sampling.generated += taken
+        self._tokens += taken
+        if self.finish_reason is None:
+            if ended:
+                self._end(FinishReason.STOP, taken[-1])
+            elif len(taken) == room:
+                self._end(FinishReason.LENGTH, None)
+        return len(taken)
+
     def end(self, reason: FinishReason) -> None:
         """End the sample from outside (deadline, cancellation, fault)."""
         if self.finish_reason is None:
@@ -105,6 +136,21 @@ class Sample:
         self._text.append(self._stops.push(piece, armed=armed))
         if self._stops.matched is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, self._stops.matched
+
+    def _show_all(self, pieces: list[str]) -> int:
+        """Show what stop texts let pass of the pieces; how many pieces it took."""
+        assert self._stops is not None
+        text = "".join(pieces)
+        if not self._stops.completes(text):
+            if text:
+                self._text.append(self._stops.push(text, armed=False))
+            return len(pieces)
+        for number, piece in enumerate(pieces, 1):
+            if piece:
+                self._show(piece, armed=True)
+                if self.finish_reason is not None:
+                    return number
+        raise AssertionError("a stop text completes in the pieces' text and in none of them")
 
     def _end(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.finish_reason, self.stop_reason = reason, stop_reason

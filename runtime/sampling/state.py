@@ -75,6 +75,10 @@ class SamplingState:
             self.greedy and not self.penalized and guided is None and params.logprobs is None and self.bias is None
         )
         self._guarded = bool(params.bad_token_sequences or params.min_tokens or completes_bad_word is not None)
+        #: the likeliest token of the raw logits is the answer, whatever it is
+        self.plain = self.direct and not self._guarded
+        #: several tokens can be taken at once: nothing but end tokens, stop texts and lengths ends the sequence
+        self.takes_runs = self.plain and not self._stop_sequences
 
     def fork(
         self, sample: int, *, completes_bad_word: Callable[[int], bool] | None, guided: GuidedState | None
@@ -91,11 +95,6 @@ class SamplingState:
             completes_bad_word=completes_bad_word,
             guided=guided,
         )
-
-    @property
-    def plain(self) -> bool:
-        """Whether the likeliest token of the raw logits is the answer, whatever it is."""
-        return self.direct and not self._guarded
 
     def vetoes(self, token: int) -> bool:
         """Whether a ban forbids ``token`` next."""

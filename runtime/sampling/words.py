@@ -18,11 +18,15 @@ class StopMatcher:
         include: keep the stop text in the output.
     """
 
-    __slots__ = ("_held", "_include", "_longest", "_stops", "matched")
+    __slots__ = ("_beginnings", "_endings", "_held", "_include", "_inner", "_longest", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stops)
         self._longest = max((len(s) for s in stops), default=0)
+        #: last characters of stop texts; their proper beginnings, and the last characters of these
+        self._endings = frozenset(s[-1] for s in stops)
+        self._beginnings = frozenset(s[:length] for s in stops for length in range(1, len(s)))
+        self._inner = frozenset(beginning[-1] for beginning in self._beginnings)
         self._include = include
         self._held = ""
         self.matched: str | None = None
@@ -37,7 +41,7 @@ class StopMatcher:
         if not self._stops:
             return piece
         text, old = self._held + piece, len(self._held)
-        if armed:
+        if armed and not self._endings.isdisjoint(piece):
             found = self._first(text, old)
             if found is not None:
                 start, stop = found
@@ -46,6 +50,12 @@ class StopMatcher:
         keep = self._tail(text)
         self._held = text[len(text) - keep :] if keep else ""
         return text[: len(text) - keep] if keep else text
+
+    def completes(self, piece: str) -> bool:
+        """Whether a stop text would complete within ``piece``; changes nothing."""
+        if self._endings.isdisjoint(piece):
+            return False
+        return self._first(self._held + piece, len(self._held)) is not None
 
     def finish(self) -> str:
         """What was held back, once no more text can come."""
@@ -65,9 +75,10 @@ class StopMatcher:
 
     def _tail(self, text: str) -> int:
         """Length of the longest end of ``text`` that is the beginning of a stop text."""
+        if not text or text[-1] not in self._inner:
+            return 0
         for length in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[-length:]
-            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
+            if text[-length:] in self._beginnings:
                 return length
         return 0
 

@@ -18,7 +18,7 @@ from runtime.executors.base import StepBatch
 from runtime.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
-    from runtime.speculation.draft import Draft
+    from runtime.speculation.draft import Ancestry, Draft
 
 _ZERO = np.zeros(1, dtype=np.int32)
 
@@ -124,7 +124,7 @@ class BatchTable:
         query_start = np.concatenate([_ZERO, np.cumsum(queries, dtype=np.int32)])
         ids, places, mask = self.next_token[rows], computed, None
         if drafted:
-            trees = draft_trees(drafts)
+            trees = _trees(drafts)
             ids, places = _behind(ids, computed, query_start[: count + 1], queries[:count], drafts, trees)
             mask = _tree_mask(queries, query_start, trees) if trees else None
         tokens = [ids, *(c.sequence.tokens[c.start : c.start + c.count] for c in chunks)]
@@ -150,24 +150,10 @@ class BatchTable:
         return np.ascontiguousarray(self.block_table[:, :width][rows])
 
 
-def draft_trees(drafts: Seq[Draft | None]) -> dict[int, npt.NDArray[np.uint8]]:
-    """By its place, each tree's ancestors or self, uint8 [1 + D, 1 + D] over the root and its nodes."""
-    places = [at for at, draft in enumerate(drafts) if draft is not None and draft.parents is not None]
-    if not places:
-        return {}
-    above: list[npt.NDArray[np.int32]] = [d.parents for d in drafts if d is not None and d.parents is not None]
-    sizes = [len(parents) + 1 for parents in above]
-    parents = np.zeros((len(places), max(sizes)), dtype=np.int64)
-    for row, (of, size) in enumerate(zip(above, sizes, strict=True)):
-        parents[row, 1:size] = of
-    # node by node over all trees at once: parents come before their children
-    seen = np.zeros((*parents.shape, parents.shape[1]), dtype=np.uint8)
-    seen[:, 0, 0] = 1
-    every = np.arange(len(places))
-    for node in range(1, parents.shape[1]):
-        seen[:, node] = seen[every, parents[:, node]]
-        seen[:, node, node] = 1
-    return {at: seen[row, :size, :size] for row, (at, size) in enumerate(zip(places, sizes, strict=True))}
+def _trees(drafts: Seq[Draft | None]) -> dict[int, Ancestry]:
+    """The trees among the drafts, by their place."""
+    found = {at: draft.ancestry() for at, draft in enumerate(drafts) if draft is not None}
+    return {at: ancestry for at, ancestry in found.items() if ancestry is not None}
 
 
 def _behind(
@@ -176,7 +162,7 @@ def _behind(
     starts: npt.NDArray[np.int32],
     queries: npt.NDArray[np.int32],
     drafts: Seq[Draft | None],
-    trees: dict[int, npt.NDArray[np.uint8]],
+    trees: dict[int, Ancestry],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Ids and positions of every decode's root and the draft behind it; of a tree's node the depth counts."""
     ids = np.empty(starts[-1], dtype=np.int64)
@@ -184,21 +170,31 @@ def _behind(
     behind[starts[:-1]] = False
     ids[starts[:-1]] = roots
     ids[behind] = np.concatenate([d.tokens for d in drafts if d is not None])
+    positions: npt.NDArray[np.int64]
+    if len(trees) == len(roots):
+        positions = np.concatenate([tree.depths for tree in trees.values()])
+        positions += np.repeat(computed, queries)
+        return ids, positions
     positions = np.arange(len(ids), dtype=np.int64) + np.repeat(computed - starts[:-1], queries)
-    for at, seen in trees.items():
+    for at, tree in trees.items():
         first = int(starts[at])
-        positions[first : first + len(seen)] = computed[at] + seen.sum(axis=1, dtype=np.int64) - 1
+        positions[first : first + len(tree.depths)] = computed[at] + tree.depths
     return ids, positions
 
 
 def _tree_mask(
-    queries: npt.NDArray[np.int32], query_start: npt.NDArray[np.int32], trees: dict[int, npt.NDArray[np.uint8]]
+    queries: npt.NDArray[np.int32], query_start: npt.NDArray[np.int32], trees: dict[int, Ancestry]
 ) -> npt.NDArray[np.uint8]:
     """uint8 [T, W], W the most new tokens of a request: a tree's rows see their ancestors, all others are causal."""
-    places = np.arange(query_start[-1]) - np.repeat(query_start[:-1], queries)
-    mask = (np.arange(int(queries.max()))[None, :] <= places[:, None]).astype(np.uint8)
-    for at, seen in trees.items():
-        first, size = int(query_start[at]), len(seen)
-        mask[first : first + size] = 0
-        mask[first : first + size, :size] = seen
+    shape = int(query_start[-1]), int(queries.max())
+    if len(trees) == len(queries):
+        mask = np.zeros(shape, dtype=np.uint8)
+    else:
+        places = np.arange(shape[0]) - np.repeat(query_start[:-1], queries)
+        mask = (np.arange(shape[1])[None, :] <= places[:, None]).astype(np.uint8)
+    starts = query_start.tolist()
+    for at, tree in trees.items():
+        first, size = starts[at], len(tree.sees)
+        mask[first : first + size, size:] = 0
+        mask[first : first + size, :size] = tree.sees
     return mask

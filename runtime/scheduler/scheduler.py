@@ -188,21 +188,29 @@ class Scheduler:
 
     def advance(self, sequence: Sequence) -> None:
         """Record what a decode with a draft has become: all of its tokens but the newest are computed."""
-        sequence.computed = sequence.length - 1
-        self.table.computed[sequence.row] = sequence.computed
-        self._publish(sequence)
-        self.give_back(sequence)
+        computed = sequence.length - 1
+        sequence.computed = computed
+        self.table.computed[sequence.row] = computed
+        if computed >= (sequence.published + 1) * self.config.block_size:
+            self._publish(sequence)
 
-    def give_back(self, sequence: Sequence) -> None:
+    def give_back(self, sequences: Iterable[Sequence]) -> None:
         """Free the blocks that only a draft needed, one that was refused or never made."""
-        spare = self.table.drop_blocks(sequence, self.blocks_for(sequence.computed))
-        if spare:
-            self.pool.release(spare)
+        size = self.config.block_size
+        for sequence in sequences:
+            keep = -(-sequence.computed // size)
+            if len(sequence.blocks) > keep:
+                self.pool.release(self.table.drop_blocks(sequence, keep))
 
     def append(self, sequence: Sequence, token: int) -> None:
         """Add a generated token to a running sequence."""
         sequence.append(token)
         self.table.next_token[sequence.row] = token
+
+    def extend(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Add generated tokens, at least one, to a running sequence."""
+        sequence.extend(tokens)
+        self.table.next_token[sequence.row] = tokens[-1]
 
     def _plan_decodes(self, plan: StepPlan) -> None:
         size, running = self.config.block_size, self.running

@@ -97,6 +97,10 @@ class Sequence:
         """Known tokens that are not computed yet."""
         return self.length - self.computed
 
+    def extend(self, tokens: list[int]) -> None:
+        self.tokens[self.length : self.length + len(tokens)] = tokens
+        self.length += len(tokens)
+
     def append(self, token: int) -> None:
         self.tokens[self.length] = token
         self.length += 1

@@ -23,7 +23,31 @@ if TYPE_CHECKING:
 Point = tuple[str, dict[str, str], float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
+class Ancestry:
+    """What follows from the parents of a tree's nodes; drafts of one shape share it.
+
+    Attributes:
+        depths: int64 [1 + D], how far below the root each node stands, the root itself 0.
+        sees: uint8 [1 + D, 1 + D], the ancestors of each node, and itself.
+        levels: how far below the root the tree reaches.
+    """
+
+    depths: npt.NDArray[np.int64]
+    sees: npt.NDArray[np.uint8]
+    levels: int
+
+    @classmethod
+    def of(cls, parents: npt.NDArray[np.int32]) -> Ancestry:
+        """That of parents int32 [D], which come before their children."""
+        sees = np.eye(len(parents) + 1, dtype=np.uint8)
+        for node, parent in enumerate(parents.tolist(), 1):
+            sees[node, :node] = sees[parent, :node]
+        depths = sees.sum(axis=1, dtype=np.int64) - 1
+        return cls(depths, sees, int(depths.max()))
+
+
+@dataclass(slots=True, eq=False)
 class Draft:
     """Draft tokens behind one sequence's root. Node 0 is the root, node i + 1 carries ``tokens[i]``.
 
@@ -32,28 +56,28 @@ class Draft:
         source: who drafted.
         parents: int32 [D], the node that each token stands behind (parents before their children); None: a chain.
         confidence: float32 [D], the drafter's own probability of each token after those before it; None: not known.
+        known_ancestry: that of ``parents``, where it is known already (see :meth:`ancestry`).
     """
 
     tokens: npt.NDArray[np.int64]
     source: str
     parents: npt.NDArray[np.int32] | None = None
     confidence: npt.NDArray[np.float32] | None = None
+    known_ancestry: Ancestry | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def depths(self) -> npt.NDArray[np.int64]:
-        """int64 [D], how far below the root each token stands: 1 and more."""
-        if self.parents is None:
-            return np.arange(1, len(self.tokens) + 1, dtype=np.int64)
-        depths = np.zeros(len(self.tokens) + 1, dtype=np.int64)
-        for node, parent in enumerate(self.parents.tolist(), 1):
-            depths[node] = depths[parent] + 1
-        return depths[1:]
+    def ancestry(self) -> Ancestry | None:
+        """Depths and ancestors of a tree's nodes, worked out once; None: a chain."""
+        if self.known_ancestry is None and self.parents is not None:
+            self.known_ancestry = Ancestry.of(self.parents)
+        return self.known_ancestry
 
     def levels(self) -> int:
         """How far below the root the draft reaches."""
-        return len(self.tokens) if self.parents is None else int(self.depths().max())
+        ancestry = self.ancestry()
+        return len(self.tokens) if ancestry is None else ancestry.levels
 
     def cut(self, count: int) -> Draft | None:
         """The first ``count`` nodes, a tree still as parents come first; None: nothing is left."""
@@ -69,7 +93,10 @@ class Draft:
         )
 
 
-@dataclass(frozen=True, slots=True)
+# What follows is made by the dozen in every step: a frozen class would take four times as long to make.
+
+
+@dataclass(slots=True)
 class Ask:
     """Drafts wanted for one decoding sequence.
 
@@ -86,7 +113,7 @@ class Ask:
     worth: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Computed:
     """Positions whose keys and values have become true in the target's cache by the last step.
 
@@ -146,7 +173,7 @@ class ModelDrafter(Drafter, Protocol):
         """Whether a draft could be had now; cheap."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """A way in which a sequence can be drafted for in this step.
 
@@ -162,7 +189,7 @@ class Candidate:
     ready: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """What the policy wants of one candidate; ``count`` 0: no draft. ``worth`` is the ask's."""
 
@@ -193,11 +220,11 @@ class Policy(Protocol):
         tree: bool,
         asked: int | None = None,
     ) -> None:
-        """A verification's result: ``accepted`` of ``drafted`` tokens (of a tree: the accepted path's length).
+        """A verification's result: ``accepted`` of ``drafted`` tokens; of a tree both count levels.
 
         Args:
-            asked: tokens that were asked for, where the chain was ended before: by its drafter, in doubt, or by a
-                grammar that forbids what came next (``drafted`` may be 0 then).
+            asked: tokens (levels) that were asked for, where the draft was ended before: by its drafter, in doubt, or
+                by a grammar that forbids what came next (``drafted`` may be 0 then).
         """
 
     def learn(self, sequence: TokenSequence, source: str, drafted: int, accepted: int) -> None:

@@ -90,11 +90,10 @@ class SpeculationFigures:
 
     def verified(self, draft: Draft, accepted: int) -> None:
         """A draft was verified; ``accepted`` of its tokens (a tree's path) are the sequence's now."""
-        depth = draft.levels()
         figures = self.sources.get(draft.source)
         if figures is None:
             figures = self.sources.setdefault(draft.source, SourceFigures())
-        figures.add(len(draft), depth, accepted)
+        figures.add(len(draft.tokens), draft.levels(), accepted)
 
     def skipped(self, count: int) -> None:
         """``count`` sequences decoded their next token without a draft."""

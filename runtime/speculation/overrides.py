@@ -19,7 +19,7 @@ class Overrides:
     * ``draft_len_schedule``: the length by batch: that of the smallest entry that is no smaller than the batch; 0
       above the largest.
     * ``acceptance_rate_threshold`` with ``acceptance_rate_window_size`` N: once the mean of accepted / drafted over
-      the last N steps that verified drafts is lower, drafting is off for good.
+      the last N steps that verified drafts is lower, drafting is off for good. A tree counts by its levels.
     """
 
     def __init__(self, policy: DraftPolicy) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.executors.base import Executor, StepBatch
 from runtime.scheduler import Scheduler, StepPlan
@@ -75,7 +76,7 @@ class Speculator:
         self._chosen: list[tuple[Choice, Draft | None] | None] = []
         self._plain: list[bool] = []
         self._guided: list[GuidedState | None] = []
-        #: tokens that were asked of the drafter with weights
+        #: tokens that were asked of the drafter with weights, of a tree the levels that it made
         self._asked: dict[TokenSequence, int] = {}
         #: seconds of drafting in this step, by the wall and by the policy's clock
         self._drafting = self._drafting_ticks = 0.0
@@ -155,7 +156,6 @@ class Speculator:
             else:
                 places.append(at)
                 asks.append(Ask(sequence, count, choice.tree, choice.worth))
-                self._asked[sequence] = count
         if asks and self.model is not None:
             started, mark = time.perf_counter(), self.tick()
             made = self.model.propose(asks)
@@ -165,19 +165,24 @@ class Speculator:
             if passes:
                 self._tell("draft", passes, len(asks), self._drafting_ticks)
             for at, ask, draft in zip(places, asks, made, strict=True):
+                if draft is None:
+                    continue
+                tree = draft.parents is not None
+                # a tree has as many levels as there was room for; a chain may have been ended in doubt
+                asked = self._asked[ask.sequence] = draft.levels() if tree else ask.count
                 guided = self._guided[at]
-                drafts[at] = draft if draft is None or guided is None else permitted(draft, guided)
-                if draft is not None and drafts[at] is None:
+                drafts[at] = draft if guided is None else permitted(draft, guided)
+                if drafts[at] is None:
                     # no step will tell the policy that these tokens were for nothing
-                    tree = draft.parents is not None
-                    count = draft.levels() if tree else ask.count
-                    self.policy.record(ask.sequence, draft.source, 0, 0, tree=tree, asked=count)
+                    self.policy.record(ask.sequence, draft.source, 0, 0, tree=tree, asked=asked)
         if not any(draft is not None for draft in drafts):
             return
         lengths = [0 if draft is None else len(draft) for draft in drafts]
-        order = sorted(range(len(drafts)), key=lambda at: (not (self._plain[at] and lengths[at]), -lengths[at]))
-        plan.decodes = [plan.decodes[at] for at in order]
-        plan.drafts = [drafts[at] for at in order]
+        if min(lengths) < max(lengths) or not all(self._plain):
+            order = sorted(range(len(drafts)), key=lambda at: (not (self._plain[at] and lengths[at]), -lengths[at]))
+            plan.decodes = [plan.decodes[at] for at in order]
+            drafts = [drafts[at] for at in order]
+        plan.drafts = drafts
 
     def timed(self, plan: StepPlan, seconds: float, in_target: float, outside: float) -> float:
         """Count the times of a step. Never raises: what the step yielded is on its way to the clients.
@@ -227,25 +232,26 @@ class Speculator:
             moved = moves(decoded, batch.block_table, bases)
             if moved is not None:
                 executor.move_rows(*moved)
-            for at, branch in enumerate(decoded):
-                sequence, start = branch.sample.sequence, bases[at]
+            kept = _kept(decoded, starts)
+            end = 0
+            for branch, base in zip(decoded, bases, strict=True):
+                sequence, begin = branch.sample.sequence, end
                 if branch.draft is None:
-                    start -= 1  # committed already
-                    kept = np.array([starts[at]], dtype=np.int64)
+                    end += 1
+                    base -= 1  # committed already
                 else:
-                    kept = starts[at] + np.array(branch.path[: branch.emitted], dtype=np.int64)
+                    end += branch.emitted
                     self._count(branch)
                     scheduler.advance(sequence)
-                computed.append(Computed(sequence, start, kept, sequence.speculates))
+                computed.append(Computed(sequence, base, kept[begin:end], sequence.speculates))
             self.figures.skipped(sum(branch.draft is None for branch in decoded))
         else:
             self.figures.skipped(len(plan.decodes))
+            rows = np.arange(len(plan.decodes), dtype=np.int64)
             for at, sequence in enumerate(plan.decodes):
-                row = np.array([at], dtype=np.int64)
-                computed.append(Computed(sequence, sequence.computed - 1, row, sequence.speculates))
+                computed.append(Computed(sequence, sequence.computed - 1, rows[at : at + 1], sequence.speculates))
         if plan.granted:
-            for sequence in plan.decodes:
-                scheduler.give_back(sequence)
+            scheduler.give_back(plan.decodes)
         for at, chunk in enumerate(plan.chunks, len(plan.decodes)):
             rows = np.arange(starts[at], starts[at + 1], dtype=np.int64)
             computed.append(Computed(chunk.sequence, chunk.start, rows, chunk.sequence.speculates))
@@ -263,7 +269,7 @@ class Speculator:
         self.figures.verified(draft, accepted)
         # where an answer ended inside its draft, what stood behind the end says nothing of the drafter
         over = branch.emitted == accepted
-        judged = accepted if over else len(draft)
+        judged = accepted if over else draft.levels()
         if judged:
             tree = draft.parents is not None
             asked = None if over else self._asked.get(sample.sequence)
@@ -290,3 +296,14 @@ class Speculator:
         """Release what the drafters hold."""
         for drafter in self.drafters:
             drafter.close()
+
+
+def _kept(branches: Sequence[Branch], starts: Sequence[int]) -> npt.NDArray[np.int64]:
+    """int64, the rows that each branch's sequence keeps of the step, one branch after the other."""
+    rows: list[int] = []
+    for branch, start in zip(branches, starts, strict=False):
+        if branch.draft is None:
+            rows.append(start)
+        else:
+            rows += [start + node for node in branch.path[: branch.emitted]]
+    return np.array(rows, dtype=np.int64)

@@ -70,6 +70,8 @@ class Branch:
 
 #: takes a token (``NO_TOKEN``: none could be chosen) for a sample; whether the sample goes on
 Take = Callable[["Sample", int, "TokenLogprobs | None"], bool]
+#: takes tokens for a sample until one ends it; how many it took
+TakeAll = Callable[["Sample", list[int]], int]
 
 
 def branches_of(samples: Sequence[Sample], rows: Sequence[int], drafts: Sequence[Draft | None]) -> list[Branch]:
@@ -80,8 +82,8 @@ def branches_of(samples: Sequence[Sample], rows: Sequence[int], drafts: Sequence
     ]
 
 
-def verify(logits: Any, branches: Sequence[Branch], sampler: Sampler, take: Take) -> None:
-    """Walk every branch to its end; ``take`` gets its tokens in order.
+def verify(logits: Any, branches: Sequence[Branch], sampler: Sampler, take: Take, take_all: TakeAll) -> None:
+    """Walk every branch to its end; ``take`` or ``take_all`` gets its tokens in order.
 
     Args:
         logits: [L, V]; node n of a branch has row ``branch.row + n``. Branches that EagleAccept can take are best
@@ -91,7 +93,7 @@ def verify(logits: Any, branches: Sequence[Branch], sampler: Sampler, take: Take
     rest: list[Branch] = []
     for length, group in groupby(branches, key=_direct_length):
         if length:
-            _accept_direct(x_LV, list(group), length + 1, take)
+            _accept_direct(x_LV, list(group), length + 1, take, take_all)
         else:
             rest.extend(group)
     while rest:
@@ -133,21 +135,24 @@ def _direct_length(branch: Branch) -> int:
     return len(draft) if draft is not None and branch.sample.sampling.plain and len(draft) < MAX_NODES else 0
 
 
-def _accept_direct(x_LV: torch.Tensor, branches: list[Branch], nodes: int, take: Take) -> None:
+def _accept_direct(x_LV: torch.Tensor, branches: list[Branch], nodes: int, take: Take, take_all: TakeAll) -> None:
     """Branches whose drafts have ``nodes`` nodes with the root, and whose rows follow each other."""
     count, first = len(branches), branches[0].row
+    drafts = [branch.draft for branch in branches if branch.draft is not None]
+    assert len(drafts) == count and branches[-1].row == first + (count - 1) * nodes
     tokens = np.zeros((count, nodes), dtype=np.int32)
-    parents = np.tile(np.arange(-1, nodes - 1, dtype=np.int32), (count, 1))
-    for at, branch in enumerate(branches):
-        assert branch.draft is not None and branch.row == first + at * nodes
-        tokens[at, 1:] = branch.draft.tokens
-        if branch.draft.parents is not None:
-            parents[at, 1:] = branch.draft.parents
+    tokens[:, 1:] = np.concatenate([draft.tokens for draft in drafts]).reshape(count, nodes - 1)
+    parents = np.empty((count, nodes), dtype=np.int32)
+    parents[:] = _chain(nodes)
+    trees = [at for at, draft in enumerate(drafts) if draft.parents is not None]
+    if trees:
+        above = [draft.parents for draft in drafts if draft.parents is not None]
+        parents[trees, 1:] = np.concatenate(above).reshape(len(trees), nodes - 1)
     accepted = accept_op()(
         x_LV[first : first + count * nodes],
         torch.from_numpy(tokens),
         torch.from_numpy(parents),
-        torch.full((count,), nodes, dtype=torch.int32),
+        torch.from_numpy(np.full(count, nodes, dtype=np.int32)),
     )
     x = x_LV.numpy()
     for branch, path, emitted, length in zip(
@@ -155,10 +160,17 @@ def _accept_direct(x_LV: torch.Tensor, branches: list[Branch], nodes: int, take:
     ):
         branch.path = path[:length]
         finite = finite_rows(x, branch.row, branch.path)
-        for token, ok in zip(emitted[:length], finite, strict=True):
-            branch.emitted += ok
-            if not take(branch.sample, token if ok else NO_TOKEN, None) or not ok:
-                break
+        good = length if all(finite) else finite.index(False)
+        if good:
+            branch.emitted = take_all(branch.sample, emitted[:good])
+        if good < length and branch.sample.finish_reason is None:
+            take(branch.sample, NO_TOKEN, None)
+
+
+@cache
+def _chain(nodes: int) -> npt.NDArray[np.int32]:
+    """int32 [nodes], the parent of each node of a chain."""
+    return np.arange(-1, nodes - 1, dtype=np.int32)
 
 
 def finite_rows(x_LV: npt.NDArray[np.float32], row: int, path: list[int]) -> list[bool]:

@@ -172,7 +172,9 @@ class Speculation(Section):
         "the last",
     )
     acceptance_rate_threshold: Annotated[Fraction, Field(gt=0, le=1)] | None = Field(
-        None, description="Stop drafting for good when the accepted share of a window's draft tokens falls below"
+        None,
+        description="Stop drafting for good when the accepted share of a window's draft tokens (of trees: levels) "
+        "falls below",
     )
     acceptance_rate_window_size: PositiveInt | None = Field(
         None, description="Steps that verified drafts over which the acceptance threshold is measured"
