@@ -10,7 +10,7 @@ PIP_EXTRA ?=
 RECIPE ?= configs/smollm2-135m-fp8.yaml
 NATIVE := CMakeLists.txt $(shell find plugins -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
 
-.PHONY: demo test pytest setup install-library install-requirements check-system lint fast bench docs clean
+.PHONY: demo test pytest browser-test setup install-library install-requirements check-system lint fast bench docs clean
 
 demo: setup
 	$(BIN)/trtforge run $(RECIPE)
@@ -27,6 +27,10 @@ pytest: setup
 
 fast: setup
 	$(PYTEST) -m "not e2e and not slow" $(PYTEST_ARGS)
+
+# reports as a phone and a desktop show them; `make test` runs these too where there is a browser
+browser-test: setup
+	$(BIN)/python -m pytest -n 0 -rs tests/evals/test_report_in_browser.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -74,7 +78,7 @@ install-library:
 	$(INSTALL) --no-deps --no-build-isolation -e .
 
 install-requirements:
-	$(BIN)/python scripts/requirements.py all dev > $(VENV)/requirements.txt
+	$(BIN)/python scripts/requirements.py all harness dev > $(VENV)/requirements.txt
 	$(INSTALL) -r $(VENV)/requirements.txt
 	@# PyTriton's own dependencies are not needed: only the server that its wheel carries is.
 	$(INSTALL) --no-deps nvidia-pytriton

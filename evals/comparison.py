@@ -205,7 +205,7 @@ def _speed(entries: Sequence[Entry]) -> Section:
     points = [entry for entry in entries if entry.tokens_per_second is not None and entry.scores is not None]
     if len(points) > 1 and len(machines) < 2:
         series = tuple(
-            Series(entry.name, (float(entry.tokens_per_second or 0),), (entry.scores.perplexity,), (entry.name,))
+            Series(entry.name, (float(entry.tokens_per_second or 0),), (entry.scores.perplexity,))
             for entry in points
             if entry.scores is not None
         )

@@ -182,12 +182,18 @@ def compare(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> Comparis
 
 
 def sanity_gate(found: Comparison, min_sane: float, name: str = "generation_sanity") -> GateResult:
-    """At least ``min_sane`` of the prompts on which the baseline is sane stay sane; the detail names the others."""
+    """At least ``min_sane`` of the prompts on which the baseline is sane stay sane; the detail names the others.
+
+    Missed where the baseline answers no prompt sanely, unless ``min_sane`` is 0: nothing shows what is lost.
+    """
     share = found.kept_share
+    if not found.baseline_sane and min_sane > 0:
+        detail = (
+            f"the baseline answers none of {found.prompts} prompts sanely: no answer could be lost, nothing is shown"
+        )
+        return GateResult(name, False, 0.0, min_sane, detail)
     kept = f"{found.baseline_sane - len(found.lost)} of {found.baseline_sane}"
     detail = f"{kept} answers that were sane stay sane, {share:.4g} {'>=' if share >= min_sane else '<'} {min_sane:.4g}"
-    if not found.baseline_sane:
-        detail += "; the baseline answers none sanely: this gate cannot be missed"
     if found.lost:
         detail += "; lost: " + "; ".join(_lost(answer) for answer in found.lost)
     return at_least(name, share, min_sane, detail)

@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from evals.gates import at_most
 from evals.perplexity import Window
 from evals.scorers import Scorer
-from evals.statistics import block_mean, growth
-from evals.tasks import Item
+from evals.statistics import Interval, McNemar, block_mean, growth
+from evals.tasks import Item, drop_gate
 from trtforge.ground.errors import ForgeError
+from trtforge.recipe.schema_evals import LongContextGate
+from trtforge.store.artifact import GateResult
 
 TASK = "needle"
+#: of how needles are made
+VERSION = 2
+#: the gates
+NEEDLES_GATE, INCREASE_GATE = "long_context_needles", "long_context_increase"
 #: tokens that are scored at the end of every context
 TAIL = 128
 _ANSWER_TOKENS = 8
+#: tokens that a tokenizer may put before a prompt
+_BEGIN = 1
 _CITIES = ("Lima", "Oslo", "Cairo", "Hanoi", "Quito", "Riga", "Accra", "Tunis")
 
 
@@ -45,7 +54,7 @@ def needles(
     depths: Sequence[float],
     samples: int,
 ) -> list[Needle]:
-    """``samples`` prompts of about each length with the needle at each depth.
+    """``samples`` prompts with the needle at each depth; a prompt and its answer fill a length and are never above it.
 
     Raises:
         ForgeError: TF-EVL-017 when the corpus is shorter than the longest prompt.
@@ -54,18 +63,26 @@ def needles(
     for length in lengths:
         for depth in depths:
             for number in range(samples):
-                draw = random.Random(f"trtforge needle 1 {length} {depth} {number}")
+                draw = random.Random(f"trtforge needle {VERSION} {length} {depth} {number}")
                 city, secret = draw.choice(_CITIES), str(draw.randint(10000, 99999))
                 fact = f"\nThe secret number of {city} is {secret}.\n"
                 question = f"\nQuestion: What is the secret number of {city}?\nAnswer: The secret number of {city} is"
-                room = length - len(encode(fact)) - len(encode(question)) - _ANSWER_TOKENS
-                hay = _stretch(tokens, room, draw)
-                at = round(depth * len(hay))
-                prompt = decode(hay[:at]) + fact + decode(hay[at:]) + question
+                room = length - _BEGIN - _ANSWER_TOKENS
+                hay = _stretch(tokens, room - len(encode(fact)) - len(encode(question)), draw)
+                prompt = _placed(hay, fact, question, depth, decode)
+                # text that is cut and read again may be other tokens than before
+                while hay and (over := len(encode(prompt)) - room) > 0:
+                    hay = hay[: -min(over, len(hay))]
+                    prompt = _placed(hay, fact, question, depth, decode)
                 pattern = rf"^\s*{secret}\b"
                 item = Item(TASK, prompt, pattern, Scorer("regex"), _ANSWER_TOKENS)
                 found.append(Needle(item, length, float(depth)))
     return found
+
+
+def _placed(hay: Sequence[int], fact: str, question: str, depth: float, decode: Callable[[Sequence[int]], str]) -> str:
+    at = round(depth * len(hay))
+    return decode(hay[:at]) + fact + decode(hay[at:]) + question
 
 
 def _stretch(tokens: Sequence[int], length: int, draw: random.Random) -> list[int]:
@@ -124,3 +141,22 @@ def needle_figures(placed: Sequence[Mapping[str, Any]], right: Mapping[str, bool
         {"length": length, "depth": depth, "right": sum(found), "of": len(found)}
         for (length, depth), found in cells.items()
     ]
+
+
+def long_context_gates(
+    needles: McNemar, tail: Sequence[Mapping[str, Any]], gate: LongContextGate, prefix: str = ""
+) -> list[GateResult]:
+    """The verdicts: needles lost net of those found anew, and the perplexity at the length that loses most.
+
+    Args:
+        tail: rows of :func:`tail_figures` beside a baseline; none where the perplexity was not measured.
+        prefix: stands before the gates' names.
+    """
+    found = [] if gate.max_drop is None else [drop_gate(f"{prefix}{NEEDLES_GATE}", needles, gate.max_drop)]
+    if gate.max_increase is not None and tail:
+        worst = max(tail, key=lambda row: float(row["increase"]["high"]))
+        pair = float(worst["baseline"]), float(worst["perplexity"])
+        one = at_most(f"{prefix}{INCREASE_GATE}", Interval(**worst["increase"]), gate.max_increase, pair=pair)
+        at = f"; the worst of {len(tail)} contexts, {worst['length']} tokens"
+        found.append(replace(one, detail=one.detail + at))
+    return found

@@ -18,7 +18,7 @@ from trtforge.ground.errors import ForgeError
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens ``begin:end`` are fed; targets ``score_from:end`` are scored."""
+    """Tokens ``begin:end``, of which ``score_from:end`` are scored; the last one predicts nothing and is not fed."""
 
     begin: int
     end: int

@@ -13,9 +13,11 @@ from evals.statistics import Interval, McNemar, mcnemar
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.hashing import hash_json
 from trtforge.ground.progress import Progress, SilentProgress
-from trtforge.recipe.schema_evals import Evals
+from trtforge.recipe.schema_evals import Evals, SuiteGate
 from trtforge.store.artifact import GateResult
 
+#: the generated tasks together, and the figure that names tasks which only one of two models answered
+SUITE, NOT_COMPARED = "suite", "not_compared"
 #: items that a model is given at once; a batched engine fills its steps with them
 BATCH = 8
 
@@ -170,39 +172,68 @@ def judge_answers(
     """Figures and gates of the suite, and of each of the user's own tasks by its own.
 
     Args:
-        asked: the recipe's section; both sides answered every task of ``custom``.
+        asked: the recipe's section.
         prefix: stands before the gates' names.
 
+    Returns:
+        figures and gates. A task that one side did not answer at all stands in ``not_compared`` with the reason, and
+        its gate is missed.
+
     Raises:
-        ForgeError: TF-EVL-013 the two did not answer the same items.
+        ForgeError: TF-EVL-013 the two answered a task, but not the same items of it.
     """
     figures: dict[str, Any] = {}
     gates: list[GateResult] = []
     own = {one.name: one.gate for one in asked.custom}
-    suite = [[answer for answer in side if answer.task not in own] for side in (baseline, candidate)]
-    if suite[0]:
-        found = compare_tasks(*suite)
+    sides = baseline, candidate
+    suite = [[answer for answer in side if answer.task not in own] for side in sides]
+    found = _paired(SUITE, suite, figures, gates, f"{prefix}task_suite", asked.suite.gate)
+    if found is not None:
         figures["suite"] = found.to_json()
-        if asked.suite.gate is not None:
-            gates.append(drop_gate(f"{prefix}task_suite", found.overall, asked.suite.gate.max_drop))
     for name, gate in own.items():
-        sides = ([answer for answer in side if answer.task == name] for side in (baseline, candidate))
-        overall = compare_tasks(*sides).overall
-        figures.setdefault("custom", {})[name] = overall.to_json()
-        if gate is not None:
-            gates.append(drop_gate(f"{prefix}custom:{name}", overall, gate.max_drop))
+        answers = [[answer for answer in side if answer.task == name] for side in sides]
+        found = _paired(name, answers, figures, gates, f"{prefix}custom:{name}", gate)
+        if found is not None:
+            figures.setdefault("custom", {})[name] = found.overall.to_json()
     return figures, gates
 
 
+def _paired(
+    task: str,
+    sides: Sequence[Sequence[Answered]],
+    figures: dict[str, Any],
+    gates: list[GateResult],
+    name: str,
+    gate: SuiteGate | None,
+) -> TaskComparison | None:
+    """Both sides of a task compared, and its gate judged; a task that one side never answered is named instead."""
+    before, after = sides
+    if before and after:
+        found = compare_tasks(before, after)
+        if gate is not None:
+            gates.append(drop_gate(name, found.overall, gate.max_drop))
+        return found
+    if before or after:
+        why = f"the {'candidate' if before else 'baseline'} did not answer it"
+        figures.setdefault(NOT_COMPARED, {})[task] = why
+        if gate is not None:
+            gates.append(GateResult(name, False, 1.0, gate.max_drop, f"{name}: {why}, there is no pair to judge"))
+    return None
+
+
 def drop_gate(name: str, found: McNemar, max_drop: float) -> GateResult:
-    """At most ``max_drop`` of the items may be lost, net of those gained; the interval's worse bound counts."""
+    """At most ``max_drop`` of the items may be lost, net of those gained; the interval's worse bound counts.
+
+    Missed where the baseline is right on no item, unless anything may be lost: no candidate could lose anything.
+    """
     change = found.change
     drop = Interval(-change.value + 0.0, -change.high, -change.low, change.confidence)
     right = found.baseline_right / found.items, found.candidate_right / found.items
     gate = at_most(name, drop, max_drop, pair=right)
     beside = f"; {found.lost} answers lost and {found.gained} gained of {found.items}, McNemar p = {found.p_value:.3g}"
+    if not found.baseline_right and max_drop < 1:
+        beside += "; the baseline is right on none: nothing could be lost, so nothing is shown"
+        return replace(gate, passed=False, detail=gate.detail + beside)
     if right[0] <= max_drop:
-        beside += (
-            f"; the baseline is right on {found.baseline_right}: this gate cannot be missed, the suite is too hard"
-        )
+        beside += f"; the baseline is right on {found.baseline_right} only: losing all of them would pass"
     return replace(gate, detail=gate.detail + beside)

@@ -87,6 +87,7 @@ def measure_windows(
 
     Args:
         logits_fn: int64 [S] and n → float32 [≥ n, V], the last n rows at least; row i of [S, V] predicts token i + 1.
+            A window's last token is scored and not fed: a model of S positions scores windows of S + 1 tokens.
         tokens: the sequence, at least two tokens.
         window: tokens a forward pass sees.
         stride: tokens scored a window.
@@ -121,7 +122,7 @@ def measure_windows(
         record = samples.get(name) if samples is not None else None
         if record is None:
             scored = item.end - item.score_from
-            rows_LV = logits_fn(ids[item.begin : item.end], scored + 1)[-scored - 1 : -1].float()
+            rows_LV = logits_fn(ids[item.begin : item.end - 1], scored)[-scored:].float()
             reference = against[index] if against is not None else None
             record = _figures(rows_LV, ids[item.score_from : item.end], reference, keep)
             if samples is not None:

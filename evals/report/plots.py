@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
-from evals.report.model import Plot
+from evals.report.model import Plot, Series
+
+#: inches; at a phone's width the letters are still read, and a desktop has two plots in a row
+_SIZE = (4.0, 3.0)
+#: letters of a title's or label's line that fit beside the names of a plot's rows
+_LINE = 30
+#: letters of a line of a row's name
+_NAME = 22
 
 
 def render_svg(plot: Plot) -> str:
@@ -16,24 +25,29 @@ def render_svg(plot: Plot) -> str:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
+    rows = _rows(plot)
+    legend = [_wrapped(series.name) for series in plot.series] if len(plot.series) > 1 and not rows else []
+    lines = sum(name.count("\n") + 1 for name in [*(name for _, _, name in rows), *legend])
+    size = (_SIZE[0], max(_SIZE[1], 1.4 + 0.2 * lines) if rows else _SIZE[1] + 0.2 * lines)
     with matplotlib.rc_context({"svg.hashsalt": "trtforge", "svg.fonttype": "none", "font.size": 10}):
-        figure, axes = pyplot.subplots(figsize=(6.4, 3.6), constrained_layout=True)
+        figure, axes = pyplot.subplots(figsize=size, constrained_layout=True)
         if plot.kind == "bar":
             _draw_bars(axes, plot)
         elif plot.kind == "difference":
-            _draw_differences(axes, plot)
+            _draw_differences(axes, plot, rows)
         else:
             _draw_lines(axes, plot)
         for position, caption in plot.marks:
             axes.axvline(position, color="0.5", linestyle="--", linewidth=1)
             axes.annotate(caption, (position, 1), xycoords=("data", "axes fraction"), va="top", fontsize=8)
-        axes.set_title(plot.title, wrap=True, fontsize=11)
+        axes.set_title(textwrap.fill(plot.title, _LINE), fontsize=11)
         # differences lie: their values run along x
-        axes.set_xlabel(plot.y_label if plot.kind == "difference" else plot.x_label)
-        axes.set_ylabel(plot.x_label if plot.kind == "difference" else plot.y_label)
+        labels = (plot.y_label, plot.x_label) if plot.kind == "difference" else (plot.x_label, plot.y_label)
+        axes.set_xlabel(textwrap.fill(labels[0], _LINE))
+        axes.set_ylabel(textwrap.fill(labels[1], _LINE))
         axes.grid(alpha=0.3)
-        if len(plot.series) > 1 and plot.kind != "difference":
-            axes.legend(fontsize=8)
+        if legend:
+            figure.legend(axes.get_legend_handles_labels()[0], legend, loc="outside lower center", fontsize=9)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         pyplot.close(figure)
@@ -67,10 +81,22 @@ def _draw_bars(axes: object, plot: Plot) -> None:
     axes.set_xticks(range(len(labels)), labels)  # type: ignore[attr-defined]
 
 
-def _draw_differences(axes: Any, plot: Plot) -> None:
+def _wrapped(name: str) -> str:
+    """A name in lines that leave room for the plot beside them."""
+    return textwrap.fill(name, _NAME)
+
+
+def _rows(plot: Plot) -> list[tuple[Series, int, str]]:
+    """The rows of differences: a series, a point of it and its name in lines."""
+    if plot.kind != "difference":
+        return []
+    points = [(series, i) for series in plot.series for i in range(len(series.y))]
+    return [(s, i, _wrapped(s.labels[i] if i < len(s.labels) else s.name)) for s, i in points]
+
+
+def _draw_differences(axes: Any, plot: Plot, rows: Sequence[tuple[Series, int, str]]) -> None:
     """One row a point, so that long names are read on a narrow screen too."""
-    rows = [(series, i) for series in plot.series for i in range(len(series.y))]
-    for position, (series, i) in enumerate(rows):
+    for position, (series, i, _) in enumerate(rows):
         value = series.y[i]
         low, high = (series.low[i], series.high[i]) if series.low and series.high else (value, value)
         span = [[max(0.0, value - low)], [max(0.0, high - value)]]
@@ -79,6 +105,5 @@ def _draw_differences(axes: Any, plot: Plot) -> None:
     if plot.limit is not None:
         axes.axvline(plot.limit, color="C3", linestyle="--", linewidth=1)
         axes.annotate("limit", (plot.limit, 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="C3")
-    names = [series.labels[i] if i < len(series.labels) else series.name for series, i in rows]
-    axes.set_yticks(range(len(rows)), names)
+    axes.set_yticks(range(len(rows)), [name for _, _, name in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -11,14 +11,28 @@ from evals.report.model import Plot, Report, Section, Table
 from evals.report.plots import render_svg
 from trtforge.ground.redaction import redact, redact_value
 
+#: columns beyond which a narrow screen shows a row as a card, a cell a line with its column's name
+WIDE = 2
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
-h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid #d0d7de}
-.wide{overflow-x:auto}figure{margin:.8rem 0}h1,h2,p,td{overflow-wrap:anywhere}
-table{border-collapse:collapse;margin:.8rem 0}th,td{border:1px solid #d0d7de;padding:.3rem .6rem;text-align:left}
-th{background:#f6f8fa}caption{text-align:left;font-weight:600;padding:.2rem 0}
-pre{background:#f6f8fa;padding:.8rem;overflow-x:auto}
-.passed{color:#116329}.failed{color:#a40e26}.incomplete{color:#7a5200}svg{max-width:100%;height:auto}
+:root{color-scheme:light dark;--text:#1b1f24;--back:#fff;--soft:#f6f8fa;--line:#d0d7de;--faint:#57606a;
+--passed:#116329;--failed:#a40e26;--incomplete:#7a5200}
+@media(prefers-color-scheme:dark){:root{--text:#e6edf3;--back:#0d1117;--soft:#161b22;--line:#3d444d;--faint:#9198a1;
+--passed:#56d364;--failed:#ff7b72;--incomplete:#e3b341}figure svg{filter:invert(1) hue-rotate(180deg)}}
+body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:var(--text);
+background:var(--back)}
+h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid var(--line)}
+.wide{overflow-x:auto}.plots{display:flex;flex-wrap:wrap;gap:1rem}figure{margin:.8rem 0}
+h1,h2,p,td{overflow-wrap:anywhere}td{white-space:pre-wrap}svg{max-width:100%;height:auto}
+table{border-collapse:collapse;margin:.8rem 0}th,td{border:1px solid var(--line);padding:.3rem .6rem;text-align:left}
+th{background:var(--soft)}caption{text-align:left;font-weight:600;padding:.2rem 0}
+pre{background:var(--soft);padding:.8rem;overflow-x:auto}
+.passed{color:var(--passed)}.failed{color:var(--failed)}.incomplete{color:var(--incomplete)}
+@media(max-width:40rem){body{margin:1rem auto}th,td{min-width:6.5rem}
+table.cards,.cards caption,.cards tbody,.cards tr,.cards td{display:block}
+.cards thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+.cards tr{border:1px solid var(--line);margin:.5rem 0;padding:.3rem .6rem}.cards td{border:0;padding:.1rem 0}
+.cards td:first-child{font-weight:600}
+.cards td:not(:first-child)::before{content:attr(data-column) ": ";color:var(--faint)}}
 """
 
 #: a report whose gates are not all decided is neither passed nor failed
@@ -86,6 +100,7 @@ def render_html(report: Report) -> str:
     state = _STATES[report.passed]
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='color-scheme' content='light dark'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{html.escape(report.title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{html.escape(report.title)}</h1>",
@@ -96,7 +111,8 @@ def render_html(report: Report) -> str:
         if section.text:
             parts.append(f"<p>{html.escape(section.text)}</p>")
         parts += [_html_table(table) for table in section.tables]
-        parts += [_html_figure(plot) for plot in section.plots]
+        if section.plots:
+            parts.append("<div class='plots'>" + "".join(map(_html_figure, section.plots)) + "</div>")
         parts += [f"<pre>{html.escape(block)}</pre>" for block in section.preformatted]
     parts.append("</body></html>\n")
     return "\n".join(parts)
@@ -118,8 +134,22 @@ def _html_figure(plot: Plot) -> str:
 
 
 def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    """A table; with many columns each cell carries its column's name and the role that ``display`` takes away."""
+    cards = len(table.columns) > WIDE
+    roles = {name: f" role='{name}'" if cards else "" for name in ("table", "rowgroup", "row", "columnheader", "cell")}
+    names = [html.escape(cell, quote=True) for cell in table.columns]
+
+    def cell(text: str, name: str) -> str:
+        column = f" data-column='{name}'" if cards else ""
+        return f"<td{roles['cell']}{column}>{html.escape(text)}</td>"
+
+    def row(cells: str) -> str:
+        return f"<tr{roles['row']}>{cells}</tr>"
+
+    head = row("".join(f"<th{roles['columnheader']}>{html.escape(name)}</th>" for name in table.columns))
+    head = f"<thead{roles['rowgroup']}>{head}</thead>" if any(table.columns) else ""
+    body = "".join(row("".join(map(cell, cells, names))) for cells in table.rows)
     caption = f"<caption>{html.escape(table.caption)}</caption>" if table.caption else ""
-    inner = f"{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f"<div class='wide'><table>{inner}</table></div>"
+    inner = f"{caption}{head}<tbody{roles['rowgroup']}>{body}</tbody>"
+    kind = " class='cards'" if cards else ""
+    return f"<div class='wide'><table{kind}{roles['table']}>{inner}</table></div>"

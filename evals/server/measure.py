@@ -17,12 +17,13 @@ import numpy as np
 
 from evals.gates import at_most
 from evals.generation import Answer, common_prefix, compare, inspect_answer, sanity_gate
+from evals.long_context import NEEDLES_GATE
 from evals.perplexity import plan_windows
 from evals.server.clients import TextServer
 from evals.speed.load import Drafts, run_levels
 from evals.speed.sweep import Sweep, slo_gates
 from evals.statistics import Interval, block_mean, growth, wilson
-from evals.tasks import Answered, Item, answer_items, judge_answers
+from evals.tasks import Answered, Item, answer_items, compare_tasks, drop_gate, judge_answers
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Recipe
@@ -41,6 +42,7 @@ class OnRecord:
         answers, baseline_answers: greedy answers of the quantized and the unquantized model to the same prompts.
         tasks, baseline_tasks: their answers to the items.
         items: the items themselves.
+        needles, baseline_needles: items of the long-context probe, and the unquantized model's answers to them.
         tokens: token ids that perplexity was measured on; empty: not to be had here.
         nll, baseline_nll: losses of tokens 1 … of both.
     """
@@ -53,6 +55,8 @@ class OnRecord:
     tokens: Sequence[int] = ()
     nll: np.ndarray | None = None
     baseline_nll: np.ndarray | None = None
+    needles: Sequence[Item] = ()
+    baseline_needles: Sequence[Answered] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ def evaluate_server(
     answers = _answers(server, record, texts, recipe, progress)
     _hold_answers(answers, record, texts, recipe, found)
     _hold_tasks(server, record, texts, recipe, progress, found)
+    _hold_needles(server, record, texts, recipe, progress, found)
     _hold_perplexity(server, record, recipe, progress, found)
     _smoke(server, [texts.prompt(answer.prompt) for answer in record.answers], recipe, progress, found)
     if load:
@@ -163,12 +168,7 @@ def _hold_tasks(
     if not items:
         found.left_out.setdefault("tasks", "the bundle has none on record: its recipe asks for no evals.suite")
         return
-    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
-
-        def write(batch: Sequence[Item]) -> list[str]:
-            return list(pool.map(lambda item: server.complete(texts.item(item), item.max_tokens), batch))
-
-        answered = answer_items(write, items, progress=progress)
+    answered = _answered(server, items, texts, progress)
     names = {answer.name for answer in answered}
     before = [answer for answer in record.baseline_tasks if answer.name in names]
     asked_of = tuple(one for one in recipe.evals.custom if one.scorer != "code")
@@ -178,6 +178,42 @@ def _hold_tasks(
     quantized = {answer.name: answer.text.strip() for answer in record.tasks}
     same = sum(quantized.get(answer.name) == answer.text.strip() for answer in answered)
     found.figures["same_task_texts"] = {"same": same, "of": len(answered)}
+
+
+def _answered(server: TextServer, items: Sequence[Item], texts: Texts, progress: Progress) -> list[Answered]:
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+
+        def write(batch: Sequence[Item]) -> list[str]:
+            return list(pool.map(lambda item: server.complete(texts.item(item), item.max_tokens), batch))
+
+        return answer_items(write, items, progress=progress)
+
+
+def _hold_needles(
+    server: TextServer, record: OnRecord, texts: Texts, recipe: Recipe, progress: Progress, found: Found
+) -> None:
+    """The long-context probe's needles, as long as the server takes them."""
+    asked, limits = recipe.evals.long_context, recipe.build.limits
+    if not asked.lengths:
+        return
+    longest = limits.max_input_len or limits.max_seq_len - 1
+    # one token more is the beginning that a server adds
+    sizes = [(item, len(texts.encode(item.prompt)) + 1) for item in record.needles]
+    items = [i for i, size in sizes if size <= longest and size + i.max_tokens <= limits.max_seq_len]
+    if not items:
+        why = (
+            "the bundle has none on record" if not record.needles else f"all are over the {longest} tokens of a prompt"
+        )
+        found.left_out["long contexts"] = why
+        return
+    if len(items) < len(record.needles):
+        found.left_out["long contexts"] = f"{len(record.needles) - len(items)} needles in over {longest} tokens"
+    answered = _answered(server, items, texts, progress)
+    names = {answer.name for answer in answered}
+    compared = compare_tasks([one for one in record.baseline_needles if one.name in names], answered).overall
+    found.figures["needles"] = compared.to_json()
+    if asked.gate is not None and asked.gate.max_drop is not None:
+        found.gates.append(drop_gate(f"{PREFIX}{NEEDLES_GATE}", compared, asked.gate.max_drop))
 
 
 def _hold_perplexity(server: TextServer, record: OnRecord, recipe: Recipe, progress: Progress, found: Found) -> None:

@@ -36,10 +36,16 @@ def test_a_candidate_that_loops_where_the_baseline_does_not_fails():
     sane = [generation.inspect_answer("p", list(range(40)), "fine")] * 4
     loops = [generation.inspect_answer("p", [7] * 40, "x" * 40)] * 4
     assert not generation.sanity_gate(generation.compare(sane, loops), 0.5).passed
-    assert generation.sanity_gate(generation.compare(loops, loops), 0.5).passed
     found = generation.compare(sane, sane)
     assert generation.sanity_gate(found, 1.0).passed
     assert found.to_json()["mean_common_prefix_tokens"] == 40
+
+
+def test_a_baseline_that_answers_nothing_sanely_shows_nothing():
+    loops = [generation.inspect_answer("p", [7] * 40, "x" * 40)] * 4
+    gate = generation.sanity_gate(generation.compare(loops, loops), 0.5)
+    assert not gate.passed and "none of 4 prompts sanely" in gate.detail
+    assert generation.sanity_gate(generation.compare(loops, loops), 0.0).passed, "asked to let anything pass"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_model_is_asked_for_the_rows_that_are_scored(tmp_path: Path) -> None:
         return table[ids][-last:]
 
     found = measure_windows(logits, TOKENS[:36], window=16, stride=8)
-    assert asked == [(16, 16), (16, 9), (16, 9), (16, 5)]
+    assert asked == [(15, 15), (15, 8), (15, 8), (15, 4)]
     assert np.array_equal(
         found.scores.nll, measure_windows(lambda ids, _: table[ids], TOKENS[:36], window=16, stride=8).scores.nll
     )

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from evals.samples import Samples
 from evals.sandbox import network_isolation, run_python
 from evals.scorers import Scorer, is_right, last_number
 from evals.suite import TASKS, suite_items
-from evals.tasks import Item, answer_items, compare_tasks, drop_gate
+from evals.tasks import Item, answer_items, compare_tasks, drop_gate, judge_answers
 from tests.support.refusals import refusal
+from trtforge.recipe.schema_evals import Evals
 
 
 def test_the_suite_is_the_same_everywhere_and_grows_at_its_end() -> None:
@@ -174,8 +176,11 @@ def test_the_gate_counts_what_is_lost_net_of_what_is_gained() -> None:
     assert "12 answers lost and 0 gained of 40" in gate.detail and "limit 0.15" in gate.detail
     assert drop_gate("task_suite", compare_tasks(some, some).overall, 0.15).passed
     none = answer_items(lambda batch: ["" for _ in batch], items(40))
-    assert "cannot be missed" in drop_gate("task_suite", compare_tasks(none, none).overall, 0.15).detail
-    assert "cannot be missed" not in gate.detail
+    nothing = drop_gate("task_suite", compare_tasks(none, none).overall, 0.15)
+    assert not nothing.passed and "right on none" in nothing.detail, "0 of 0 is no proof"
+    few = answer_items(lambda batch: [item.answer if item.answer == "3" else "" for item in batch], items(40))
+    assert "1 only: losing all of them would pass" in drop_gate("t", compare_tasks(few, few).overall, 0.15).detail
+    assert "losing all" not in gate.detail
     assert drop_gate("task_suite", compare_tasks(some, right).overall, 0.0).passed
 
 
@@ -185,6 +190,27 @@ def test_other_items_are_no_pairs() -> None:
 
     one, other = answer_items(write, items(3)), answer_items(write, items(4))
     assert refusal(compare_tasks, one, other).code == "TF-EVL-013"
+
+
+def test_a_task_that_one_side_never_answered_is_named_and_its_gate_is_missed() -> None:
+    custom = [
+        {"name": "own", "path": "file:own.jsonl", "gate": {"max_drop": "20%"}},
+        {"name": "free", "path": "file:f"},
+    ]
+    asked = Evals.model_validate({"custom": custom, "suite": {"samples": 1}})
+    suite = answer_items(lambda batch: [item.answer for item in batch], items(40))
+    own = [replace(answer, name=f"own-{answer.name}", task="own") for answer in suite]
+    free = [replace(answer, name=f"free-{answer.name}", task="free") for answer in suite]
+    figures, gates = judge_answers(suite, [*suite, *own, *free], asked)
+    assert figures["not_compared"] == dict.fromkeys(("own", "free"), "the baseline did not answer it")
+    assert {gate.name: gate.passed for gate in gates} == {"task_suite": True, "custom:own": False}
+    assert "the baseline did not answer it" in gates[1].detail and "custom" not in figures
+    figures, gates = judge_answers([], suite, asked, "engine_")
+    assert list(figures) == ["not_compared"] and [(gate.name, gate.passed) for gate in gates] == [
+        ("engine_task_suite", False)]  # fmt: skip
+    figures, gates = judge_answers([*suite, *own], suite, asked)
+    assert figures["not_compared"] == {"own": "the candidate did not answer it"}
+    assert refusal(judge_answers, [*suite, *own], [*suite, *own[:3]], asked).code == "TF-EVL-013"
 
 
 def load(folder: Path, text: str, **more: object) -> list[Item]:
@@ -249,6 +275,17 @@ def test_needles_lie_where_they_are_said_to() -> None:
     placed = [{"name": n.item.name, "length": n.length, "depth": n.depth} for n in made]
     cells = needle_figures(placed, {n.item.name: n.depth > 0 for n in made})
     assert [cell["right"] for cell in cells] == [0, 2, 2, 0, 2, 2]
+
+
+def test_a_prompt_that_becomes_more_tokens_still_fits_its_length() -> None:
+    """Text that is cut and read again may be other tokens than it was; an engine refuses what is too long."""
+
+    def encode(text: str) -> list[str]:
+        return [part for word in text.split() for part in (word, "+")[: 1 + word.endswith("7")]]
+
+    made = needles(range(4000), words, encode, lengths=[300], depths=[0.0, 1.0], samples=2)
+    sizes = [1 + len(encode(needle.item.prompt)) + needle.item.max_tokens for needle in made]
+    assert all(290 <= size <= 300 for size in sizes), sizes
 
 
 def test_the_same_tokens_are_scored_under_every_context() -> None:

@@ -17,11 +17,22 @@ _TASKS = (
     _QUANTIZE_LESS,
     "raise evals.suite.samples where the figure would pass and only its interval is too wide",
     "read samples/tasks.jsonl in the artifact; raise evals.suite.gate.max_drop when what is lost is acceptable",
+    "where the baseline is right on none: other evals.suite.tasks, or evals.suite.gate: null",
 )
 _OWN_TASKS = (
     _QUANTIZE_LESS,
     "more items where the figure would pass and only its interval is too wide",
     "read samples/tasks.jsonl in the artifact; raise gate.max_drop of the task in evals.custom",
+    "where the baseline is right on none: easier items, or gate: null of the task in evals.custom",
+)
+_NEEDLES = (
+    _QUANTIZE_LESS,
+    "raise evals.long_context.samples where the figure would pass and only its interval is too wide",
+    "where the baseline finds none: shorter evals.long_context.lengths, or evals.long_context.gate.max_drop: null",
+)
+_LONG = (
+    _QUANTIZE_LESS,
+    "raise evals.long_context.gate.max_increase when the figures are acceptable",
 )
 _DIVERGENCE = (_KERNELS, "evals.engine_parity.gate: null measures without a verdict")
 _LATENCY = (
@@ -39,6 +50,7 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     "generation_sanity": (
         _QUANTIZE_LESS,
         "read generation.json in the artifact; lower evals.generation.gate.min_sane when the answers are acceptable",
+        "where the baseline answers none sanely: more evals.generation.prompts or other max_tokens",
         "evals.generation.gate: null answers the prompts without a verdict",
     ),
     "baseline_kl": (
@@ -57,6 +69,16 @@ REMEDIES: dict[str, tuple[str, ...]] = {
         *_TASKS,
     ),
     "custom": _OWN_TASKS,
+    "long_context_needles": _NEEDLES,
+    "long_context_increase": _LONG,
+    "engine_long_context_needles": (
+        "where long_context_needles passed the fault is the engine's: read parity.json in the artifact",
+        *_NEEDLES,
+    ),
+    "engine_long_context_increase": (
+        "where long_context_increase passed the fault is the engine's: read parity.json in the artifact",
+        *_LONG,
+    ),
     "engine_custom": ("where the quantized model passed the fault is the engine's", *_OWN_TASKS),
     "top1_agreement": _AGREEMENT,
     "graph_top1_agreement": _AGREEMENT,
@@ -114,6 +136,10 @@ _OF_THE_CACHE = (
     "engine_task_suite",
     "custom",
     "engine_custom",
+    "long_context_needles",
+    "long_context_increase",
+    "engine_long_context_needles",
+    "engine_long_context_increase",
     "top1_agreement",
     "graph_top1_agreement",
     "engine_answers",

@@ -161,6 +161,7 @@ def on_record(root: Path, recipe: Recipe, tokenizer: EngineTokenizer) -> OnRecor
         baseline, quantized = (
             read_samples_file(evidence / f"tasks-{side}.jsonl") for side in ("baseline", "quantized")
         )
+        needles, known = (read_samples_file(evidence / f"needles-{side}.jsonl") for side in ("quantized", "baseline"))
         tokens = _tokens(recipe, root, tokenizer, read_json_file(evidence / "perplexity-quantized.json"))
         return OnRecord(
             answers("generation-quantized.json"),
@@ -171,6 +172,8 @@ def on_record(root: Path, recipe: Recipe, tokenizer: EngineTokenizer) -> OnRecor
             tokens,
             np.load(evidence / "nll-quantized.npy", allow_pickle=False) if tokens else None,
             np.load(evidence / "nll-baseline.npy", allow_pickle=False) if tokens else None,
+            [Item.of_json(record) for record in needles],
+            answered_of(known),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ForgeError(

@@ -143,6 +143,18 @@ class Custom(Section):
         return self
 
 
+class LongContextGate(Section):
+    """What may be lost in long contexts; null takes a part of the gate away."""
+
+    max_drop: Fraction | None = Field(
+        0.2, description="Largest loss of needles, net of those found anew; the interval's upper bound counts"
+    )
+    max_increase: Fraction | None = Field(
+        0.1,
+        description="Largest relative increase of perplexity at any of the lengths; the interval's upper bound counts",
+    )
+
+
 class LongContext(Section):
     """Needles by depth and length, and the same text scored under growing contexts."""
 
@@ -153,6 +165,7 @@ class LongContext(Section):
         (0.0, 0.5, 1.0), min_length=1, description="Where the needle lies: 0 the beginning, 1 the end"
     )
     samples: PositiveInt = Field(2, description="Needles at each length and depth")
+    gate: LongContextGate | None = None
 
 
 class SpeculationGate(Section):

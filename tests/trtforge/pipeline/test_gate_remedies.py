@@ -45,7 +45,7 @@ def test_names_with_a_level_or_a_check_are_known_and_nothing_is_said_twice() -> 
 @pytest.mark.parametrize("name", REMEDIES)
 def test_a_quantized_cache_is_named_first_where_it_can_be_the_cause(name: str) -> None:
     plain, cached = gate_remedies([f"{name}@1"], PLAIN), gate_remedies([f"{name}@1"], CACHED)
-    ends = ("top1_agreement", "_kl", "_sanity", "_answers", "_top1", "task_suite", "custom")
-    of_the_cache = name.endswith(ends) or name == "perplexity_increase"
+    ends = ("top1_agreement", "_kl", "_sanity", "_answers", "_top1", "task_suite", "custom", "_needles", "_increase")
+    of_the_cache = name.endswith(ends)
     assert cached[-len(plain) :] == plain and not any("kv_cache" in way for way in plain)
     assert [way.startswith("quantize.kv_cache: none") for way in cached[: -len(plain)]] == [True] * of_the_cache

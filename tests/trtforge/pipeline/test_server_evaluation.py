@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 from evals.generation import PROMPTS, answers_to_json, inspect_answer
 from evals.perplexity import tokens_digest
 from evals.samples import Samples
+from evals.scorers import Scorer
 from evals.server.clients import open_server
 from evals.server.measure import agreement
 from evals.suite import suite_items
-from evals.tasks import answer_items
+from evals.tasks import Item, answer_items
 from evals.windows import measure_windows
 from runtime.offline import Engine
 from runtime.sampling.params import SamplingParams
@@ -64,15 +66,20 @@ def evidence(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
         answers.append(inspect_answer(prompt, ids, tokenizer.decode(ids)))
     for name in ("baseline", "quantized"):
         (folder / f"generation-{name}.json").write_text(json.dumps(answers_to_json(answers)))
-    items = suite_items(2)
     samples = Samples("tasks", {}, out=folder, scratch=folder)
-    answer_items(
-        lambda batch: [tokenizer.decode(written(item_tokens(tokenizer, i), i.max_tokens)) for i in batch],
-        items,
-        samples=samples,
-    )
+
+    def said(item: Item) -> str:
+        return tokenizer.decode(written(item_tokens(tokenizer, item), item.max_tokens))
+
+    # random weights answer nothing right: what they write is the right answer here, so that there is one to lose
+    items = [replace(i, answer=said(i).split("\n", 1)[0], scorer=Scorer("exact")) for i in suite_items(2)]
+    answer_items(lambda batch: [said(item) for item in batch], items, samples=samples)
+    needles = Samples("needles", {}, out=folder, scratch=folder)
+    found = [Item("needle", f"The number is {size}. " * size, r"^\s*7", Scorer("regex"), 4) for size in (1, 500)]
+    answer_items(lambda batch: [" 7" for _ in batch], found, samples=needles)
     for name in ("baseline", "quantized"):
         shutil.copy(folder / "samples/tasks.jsonl", folder / f"tasks-{name}.jsonl")
+        shutil.copy(folder / "samples/needles.jsonl", folder / f"needles-{name}.jsonl")
     shutil.rmtree(folder / "samples")
     tokens = take_tokens(load_corpus("builtin:python-topics", folder, "evaluation"), tokenizer.backend, TOKENS).tolist()
     scores = measure_windows(
@@ -96,6 +103,7 @@ def make_bundle(folder: Path, tiny_engine: Path, evidence: Path, layout: str = "
                 "perplexity": {"tokens": TOKENS, "window": WINDOW, "stride": STRIDE},
                 "generation": {"prompts": 2, "max_tokens": MAX_NEW, "gate": {"min_sane": 0}},
                 "suite": {"samples": 2, "gate": {"max_drop": "40%"}},
+                "long_context": {"lengths": [256]},
             },
             "bench": {"concurrency": [2], "requests_per_level": 2, "max_tokens": 4, "prompts": "builtin:short"},
         },
@@ -137,6 +145,8 @@ def test_a_right_server_turns_an_incomplete_bundle_into_a_passed_one(
         assert abs(result.found.figures["perplexity"]["against_quantized"]["value"]) < 1e-3
     found = result.found.figures
     assert found["answers"]["agreed"] == found["answers"]["tokens"] and found["suite"]["overall"]["lost"] == 0
+    assert found["needles"]["items"] == 1 == found["needles"]["lost"], "the baseline on record found it"
+    assert result.found.left_out["long contexts"] == "1 needles in over 511 tokens"
     report = verify_bundle(bundle, stamps=False)
     assert report.ok and report.verdict == "PASSED", report.to_json()
 

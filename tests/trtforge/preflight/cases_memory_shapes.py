@@ -255,6 +255,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         ({"evals": {"long_context": {"lengths": [1024, 9000]}}}, {}),
         ({"evals": {"long_context": {"lengths": [1024, 8192]}}}, {}),
     ),
+    "TF-K9-018": (
+        ({"evals": {"perplexity": {"tokens": 2048}, "engine_parity": {"tokens": 4096}}}, {}),
+        ({"evals": {"perplexity": {"tokens": 2048}, "engine_parity": {"tokens": 2048}}}, {}),
+    ),
     "TF-K9-006": (
         (build(limits={"max_seq_len": 512}), {}),
         (merged(build(limits={"max_seq_len": 512}), {"bench": {"prompts": "builtin:short"}}), {}),

@@ -54,9 +54,9 @@ MEASURED = (
 )
 #: figures of the stage evaluate that the bundle's own summary repeats
 QUALITY = ("divergence", "noise", "suite", "custom", "long_context", "layers", "harness")
-TASKS_FILE = f"samples/{scoring.TASKS}.jsonl"
+TASKS_FILE, NEEDLES_FILE = f"samples/{scoring.TASKS}.jsonl", f"samples/{scoring.NEEDLES}.jsonl"
 #: files of stages that only some recipes ask for
-OPTIONAL = (TASKS_FILE,)
+OPTIONAL = (TASKS_FILE, NEEDLES_FILE)
 #: (stage, its file, name below evidence/)
 EVIDENCE = (
     (baseline.BaselineStage.name, scoring.PERPLEXITY_FILE, "perplexity-baseline.json"),
@@ -68,6 +68,8 @@ EVIDENCE = (
     (evaluate.EvaluateStage.name, scoring.NLL_FILE, "nll-quantized.npy"),
     (baseline.BaselineStage.name, TASKS_FILE, "tasks-baseline.jsonl"),
     (evaluate.EvaluateStage.name, TASKS_FILE, "tasks-quantized.jsonl"),
+    (baseline.BaselineStage.name, NEEDLES_FILE, "needles-baseline.jsonl"),
+    (evaluate.EvaluateStage.name, NEEDLES_FILE, "needles-quantized.jsonl"),
     (parity.ParityStage.name, parity.PARITY_FILE, "parity.json"),
     (speculation.SpeculationStage.name, speculation.SPECULATION_FILE, speculation.SPECULATION_FILE),
     (speculation.SpeculationStage.name, speculation.SPEED_FILE, speculation.SPEED_FILE),

@@ -8,13 +8,22 @@ from typing import Any
 
 from trtforge.pipeline.stage import StageContext
 from trtforge.pipeline.stages.common import rounded
-from trtforge.pipeline.stages.scoring import WINDOWS, Taken, answer_tasks, baseline_references, intake_of, run_harness
+from trtforge.pipeline.stages.scoring import (
+    WINDOWS,
+    Taken,
+    answer_tasks,
+    baseline_references,
+    intake_of,
+    probe_long_context,
+    run_harness,
+)
 from trtforge.pipeline.stages.subject import Subject
 from trtforge.pipeline.stages.verdicts import departure, divergence_of, losses_beside
 
 
 def measure_engine(context: StageContext, subject: Subject, longest: int, corpus: Sequence[int]) -> None:
-    """Score the engine on the first windows of perplexity, as far as the recipe asks, and let it answer the tasks."""
+    """Score the engine on the first windows of perplexity, as far as the recipe asks, let it answer the tasks and probe
+    its long contexts."""
     from evals.perplexity import plan_windows
     from evals.windows import TOP, measure_windows
 
@@ -24,7 +33,7 @@ def measure_engine(context: StageContext, subject: Subject, longest: int, corpus
     asked = evals.perplexity
     if some := min(evals.engine_parity.tokens, asked.tokens):
         whole = [w for w in plan_windows(asked.tokens, asked.window, asked.stride) if w.end <= some]
-        if asked.window > longest or not whole:
+        if asked.window > longest + 1 or not whole:
             context.progress.note(f"perplexity of the engine: no window of {asked.window} tokens fits, it is left out")
         else:
             measure_windows(
@@ -39,6 +48,8 @@ def measure_engine(context: StageContext, subject: Subject, longest: int, corpus
             )
     answer_tasks(context, subject, taken)
     run_harness(context, subject, taken)
+    if evals.long_context.lengths:
+        probe_long_context(context, subject, taken, corpus)
 
 
 def judge_engine(baseline: Path, out: Path) -> dict[str, Any]:

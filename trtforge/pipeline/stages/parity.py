@@ -19,9 +19,15 @@ from trtforge.pipeline.stage import Stage, StageContext
 from trtforge.pipeline.stages.common import corpus_identity, execution_facts, plain, read_json, rounded, write_json
 from trtforge.pipeline.stages.engine_process import Ask, engine_of
 from trtforge.pipeline.stages.engine_quality import judge_engine, measure_engine
-from trtforge.pipeline.stages.scoring import TOOLS, harness_section, load_answers, tasks_section
+from trtforge.pipeline.stages.scoring import (
+    TOOLS,
+    harness_section,
+    load_answers,
+    long_context_section,
+    tasks_section,
+)
 from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, Subject, engine_subject, prompt_tokens
-from trtforge.pipeline.stages.verdicts import ENGINE, gates_section, harness_of, judge_tasks
+from trtforge.pipeline.stages.verdicts import ENGINE, gates_section, harness_of, judge_long_context, judge_tasks
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import GateResult, StageResult
 from trtforge.store.export import copy_artifact_file
@@ -71,6 +77,7 @@ class ParityStage(Stage):
             "generation": {} if of_graph else plain(evals.generation, exclude={"gate"}),
             "tasks": {} if of_graph else tasks_section(recipe, recipe_dir),
             "harness": {} if of_graph else harness_section(recipe, recipe_dir),
+            **({"long_context": long_context_section(recipe)} if evals.long_context.lengths and not of_graph else {}),
             "gates": {
                 "engine_parity": plain(evals.engine_parity.gate) if evals.engine_parity.gate else None,
                 **gates_section(recipe),
@@ -230,7 +237,8 @@ def _judge_own(context: StageContext, figures: dict[str, Any]) -> tuple[dict[str
         gates.append(replace(gate, detail=f"{counts}; {gate.detail}{f'; first: {worst}' if worst else ''}"))
     quality = judge_engine(baseline, context.out)
     tasks, more = judge_tasks(context.recipe, baseline, context.out, ENGINE)
-    return {**own, **quality, **tasks, **harness_of(baseline, context.out)}, [*gates, *more]
+    probe, of_length = judge_long_context(context.recipe, baseline, context.out, ENGINE)
+    return {**own, **quality, **tasks, **harness_of(baseline, context.out), **probe}, [*gates, *more, *of_length]
 
 
 @dataclass(frozen=True)

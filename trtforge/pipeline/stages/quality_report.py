@@ -40,7 +40,7 @@ def quality_section(baseline: Figures, evaluated: Figures, parity: Figures, reci
             *_engine_quality(parity),
         ),
     )
-    tables = [perplexity, others, *_task_tables(evaluated, parity), *_long_context_tables(evaluated)]
+    tables = [perplexity, others, *_task_tables(evaluated, parity), *_long_context_tables(evaluated, parity)]
     tables += [*_layer_tables(evaluated), *_harness_tables(evaluated, parity)]
     text = "Baseline and quantized model are scored on the same tokens and items; intervals of differences are paired."
     return Section("Quality", text, tuple(tables), tuple(_plots(evaluated, parity, recipe)))
@@ -107,34 +107,49 @@ def _task_tables(evaluated: Figures, parity: Figures) -> list[Any]:
     from evals.report import Table
 
     rows = [*_task_rows("quantized", evaluated), *_task_rows("engine", parity)]
+    for who, figures in _models(evaluated, parity):
+        rows += [(who, task, "–", "–", why, "–", "–") for task, why in figures.get("not_compared", {}).items()]
     if not rows:
         return []
     columns = ("model", "task", "baseline right", "right", "items that changed", "change [95 % interval]", "McNemar p")
     return [Table(columns, tuple(rows), "Tasks")]
 
 
-def _long_context_tables(evaluated: Figures) -> list[Any]:
+def _long_context_tables(evaluated: Figures, parity: Figures) -> list[Any]:
+    """The probe of the quantized model and of the engine; lengths that the engine does not reach are named."""
     from evals.report import Table
 
-    found = evaluated.get("long_context")
-    if found is None:
-        return []
-    tail = tuple(
-        (
-            str(row["length"]),
-            f"{row['baseline']:.3f}",
-            f"{row['perplexity']:.3f}",
-            _interval(row["increase"], "+.2%"),
-        )
-        for row in found["tail"]
-    )
-    cells = tuple((str(c["length"]), f"{c['depth']:.0%}", f"{c['right']} of {c['of']}") for c in found["cells"])
-    return [
-        Table(
-            ("context, tokens", "baseline", "quantized", "increase (paired)"), tail, "The same tokens, longer contexts"
-        ),
-        Table(("prompt, tokens", "depth of the needle", "found by the quantized model"), cells, "Needles"),
+    probed = [
+        (who, figures["long_context"]) for who, figures in _models(evaluated, parity) if "long_context" in figures
     ]
+    if not probed:
+        return []
+    tail = [
+        (who, str(row["length"]), f"{row['baseline']:.3f}", f"{row['perplexity']:.3f}",
+         _interval(row["increase"], "+.2%"))
+        for who, found in probed
+        for row in found["tail"]
+    ]  # fmt: skip
+    tail += [
+        (who, str(length), "–", "–", "over max_seq_len: left out")
+        for who, found in probed
+        for length in found.get("left_out", ())
+    ]
+    cells = [
+        (who, str(c["length"]), f"{c['depth']:.0%}",
+         f"{c['baseline_right']} of {c['of']}" if "baseline_right" in c else "–", f"{c['right']} of {c['of']}")
+        for who, found in probed
+        for c in found["cells"]
+    ]  # fmt: skip
+    columns = ("model", "context, tokens", "baseline", "perplexity", "increase (paired)")
+    return [
+        Table(columns, tuple(tail), "The same tokens, longer contexts"),
+        Table(("model", "prompt, tokens", "depth of the needle", "baseline found", "found"), tuple(cells), "Needles"),
+    ]
+
+
+def _models(evaluated: Figures, parity: Figures) -> tuple[tuple[str, Figures], ...]:
+    return ("quantized", evaluated), ("engine", parity)
 
 
 def _harness_tables(evaluated: Figures, parity: Figures) -> list[Any]:
@@ -144,7 +159,7 @@ def _harness_tables(evaluated: Figures, parity: Figures) -> list[Any]:
     rows = tuple(
         (who, name, str(one["documents"]), f"{one['baseline']:.4g}", f"{one['candidate']:.4g}",
          _interval(one["change"], "+.3g"))
-        for who, figures in (("quantized", evaluated), ("engine", parity))
+        for who, figures in _models(evaluated, parity)
         for name, one in figures.get("harness", {}).items()
     )  # fmt: skip
     columns = ("model", "task and metric", "documents", "baseline", "value", "change [95 % interval]")
@@ -198,6 +213,18 @@ def _plots(evaluated: Figures, parity: Figures, recipe: Recipe) -> list[Any]:
                 limit=None if suite is None else -100.0 * suite.max_drop,
             )
         )
+    if contexts := _by_context(evaluated, parity):
+        long = recipe.evals.long_context.gate
+        plots.append(
+            Plot(
+                "The same tokens under longer contexts, paired",
+                "",
+                "relative increase of perplexity, %, with its 95 % interval",
+                (Series.of_intervals("increase", contexts, 100.0),),
+                kind="difference",
+                limit=None if long is None or long.max_increase is None else 100.0 * long.max_increase,
+            )
+        )
     if (layers := evaluated.get("layers")) is not None:
         shown = [(i, row) for i, row in enumerate(layers["layers"]) if row["snr_db"] is not None]
         series = Series("snr", tuple(float(i) for i, _ in shown), tuple(row["snr_db"] for _, row in shown))
@@ -205,9 +232,18 @@ def _plots(evaluated: Figures, parity: Figures, recipe: Recipe) -> list[Any]:
     return plots
 
 
+def _by_context(evaluated: Figures, parity: Figures) -> dict[str, Figures]:
+    """The tail's paired increase by model and length."""
+    return {
+        f"{who}: {row['length']:,}": row["increase"]
+        for who, figures in _models(evaluated, parity)
+        for row in figures.get("long_context", {}).get("tail", ())
+    }
+
+
 def _changes(evaluated: Figures, parity: Figures) -> list[tuple[str, str, Figures]]:
     found = []
-    for who, figures in (("quantized", evaluated), ("engine", parity)):
+    for who, figures in _models(evaluated, parity):
         suite = figures.get("suite")
         if suite:
             tasks = {**suite["tasks"], "all": suite["overall"]}

@@ -42,7 +42,7 @@ def scoring_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
         "corpus": corpus_identity(evals.perplexity.corpus, recipe_dir, "evaluation"),
         "generation": plain(evals.generation, exclude={"gate"}),
         "tasks": tasks_section(recipe, recipe_dir),
-        "long_context": plain(evals.long_context),
+        "long_context": long_context_section(recipe),
         "harness": harness_section(recipe, recipe_dir),
         "reference_dtype": REFERENCE_DTYPE,
     }
@@ -58,6 +58,14 @@ def tasks_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
         for one in recipe.evals.custom
     ]
     return {"suite": plain(recipe.evals.suite, exclude={"gate"}), "custom": custom}
+
+
+def long_context_section(recipe: Recipe) -> dict[str, Any]:
+    """What decides the long-context probe; a recipe without it has the section that it always had."""
+    from evals.long_context import VERSION
+
+    asked = recipe.evals.long_context
+    return {**plain(asked, exclude={"gate"}), **({"version": VERSION} if asked.lengths else {})}
 
 
 def checkpoint_identity(context: StageContext, stage: str) -> dict[str, Any]:
@@ -111,7 +119,8 @@ def measure_checkpoint(context: StageContext, stage: str, *, against_baseline: b
     answers = answer_prompts_of(context, subject, taken)
     answer_tasks(context, subject, taken)
     run_harness(context, subject, taken)
-    probe_long_context(context, subject, taken, corpus, against_baseline=against_baseline)
+    if context.recipe.evals.long_context.lengths:
+        probe_long_context(context, subject, taken, _all_tokens(subject, corpus))
     scores = measured.scores
     np.save(context.out / NLL_FILE, scores.nll)
     figures = {
@@ -267,33 +276,42 @@ def harness_section(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
     return {"tasks": list(tasks), "files": files, "version": tool_versions((DISTRIBUTION,))}
 
 
-def probe_long_context(
-    context: StageContext, subject: Subject, taken: Taken, corpus: Any, *, against_baseline: bool
-) -> None:
-    """Needles, and the tail of a text under growing contexts, if the recipe asks for them."""
+def probe_long_context(context: StageContext, subject: Subject, taken: Taken, tokens: Sequence[int]) -> None:
+    """Needles, and the tail of a text under growing contexts, as far as the subject's own limit goes.
+
+    The text and its tail are those of the longest length that the recipe asks for: what an engine of less room is given
+    are the baseline's own samples, and fewer of them.
+
+    Args:
+        tokens: the whole corpus.
+    """
     from evals.long_context import TAIL, tail_plan
     from evals.tasks import answer_items
     from evals.windows import measure_windows
 
-    lengths = sorted(context.recipe.evals.long_context.lengths)
-    if not lengths:
+    asked = sorted(context.recipe.evals.long_context.lengths)
+    within = [length for length in asked if subject.longest is None or length <= subject.longest + 1]
+    if len(within) < len(asked):
+        beyond = ", ".join(map(str, asked[len(within) :]))
+        context.progress.note(f"long contexts of {beyond} tokens are over the engine's {subject.longest}: left out")
+    if not within:
         return
-    tokens = _all_tokens(subject, corpus)
-    placed = placed_needles(context, subject, tokens)
+    placed = [needle for needle in placed_needles(context, subject, tokens) if needle.length in within]
     answer_items(
         subject.write, [needle.item for needle in placed], samples=taken.open(NEEDLES), progress=context.progress
     )
     where = [{"name": n.item.name, "length": n.length, "depth": n.depth} for n in placed]
-    write_json(context.out / LONG_CONTEXT_FILE, {"lengths": lengths, "needles": where})
-    text, plan = tail_plan(tokens, lengths)
+    left_out = {"left_out": asked[len(within) :]} if len(within) < len(asked) else {}
+    write_json(context.out / LONG_CONTEXT_FILE, {"lengths": within, "needles": where, **left_out})
+    text, plan = tail_plan(tokens, asked)
     measure_windows(
         subject.logits,
         text,
         window=len(text),
         stride=TAIL,
-        plan=plan,
+        plan=plan[: len(within)],
         samples=taken.open(TAILS),
-        what=f"the last {TAIL} tokens under {len(plan)} contexts",
+        what=f"the last {TAIL} tokens under {len(within)} contexts",
         progress=context.progress,
     )
 

@@ -39,14 +39,22 @@ def gates_section(recipe: Recipe) -> dict[str, Any]:
     evals = recipe.evals
     asked = {"perplexity": evals.perplexity.gate, "generation": evals.generation.gate, "suite": evals.suite.gate}
     asked |= {f"custom:{one.name}": one.gate for one in evals.custom}
+    asked |= {"long_context": evals.long_context.gate} if evals.long_context.lengths else {}
     return {name: plain(gate) if gate is not None else None for name, gate in asked.items()}
 
 
 def engine_task_gates(recipe: Recipe) -> tuple[str, ...]:
-    """Names of the gates on the engine's own answers to tasks."""
+    """Names of the gates on the engine's own answers to tasks and in long contexts."""
+    from evals.long_context import INCREASE_GATE, NEEDLES_GATE
+
     evals = recipe.evals
     suite = (f"{ENGINE}{SUITE}",) if evals.suite.samples and evals.suite.gate is not None else ()
-    return (*suite, *(f"{ENGINE}custom:{one.name}" for one in evals.custom if one.gate is not None))
+    own = (f"{ENGINE}custom:{one.name}" for one in evals.custom if one.gate is not None)
+    long, parts = evals.long_context, []
+    if long.lengths and long.gate is not None:
+        asked = {NEEDLES_GATE: long.gate.max_drop, INCREASE_GATE: long.gate.max_increase}
+        parts = [f"{ENGINE}{name}" for name, limit in asked.items() if limit is not None]
+    return (*suite, *own, *parts)
 
 
 def judge(recipe: Recipe, baseline: Path, candidate: Path) -> tuple[dict[str, Any], list[GateResult]]:
@@ -79,9 +87,8 @@ def judge(recipe: Recipe, baseline: Path, candidate: Path) -> tuple[dict[str, An
         gates.append(sanity_gate(answers, sane.min_sane))
     tasks, more = judge_tasks(recipe, baseline, candidate)
     figures |= harness_of(baseline, candidate)
-    if (probe := long_context_of(baseline, candidate)) is not None:
-        figures["long_context"] = rounded(probe)
-    return {**figures, **tasks}, [*gates, *more]
+    probe, of_length = judge_long_context(recipe, baseline, candidate)
+    return {**figures, **tasks, **probe}, [*gates, *more, *of_length]
 
 
 def _with_noise(gate: GateResult, noise: dict[str, Any] | None, name: str) -> GateResult:
@@ -148,7 +155,7 @@ def departure(baseline: Any, own: Any, divergence: tuple[Any, Any]) -> dict[str,
 def judge_tasks(
     recipe: Recipe, baseline: Path, candidate: Path, prefix: str = ""
 ) -> tuple[dict[str, Any], list[GateResult]]:
-    """Suite and own tasks of a candidate against the baseline; nothing for a recipe without tasks."""
+    """Suite and own tasks of a candidate against the baseline; nothing where neither answered any."""
     from evals.samples import read_samples
     from evals.tasks import answered_of, judge_answers
 
@@ -156,8 +163,6 @@ def judge_tasks(
         _read(side, TASKS, lambda s=side: answered_of(read_samples(s, TASKS)))  # type: ignore[misc]
         for side in (baseline, candidate)
     )
-    if not before or not after:
-        return {}, []
     figures, gates = judge_answers(before, after, recipe.evals, prefix)
     return rounded(figures), gates
 
@@ -172,7 +177,22 @@ def harness_of(baseline: Path, candidate: Path) -> dict[str, Any]:
     return {"harness": rounded(_read(candidate, HARNESS, lambda: compare_harness(*both)))}
 
 
-def long_context_of(baseline: Path, candidate: Path) -> dict[str, Any] | None:
+def judge_long_context(
+    recipe: Recipe, baseline: Path, candidate: Path, prefix: str = ""
+) -> tuple[dict[str, Any], list[GateResult]]:
+    """Long contexts of a candidate against the baseline, at the lengths that the candidate reached; nothing where it
+    was not probed."""
+    from evals.long_context import long_context_gates
+
+    found = _long_context_of(baseline, candidate)
+    if found is None:
+        return {}, []
+    gate = recipe.evals.long_context.gate
+    gates = [] if gate is None else long_context_gates(found["needles"], found["tail"], gate, prefix)
+    return {"long_context": rounded({**found, "needles": found["needles"].to_json()})}, gates
+
+
+def _long_context_of(baseline: Path, candidate: Path) -> dict[str, Any] | None:
     """Needles of both by length and depth, and the tail's perplexity under each context; None: not probed."""
     import numpy as np
 
@@ -183,20 +203,36 @@ def long_context_of(baseline: Path, candidate: Path) -> dict[str, Any] | None:
     def read() -> dict[str, Any]:
         record = read_json(candidate / LONG_CONTEXT_FILE)
         lengths = [int(length) for length in record["lengths"]]
-        tails = [np.concatenate([unpacked(row["nll"]) for row in rows]) for rows in _both(baseline, candidate, TAILS)]
+        tails = [np.concatenate([unpacked(row["nll"]) for row in rows]) for rows in _shared(baseline, candidate, TAILS)]
         if any(len(tail) != len(lengths) * TAIL for tail in tails):
             raise ValueError("the tails are not one a length")
-        before, after = (answered_of(rows) for rows in _both(baseline, candidate, NEEDLES))
+        before, after = (answered_of(rows) for rows in _shared(baseline, candidate, NEEDLES))
+        found, known = ({a.name: a.right for a in side} for side in (after, before))
+        cells = [
+            {**cell, "baseline_right": other["right"]}
+            for cell, other in zip(
+                needle_figures(record["needles"], found), needle_figures(record["needles"], known), strict=True
+            )
+        ]
+        left_out = {"left_out": [int(length) for length in record["left_out"]]} if "left_out" in record else {}
         return {
-            "needles": compare_tasks(before, after).overall.to_json(),
-            "cells": needle_figures(record["needles"], {a.name: a.right for a in after}),
+            "needles": compare_tasks(before, after).overall,
+            "cells": cells,
             "tail": tail_figures(tails[0], tails[1], lengths),
+            **left_out,
         }
 
     if not (baseline / LONG_CONTEXT_FILE).is_file() or not (candidate / LONG_CONTEXT_FILE).is_file():
         return None
     found: dict[str, Any] | None = _read(candidate, TAILS, read)
     return found
+
+
+def _shared(baseline: Path, candidate: Path, name: str) -> list[list[dict[str, Any]]]:
+    """Samples of both, in the candidate's order: of the baseline those that the candidate has too."""
+    before, after = _both(baseline, candidate, name)
+    known = {record["id"]: record for record in before}
+    return [[known[record["id"]] for record in after], after]
 
 
 def _both(baseline: Path, candidate: Path, name: str) -> list[list[dict[str, Any]]]:

@@ -265,3 +265,48 @@ def step_holds_block(facts: Facts) -> Iterator[Violation]:
                 *(f"build.kv_cache.block_size: {size}" for size in (64, 32, 16) if size <= tokens),
             ],
         )
+
+
+@rule("TF-K9-018", "more is asked for than is measured", severity="warning")
+def what_is_asked_is_measured(facts: Facts) -> Iterator[Violation]:
+    """Noise and engine are scored on windows of evals.perplexity, and the engine takes prompts up to its own limit:
+    what lies beyond is left out, and the figures are of fewer tokens than the recipe says."""
+    evals, limits = facts.recipe.evals, facts.recipe.build.limits
+    asked, engine = evals.perplexity, evals.engine_parity.tokens
+    runs = not facts.target.tensorrt_llm and facts.target.graph_mode != "native"
+    parts = {"evals.perplexity.noise_tokens": asked.noise_tokens}
+    parts |= {"evals.engine_parity.tokens": engine} if runs else {}
+    for key, tokens in parts.items():
+        if tokens > asked.tokens:
+            yield Violation(
+                f"{key} {tokens} is over evals.perplexity.tokens {asked.tokens}: {asked.tokens} are scored",
+                facts.asked(key),
+                {"asked": tokens, "scored": asked.tokens},
+                [f"{key}: {asked.tokens}", f"evals.perplexity.tokens: {tokens}"],
+            )
+    if not runs:
+        return
+    longest = limits.max_input_len or limits.max_seq_len - 1
+    first = min(asked.window, asked.tokens)
+    if 0 < engine < first or (engine and asked.window > longest + 1):
+        why = "hold no whole window" if engine < first else f"the engine takes prompts of {longest}: no window fits"
+        yield Violation(
+            f"evals.engine_parity.tokens {engine}, windows of {asked.window} tokens: {why}",
+            facts.asked("evals.engine_parity.tokens", "evals.perplexity.window"),
+            {"tokens": engine, "window": asked.window, "longest_prompt": longest},
+            [
+                *([f"evals.engine_parity.tokens: {first}"] if asked.window <= longest + 1 else []),
+                "evals.engine_parity.tokens: 0",
+            ],
+        )
+    lengths = evals.long_context.lengths
+    if over := [length for length in lengths if length > longest + 1]:
+        yield Violation(
+            f"long contexts of {', '.join(map(str, over))} tokens are over the engine's {longest}: it is not asked",
+            facts.asked("evals.long_context.lengths"),
+            {"lengths": list(lengths), "longest_prompt": longest},
+            [
+                f"evals.long_context.lengths: {[length for length in lengths if length not in over]}",
+                *by_hand(f"build.limits.max_seq_len: {max(over)} or more"),
+            ],
+        )

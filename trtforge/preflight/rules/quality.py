@@ -17,7 +17,7 @@ from trtforge.preflight.retarget import to_format
 from trtforge.rules.sources import MODELOPT_BENCHMARK, thread
 
 if TYPE_CHECKING:
-    from trtforge.recipe.schema_evals import Custom
+    from trtforge.recipe.schema_evals import Custom, LongContextGate, SuiteGate
 
 #: a gate's key -> the gate that a first recipe has
 _DEFAULTS = {
@@ -79,10 +79,14 @@ def gates_mean_something(facts: Facts) -> Iterator[Violation]:
             {"min_sane": 0},
             ["evals.generation.gate.min_sane: 50%"],
         )
-    drops = {"evals.suite.gate": facts.recipe.evals.suite.gate if facts.recipe.evals.suite.samples else None}
+    drops: dict[str, SuiteGate | LongContextGate | None] = {
+        "evals.suite.gate": facts.recipe.evals.suite.gate if facts.recipe.evals.suite.samples else None
+    }
+    long = facts.recipe.evals.long_context
+    drops["evals.long_context.gate"] = long.gate if long.lengths else None
     drops |= {f"evals.custom[{at}].gate": one.gate for at, one in enumerate(facts.recipe.evals.custom)}
     for key, drop in drops.items():
-        if drop is not None and drop.max_drop >= 1:
+        if drop is not None and drop.max_drop is not None and drop.max_drop >= 1:
             yield Violation(
                 f"{key} allows every right answer to be lost",
                 f"{key}: {{max_drop: {drop.max_drop:g}}}",
@@ -201,6 +205,15 @@ def samples_can_decide(facts: Facts) -> Iterator[Violation]:
             suite.gate.max_drop,
             suite.samples * kinds,
             lambda needed: f"evals.suite.samples: {-(-needed // kinds)}",
+        )
+    long = evals.long_context
+    if long.lengths and long.gate is not None and long.gate.max_drop is not None:
+        places = len(long.lengths) * len(long.depths)
+        yield from _drop(
+            "evals.long_context.gate",
+            long.gate.max_drop,
+            places * long.samples,
+            lambda needed: f"evals.long_context.samples: {-(-needed // places)}",
         )
     for position, one in enumerate(evals.custom):
         items = _own_items(facts, one)
