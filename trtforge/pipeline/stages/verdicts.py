@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trtforge.ground.section import Section
 from trtforge.pipeline.stages.common import bad_record, plain, read_json, rounded
 from trtforge.pipeline.stages.scoring import (
     HARNESS,
@@ -37,7 +38,11 @@ INCREASE, KL, TOP1, SANITY, SUITE = (
 def gates_section(recipe: Recipe) -> dict[str, Any]:
     """The gates that :func:`judge` holds the samples against."""
     evals = recipe.evals
-    asked = {"perplexity": evals.perplexity.gate, "generation": evals.generation.gate, "suite": evals.suite.gate}
+    asked: dict[str, Section | None] = {
+        "perplexity": evals.perplexity.gate,
+        "generation": evals.generation.gate,
+        "suite": evals.suite.gate,
+    }
     asked |= {f"custom:{one.name}": one.gate for one in evals.custom}
     asked |= {"long_context": evals.long_context.gate} if evals.long_context.lengths else {}
     return {name: plain(gate) if gate is not None else None for name, gate in asked.items()}

@@ -307,6 +307,6 @@ def what_is_asked_is_measured(facts: Facts) -> Iterator[Violation]:
             {"lengths": list(lengths), "longest_prompt": longest},
             [
                 f"evals.long_context.lengths: {[length for length in lengths if length not in over]}",
-                *by_hand(f"build.limits.max_seq_len: {max(over)} or more"),
+                *by_hand(f"raise build.limits.max_seq_len to {max(over)}"),
             ],
         )
