@@ -10,11 +10,14 @@ its parents matches a pattern, by the same rule as in preflight.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trtforge.formats.mixing import MIXED, assign, format_text, mixable, sized_format, torn_products
 from trtforge.formats.table import (
+    UNQUANTIZED,
     FormatRow,
     KvMode,
     check_group_size,
@@ -38,13 +41,14 @@ _EMBEDDINGS = ("*embed*", "wte")
 @dataclass(frozen=True)
 class QuantPlan:
     """Attributes:
-    row, kv: the table's rows.
-    group: resolved group size, or None.
+    row, kv: the table's rows; with ``quantize.mixed`` the row of the linears that it does not name.
+    group: resolved group size of ``row``, or None.
     linears: [N, K] of every linear, by module name, the tied head included.
     quantized: names of those that get the format, sorted.
     excluded: the others, sorted.
     tied: whether the output head shares the embedding's weight.
-    idle_patterns: exclude patterns that match no linear (preflight warns of them).
+    idle_patterns: patterns of ``exclude`` and ``mixed`` that match no linear (preflight warns of them).
+    others: the quantized linears with another format than ``row``: its row and group size.
     """
 
     row: FormatRow
@@ -55,6 +59,57 @@ class QuantPlan:
     excluded: tuple[str, ...]
     tied: bool
     idle_patterns: tuple[str, ...]
+    others: Mapping[str, tuple[FormatRow, int | None]] = field(default_factory=dict)
+
+    @cached_property
+    def quantized_set(self) -> frozenset[str]:
+        """``quantized`` to look names up in."""
+        return frozenset(self.quantized)
+
+    def row_of(self, linear: str) -> FormatRow:
+        """The format of a quantized linear."""
+        return self.others[linear][0] if linear in self.others else self.row
+
+    def group_of(self, linear: str) -> int | None:
+        """Values of a quantized linear that share a scale; None without groups."""
+        return self.others[linear][1] if linear in self.others else self.group
+
+    @cached_property
+    def formats(self) -> Mapping[tuple[str, int | None], tuple[str, ...]]:
+        """The quantized linears of each format and group size, that of ``row`` first."""
+        found: dict[tuple[str, int | None], list[str]] = {(self.row.name, self.group): []}
+        for linear in self.quantized:
+            found.setdefault((self.row_of(linear).name, self.group_of(linear)), []).append(linear)
+        return {key: tuple(names) for key, names in found.items() if names}
+
+    @cached_property
+    def rows(self) -> tuple[FormatRow, ...]:
+        """The formats of the quantized linears."""
+        return tuple(format_row(name) for name in dict.fromkeys(name for name, _ in self.formats))
+
+    @property
+    def mixed(self) -> Mapping[str, tuple[str, ...]]:
+        """The linears of each format as a recipe writes it; empty where all have one."""
+        if len(self.formats) < 2:
+            return {}
+        return {format_text(format_row(name), group): names for (name, group), names in self.formats.items()}
+
+    @property
+    def title(self) -> str:
+        """The formats of the weights in words."""
+        return " and ".join(self.mixed) or (self.rows[0].name if self.rows else self.row.name)
+
+    @property
+    def algorithm(self) -> str | None:
+        """``quant_algo`` of the export: MIXED_PRECISION for several formats or group sizes."""
+        if len(self.formats) > 1:
+            return MIXED
+        return self.rows[0].algorithm if self.rows else None
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether some format's scales need text."""
+        return any(row.needs_calibration for row in self.rows)
 
     @property
     def does_nothing(self) -> bool:
@@ -96,7 +151,8 @@ def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInf
     Raises:
         ForgeError: ``TF-QNT-001`` … ``-004`` (format, KV mode, group size), ``TF-QNT-005`` already
             quantized, ``TF-QNT-007`` odd rows, ``TF-K4-001`` partial groups, ``TF-K6-001`` a tied head
-            that is not excluded, ``TF-QNT-015`` nothing is left to quantize.
+            that is not excluded, ``TF-QNT-015`` nothing is left to quantize; of ``mixed`` ``TF-QNT-017`` a format that
+            is not mixed, ``TF-QNT-018`` one product in several formats, ``TF-QNT-019`` a linear in two.
     """
     row, kv = format_row(section.format), kv_mode(section.kv_cache)
     group = resolve_group_size(row, section.group_size)
@@ -112,11 +168,51 @@ def plan_quantization(config: Mapping[str, Any], headers: Mapping[str, TensorInf
         raise _nothing_left(row, section)
     if is_tied(config) and LM_HEAD in quantized:
         raise _tied_head(row, section)
-    check_group_size(row, group, {name: linears[name][1] for name in quantized})
-    _check_rows(row, {name: linears[name][0] for name in quantized})
     # the default names the head whether or not a model has one of its own
     idle = [p for p in section.exclude if p != LM_HEAD and not any(matches(name, p) for name in linears)]
-    return QuantPlan(row, kv, group, linears, quantized, tuple(sorted(excluded)), is_tied(config), tuple(idle))
+    others, unused = _others(section, quantized)
+    plan = QuantPlan(
+        row, kv, group, linears, quantized, tuple(sorted(excluded)), is_tied(config), (*idle, *unused), others
+    )
+    for (name, size), members in plan.formats.items():
+        check_group_size(format_row(name), size, {member: linears[member][1] for member in members})
+        _check_rows(format_row(name), {member: linears[member][0] for member in members})
+    if len(plan.formats) > 1:
+        mixable((row.name for row in plan.rows), asked=_asked(section))
+        _check_products(plan, section)
+    return plan
+
+
+def _others(section: Quantize, quantized: tuple[str, ...]) -> tuple[dict[str, tuple[FormatRow, int | None]], list[str]]:
+    """Format and group size of the linears that ``mixed`` names, and its patterns that fit none."""
+    named = {text: sized_format(text) for text in section.mixed}
+    own = (section.format, section.group_size)
+    assigned, idle = assign(section.mixed, quantized, ())
+    return {linear: named[text] for linear, text in assigned.items() if named[text] != own}, idle
+
+
+def _asked(section: Quantize) -> str:
+    return f"quantize: {{format: {section.format}, mixed: {{{', '.join(section.mixed)}}}}}"
+
+
+def _check_products(plan: QuantPlan, section: Quantize) -> None:
+    formats = {name: format_text(plan.row_of(name), plan.group_of(name)) for name in plan.quantized}
+    torn = torn_products(formats | dict.fromkeys(plan.excluded, UNQUANTIZED))
+    if torn:
+        where, parts = next(iter(torn.items()))
+        raise ForgeError(
+            "TF-QNT-018",
+            f"{where} are to have several formats",
+            asked=_asked(section),
+            numbers={"products": len(torn), "formats": parts},
+            why="They are one product in the engine, and the export gives linears with one input common scales.",
+            remedies=[
+                f"quantize.mixed.{other}: all of {', '.join(sorted(parts))}"
+                for other in dict.fromkeys(parts.values())
+                if other in section.mixed
+            ]
+            + [f"quantize.mixed: none of {', '.join(sorted(parts))}"],
+        )
 
 
 def _already_quantized(found: Any) -> ForgeError:

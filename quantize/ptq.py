@@ -89,6 +89,7 @@ def quantize_checkpoint(
         "exclude": list(section.exclude),
         "scope": section.scope,
         "quantized_linears": len(plan.quantized),
+        "mixed": {text: list(names) for text, names in plan.mixed.items()},
         "excluded_linears": list(plan.excluded) if plan.row.weight is not None else [],
         "tied_embeddings": plan.tied,
         "emulated": [],
@@ -121,7 +122,7 @@ def calibration_batch_of(
     summary: dict[str, Any],
 ) -> np.ndarray | None:
     """Calibration prompts, int64 [samples, sequence], or None when the plan needs no statistics."""
-    if not plan.row.needs_calibration and plan.kv.scales != "calibrated":
+    if not plan.needs_calibration and plan.kv.scales != "calibrated":
         return None
     asked = section.calibration
     corpus = corpora.load_corpus(asked.corpus, base_dir, "calibration")
@@ -232,8 +233,9 @@ def calibrated_model(
         model = load_model(checkpoint, allow_remote_code)
     settings = build_config(plan, summary["modelopt"])
     with emulated_block_quantization() as emulated, torch.no_grad():
-        if emulated and plan.row.cpu.evaluate == "emulated":
-            summary["emulated"] = [f"the {plan.row.name} arithmetic of calibration and evaluation"]
+        if emulated:
+            names = [row.name for row in plan.rows if row.cpu.evaluate == "emulated"]
+            summary["emulated"] = [f"the {name} arithmetic of calibration and evaluation" for name in names]
         with _timed(timings, "calibrate"), quiet():
             loop = None if batch is None else forward_loop(model, batch, plan, settings, report, search)
             try:
@@ -292,7 +294,7 @@ def load_model(checkpoint: Path, allow_remote_code: bool = False) -> Any:
 
 
 def build_config(plan: QuantPlan, modelopt_version: str) -> dict[str, Any]:
-    """ModelOpt's configuration for the plan: format, group size, excludes, head and KV cache merged into one.
+    """ModelOpt's configuration for the plan: formats, group sizes, excludes, head and KV cache merged into one.
 
     A KV configuration alone would leave the linears with default INT8 quantizers that cannot be exported,
     so it is always merged into the weight configuration (or into one that disables everything).
@@ -302,9 +304,11 @@ def build_config(plan: QuantPlan, modelopt_version: str) -> dict[str, Any]:
     if plan.row.weight is None:
         config: dict[str, Any] = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
     else:
-        config = _named_config(plan.row, modelopt_version)
-        _set_group(config, plan.group)
-        config["quant_cfg"] += _head_entries(config, plan)
+        config = _grouped_config(plan.row, plan.group, modelopt_version)
+        if "lm_head" in plan.quantized and "lm_head" not in plan.others:
+            config["quant_cfg"] += _entries_of("lm_head", config)
+        for name, (row, group) in plan.others.items():
+            config["quant_cfg"] += _entries_of(name, _grouped_config(row, group, modelopt_version))
         config["quant_cfg"] += [
             {"quantizer_name": f"{name}.{kind}_quantizer", "enable": False}
             for name in plan.excluded
@@ -331,6 +335,12 @@ def _named_config(row: FormatRow | KvMode, modelopt_version: str) -> dict[str, A
     return loaded
 
 
+def _grouped_config(row: FormatRow, group: int | None, modelopt_version: str) -> dict[str, Any]:
+    config = _named_config(row, modelopt_version)
+    _set_group(config, group)
+    return config
+
+
 def _set_group(config: dict[str, Any], group: int | None) -> None:
     """Give every quantizer in blocks of columns the plan's length; a chain of quantizers is a list."""
     for entry in config["quant_cfg"]:
@@ -341,15 +351,18 @@ def _set_group(config: dict[str, Any], group: int | None) -> None:
                 blocks[-1] = group
 
 
-def _head_entries(config: dict[str, Any], plan: QuantPlan) -> list[dict[str, Any]]:
-    """ModelOpt's presets disable ``*lm_head*``; an untied head that the recipe does not exclude is enabled again."""
-    if "lm_head" not in plan.quantized:
-        return []
-    entries = []
+def _entries_of(linear: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """What gives one linear a configuration's quantizers, whatever entries before say of it.
+
+    ModelOpt's presets disable ``*lm_head*``: an untied head that the recipe does not exclude is enabled again by these.
+    """
+    entries: list[dict[str, Any]] = [
+        {"quantizer_name": f"{linear}.{kind}_quantizer", "enable": False} for kind in ("weight", "input")
+    ]
     for entry in config["quant_cfg"]:
         name = entry["quantizer_name"]
         if name in ("*weight_quantizer", "*input_quantizer") and entry.get("cfg"):
-            entries.append({**copy.deepcopy(entry), "quantizer_name": f"lm_head.{name[1:]}", "enable": True})
+            entries.append({**copy.deepcopy(entry), "quantizer_name": f"{linear}.{name[1:]}", "enable": True})
     return entries
 
 
@@ -382,7 +395,7 @@ def forward_loop(
     def loop(calibrated: Any) -> None:
         nonlocal passes
         passes += 1
-        report.start(f"calibrating {plan.row.name}, pass {passes}: {len(ids)} x {ids.shape[1]} tokens", total=len(ids))
+        report.start(f"calibrating {plan.title}, pass {passes}: {len(ids)} x {ids.shape[1]} tokens", total=len(ids))
         device = next(calibrated.parameters()).device
         kept = search if method == METHOD and passes == SEARCH_PASS else None
         if kept is not None:

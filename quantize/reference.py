@@ -32,6 +32,7 @@ from quantize.quiet import quiet
 from trtforge.formats import format_of_algorithm
 from trtforge.formats.base import Format, InputOperation
 from trtforge.formats.kv import rounded
+from trtforge.formats.mixing import MIXED
 from trtforge.formats.table import KV_LEAVES, carried_kv, formats_by_algorithm, linear_parts
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_object
@@ -51,7 +52,7 @@ class ReferenceModel:
     Attributes:
         tokenizer: the checkpoint's tokenizer (``tokenizers.Tokenizer``).
         model: the Hugging Face model behind it.
-        quant_format: a name of the format table.
+        quant_format: a name of the format table; of mixed precision the names of all, joined by ``+``.
         emulated: whether any quantized operation is emulated (always, for quantized checkpoints).
     """
 
@@ -153,12 +154,10 @@ def load_reference_model(
     algorithm, kv_algorithm = read_quantization(checkpoint)
     compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     tensors = _load_tensors(checkpoint)
-    format = format_of_algorithm(algorithm)
-    if format is None:
-        raise _unknown_quantization(checkpoint, algorithm)
+    formats = _Formats(checkpoint, algorithm)
     if kv_algorithm not in (None, *carried_kv()):
         raise _unknown_quantization(checkpoint, f"KV cache {kv_algorithm}")
-    weights, inputs, kv_scales = _separate(tensors, format)
+    weights, inputs, kv_scales = _separate(tensors, formats)
     import transformers  # noqa: F401 (before the block: its bars can only be muted once it is there)
 
     with quiet():
@@ -166,7 +165,7 @@ def load_reference_model(
     _hook_inputs(model, inputs)
     if emulate_kv and kv_algorithm is not None:
         _hook_attention(model, kv_scales, rounded(carried_kv()[kv_algorithm]))
-    return ReferenceModel(model, load_tokenizer(checkpoint), format.name, _eos_ids(checkpoint))
+    return ReferenceModel(model, load_tokenizer(checkpoint), formats.name, _eos_ids(checkpoint))
 
 
 def read_quantization(checkpoint: Path) -> tuple[str | None, str | None]:
@@ -207,7 +206,40 @@ def _load_tensors(checkpoint: Path) -> Parts:
     return tensors
 
 
-def _separate(tensors: Parts, format: Format) -> tuple[Parts, dict[str, InputOperation], dict[str, dict[str, float]]]:
+class _Formats:
+    """How each quantized linear is stored; ``TF-QNT-030`` an algorithm without a format."""
+
+    def __init__(self, checkpoint: Path, algorithm: str | None) -> None:
+        self._checkpoint = checkpoint
+        self._layers: dict[str, Format] | None = None
+        if algorithm == MIXED:
+            section = read_quantization_record(checkpoint) or read_config(checkpoint).get("quantization_config") or {}
+            layers = section.get("quantized_layers")
+            named = layers.items() if isinstance(layers, dict) else ()
+            self._layers = {name: self._named(one.get("quant_algo")) for name, one in named if isinstance(one, dict)}
+            self.name = "+".join(sorted({format.row.name for format in self._layers.values()}))
+        else:
+            self._one = self._named(algorithm)
+            self.name = self._one.name
+
+    def of(self, module: str) -> Format:
+        """The format of a linear that has scales."""
+        if self._layers is None:
+            return self._one
+        if module not in self._layers:
+            raise _unknown_quantization(self._checkpoint, f"of {module}, which quantized_layers does not list")
+        return self._layers[module]
+
+    def _named(self, algorithm: str | None) -> Format:
+        format = format_of_algorithm(algorithm)
+        if format is None:
+            raise _unknown_quantization(self._checkpoint, algorithm)
+        return format
+
+
+def _separate(
+    tensors: Parts, formats: _Formats
+) -> tuple[Parts, dict[str, InputOperation], dict[str, dict[str, float]]]:
     """Split a checkpoint into de-quantized weights, input operations by module, and KV scales by attention module."""
     parts: dict[str, Parts] = {}
     kv_scales: dict[str, dict[str, float]] = {}
@@ -223,7 +255,7 @@ def _separate(tensors: Parts, format: Format) -> tuple[Parts, dict[str, InputOpe
     inputs: dict[str, InputOperation] = {}
     for module, found in parts.items():
         found["weight"] = weights[f"{module}.weight"]
-        weights[f"{module}.weight"], operation = format.read(found)
+        weights[f"{module}.weight"], operation = formats.of(module).read(found)
         if operation is not None:
             inputs[module] = operation
     return weights, inputs, kv_scales

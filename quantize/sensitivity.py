@@ -1,9 +1,10 @@
 """Which linears bear a format: groups quantized alone in an otherwise unquantized model, and which of them to spare.
 
-A group is what a target multiplies as one (query, key and value; gate and up) and therefore quantizes as one; every
-other linear is a group of its own. ModelOpt calibrates the whole model once; a group's weights and inputs then pass
-through its quantizers while all others stay as they are. So each format is measured by the arithmetic of its own
-calibration, before the export shares scales between fused linears. Keys and values keep the model's type.
+A group is what a target multiplies as one (query, key and value; gate and up; the experts of a layer) and therefore
+quantizes as one; every other linear is a group of its own. ModelOpt calibrates the whole model once; a group's weights
+and inputs then pass through its quantizers while all others stay as they are. So each format is measured by the
+arithmetic of its own calibration, before the export shares scales between fused linears. Keys and values keep the
+model's type.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from quantize import ptq
 from quantize.one_scale import FUSED
 from quantize.plan import QuantPlan
 from quantize.quiet import quiet
+from trtforge.formats.mixing import product_of
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
 from trtforge.ground.safetensors_header import DTYPE_BITS, TensorInfo, read_headers
@@ -37,11 +39,13 @@ class LinearGroup:
         name: of the first module, with the last parts of all.
         modules: names of the linears.
         saved: bytes that quantizing them saves.
+        weights: how many they have.
     """
 
     name: str
     modules: tuple[str, ...]
     saved: int
+    weights: int = 0
 
 
 def linear_groups(plan: QuantPlan, headers: Mapping[str, TensorInfo]) -> list[LinearGroup]:
@@ -50,7 +54,7 @@ def linear_groups(plan: QuantPlan, headers: Mapping[str, TensorInfo]) -> list[Li
     Raises:
         ForgeError: ``TF-QNT-016`` the plan quantizes no weights.
     """
-    if plan.row.weight is None:
+    if not plan.rows:
         raise ForgeError(
             "TF-QNT-016",
             "The recipe quantizes no weights, so no linear can be sensitive to it",
@@ -60,24 +64,23 @@ def linear_groups(plan: QuantPlan, headers: Mapping[str, TensorInfo]) -> list[Li
         )
     found: dict[str, list[str]] = {}
     for module in plan.quantized:
-        found.setdefault(_key(module), []).append(module)
+        product = product_of(module)
+        found.setdefault(module if product is None else product[0], []).append(module)
     groups = []
     for modules in found.values():
-        ordered = tuple(sorted(modules, key=_place))
-        parent = ordered[0].rpartition(".")[0]
-        leaves = "+".join(module.rpartition(".")[2] for module in ordered)
-        saved = sum(_bytes(plan, headers, module) for module in ordered)
-        groups.append(LinearGroup(f"{parent}.{leaves}" if parent else leaves, ordered, saved))
+        ordered = tuple(sorted(modules, key=lambda module: (_place(module), _natural(module))))
+        saved = sum(_wide_bytes(plan, headers, module) - stored_bytes(plan, headers, module) for module in ordered)
+        groups.append(LinearGroup(_name(ordered), ordered, saved, sum(math.prod(plan.linears[m]) for m in ordered)))
     return sorted(groups, key=lambda group: _natural(group.modules[0]))
 
 
-def _key(module: str) -> str:
-    """What the linears of one product have in common: the layer and the product's first linear."""
-    for names in FUSED:
-        for name in names:
-            if module.endswith(f".{name}"):
-                return f"{module.removesuffix(name)}{names[0]}"
-    return module
+def _name(modules: Sequence[str]) -> str:
+    """The parent of all, and the last parts of their names where they lie side by side."""
+    parents = {module.rpartition(".")[0] for module in modules}
+    if len(parents) > 1:
+        return modules[0].partition(".experts.")[0] + ".experts"
+    leaves = "+".join(module.rpartition(".")[2] for module in modules)
+    return f"{parent}.{leaves}" if (parent := parents.pop()) else leaves
 
 
 def _place(module: str) -> int:
@@ -90,16 +93,27 @@ def _natural(module: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in module.split(".")]
 
 
-def _bytes(plan: QuantPlan, headers: Mapping[str, TensorInfo], module: str) -> int:
-    """Bytes of the linear's weight less those of its tensors in the format."""
-    rows, columns = plan.linears[module]
+def _wide_bits(headers: Mapping[str, TensorInfo], module: str) -> int:
     stored = headers.get(f"{module}.weight")
-    wide = DTYPE_BITS[stored.dtype] if stored is not None else 16  # a tied head has no tensor of its own
-    narrow = 0
-    for rule in plan.row.tensors.values():
-        bits = DTYPE_BITS.get(rule.dtype, wide)
-        narrow += math.prod(rule.expected_shape(rows, columns, plan.group)) * bits // 8
-    return rows * columns * wide // 8 - narrow
+    return DTYPE_BITS[stored.dtype] if stored is not None else 16  # a tied head has no tensor of its own
+
+
+def _wide_bytes(plan: QuantPlan, headers: Mapping[str, TensorInfo], module: str) -> int:
+    """Bytes of the linear's weight as the checkpoint has it."""
+    return math.prod(plan.linears[module]) * _wide_bits(headers, module) // 8
+
+
+def stored_bytes(plan: QuantPlan, headers: Mapping[str, TensorInfo], module: str) -> int:
+    """Bytes of a linear's tensors as the plan stores it, scales included; those of its weight where it is excluded."""
+    if module not in plan.quantized_set:
+        return _wide_bytes(plan, headers, module)
+    row, group = plan.row_of(module), plan.group_of(module)
+    return sum(
+        math.prod(rule.expected_shape(*plan.linears[module], group))
+        * DTYPE_BITS.get(rule.dtype, _wide_bits(headers, module))
+        // 8
+        for rule in row.tensors.values()
+    )
 
 
 class PartlyQuantized:

@@ -15,6 +15,7 @@ from typing import Any
 
 from trtforge.formats import formats
 from trtforge.formats.base import LinearTensors, Repacking
+from trtforge.formats.mixing import MIXED
 from trtforge.formats.table import UNQUANTIZED, formats_by_algorithm, one_of, quantizing_formats
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
@@ -22,8 +23,6 @@ from trtforge.ground.safetensors_header import TensorInfo, read_headers
 
 #: tensors that carry nothing the graph needs, with the reason that graph.json records
 DERIVED = ((re.compile(r"(^|\.)rotary_emb\.inv_freq$"), "computed from config.json"),)
-#: the algorithm of a checkpoint whose linears have several formats
-MIXED = "MIXED_PRECISION"
 
 
 @dataclass(frozen=True)

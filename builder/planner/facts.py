@@ -17,9 +17,10 @@ from builder.planner.hardware import Gpu, link
 from builder.planner.memory import plan_memory
 from builder.planner.model import from_config, read_config
 from builder.planner.parallelism import Split, invalid_reasons, recommend, splits
-from builder.planner.precision import recipe_precision
+from builder.planner.precision import recipe_precision, weight_format
 from builder.planner.types import Beside, Facts, Goal, ParallelPlan, Precision, Serving, Workload, bad_input
 from builder.planner.weights import TensorGroup, groups_from_facts, groups_from_headers, in_precision
+from trtforge.formats.mixing import named_format
 from trtforge.ground.safetensors_header import read_headers, weight_files
 from trtforge.models.record import Model
 from trtforge.recipe.kv_windows import kv_windows
@@ -81,6 +82,10 @@ def served_precision(recipe: Recipe, model: Model) -> Precision:
         group_size=quantize.group_size,
         exclude=quantize.unquantized,
     )
+    if quantize.mixed:
+        named = ((*named_format(text), tuple(patterns)) for text, patterns in quantize.mixed.items())
+        mixed = tuple((weight_format(row.name).name, size, patterns) for row, size, patterns in named)
+        precision = replace(precision, mixed=mixed)
     if model.prequantized:
         precision = replace(precision, weights=model.prequantized, exclude=(*precision.exclude, *model.unquantized))
     if model.prequantized_kv_cache and quantize.kv_cache == "none":
@@ -89,8 +94,11 @@ def served_precision(recipe: Recipe, model: Model) -> Precision:
 
 
 def stored_notes(recipe: Recipe, model: Model) -> list[str]:
-    """What the recipe asks of a checkpoint that is quantized already, and that is not done to it."""
+    """What a plan says of formats: of several ones, and of a checkpoint that is quantized already."""
     asked = recipe.quantize.format
+    if model.prequantized is None and recipe.quantize.mixed:
+        others = ", ".join(recipe.quantize.mixed)
+        return [f"bytes are those of each linear's own format; times count the linears in {others} as {asked}"]
     if model.prequantized is None or asked in ("none", model.prequantized):
         return []
     return [

@@ -43,7 +43,8 @@ class WeightFormat:
 class Precision:
     """Formats of the linears, of everything else (``base``) and of the KV cache; keys of ``builder.planner.precision``.
 
-    ``exclude`` holds patterns of linears that keep ``base``, as the recipe's ``quantize.exclude``.
+    ``exclude`` holds patterns of linears that keep ``base``, as the recipe's ``quantize.exclude``; ``mixed`` other
+    formats with their group sizes and the patterns of their linears, as ``quantize.mixed``.
     """
 
     weights: str = "bfloat16"
@@ -51,6 +52,7 @@ class Precision:
     kv: str = "bfloat16"
     group_size: int | None = None
     exclude: tuple[str, ...] = ("lm_head",)
+    mixed: tuple[tuple[str, int | None, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)

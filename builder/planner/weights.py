@@ -235,6 +235,12 @@ def in_precision(groups: Iterable[TensorGroup], precision: Precision) -> list[Te
         kept, chosen = _excluded(group, precision.exclude)
         if kept is not None:
             result.append(replace(plain, layers=kept))
+        for weights, size, patterns in precision.mixed:
+            if chosen is not None:
+                taken, chosen = _excluded(replace(plain, layers=chosen), patterns)
+                if taken is not None:
+                    own = replace(precision, weights=weights, group_size=size)
+                    result.extend(_quantized(replace(plain, layers=taken), own))
         if chosen is not None:
             result.extend(_quantized(replace(plain, layers=chosen), precision))
     return result

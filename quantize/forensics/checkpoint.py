@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -43,15 +43,21 @@ BROUGHT = 64 << 10
 
 @dataclass(frozen=True)
 class Expected:
-    """What a recipe asked for: names from the format table, and the modules by plan (None: not checked)."""
+    """What a recipe asked for: names from the format table, and the modules by plan (None: not checked).
+
+    ``mixed`` has the ``quant_algo`` of every linear where they differ; ``quant_format`` is then one of them.
+    """
 
     quant_format: str
     kv_cache: str
     quantized: frozenset[str] | None = None
+    mixed: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
     def from_plan(cls, plan: QuantPlan) -> Expected:
-        return cls(plan.row.name, plan.kv.name, frozenset(plan.quantized))
+        mixed = {name: plan.row_of(name).algorithm for name in plan.quantized} if plan.mixed else {}
+        format = plan.rows[0].name if plan.rows else plan.row.name
+        return cls(format, plan.kv.name, frozenset(plan.quantized), mixed)
 
 
 @dataclass

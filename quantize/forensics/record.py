@@ -24,10 +24,10 @@ from quantize.forensics.layouts import (
     trtllm_layout,
     unlisted,
 )
+from trtforge.formats.mixing import MIXED
 from trtforge.formats.table import kv_modes_by
 from trtforge.ground.safetensors_header import TensorInfo
 
-MIXED = "MIXED_PRECISION"
 #: names under which ModelOpt's own section may stand
 _MODELOPT_METHODS = frozenset({"modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"})
 #: classes that compressed-tensors may name as a target; everything that is a linear

@@ -23,6 +23,7 @@ from trtforge.cli import (
     draft,
     engine,
     matrix,
+    mix,
     plan,
     plugins,
     recipes,
@@ -81,7 +82,7 @@ _COMMANDS: tuple[tuple[str, Any], ...] = (
 )
 for _name, _function in _COMMANDS:
     app.command(_name)(_function)
-_beside = with_subcommands(stages.quantize, advise=advise.advise, sensitivity=sensitivity.sensitivity)
+_beside = with_subcommands(stages.quantize, advise=advise.advise, mix=mix.mix, sensitivity=sensitivity.sensitivity)
 app.command("quantize", **_beside)(stages.quantize)
 for _name, _group in (
     ("artifacts", artifacts.app),

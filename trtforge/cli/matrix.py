@@ -37,14 +37,14 @@ def matrix(
     from trtforge.ground.errors import ExitCode, ForgeError
     from trtforge.ground.units import format_size
     from trtforge.pipeline.catalogue import default_stages
-    from trtforge.pipeline.matrix import LAST, measure, pairs, parse_variants, ungated, with_groups
+    from trtforge.pipeline.matrix import LAST, Variant, measure, pairs, parse_variants, ungated, with_groups
     from trtforge.pipeline.pipeline import Pipeline
     from trtforge.pipeline.stages.verdicts import judge
     from trtforge.recipe.load import load_recipe
 
     _refuse_chosen(overrides or ())
     variants, opened = parse_variants(formats), common.open_store(store)
-    base = load_recipe(recipe, [*(overrides or ()), "quantize.format=none", "quantize.group_size=null"])
+    base = load_recipe(recipe, [*(overrides or ()), *Variant("none").overrides])
     pipeline, observer = Pipeline(default_stages(), opened), ConsoleObserver(console)
 
     def go(loaded: Any, until: str) -> RunResult:
@@ -90,12 +90,12 @@ def _refuse_chosen(overrides: Sequence[str]) -> None:
     from trtforge.ground.errors import ForgeError
 
     for text in overrides:
-        if text.partition("=")[0].strip() in ("quantize", "quantize.format", "quantize.group_size"):
+        if text.partition("=")[0].strip() in ("quantize", "quantize.format", "quantize.group_size", "quantize.mixed"):
             raise ForgeError(
                 "TF-CLI-063",
                 f"--set {text} has no meaning for matrix, which sets format and group size row by row",
                 asked=f"--set {text}",
-                why="Every row has a format of its own.",
+                why="Every row has one format of its own for all linears.",
                 remedies=["--formats NAME:GROUP", "--set quantize.scope=mlp and other keys below quantize"],
             )
 

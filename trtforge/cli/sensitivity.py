@@ -102,5 +102,5 @@ def _changes(loaded: LoadedRecipe, found: Any) -> dict[str, Any]:
     if spared is None:
         return {}
     if len(spared["groups"]) == len(found["groups"]):
-        return {"quantize.format": "none"}
+        return {"quantize.format": "none", **({"quantize.mixed": None} if loaded.recipe.quantize.mixed else {})}
     return {"quantize.exclude": list(dict.fromkeys([*loaded.recipe.quantize.exclude, *spared["modules"]]))}

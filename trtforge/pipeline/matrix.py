@@ -12,12 +12,12 @@ narrower than that of either figure.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from trtforge.formats.mixing import named_format
 from trtforge.formats.table import FormatRow, first_choice, format_row, quantizing_formats
 from trtforge.ground.errors import ForgeError, GateFailed
 from trtforge.ground.safetensors_header import read_headers
@@ -50,7 +50,7 @@ class Variant:
     def overrides(self) -> list[str]:
         """What the recipe is changed by."""
         group = "null" if self.group is None else str(self.group)
-        return [f"quantize.format={self.format}", f"quantize.group_size={group}"]
+        return [f"quantize.format={self.format}", f"quantize.group_size={group}", "quantize.mixed=null"]
 
 
 def ungated(loaded: LoadedRecipe) -> LoadedRecipe:
@@ -119,17 +119,8 @@ def parse_variants(text: str | None) -> list[Variant]:
         return [Variant(name) for name in quantizing_formats()]
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, colon, group = part.partition(":")
-        format_row(name)
-        if colon and not re.fullmatch(r"[1-9][0-9]{0,8}", group):
-            raise ForgeError(
-                "TF-QNT-050",
-                f"{part} names no group size behind its colon",
-                asked=text,
-                why="A variant is a format, or a format, a colon and the values that share a scale.",
-                remedies=[f"{name}:{size}" for size in format_row(name).group_sizes] or [name],
-            )
-        found.append(Variant(name, int(group) if colon else None))
+        row, group = named_format(part)
+        found.append(Variant(row.name, group))
     if not found:
         raise ForgeError(
             "TF-QNT-050",

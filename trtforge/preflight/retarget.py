@@ -93,9 +93,9 @@ def _method(facts: Facts, target: str, method: str) -> list[str]:
 def to_format(facts: Facts, name: str) -> str:
     """The lines that quantize to another format, with a group size that it, its kernel and the model's widths have."""
     recipe, row = facts.recipe, facts.formats.get(name)
-    parts = [f"quantize.format: {name}"]
+    parts = [f"quantize.format: {name}", *(["remove quantize.mixed"] if recipe.quantize.mixed else [])]
     if row is None:
-        return parts[0]
+        return " with ".join(parts)
     group, sizes = recipe.quantize.group_size, group_sizes(facts, name)
     if facts.model is not None:
         linears = quantized_linears(facts.model, recipe.quantize.unquantized)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trtforge.formats.table import scope_exclude
+from trtforge.formats.table import UNQUANTIZED, scope_exclude
 from trtforge.ground.section import PositiveInt, Section
 from trtforge.ground.units import Fraction, Seconds, Size
 from trtforge.recipe.schema_evals import Evals
@@ -91,12 +91,36 @@ class Quantize(Section):
     scope: Literal["all", "mlp", "experts"] = Field(
         "all", description="Which linears get the format: all, those of MLPs and experts, or routed experts alone"
     )
+    mixed: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="Linears with another format than format: NAME or NAME:GROUP, and module names or globs",
+    )
     calibration: Calibration = Calibration()
+
+    @field_validator("mixed", mode="before")
+    @classmethod
+    def _taken_away(cls, value: Any) -> Any:
+        """``null`` takes away what a base said, as it takes a gate away."""
+        return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _mixes(self) -> Quantize:
+        if self.mixed and self.format == UNQUANTIZED:
+            raise ValueError("mixed gives some linears another format than quantize.format, which is none")
+        if UNQUANTIZED in self.mixed:
+            raise ValueError("mixed has formats; linears are left unquantized by quantize.exclude")
+        return self
 
     @property
     def unquantized(self) -> tuple[str, ...]:
         """The patterns of linears that keep the model's dtype: those excluded, and those outside the scope."""
         return tuple(dict.fromkeys((*self.exclude, *scope_exclude(self.scope))))
+
+    @property
+    def not_in_format(self) -> tuple[str, ...]:
+        """The patterns of linears that do not get :attr:`format`: those unquantized, and those with another one."""
+        others = (pattern for patterns in self.mixed.values() for pattern in patterns)
+        return tuple(dict.fromkeys((*self.unquantized, *others)))
 
 
 class Lookahead(Section):

@@ -52,7 +52,7 @@ class Candidate:
         """As the planner counts it."""
         base = self.facts.precision.base
         weights = base if self.row.weight is None else self.row.name
-        return replace(self.facts.precision, weights=weights, kv=self.kv.pool or base, group_size=self.group)
+        return replace(self.facts.precision, weights=weights, kv=self.kv.pool or base, group_size=self.group, mixed=())
 
     @cached_property
     def memory(self) -> tuple[MemoryPlan, ...]:
@@ -108,6 +108,7 @@ class Candidate:
             "format": self.row.name,
             "kv_cache": self.kv.name,
             "group_size": self.group if len(self.row.group_sizes) > 1 else None,
+            "mixed": None,
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -42,6 +42,8 @@ def recommended(
     if data.get("quantize") or not plain or precision.kv != precision.base:
         quantize["format"] = "none" if plain else precision.weights
         quantize["kv_cache"] = "none" if precision.kv == precision.base else _kv_mode(quantize, precision.kv)
+        if not precision.mixed:
+            quantize.pop("mixed", None)
         if precision.group_size and not plain:
             quantize["group_size"] = precision.group_size
         else:

@@ -99,8 +99,13 @@ def default_space(
         if plan.tp % plan.ep == 0 and (count <= _ALL_SIZES or count % plan.gpus == 0)
     )
     tokens = tuple(sorted({*STEP_TOKENS, serving.max_num_tokens}))
+    mixed = precision.mixed
     return Space(
-        precisions=tuple(replace(precision, weights=w, kv=k, group_size=None) for w in weights for k in kv),
+        precisions=tuple(
+            replace(precision, weights=w, kv=k, group_size=None, mixed=mixed if w == precision.weights else ())
+            for w in weights
+            for k in kv
+        ),
         parallels=plans,
         speculating=_speculating(speculating, ngram),
         step_tokens=tokens,

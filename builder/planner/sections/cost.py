@@ -96,7 +96,7 @@ def _precisions(facts: Facts, price: float | None, utilization: float) -> list[d
     rows: list[dict[str, Any]] = []
     for name in names:
         same = name == facts.precision.weights
-        precision = facts.precision if same else replace(facts.precision, weights=name, group_size=None)
+        precision = facts.precision if same else replace(facts.precision, weights=name, group_size=None, mixed=())
         weights = facts.weights if same else in_precision(plain, precision)
         memory = plan_memory(facts.model, weights, precision, facts.parallel, facts.serving, facts.gpu, facts.beside)
         found: dict[str, Any] = {

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from quantize.forensics.checkpoint import Checkpoint, plain
 from quantize.forensics.hits import Hit, hit, rule, said
 from quantize.forensics.layouts import known_algorithms, own_format
-from quantize.forensics.record import MIXED, fits, patterns
+from quantize.forensics.record import fits, patterns
+from trtforge.formats.mixing import MIXED
 from trtforge.formats.table import format_row, kv_modes_by, load_formats
 from trtforge.rules.sources import MODELOPT_CHANGES, thread
 from trtforge.rules.tables import Section
@@ -88,7 +89,14 @@ def not_as_asked(checkpoint: Checkpoint) -> Iterator[Hit]:
     if expected is None:
         return
     algorithm = record.algorithm if record is not None else None
-    if algorithm != format_row(expected.quant_format).algorithm:
+    wanted = MIXED if expected.mixed else format_row(expected.quant_format).algorithm
+    if record is not None and algorithm == wanted == MIXED:
+        schemes = {name: record.scheme_of(name) for name in expected.mixed}
+        other = [name for name, one in schemes.items() if one is None or one.algorithm != expected.mixed[name]]
+        yield from hit("linears are stored in another format than the recipe's", other)
+    elif wanted == MIXED:
+        yield said(f"the recipe mixes formats, the checkpoint holds {algorithm}")
+    elif algorithm != wanted:
         row = own_format(algorithm)
         found = row.name if row is not None else algorithm
         yield said(f"the recipe asks for format {expected.quant_format}, the checkpoint holds {found}")

@@ -115,6 +115,26 @@ CASES: dict[str, tuple[Case, Case]] = {
         (merged(quant(format="fp8"), build(target="tensorrt", architectures=["sm_90"])), {}),
     ),
     "TF-K3-014": ((quant(format="nvfp4_svdquant"), {}), (quant(format="nvfp4_awq"), {})),
+    "TF-K3-024": (
+        (quant(format="nvfp4", mixed={"fp9": ["down_proj"]}), {}),
+        (quant(format="nvfp4", mixed={"fp8": ["down_proj"]}), {}),
+    ),
+    "TF-K3-025": (
+        (quant(format="nvfp4", mixed={"int4_awq": ["down_proj"]}), {}),
+        (quant(format="nvfp4", mixed={"int8_wo": ["down_proj"]}), {}),
+    ),
+    "TF-K3-026": (
+        (quant(format="nvfp4", mixed={"fp8": ["layers.0.self_attn.q_proj"]}), {}),
+        (quant(format="nvfp4", mixed={"fp8": ["layers.0.self_attn"]}), {}),
+    ),
+    "TF-K3-027": (
+        (quant(format="nvfp4", mixed={"fp8": ["down_project"]}), {}),
+        (quant(format="nvfp4", mixed={"fp8": ["down_proj"]}), {}),
+    ),
+    "TF-K3-028": (
+        (quant(format="nvfp4", mixed={"int4_wo:128": ["down_proj", "o_proj"]}), {}),
+        (quant(format="nvfp4", mixed={"int4_wo:128": ["down_proj"]}), {}),
+    ),
     "TF-K3-015": ((quant(format="fp8", scope="experts"), {}), (quant(format="fp8", scope="mlp"), {})),
     "TF-K3-020": ((merged(RTX, quant(format="fp8", kv_cache="fp8")), {}), (merged(RTX, quant(format="fp8")), {})),
     "TF-K3-021": (

@@ -24,14 +24,20 @@ class QuantizeStage(Stage):
     tools = ("nvidia-modelopt", "torch", "transformers")
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+        from trtforge.formats.mixing import named_format
         from trtforge.formats.table import format_row, kv_mode
 
         asked = recipe.quantize
         row, kv = format_row(asked.format), kv_mode(asked.kv_cache)
+        others = [named_format(text)[0] for text in asked.mixed]
         section = plain(asked)
+        if others:
+            section["mixed_rows"] = [plain(other, exclude=_SAID_OF_IT) for other in others]
+        else:
+            section.pop("mixed")
         section["row"] = plain(row, exclude=_SAID_OF_IT)
         section["kv_row"] = plain(kv, exclude={"title", "sources", "why"})
-        if row.needs_calibration or kv.scales == "calibrated":
+        if any(one.needs_calibration for one in (row, *others)) or kv.scales == "calibrated":
             corpus = asked.calibration.corpus
             section["calibration"]["corpus"] = corpus_identity(corpus, recipe_dir, "calibration")
         else:

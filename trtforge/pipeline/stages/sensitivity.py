@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from evals.report import Report
     from evals.statistics import Interval
     from evals.windows import Reference
+    from quantize.plan import QuantPlan
     from quantize.sensitivity import LinearGroup, PartlyQuantized
+    from trtforge.ground.safetensors_header import TensorInfo
 
 FILE = "sensitivity.json"
 #: groups that are named as the worst
@@ -50,23 +52,13 @@ class SensitivityStage(Stage):
         self._options = options
 
     def section(self, recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
-        return {**_identity(recipe, recipe_dir), "tokens": self._options.tokens, "max_kl": self._options.max_kl}
+        return {**measured_identity(recipe, recipe_dir), "tokens": self._options.tokens, "max_kl": self._options.max_kl}
 
     def run(self, context: StageContext) -> StageResult:
         from evals.report import write_report
-        from quantize.plan import plan_quantization, read_config
-        from quantize.sensitivity import PartlyQuantized, least_exclusions, linear_groups
-        from trtforge.ground.safetensors_header import read_headers
+        from quantize.sensitivity import least_exclusions
 
-        source, quantize = context.inputs["intake"].path, context.recipe.quantize
-        config, headers = read_config(source), read_headers(source)
-        # keys and values stay as they are: their cost is the same whichever linears are quantized
-        alone = quantize.model_copy(update={"kv_cache": "none"})
-        plan = plan_quantization(config, headers, alone)
-        groups = linear_groups(plan, headers)
-        remote = context.recipe.model.allow_remote_code
-        model = PartlyQuantized(source, config, plan, alone, context.recipe_dir, context.progress, remote)
-        measure = _Measuring(context, model, self._options.tokens)
+        measure, plan, _, groups = Measuring.of_recipe(context, self._options.tokens)
         kl = measure.each(groups)
         whole = measure.together(groups)
         spared = None
@@ -76,13 +68,13 @@ class SensitivityStage(Stage):
             spared = least_exclusions(
                 groups, values, self._options.max_kl, lambda rest: measure.together(rest).high if rest else 0.0
             )
-        document = rounded(_document(self._options, plan.row.name, groups, kl, whole, measure, spared))
+        document = rounded(_document(self._options, plan.title, groups, kl, whole, measure, spared))
         write_json(context.out / FILE, document)
         write_report(_report(context.recipe.name, document), context.out)
         return StageResult(summary=document)
 
 
-def _identity(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
+def measured_identity(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
     """What decides every sample beside the checkpoint."""
     asked = recipe.evals.perplexity
     section = QuantizeStage().section(recipe, recipe_dir)
@@ -94,8 +86,26 @@ def _identity(recipe: Recipe, recipe_dir: Path) -> dict[str, Any]:
     }
 
 
-class _Measuring:
+class Measuring:
     """Divergence from the unquantized model over the same windows, with every sample kept."""
+
+    @classmethod
+    def of_recipe(
+        cls, context: StageContext, tokens: int
+    ) -> tuple[Measuring, QuantPlan, Mapping[str, TensorInfo], list[LinearGroup]]:
+        """For the formats of the context's recipe, with what it quantizes, the source's tensors and their groups."""
+        from quantize.plan import plan_quantization, read_config
+        from quantize.sensitivity import PartlyQuantized, linear_groups
+        from trtforge.ground.safetensors_header import read_headers
+
+        source, remote = context.inputs["intake"].path, context.recipe.model.allow_remote_code
+        config, headers = read_config(source), read_headers(source)
+        # keys and values stay as they are: their cost is the same whichever linears are quantized
+        alone = context.recipe.quantize.model_copy(update={"kv_cache": "none"})
+        plan = plan_quantization(config, headers, alone)
+        groups = linear_groups(plan, headers)
+        model = PartlyQuantized(source, config, plan, alone, context.recipe_dir, context.progress, remote)
+        return cls(context, model, tokens), plan, headers, groups
 
     def __init__(self, context: StageContext, model: PartlyQuantized, tokens: int) -> None:
         from quantize.corpora import load_corpus, load_tokenizer, take_tokens
@@ -103,7 +113,7 @@ class _Measuring:
         self._context, self._model = context, model
         self._identity = {
             "checkpoint": context.inputs["intake"].manifest["content_hash"],
-            "section": _identity(context.recipe, context.recipe_dir),
+            "section": measured_identity(context.recipe, context.recipe_dir),
         }
         corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
         self._tokens = take_tokens(corpus, load_tokenizer(context.inputs["intake"].path), tokens).tolist()
@@ -167,7 +177,7 @@ def _document(
     groups: Sequence[LinearGroup],
     kl: Mapping[str, Interval],
     whole: Interval,
-    measure: _Measuring,
+    measure: Measuring,
     spared: Sequence[LinearGroup] | None,
 ) -> dict[str, Any]:
     order = sorted(groups, key=lambda group: (-kl[group.name].value, group.name))
@@ -204,10 +214,11 @@ def _document(
 def worst_rows(document: Mapping[str, Any]) -> list[list[str]]:
     """The worst groups: name, divergence with its interval, bytes that quantizing saves."""
     by_name = {group["name"]: group for group in document["groups"]}
-    return [[name, _shown(by_name[name]["kl"]), f"{by_name[name]['saved_bytes']:,}"] for name in document["worst"]]
+    return [[name, shown(by_name[name]["kl"]), f"{by_name[name]['saved_bytes']:,}"] for name in document["worst"]]
 
 
-def _shown(interval: Mapping[str, float]) -> str:
+def shown(interval: Mapping[str, float]) -> str:
+    """A value with its interval."""
     return f"{interval['value']:.3g} [{interval['low']:.3g}, {interval['high']:.3g}]"
 
 
@@ -218,13 +229,11 @@ def _report(name: str, document: Mapping[str, Any]) -> Report:
     worst = [by_name[key] for key in document["worst"]]
     series = Series.of_intervals("KL", {group["name"].removeprefix("model."): group["kl"] for group in worst})
     columns = ("group", "KL, nats", "bytes saved")
-    everything = tuple(
-        (group["name"], _shown(group["kl"]), f"{group['saved_bytes']:,}") for group in document["groups"]
-    )
+    everything = tuple((group["name"], shown(group["kl"]), f"{group['saved_bytes']:,}") for group in document["groups"])
     text = (
         f"Each group of linears alone in {document['format']}, everything else unquantized: KL divergence of the next "
         f"token from the unquantized model over {document['positions']:,} positions, 95 % intervals. All together: "
-        f"{_shown(document['together'])}."
+        f"{shown(document['together'])}."
     )
     plot = Plot("The worst groups, each quantized alone", "", "KL, nats", (series,), kind="difference")
     sections = [

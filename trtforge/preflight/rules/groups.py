@@ -49,7 +49,7 @@ def group_divides(facts: Facts) -> Iterator[Violation]:
     if group not in row.group_sizes:
         return  # TF-K4-002 names it
     model = facts.require_model()
-    quantized = quantized_linears(model, quantize.unquantized)
+    quantized = quantized_linears(model, quantize.not_in_format)
     bad = [linear for linear in quantized if width(linear, tp) % group]
     if not bad:
         return

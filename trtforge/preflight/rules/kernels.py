@@ -57,7 +57,7 @@ def tiles_filled(facts: Facts) -> Iterator[Violation]:
     works = tp_works(model)
     if kernel is None or tp not in works:
         return  # another rule names the ranks that do not split at all
-    linears = quantized_linears(model, facts.recipe.quantize.unquantized)
+    linears = quantized_linears(model, facts.recipe.quantize.not_in_format)
     bad = _misfits(linears, kernel, tp)
     if not bad:
         return

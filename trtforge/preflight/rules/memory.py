@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtforge.formats.table import UNQUANTIZED, first_choice, load_formats
+from trtforge.formats.mixing import assign, sized_format
+from trtforge.formats.table import UNQUANTIZED, FormatRow, first_choice, load_formats
+from trtforge.ground.errors import ForgeError
 from trtforge.ground.units import format_size
 from trtforge.models.kv import fullest_stage, kv_bytes_per_token, pool_blocks
 from trtforge.models.kv_window import KvWindows
-from trtforge.models.shape import DTYPE_BYTES, linear_parameters
+from trtforge.models.record import Model
+from trtforge.models.shape import DTYPE_BYTES, linear_parameters, linears, matches
 from trtforge.preflight.draft_sizes import draft_token_bytes, draft_weight_bytes
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.features import kv_format, weight_format
 from trtforge.preflight.remedies import by_hand
 from trtforge.preflight.retarget import to_format
 from trtforge.recipe.kv_windows import kv_windows
+from trtforge.recipe.schema import Quantize
 from trtforge.rules.sources import ATTENTION, ENGINE_PARAMETERS, KV_CACHE, thread
 from trtforge.tables import Architecture
 
@@ -72,12 +76,32 @@ def weight_bytes(facts: Facts, *, stored: bool, name: str | None = None) -> int:
     row = facts.formats.get(name or weight_format(facts))
     if row is None or row.weight is None:
         return model.parameters * wide
-    linear = min(linear_parameters(model, recipe.quantize.unquantized), model.parameters)
     group = (recipe.quantize.group_size if name is None else None) or row.default_group_size
-    bits = row.weight.bits + (16 / group if group else 0)
-    if not stored and not row.cpu.packed:
-        bits = 8 * wide
-    return int((model.parameters - linear) * wide + linear * bits / 8)
+    parts = [(min(linear_parameters(model, recipe.quantize.unquantized), model.parameters), row, group)]
+    if name is None and recipe.quantize.mixed:
+        parts = _mixed_parts(model, recipe.quantize, row, group)
+    total = float((model.parameters - sum(weights for weights, *_ in parts)) * wide)
+    for weights, own, size in parts:
+        bits = (own.weight.bits if own.weight is not None else 8 * wide) + (16 / size if size else 0)
+        total += weights * (bits / 8 if stored or own.cpu.packed else wide)
+    return int(total)
+
+
+def _mixed_parts(
+    model: Model, quantize: Quantize, row: FormatRow, group: int | None
+) -> list[tuple[int, FormatRow, int | None]]:
+    """How many weights have each format, and its group size; all ``row`` where other rules refuse the mixture."""
+    sizes = {name: linear.rows * linear.columns for linear in linears(model) for name in linear.names}
+    free = [name for name in sizes if not any(matches(name, pattern) for pattern in quantize.unquantized)]
+    try:
+        assigned, _ = assign(quantize.mixed, free, ())
+        rows = {text: sized_format(text) for text in quantize.mixed}
+    except ForgeError:
+        return [(sum(sizes[name] for name in free), row, group)]
+    found = [(sum(sizes[name] for name in free if name not in assigned), row, group)]
+    for text, (own, size) in rows.items():
+        found.append((sum(sizes[name] for name in free if assigned.get(name) == text), own, size))
+    return found
 
 
 @rule("TF-K10-001", "the KV pool cannot hold one request of max_seq_len", KV_CACHE, needs=("model",))
