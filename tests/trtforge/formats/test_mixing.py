@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from trtforge.formats.mixing import (
@@ -28,9 +31,9 @@ LINEARS = [
 ]
 
 
-def _code(call: object, *args: object) -> str:
+def _code(call: Callable[..., Any], *args: Any) -> str:
     with pytest.raises(ForgeError) as error:
-        call(*args)  # type: ignore[operator]
+        call(*args)
     assert error.value.remedies
     return error.value.code
 
