@@ -1,11 +1,12 @@
 """Speculation against decoding token by token, and the policy against fixed lengths, side by side in one process.
 
-For every concurrency and class of prompts, the same requests are answered by each variant in turn: off, drafts of one
-fixed length after another, and the engine's policy. A request follows as one ends, and the time counts as long as the
-concurrency is held: a last slow request alone would measure another one. Rounds alternate, so that a slow moment of the
-machine hits all variants; a figure is the geometric mean over the rounds of the ratio to off in the same round, with
-the smallest and the largest. Answers are greedy and end where the model ends them, so all variants write the same
-tokens. Prompts are in the prefix cache, so decoding is what is timed.
+For every concurrency and class of prompts, the same requests are answered by each variant: off, drafts of one fixed
+length after another, and the engine's policy. A request follows as one ends, and the time counts as long as the
+concurrency is held: a last slow request alone would measure another one. Each variant has an engine of its own, and
+the one that has the fewest tokens steps next, so that every moment of the machine hits all of them alike: a shared
+machine's speed drifts by a third within seconds. A figure is the geometric mean over the rounds of the ratio to off in
+the same round, with the smallest and the largest. Answers are greedy and end where the model ends them, so all variants
+write the same tokens. Prompts are in the prefix cache, so decoding is what is timed.
 
 The best fixed length of a round is chosen by the other rounds: by its own it would be the luckiest, not the best.
 
@@ -20,7 +21,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,83 +115,138 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"mean": round(mean(values), 3), "low": round(min(values), 3), "high": round(max(values), 3)}
 
 
-class Bench:
-    """An engine that drafts, and its variants."""
+@dataclass
+class Lane:
+    """An engine of its own for one variant; all lanes take turns, step by step.
 
-    def __init__(self, engine: Engine, tokens: int, lengths: Sequence[int], clock: Callable[[], float]) -> None:
-        speculator = engine.core.speculator
-        if speculator is None or not isinstance(speculator.policy, AdaptivePolicy):
-            raise SystemExit("the engine does not draft, or its recipe says adaptive: false")
-        self.engine, self.speculator, self.clock = engine, speculator, clock
-        self.costs = speculator.policy.costs
-        self.lookup, self.model = speculator.lookup, speculator.model
-        self.params = SamplingParams(max_tokens=tokens, temperature=0.0)
-        self.lengths = [length for length in lengths if length <= speculator.max_draft_len]
+    Args:
+        policy: of the engine's drafts.
+        speculate: whether the requests are drafted for.
+    """
 
-    def drafters(self) -> list[str]:
-        """What this engine can be measured with."""
-        both = self.lookup is not None and self.model is not None
-        return [*(["ngram"] if self.lookup else []), *(["model"] if self.model else []), *(["all"] if both else [])]
+    engine: Engine
+    policy: Any
+    speculate: bool
+    salt: str
+    params: SamplingParams
+    clock: Callable[[], float]
+    run: Run | None = None
+    answers: list[list[int]] = field(default_factory=list)
+    _waiting: list[Sequence[int]] = field(default_factory=list)
+    _names: dict[str, int] = field(default_factory=dict)
+    _concurrency: int = 1
+    _seconds: float = 0.0
+    _steps: int = 0
 
-    def use(self, drafter: str) -> None:
-        """Draft with one of the drafters alone, or with all."""
-        self.speculator.lookup = self.lookup if drafter in ("ngram", "all") else None
-        self.speculator.model = self.model if drafter in ("model", "all") else None
+    def begin(self, prompts: Sequence[Sequence[int]], concurrency: int) -> None:
+        """Take the prompts of a round, ``concurrency`` at a time."""
+        assert self.engine.core.speculator is not None
+        self.engine.core.speculator.policy = self.policy
+        self._waiting, self._concurrency = list(reversed(prompts)), concurrency
+        self.answers, self._names, self.run = [], {}, None
+        self._seconds, self._steps = 0.0, 0
 
-    def answer(
-        self, prompts: Sequence[Sequence[int]], concurrency: int, drafter: str, name: str, policy: Any
-    ) -> tuple[Run, list[list[int]]]:
-        """Answer all prompts, ``concurrency`` at a time; timed while that many are in flight.
+    @property
+    def tokens(self) -> int:
+        """Tokens answered in this round."""
+        return sum(map(len, self.answers))
+
+    def step(self) -> bool:
+        """Fill up, step once and time it while ``concurrency`` requests are in flight; whether there is more to do.
 
         Blocks that were filled without a drafter's rows are not shared with its runs.
         """
-        core = self.engine.core
-        self.speculator.policy = policy
-        salt = OFF if name == OFF else drafter
-        answers: dict[str, list[int]] = {}
-        waiting, names = list(reversed(prompts)), []
-        before, started, run = core.metrics.counters["iterations_total"], self.clock(), None
-        while True:
-            while waiting and len(core.live_ids()) < concurrency:
-                tokens = waiting.pop()
-                request = Request(
-                    prompt_token_ids=list(tokens), params=self.params, cache_salt=salt, speculate=name != OFF
-                )
-                names.append(core.add_request(request))
-                answers[names[-1]] = []
-            if run is None and len(core.live_ids()) < concurrency:
-                steps = core.metrics.counters["iterations_total"] - before
-                run = Run(sum(map(len, answers.values())), steps, self.clock() - started)
-            if not core.has_unfinished():
-                break
-            for output in core.step():
-                if output.error is not None:
-                    raise RuntimeError(output.error)
-                for sample in output.samples:
-                    answers[output.request_id].extend(sample.token_ids)
-        assert run is not None
-        return run, [answers[name] for name in names]
+        core, started = self.engine.core, self.clock()
+        while self._waiting and len(core.live_ids()) < self._concurrency:
+            request = Request(
+                prompt_token_ids=list(self._waiting.pop()),
+                params=self.params,
+                cache_salt=self.salt,
+                speculate=self.speculate,
+            )
+            self._names[core.add_request(request)] = len(self.answers)
+            self.answers.append([])
+        if self.run is None and len(core.live_ids()) < self._concurrency:
+            self.run = Run(self.tokens, self._steps, self._seconds)
+        for output in core.step():
+            if output.error is not None:
+                raise RuntimeError(output.error)
+            for sample in output.samples:
+                self.answers[self._names[output.request_id]].extend(sample.token_ids)
+        self._seconds, self._steps = self._seconds + self.clock() - started, self._steps + 1
+        if core.has_unfinished() or self._waiting:
+            return True
+        assert self.run is not None or len(self.answers) >= self._concurrency
+        self.run = self.run or Run(self.tokens, self._steps, self._seconds)
+        return False
+
+
+class Bench:
+    """Lanes of an engine that drafts: off, fixed lengths, and the policy."""
+
+    def __init__(
+        self, folder: Path, threads: int | None, tokens: int, lengths: Sequence[int], clock: Callable[[], float]
+    ) -> None:
+        self._folder, self._threads, self._clock = folder, threads, clock
+        self.params = SamplingParams(max_tokens=tokens, temperature=0.0)
+        self.engine = self._load()
+        speculator = self.engine.core.speculator
+        if speculator is None or not isinstance(speculator.policy, AdaptivePolicy):
+            raise SystemExit("the engine does not draft, or its recipe says adaptive: false")
+        self.costs, self.longest = speculator.policy.costs, speculator.max_draft_len
+        self.lookup, self.model = speculator.lookup is not None, speculator.model is not None
+        names = [OFF, POLICY, *(str(length) for length in lengths if length <= self.longest)]
+        self.engines = {name: self.engine if name == POLICY else self._load() for name in names}
+        self._all = {name: (e.core.speculator.lookup, e.core.speculator.model) for name, e in self.engines.items()}  # type: ignore[union-attr]
+
+    def _load(self) -> Engine:
+        return Engine.load(self._folder, threads=self._threads)
+
+    def drafters(self) -> list[str]:
+        """What this engine can be measured with."""
+        both = self.lookup and self.model
+        return [*(["ngram"] if self.lookup else []), *(["model"] if self.model else []), *(["all"] if both else [])]
+
+    def lanes(self, drafter: str, policy: AdaptivePolicy) -> dict[str, Lane]:
+        """A lane a variant, drafting with one of the drafters alone, or with all."""
+        found = {}
+        for name, engine in self.engines.items():
+            speculator = engine.core.speculator
+            assert speculator is not None
+            lookup, model = self._all[name]
+            speculator.lookup = lookup if drafter in ("ngram", "all") else None
+            speculator.model = model if drafter in ("model", "all") else None
+            chosen = policy if name in (OFF, POLICY) else FixedPolicy(int(name))
+            salt = OFF if name == OFF else drafter
+            found[name] = Lane(engine, chosen, name != OFF, salt, self.params, self._clock)
+        return found
 
     def cell(self, drafter: str, concurrency: int, kind: str, prompts: Sequence[Sequence[int]], rounds: int) -> Cell:
         """Measure all variants; the policy starts with the costs that are known and no acceptance, and is warmed."""
-        self.use(drafter)
         found = Cell(drafter, concurrency, kind)
-        adaptive = AdaptivePolicy(self.speculator.max_draft_len, self.costs)
-        policies: dict[str, Any] = {OFF: adaptive, POLICY: adaptive}
-        policies |= {str(length): FixedPolicy(length) for length in self.lengths}
-        _, expected = self.answer(prompts, concurrency, drafter, OFF, adaptive)
-        self.answer(prompts, concurrency, drafter, POLICY, adaptive)
+        policy = AdaptivePolicy(self.longest, self.costs)
+        lanes = self.lanes(drafter, policy)
         invariant = bool(self.engine.executor.describe().get("row_invariant"))
-        for number in range(rounds):
-            order = list(policies)
-            turn = number % len(order)
-            for name in order[turn:] + order[:turn]:
-                run, answers = self.answer(prompts, concurrency, drafter, name, policies[name])
-                if invariant and answers != expected:
+        for number in range(-1, rounds):  # the first one warms prefix caches, kernels and the policy
+            together(lanes, prompts, concurrency)
+            for name, lane in lanes.items():
+                if invariant and lane.answers != lanes[OFF].answers:
                     raise RuntimeError(f"{name} answers otherwise than off")
-                found.runs.setdefault(name, []).append(run)
-        found.chosen = adaptive.explain()["mean_length"]
+                if number >= 0 and lane.run is not None:
+                    found.runs.setdefault(name, []).append(lane.run)
+        found.chosen = policy.explain()["mean_length"]
         return found
+
+
+def together(lanes: Mapping[str, Lane], prompts: Sequence[Sequence[int]], concurrency: int) -> None:
+    """Answer the prompts in all lanes: the one that has the fewest tokens steps next, so all see the same machine."""
+    for lane in lanes.values():
+        lane.begin(prompts, concurrency)
+    going = list(lanes.values())
+    while going:
+        lane = min(going, key=lambda one: one.tokens)
+        if not lane.step():
+            going.remove(lane)
 
 
 def cells(bench: Bench, args: argparse.Namespace) -> Iterator[Cell]:
@@ -265,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
     folder = args.engine / "engine" if (args.engine / "engine" / "engine.json").is_file() else args.engine
-    bench = Bench(Engine.load(folder, threads=args.threads), args.tokens, args.lengths, CLOCKS[args.clock])
+    bench = Bench(folder, args.threads, args.tokens, args.lengths, CLOCKS[args.clock])
     found: list[Cell] = []
     for cell in cells(bench, args):
         found.append(cell)
