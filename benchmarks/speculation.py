@@ -32,6 +32,7 @@ from evals.speculation.prompts import CLASSES, chosen, tokens_of
 from runtime.offline import Engine
 from runtime.request import Request
 from runtime.sampling import SamplingParams
+from runtime.speculation.draft import Policy
 from runtime.speculation.fixed_policy import FixedPolicy
 from runtime.speculation.policy import AdaptivePolicy
 
@@ -101,7 +102,7 @@ class Cell:
             "over_off": {name: spread(self.ratios(name)) for name in self.runs if name != OFF},
             "best": self.best(),
             "policy_over_best": spread(self.against_best()) if len(self.runs[OFF]) > 1 else None,
-            "policy_lengths": self.chosen,
+            "policy_choices": self.chosen,
         }
 
 
@@ -145,6 +146,17 @@ class Lane:
         self._waiting, self._concurrency = list(reversed(prompts)), concurrency
         self.answers, self._names, self.run = [], {}, None
         self._seconds, self._steps = 0.0, 0
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Leave the prompts in the prefix cache."""
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        for tokens in prompts:
+            request = Request(
+                prompt_token_ids=list(tokens), params=params, cache_salt=self.salt, speculate=self.speculate
+            )
+            self.engine.core.add_request(request)
+        while self.engine.core.has_unfinished():
+            self.engine.core.step()
 
     @property
     def tokens(self) -> int:
@@ -195,9 +207,9 @@ class Bench:
             raise SystemExit("the engine does not draft, or its recipe says adaptive: false")
         self.costs, self.longest = speculator.policy.costs, speculator.max_draft_len
         self.lookup, self.model = speculator.lookup is not None, speculator.model is not None
-        names = [OFF, POLICY, *(str(length) for length in lengths if length <= self.longest)]
-        self.engines = {name: self.engine if name == POLICY else self._load() for name in names}
-        self._all = {name: (e.core.speculator.lookup, e.core.speculator.model) for name, e in self.engines.items()}  # type: ignore[union-attr]
+        self.names = [OFF, POLICY, *(str(length) for length in lengths if length <= self.longest)]
+        self.engines = [self.engine, *(self._load() for _ in self.names[1:])]
+        self._drafters = [(e.core.speculator.lookup, e.core.speculator.model) for e in self.engines]  # type: ignore[union-attr]
 
     def _load(self) -> Engine:
         return Engine.load(self._folder, threads=self._threads)
@@ -207,34 +219,42 @@ class Bench:
         both = self.lookup and self.model
         return [*(["ngram"] if self.lookup else []), *(["model"] if self.model else []), *(["all"] if both else [])]
 
-    def lanes(self, drafter: str, policy: AdaptivePolicy) -> dict[str, Lane]:
-        """A lane a variant, drafting with one of the drafters alone, or with all."""
+    def lanes(self, drafter: str, policies: Mapping[str, Policy], turn: int) -> dict[str, Lane]:
+        """A lane a variant, drafting with one of the drafters alone, or with all; each turn in other engines."""
         found = {}
-        for name, engine in self.engines.items():
+        for at, name in enumerate(self.names):
+            number = (at + turn) % len(self.names)
+            engine, (lookup, model) = self.engines[number], self._drafters[number]
             speculator = engine.core.speculator
             assert speculator is not None
-            lookup, model = self._all[name]
             speculator.lookup = lookup if drafter in ("ngram", "all") else None
             speculator.model = model if drafter in ("model", "all") else None
-            chosen = policy if name in (OFF, POLICY) else FixedPolicy(int(name))
             salt = OFF if name == OFF else drafter
-            found[name] = Lane(engine, chosen, name != OFF, salt, self.params, self._clock)
+            found[name] = Lane(engine, policies[name], name != OFF, salt, self.params, self._clock)
         return found
 
     def cell(self, drafter: str, concurrency: int, kind: str, prompts: Sequence[Sequence[int]], rounds: int) -> Cell:
         """Measure all variants; the policy starts with the costs that are known and no acceptance, and is warmed."""
         found = Cell(drafter, concurrency, kind)
         policy = AdaptivePolicy(self.longest, self.costs)
-        lanes = self.lanes(drafter, policy)
+        policies: dict[str, Policy] = {OFF: policy, POLICY: policy}
+        policies |= {name: FixedPolicy(int(name)) for name in self.names if name not in policies}
         invariant = bool(self.engine.executor.describe().get("row_invariant"))
-        for number in range(-1, rounds):  # the first one warms prefix caches, kernels and the policy
+        for number in range(len(self.names)):  # every engine's prefix cache, for either kind of request
+            for lane in self.lanes(drafter, policies, number).values():
+                lane.prefill(prompts)
+        for number in range(-1, rounds * len(self.names)):  # the first one warms kernels and the policy
+            lanes = self.lanes(drafter, policies, number)
             together(lanes, prompts, concurrency)
             for name, lane in lanes.items():
                 if invariant and lane.answers != lanes[OFF].answers:
                     raise RuntimeError(f"{name} answers otherwise than off")
                 if number >= 0 and lane.run is not None:
                     found.runs.setdefault(name, []).append(lane.run)
-        found.chosen = policy.explain()["mean_length"]
+        explained = policy.explain()
+        found.chosen = {
+            key: explained[key] for key in ("mean_length", "steps", "drafting_steps", "probes", "acceptance")
+        }
         return found
 
 

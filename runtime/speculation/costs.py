@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.speculation.draft_times import DraftTimes
+
 Seconds = npt.NDArray[np.float64]
 
 #: share of a deviation that the scale takes over, and a size's own correction at least and at first
@@ -60,7 +62,7 @@ class StepCosts:
         self._seen = np.zeros(int(self._bin[-1]) + 1)
         self._near: dict[int, Seconds] = {}
         self._run = set(verify)
-        self._drafts: dict[int, list[float]] = {}
+        self._drafts = DraftTimes()
         self._hosts: dict[tuple[bool, int], list[float]] = {}
         self.scale = 0.0
         self._steps = 0
@@ -87,24 +89,26 @@ class StepCosts:
         """Seconds of one target step."""
         return float(self.verify(tokens, tokens, requests)[0])
 
-    def draft(self, length: int, requests: int) -> float:
+    def draft(self, length: int, requests: int, tree: bool = False) -> float:
         """Seconds of drafting ``length`` tokens (levels) for ``requests``; 0 without a drafter with weights."""
         if self._pass is None or length <= 0 or requests <= 0:
             return 0.0
-        return self._a_draft(length) * float(self._pass[min(requests, len(self._pass) - 1)])
+        return self._passes(length, tree) * float(self._pass[min(requests, len(self._pass) - 1)])
 
-    def drafts_by_requests(self, length: int, most: int) -> Seconds:
-        """Float64 [most + 1]: :meth:`draft` of 0 to ``most`` requests."""
+    def drafts_by_requests(self, lengths: npt.NDArray[Any], tree: bool = False) -> Seconds:
+        """Float64 [n]: seconds of drafting a mean of ``lengths[r]`` tokens (levels) for r = 0 … n - 1 requests."""
         if self._pass is None:
-            return np.zeros(most + 1)
-        times = self._pass[np.minimum(np.arange(most + 1), len(self._pass) - 1)] * self._a_draft(length)
-        times[0] = 0.0
-        return times
+            return np.zeros(len(lengths))
+        times: Seconds = self._pass[np.minimum(np.arange(len(lengths)), len(self._pass) - 1)]
+        if tree:
+            return np.where(lengths > 0, times * self._passes(int(lengths.max()), True), 0.0)
+        # one pass at least, where there is any
+        whole = np.maximum(lengths, 1.0)
+        return np.where(lengths > 0, times * self._drafts.chain(whole) * math.exp(self.scale), 0.0)
 
-    def _a_draft(self, length: int) -> float:
-        """What turns a pass into a draft of ``length`` tokens."""
-        own = self._drafts.get(length)
-        return length * math.exp(self.scale + (own[0] if own else 0.0))
+    def _passes(self, length: int, tree: bool) -> float:
+        """What turns a pass as it was measured into a draft of ``length`` tokens."""
+        return (self._drafts.tree(length) if tree else self._drafts.chain(length)) * math.exp(self.scale)
 
     def host(self, drafting: bool, requests: int) -> float:
         """Seconds of Python beside the executors in a step that verifies drafts, or in a plain one."""
@@ -130,12 +134,14 @@ class StepCosts:
                 near = self._near[place] = np.exp(-(((self._octave - self._octave[place]) / _NEAR) ** 2))
             self._own += off * near * np.maximum(_OWN_STEP, 1 / (self._seen + _OWN_FIRST))
             self._seen += near
-        elif part == "draft" and tokens >= 1 and self._pass is not None:
-            own = self._drafts.setdefault(tokens, [0.0, 0.0])
-            off = self._deviation(seconds, self.draft(tokens, requests))
-            # Python around the passes was not measured at load: the first times count almost in full.
-            own[0] += off * max(0.02, 1 / (own[1] + 2))
-            own[1] += 1
+        elif part in ("draft", "tree") and tokens >= 1 and self._pass is not None:
+            tree = part == "tree"
+            expected = self.draft(tokens, requests, tree)
+            off = self._deviation(seconds, expected)
+            if tree:
+                self._drafts.seen_tree(tokens, off)
+            else:
+                self._drafts.seen_chain(tokens, self._drafts.chain(tokens) * math.exp(off))
         elif part == "host":
             known = self._hosts.setdefault((tokens > 0, requests.bit_length()), [seconds, 0.0])
             known[1] += 1
@@ -145,9 +151,7 @@ class StepCosts:
         """Milliseconds: as measured at load, and as they are taken now."""
         now = {tokens: 1e3 * self.step(tokens, 1) for tokens in self.measured["verify"]}
         passes = {
-            str(requests): {
-                str(length): round(1e3 * self.draft(length, requests), 3) for length in sorted({1, 2, 4, *self._drafts})
-            }
+            str(requests): {str(length): round(1e3 * self.draft(length, requests), 3) for length in (1, 2, 3, 4, 8)}
             for requests in self.measured["draft"]
         }
         return {

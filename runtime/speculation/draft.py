@@ -234,11 +234,11 @@ class Policy(Protocol):
         """How long a part of a step took.
 
         Args:
-            part: ``verify``: the target's step, without prefill; ``draft``: one propose of a drafter with weights;
-                ``host``: the Python of the step beside both.
-            tokens: verify: all tokens of the step; draft: the longest chain's (a tree's levels); host: draft tokens
-                verified, 0 in a plain step.
-            requests: decoding sequences of the step; draft: those asked for.
+            part: ``verify``: the target's step, without prefill; ``draft``: one propose of a drafter with weights,
+                ``tree`` where it grew trees; ``host``: the Python of the step beside both.
+            tokens: verify: all tokens of the step; draft: the longest chain's; tree: its levels; host: draft
+                tokens verified, 0 in a plain step.
+            requests: decoding sequences of the step; draft, tree: those asked for.
         """
 
     def leave(self, sequence: TokenSequence) -> None:

@@ -5,7 +5,8 @@ of each sequence's last row give its first draft token, and every further token 
 with the head's own states fed back. What such passes write lies behind the true rows and is overwritten by them.
 
 States that nobody drafts from wait as copies (:class:`PendingTaps`); rows of prompts join the next first pass, so that
-sequences that will share their blocks find them true, and many waiting rows of one sequence run by themselves.
+sequences that will share their blocks find them true, and many waiting rows of one sequence run by themselves as far as
+drafts are asked for at all (:class:`UnaskedRows`): where they are not, a sequence grows cold in the end.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from runtime.speculation.draft import Ask, Computed, Draft, TapReader
 from runtime.speculation.draft_rows import DraftRows, Span, Track
 from runtime.speculation.pending_taps import PendingTaps
 from runtime.speculation.trees import Roots, TreeDrafting
+from runtime.speculation.unasked_rows import UnaskedRows
 
 if TYPE_CHECKING:
     import torch
 
 #: waiting rows of one sequence that are worth a pass of their own
 FLUSH_ROWS = 64
+#: waiting rows of one sequence, and of all that have left, beyond which they are given up where none may be computed
+WAITING_ROWS = 256
 #: rows of taps that are copied at once
 PIECE = 512
 
@@ -48,6 +52,7 @@ class EagleDrafter:
         self._rows = DraftRows(executor.num_blocks, executor.block_size, executor.limits)
         self._pending = PendingTaps(executor.tap_width)
         self._left: list[Track] = []
+        self._unasked = UnaskedRows()
         self._tree = tree
 
     @property
@@ -67,6 +72,7 @@ class EagleDrafter:
                 wanted.append((at, track))
         if not wanted:
             return drafts
+        self._unasked.earn(drafts=len(wanted))
         ready, logits, states = self._first_pass(wanted)
         if not ready:
             return drafts
@@ -87,7 +93,7 @@ class EagleDrafter:
         return drafts
 
     def observe(self, computed: Sequence[Computed], taps: TapReader | None) -> None:
-        """Copy the states of the new positions; rows that have become many are computed at once."""
+        """Copy the states of the new positions; rows that have become many are computed at once, or given up."""
         if taps is None:
             raise ValueError("an EAGLE head drafts from tapped states, and this step tapped none")
         short: list[tuple[Track, npt.NDArray[np.int64]]] = []
@@ -119,9 +125,13 @@ class EagleDrafter:
             for track, rows in short:
                 track.pending += numbers[begin : begin + len(rows)]
                 begin += len(rows)
-        many = [track for track, _ in short if len(track.pending) > FLUSH_ROWS]
-        if many or sum(len(track.pending) for track in self._left) > FLUSH_ROWS:
-            self._flush(many)
+            self._unasked.earn(tokens=len(numbers))
+        if self._unasked:
+            many = [track for track, _ in short if len(track.pending) > FLUSH_ROWS]
+            if many or self._waiting_left() > FLUSH_ROWS:
+                self._flush(many)
+        else:
+            self._give_up([track for track, _ in short if len(track.pending) > WAITING_ROWS])
 
     def fork(self, parent: TokenSequence, children: Sequence[TokenSequence]) -> None:
         """Children get copies of the parent's waiting states."""
@@ -199,9 +209,18 @@ class EagleDrafter:
             rows.learn(track, track.computed)
         # a sequence on shared blocks may wait for what their first owner has not computed yet
         stuck = any(track.rows < track.pending_start for track in asked)
-        others = [self._span_of(track) for track in rows.tracks.values() if track.pending and track not in asked]
-        joining = [self._span_of(track) for track in self._left]
-        joining += [span for span in others if stuck or _joins(span)]
+        for track in [track for track in self._left if not rows.holds(track)]:
+            self._drop_left(track)
+        joining = [self._span_of(track) for track in self._left] if stuck or self._unasked else []
+        for track in rows.tracks.values():
+            if not track.pending or track in asked:
+                continue
+            span = self._span_of(track)
+            of_prompt = min(span.end, track.sequence.prompt_length)
+            if stuck or (self._unasked and (span.begin < of_prompt or span.end - span.begin > FLUSH_ROWS)):
+                joining.append(span)
+            elif span.begin < of_prompt:
+                joining.append(Span(track, span.begin, of_prompt))
         return [span for span in joining if rows.holds(span.track)]
 
     def _span_of(self, track: Track) -> Span:
@@ -221,6 +240,23 @@ class EagleDrafter:
                 self._cut(track, 0)
                 track.cold = True
 
+    def _give_up(self, tracks: Sequence[Track]) -> None:
+        """Rows that wait for nobody are not computed any more: of these sequences, and of those that left first."""
+        for track in tracks:
+            self._cut(track, 0)
+            track.cold = True
+        while self._waiting_left() > WAITING_ROWS:
+            self._drop_left(self._left[0])
+
+    def _waiting_left(self) -> int:
+        """Rows of sequences that have left."""
+        return sum(len(track.pending) for track in self._left)
+
+    def _drop_left(self, track: Track) -> None:
+        self._left.remove(track)
+        self._cut(track, 0)
+        self._rows.drop(track)
+
     def _feed(self, wanted: list[Span]) -> tuple[list[Span], torch.Tensor, torch.Tensor]:
         """Compute what is missing of the spans, and of others that join them.
 
@@ -229,13 +265,12 @@ class EagleDrafter:
         """
         spans = [*self._company({span.track for span in wanted}), *wanted]
         cut = [span for span in self._rows.spans(spans) if span is not None]
+        self._unasked.spend(sum(_of_answer(span) for span in cut if not span.logits))
         logits, states = self._run(list(self._rows.passes(cut)))
         for span in spans:
             self._trim(span.track)
-        for track in self._left:
-            self._cut(track, 0)
-            self._rows.drop(track)
-        self._left.clear()
+        for track in [span.track for span in spans if span.track.gone]:
+            self._drop_left(track)
         return [span for span in cut if span.logits], logits, states
 
     def _run(self, parts: list[list[Span]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -320,6 +355,6 @@ class EagleDrafter:
         return self._tree.draft(self._executor, roots, [ask.count for ask in asks], logits, states)
 
 
-def _joins(span: Span) -> bool:
-    """Whether rows of a sequence that nobody asked for join a pass: a prompt's, or many."""
-    return span.begin < min(span.end, span.track.sequence.prompt_length) or span.end - span.begin > FLUSH_ROWS
+def _of_answer(span: Span) -> int:
+    """Rows behind the prompt, which is computed in any case."""
+    return max(0, span.end - max(span.begin, span.track.sequence.prompt_length))

@@ -22,7 +22,7 @@ from trtforge.drafting.record import DynamicTree, StaticTree
 #: power of the chance of each token at which drafts that do not pay nearly would: of 0.5 it makes 0.62, of 0.9 0.93
 _NEAR = 0.7
 #: share of a plain step's tokens that drafts have to bring in addition. The best of many estimates is the luckiest, too
-_MARGIN = 0.01
+_MARGIN = 0.015
 #: tries of a source's first token from which on its acceptance counts as known
 _KNOWN = 8.0
 #: numbers of passes that are looked at in every step; of more, those around the last one and one other in turn
@@ -104,10 +104,10 @@ class Step:
         assert found is not None
         return found
 
-    def seconds(self, draft_tokens: int, levels: int, drafted: int) -> float:
+    def seconds(self, draft_tokens: int, levels: int, drafted: int, tree: bool = False) -> float:
         """Seconds of the step with so many draft tokens, ``levels`` passes of the draft for ``drafted`` requests."""
         verify = float(self._verify[min(draft_tokens, len(self._verify) - 1)])
-        return verify + self._host[1] + self._costs.draft(levels, drafted)
+        return verify + self._host[1] + self._costs.draft(levels, drafted, tree)
 
     def best(self, rate: float | None, *, last: int = 0, turn: int = 0) -> Plan:
         """The plan of the largest tokens - rate × seconds; without a rate that of most tokens a second.
@@ -189,16 +189,20 @@ class Step:
         ways, rows, width = kept.shape
         order = np.argsort(-order.reshape(ways, -1), axis=1, kind="stable")
         gains = np.take_along_axis(kept.reshape(ways, -1), order, axis=1)
-        drafted = np.take_along_axis(sizes.reshape(ways, -1), order, axis=1).cumsum(axis=1)
+        counted = np.take_along_axis(sizes.reshape(ways, -1), order, axis=1)
+        drafted = counted.cumsum(axis=1)
         tokens = self.running + gains.cumsum(axis=1)
-        seconds = self._verify[np.minimum(np.rint(drafted).astype(np.int64), len(self._verify) - 1)] + self._host[1]
+        # which chains end in doubt is not known before: between two sizes of a kernel both happen
+        swing = np.sqrt(np.maximum(counted * (1 - counted), 0.0).cumsum(axis=1))
+        seconds = (self._verified(drafted - swing) + self._verified(drafted + swing)) / 2 + self._host[1]
         row = order // width
         if len(passes) > 1:
             begins = np.take_along_axis(model, row, axis=1) & (order % width == 0)
             requests = begins.cumsum(axis=1)
-            seconds += np.take_along_axis(
-                np.stack([self._costs.drafts_by_requests(number, rows) for number in passes]), requests, axis=1
-            )
+            drafting = [self._drafts(number) for number in passes[: len(passes) - (tree is not None)]]
+            if tree is not None:
+                drafting.append(self._costs.drafts_by_requests(np.full(rows + 1, tree.depth), tree=True))
+            seconds += np.take_along_axis(np.stack(drafting), requests, axis=1)
         worth = np.where(gains > 0, _worth(tokens, seconds, rate), -np.inf)
         way, at = divmod(int(worth.argmax()), worth.shape[1])
         if not gains[way, at] > 0:
@@ -215,6 +219,16 @@ class Step:
             passes[way],
             grown is not None,
         )
+
+    def _verified(self, draft_tokens: npt.NDArray[np.float64]) -> Seconds:
+        """Seconds of the target's steps of about so many draft tokens."""
+        found: Seconds = self._verify[np.clip(np.rint(draft_tokens).astype(np.int64), 0, len(self._verify) - 1)]
+        return found
+
+    def _drafts(self, passes: int) -> Seconds:
+        """Float64 [rows + 1]: seconds of drafts of ``passes`` for 0 to all sequences, those that all end sooner too."""
+        ended = (1 - self._made[:passes]) ** np.arange(len(self.groups) + 1)[:, None]
+        return self._costs.drafts_by_requests((1 - ended).sum(axis=1))
 
     def _with_trees(
         self,

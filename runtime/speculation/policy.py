@@ -34,11 +34,11 @@ from trtforge.ground.rounds import best_length
 
 #: time that drafts of unknown worth may cost at most: where nothing is drafted and a little more acceptance would make
 #: it pay, where drafts are made anyway, and where it would take much more to make them pay
-PROBE_SHARE, PROBE_SHARE_DRAFTING, PROBE_SHARE_FAR = 0.015, 0.01, 0.006
+PROBE_SHARE, PROBE_SHARE_DRAFTING, PROBE_SHARE_FAR = 0.01, 0.006, 0.004
 #: probes that can be saved up for
 _PROBES_SAVED = 2.0
 #: further steps of the same sequences for which a plan holds that drafts nothing, and one that drafts
-_HOLDS, _HOLDS_DRAFTING = 7, 3
+_HOLDS, _HOLDS_DRAFTING = 15, 5
 #: steps over which the going rate is averaged
 _RATE_STEPS = 50.0
 #: how much of the going rate beyond that without drafts a step has to keep up with. All of it would be right if
@@ -197,7 +197,7 @@ class AdaptivePolicy:
         if self._credit < loss:
             return False
         self._credit -= max(loss, 0.0)
-        self._probing = self.costs.draft(other.passes, drafted)
+        self._probing = self.costs.draft(other.passes, drafted, other.tree)
         self._counts.probes += 1
         return True
 
@@ -247,16 +247,17 @@ class AdaptivePolicy:
         new = not choice.candidate.ready and not (choices[row].count and not choices[row].candidate.ready)
         tokens = int(plan.counts.sum()) + choice.count - choices[row].count
         passes = max(levels, plan.passes) if not choice.candidate.ready else plan.passes
-        cost = max(step.seconds(tokens, passes, drafted + new) - plan.seconds, 0.0)
+        tree = choice.tree or plan.tree
+        cost = max(step.seconds(tokens, passes, drafted + new, tree) - plan.seconds, 0.0)
         if not choice.candidate.ready:
             # two lengths' measured times may say that the longer one is free: it costs its share of the drafting
-            cost = max(cost, self.costs.draft(levels, drafted + new) / levels)
+            cost = max(cost, self.costs.draft(levels, drafted + new, tree) / levels)
         self._credit = min(self._credit + share * plan.seconds, _PROBES_SAVED * cost)
         if self._credit < cost:
             return
         self._credit -= cost
         if new and not drafted:
-            self._probing = self.costs.draft(levels, 1)
+            self._probing = self.costs.draft(levels, 1, choice.tree)
         self._probed[choice.candidate.sequence] = self._counts.steps
         self._counts.probes += 1
         choices[row] = choice
@@ -322,7 +323,7 @@ class AdaptivePolicy:
 
     def timed(self, part: str, tokens: int, requests: int, seconds: float) -> None:
         """See :class:`~runtime.speculation.draft.Policy`."""
-        if part == "draft" and self._probing:
+        if part in ("draft", "tree") and self._probing:
             # A drafter that was not asked for long has states to catch up with: probes pay for that too.
             self._credit -= max(seconds - self._probing, 0.0)
             self._probing = 0.0

@@ -163,7 +163,8 @@ class Speculator:
             self.figures.timed("draft", self._drafting)
             passes = max((draft.levels() for draft in made if draft is not None), default=0)
             if passes:
-                self._tell("draft", passes, len(asks), self._drafting_ticks)
+                grown = any(draft is not None and draft.parents is not None for draft in made)
+                self._tell("tree" if grown else "draft", passes, len(asks), self._drafting_ticks)
             for at, ask, draft in zip(places, asks, made, strict=True):
                 if draft is None:
                     continue

@@ -65,7 +65,8 @@ def test_a_draft_costs_a_pass_a_token():
     assert known.draft(3, 1) == pytest.approx(3e-3)
     assert known.draft(2, 4) == pytest.approx(5e-3)
     assert known.draft(0, 4) == known.draft(2, 0) == 0.0
-    assert known.drafts_by_requests(2, 4).tolist() == pytest.approx([0, 2e-3, 3e-3, 4e-3, 5e-3])
+    lengths = np.array([0, 2, 2, 2, 2.5])
+    assert known.drafts_by_requests(lengths).tolist() == pytest.approx([0, 2e-3, 3e-3, 4e-3, 6.25e-3])
     assert StepCosts({1: 1.0}, most_tokens=4).draft(3, 1) == 0.0
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from runtime.blocks import BlockPool
+from runtime.speculation import eagle
 from runtime.speculation.draft import Ask, Draft
 from runtime.speculation.eagle import FLUSH_ROWS, EagleDrafter
 from runtime.speculation.trees import TreeDrafting
@@ -329,6 +330,37 @@ def test_without_rows_on_shared_blocks_a_sequence_stays_cold(folder: Path) -> No
             break
         bench.driver.step(asked=0.0)
     assert not bench.drafter.ready(other.sequence), "what can never be drafted for is not collected for ever"
+
+
+def test_where_nobody_asks_rows_of_answers_cost_little_and_grow_cold(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle, "WAITING_ROWS", 72)
+    bench = Bench(folder, blocks=4000)
+
+    def rows_for(lives: int, steps: int) -> int:
+        before = sum(batch.num_tokens for batch in bench.head.batches)
+        batch = [bench.driver.add(bench.prompt(2)) for _ in range(lives)]
+        for _ in range(steps):
+            bench.driver.step(asked=0.0)
+        for live in batch:
+            bench.driver.finish(live)
+        return sum(batch.num_tokens for batch in bench.head.batches) - before
+
+    idle = [rows_for(8, 70) for _ in range(8)]
+    assert idle[0] > 0.5 * 8 * 70, "a policy that has drafted lately will draft again"
+    assert sum(idle[4:]) <= 0.25 * 4 * 8 * 70, "rows are computed though nobody drafts"
+    long = bench.driver.add(bench.prompt(2))
+    for _ in range(80):
+        bench.driver.step(asked=0.0)
+    assert bench.drafter._pending.in_use <= 72, "what waits is bounded"
+    assert long in bench.driver.running and not bench.drafter.ready(long.sequence)
+    fresh = bench.driver.add(bench.prompt(6))
+    bench.driver.step(asked=0.0)
+    assert bench.drafter.ready(fresh.sequence), "a new request can be drafted for at any time"
+    for _ in range(24):
+        bench.driver.step(count=3)
+    assert bench.last() is not None and bench.drafter._unasked, "drafts that are asked for pay for the others"
 
 
 def test_recycled_blocks_look_empty(folder: Path) -> None:

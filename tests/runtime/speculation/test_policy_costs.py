@@ -82,11 +82,11 @@ def test_a_plan_without_drafts_holds_for_some_steps():
     assert policy.plans <= 30
 
 
-def test_a_plan_that_drafts_holds_for_three_steps_of_the_same_sequences():
+def test_a_plan_that_drafts_holds_for_five_steps_of_the_same_sequences():
     policy = Counting(LONGEST, World(ONE_CORE, always(0.9), head=HEAD).costs())
     streams = [Stream(0, 100) for _ in range(2)]
     chosen = []
-    for most in (8, 8, 1, 8, 8):
+    for most in (8, 8, 1, 8, 8, 8, 8):
         groups = [[Candidate(one, "eagle3", most)] for one in streams]
         chosen.append([choice.count for choice in policy.choose(groups, running=2, prefill_tokens=0)])
     assert policy.plans == 2 and all(any(counts) for counts in chosen)
