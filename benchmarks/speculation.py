@@ -4,11 +4,13 @@ For every concurrency and class of prompts, the same requests are answered by ea
 length after another, and the engine's policy. A request follows as one ends, and the time counts as long as the
 concurrency is held: a last slow request alone would measure another one. Each variant has an engine of its own, and
 the one that has the fewest tokens steps next, so that every moment of the machine hits all of them alike: a shared
-machine's speed drifts by a third within seconds. A figure is the geometric mean over the rounds of the ratio to off in
-the same round, with the smallest and the largest. Answers are greedy and end where the model ends them, so all variants
-write the same tokens. Prompts are in the prefix cache, so decoding is what is timed.
+machine's speed drifts by a third within seconds. Two engines of one process differ by some per cent for as long as they
+live (where their memory came to lie), so in a round every variant goes once through every engine. A figure is the
+geometric mean of the ratio to off at the same time, with the smallest and the largest. Answers are greedy and end where
+the model ends them, so all variants write the same tokens. Prompts are in the prefix cache: decoding is what is timed.
 
-The best fixed length of a round is chosen by the other rounds: by its own it would be the luckiest, not the best.
+The best fixed length is chosen by the other turns than the one that it is held against: by its own it would be the
+luckiest, not the best.
 
     python -m benchmarks.speculation ENGINE_DIR [--drafter ngram] [--concurrency 1 4] [--classes copy] [--json]
 """
@@ -60,7 +62,7 @@ class Run:
 
 @dataclass
 class Cell:
-    """One concurrency and class: the runs of each variant, by round."""
+    """One concurrency and class: the runs of each variant, by turn."""
 
     drafter: str
     concurrency: int
@@ -69,7 +71,7 @@ class Cell:
     chosen: dict[str, Any] = field(default_factory=dict)
 
     def ratios(self, variant: str) -> list[float]:
-        """Speed over off, by round."""
+        """Speed over off, by turn."""
         return [run.rate / off.rate for run, off in zip(self.runs[variant], self.runs[OFF], strict=True)]
 
     def fixed(self) -> list[str]:
@@ -85,7 +87,7 @@ class Cell:
         return max([OFF, *self.fixed()], key=speed)
 
     def against_best(self) -> list[float]:
-        """The policy's speed over that of the best of the other rounds, by round."""
+        """The policy's speed over that of the best of the other rounds, by turn."""
         rounds = range(len(self.runs[POLICY]))
         return [self.runs[POLICY][at].rate / self.runs[self.best(at)][at].rate for at in rounds]
 
@@ -234,7 +236,10 @@ class Bench:
         return found
 
     def cell(self, drafter: str, concurrency: int, kind: str, prompts: Sequence[Sequence[int]], rounds: int) -> Cell:
-        """Measure all variants; the policy starts with the costs that are known and no acceptance, and is warmed."""
+        """Measure all variants; the policy starts with the costs that are known and no acceptance, and is warmed.
+
+        ``rounds`` times as many turns as there are variants; what :class:`Cell` calls a round is one of them.
+        """
         found = Cell(drafter, concurrency, kind)
         policy = AdaptivePolicy(self.longest, self.costs)
         policies: dict[str, Policy] = {OFF: policy, POLICY: policy}
@@ -330,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--prompts", type=int, default=4, help="prompts of a cell at least; more at a higher concurrency"
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=1, help="times that every variant runs in every engine")
     parser.add_argument("--threads", type=int)
     parser.add_argument(
         "--clock",
