@@ -65,7 +65,7 @@ def test_a_name_that_is_none_is_refused(text: str, code: str) -> None:
 
 def test_a_variant_changes_format_and_group_and_no_gate_ends_its_run(tmp_path: Path) -> None:
     keys = [override.partition("=")[0] for override in Variant("int4_awq", 64).overrides]
-    assert keys == ["quantize.format", "quantize.group_size"]
+    assert keys == ["quantize.format", "quantize.group_size", "quantize.mixed"]
     own = {"path": "file:items.jsonl", "name": "own", "gate": {"max_drop": "1%"}}
     written = {"name": "x", "model": {"source": "m"}, "evals": {"suite": {"samples": 4}, "custom": [own]}}
     loaded = recipe_from_mapping(written, tmp_path)
@@ -162,7 +162,10 @@ def test_without_a_gate_there_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> 
     assert row.passed is None and row.to_json()["emulated"] == ["all of it"] and row.bytes == len("fp8")
 
 
-@pytest.mark.parametrize("override", ["quantize.format=fp8", "quantize.group_size=64", "quantize={format: fp8}"])
+@pytest.mark.parametrize(
+    "override",
+    ["quantize.format=fp8", "quantize.group_size=64", "quantize={format: fp8}", "quantize.mixed={fp8: [o_proj]}"],
+)
 def test_a_format_that_set_asks_for_is_refused(override: str) -> None:
     result = CliRunner().invoke(app, ["matrix", "smollm2-135m-fp8", "--set", override, "--json"])
     assert result.exit_code == 2 and json.loads(result.stdout)["error"]["code"] == "TF-CLI-063"
