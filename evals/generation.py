@@ -82,14 +82,21 @@ def answer_prompts(
     max_tokens: int,
     samples: Samples | None = None,
     progress: Progress | None = None,
+    prepare: Callable[[Sequence[str], int], None] | None = None,
 ) -> list[Answer]:
     """Greedy answers; ``generate(prompt, max_tokens)`` returns the new token ids and their text.
 
-    ``samples``: answers that are there already, and where new ones are kept.
+    ``samples``: answers that are there already, and where new ones are kept; ``prepare`` is given the prompts that will
+    be asked, before the first is.
     """
     report = progress or SilentProgress()
     report.start(f"generation sanity on {len(prompts)} prompts", total=len(prompts))
     answers, names = [], [f"{max_tokens}: {prompt}" for prompt in prompts]
+    open_ = [
+        prompt for name, prompt in zip(names, prompts, strict=True) if samples is None or samples.get(name) is None
+    ]
+    if prepare is not None and open_:
+        prepare(open_, max_tokens)
     for name, prompt in zip(names, prompts, strict=True):
         known = samples.get(name) if samples is not None else None
         if known is None:

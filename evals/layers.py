@@ -7,9 +7,10 @@ themselves too, and the worst of all are named.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from trtforge.ground.errors import ForgeError
@@ -32,6 +33,16 @@ class LayerError:
     snr_db: float | None
 
 
+@dataclass(frozen=True)
+class Step:
+    """A part of a model that is in memory by itself: its module, what computes it, and its modules' names in the
+    model."""
+
+    module: torch.nn.Module
+    run: Callable[[], object]
+    named: Callable[[str], str]
+
+
 def layer_errors(
     baseline: torch.nn.Module, candidate: torch.nn.Module, ids: torch.Tensor, progress: Progress | None = None
 ) -> list[LayerError]:
@@ -40,25 +51,48 @@ def layer_errors(
     Raises:
         ForgeError: TF-EVL-023 the two have no layers in common that could be compared.
     """
+    return stepwise_errors([whole_step(baseline, ids)], [whole_step(candidate, ids)], progress)
+
+
+def whole_step(model: torch.nn.Module, ids: torch.Tensor) -> Step:
+    """A model that is in memory whole, over int64 [S]."""
+    return Step(model, lambda: _forward(model, ids), str)
+
+
+def stepwise_errors(
+    baseline: Iterable[Step], candidate: Iterable[Step], progress: Progress | None = None
+) -> list[LayerError]:
+    """As :func:`layer_errors`, of models that come in the same steps; one step of each is in memory at a time.
+
+    Raises:
+        ForgeError: TF-EVL-023 the two have no layers in common that could be compared.
+    """
     report = progress or SilentProgress()
-    names = layer_names(baseline)
-    if not names or names != layer_names(candidate):
-        raise ForgeError(
-            "TF-EVL-023",
-            "the layers of baseline and quantized model cannot be paired",
-            asked="evals.layers",
-            numbers={"baseline": len(names), "quantized": len(layer_names(candidate))},
-            why="Outputs are compared module by module, by name.",
-            remedies=["evals.layers: false"],
-        )
-    report.start("errors of every layer", total=2)
-    outputs = []
-    for model in (baseline, candidate):
-        with _recorded(model, names) as seen:
-            _forward(model, ids)
-        outputs.append(seen)
-        report.advance()
-    return [_error(name, outputs[0][name], outputs[1][name]) for name in names]
+    report.start("errors of every layer")
+    errors: list[LayerError] = []
+    for one, other in zip_longest(baseline, candidate):
+        names = [layer_names(step.module) if step is not None else [] for step in (one, other)]
+        if not names[0] or names[0] != names[1]:
+            raise _no_pair(*names)
+        outputs = []
+        for step in (one, other):
+            with _recorded(step.module, names[0]) as seen:
+                step.run()
+            outputs.append(seen)
+        errors += [_error(one.named(name), outputs[0][name], outputs[1][name]) for name in names[0]]
+        report.note(f"errors of {errors[-1].name}")
+    return errors
+
+
+def _no_pair(baseline: Sequence[str], candidate: Sequence[str]) -> ForgeError:
+    return ForgeError(
+        "TF-EVL-023",
+        "the layers of baseline and quantized model cannot be paired",
+        asked="evals.layers",
+        numbers={"baseline": len(baseline), "quantized": len(candidate)},
+        why="Outputs are compared module by module, by name.",
+        remedies=["evals.layers: false"],
+    )
 
 
 def layer_names(model: torch.nn.Module) -> list[str]:

@@ -84,13 +84,19 @@ AnswerFn = Callable[[Sequence[Item]], Sequence[str]]
 
 
 def answer_items(
-    answer: AnswerFn, items: Sequence[Item], *, samples: Samples | None = None, progress: Progress | None = None
+    answer: AnswerFn,
+    items: Sequence[Item],
+    *,
+    samples: Samples | None = None,
+    progress: Progress | None = None,
+    batch: Callable[[], int] | None = None,
 ) -> list[Answered]:
     """Let a model write every item's answer and score it.
 
     Args:
         answer: texts for items, in their order; greedy.
         samples: answers that are there already, and where new ones are kept.
+        batch: how many items the model is given at once, asked where it is given any; None: :data:`BATCH`.
     """
     report = progress or SilentProgress()
     report.start(f"tasks: {len(items)} items", total=len(items))
@@ -104,9 +110,10 @@ def answer_items(
         else:
             records[name] = known
             report.advance()
-    for at in range(0, len(open_), BATCH):
-        batch = open_[at : at + BATCH]
-        for (name, item), text in zip(batch, answer([item for _, item in batch]), strict=True):
+    size = batch() if batch is not None and open_ else BATCH
+    for at in range(0, len(open_), size):
+        some = open_[at : at + size]
+        for (name, item), text in zip(some, answer([item for _, item in some]), strict=True):
             shown = text.split("\n", 1)[0] if item.one_line else text
             record = {
                 **item.to_json(),

@@ -82,6 +82,7 @@ def measure_windows(
     plan: Sequence[Window] | None = None,
     what: str = "perplexity",
     progress: Progress | None = None,
+    prepare: Callable[[Sequence[torch.Tensor]], None] | None = None,
 ) -> Measured:
     """Losses of ``tokens`` under a model, and its divergence from the baseline.
 
@@ -97,6 +98,7 @@ def measure_windows(
         plan: other windows than those that score every token once.
         what: the word for the progress.
         progress: told once a window.
+        prepare: given the ids int64 [S] of every window that will be asked for, before the first is.
 
     Raises:
         ForgeError: TF-EVL-001 (windows), TF-EVL-002 (too few tokens), TF-EVL-003 (loss is not finite).
@@ -116,9 +118,11 @@ def measure_windows(
         raise ValueError(f"{len(against)} references for {len(windows)} windows")
     ids = torch.as_tensor(list(tokens), dtype=torch.int64)
     report.start(f"{what} over {len(tokens) - 1} tokens", total=len(windows))
-    names, records = [], []
-    for index, item in enumerate(windows):
-        name = window_id(tokens, item)
+    names, records = [window_id(tokens, item) for item in windows], []
+    open_ = [i for i, name in enumerate(names) if samples is None or samples.get(name) is None]
+    if prepare is not None and open_:
+        prepare([ids[windows[i].begin : windows[i].end] for i in open_])
+    for index, (name, item) in enumerate(zip(names, windows, strict=True)):
         record = samples.get(name) if samples is not None else None
         if record is None:
             scored = item.end - item.score_from
@@ -127,7 +131,6 @@ def measure_windows(
             record = _figures(rows_LV, ids[item.score_from : item.end], reference, keep)
             if samples is not None:
                 record = samples.add(name, record)
-        names.append(name)
         records.append(record)
         report.advance()
     if samples is not None:

@@ -10,6 +10,7 @@ index or a record of an earlier stage is not copied.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,13 +54,11 @@ def copy_checkpoint(checkpoint: Path, out: Path) -> None:
         copy_file(path, out / path.name)
 
 
-def collect_export(staging: Path, checkpoint: Path, out: Path, config: dict[str, Any]) -> None:
-    """Normalize ModelOpt's export in ``staging`` and put the finished files into ``out``.
+def collect_export(staging: Path, config: dict[str, Any]) -> None:
+    """Normalize ModelOpt's export in place.
 
     Args:
-        staging: what ``export_hf_checkpoint`` wrote; its files are rewritten in place, then moved.
-        checkpoint: the unquantized source.
-        out: the finished directory.
+        staging: what ``export_hf_checkpoint`` wrote.
         config: the source's ``config.json``.
     """
     exported = json.loads((staging / "config.json").read_text(encoding="utf-8"))
@@ -74,6 +73,10 @@ def collect_export(staging: Path, checkpoint: Path, out: Path, config: dict[str,
     quant_config = staging / "hf_quant_config.json"
     write_json(quant_config, json.loads(quant_config.read_text(encoding="utf-8")))
     (staging / "generation_config.json").unlink(missing_ok=True)
+
+
+def move_export(staging: Path, checkpoint: Path, out: Path) -> None:
+    """Put the finished files of an export, and the companions of the unquantized ``checkpoint``, into ``out``."""
     copy_companions(checkpoint, staging)
     for path in sorted(staging.iterdir()):
         path.replace(out / path.name)
@@ -87,16 +90,24 @@ def stored_dtype(config: dict[str, Any]) -> torch.dtype:
     return dtype
 
 
+def as_stored(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """An export's tensors as they are stored: float32 that is no scale as ``dtype``."""
+    import torch
+
+    # scalars keep their shape; a contiguous copy keeps views of one storage apart
+    return {
+        name: tensor.to(dtype).contiguous()
+        if tensor.dtype == torch.float32 and not name.endswith(SCALE_LEAVES)
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def _rewrite_weights(path: Path, dtype: torch.dtype) -> int:
     """Store float32 tensors that are no scales as ``dtype``; returns the bytes of all tensors of the file."""
-    import torch
     from safetensors.torch import load_file, save_file
 
-    tensors = load_file(path)
-    for name, tensor in tensors.items():
-        if tensor.dtype == torch.float32 and not name.endswith(SCALE_LEAVES):
-            # scalars keep their shape; a contiguous copy keeps views of one storage apart
-            tensors[name] = tensor.to(dtype).contiguous()
+    tensors = as_stored(load_file(path), dtype)
     partial = path.with_suffix(".partial")
     save_file(dict(sorted(tensors.items())), partial, metadata={"format": "pt"})
     partial.chmod(0o644)

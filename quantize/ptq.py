@@ -1,11 +1,7 @@
-"""Post-training quantization with ModelOpt: checkpoint directory in, quantized checkpoint directory out.
+"""ModelOpt's quantizers in a model's linears, calibrated as a plan says.
 
-Policy: everything that headers can refuse is refused first (:mod:`quantize.plan`); then the calibration
-text; then memory; only then are torch, transformers and ModelOpt imported. On a CPU the model runs in
-float32, whatever the checkpoint's dtype: half-precision kernels are missing or slow on many CPUs, and
-scales come out as exact as they can. Weights that stay unquantized go back to the checkpoint's dtype.
-The same inputs give the same bytes: no time, path or host name is written, timings are returned only.
-Nothing appears in ``out`` until the whole export is finished, so an interrupt leaves it as it was.
+On a CPU the model runs in float32, whatever the checkpoint's dtype: half-precision kernels are missing or slow on many
+CPUs, and scales come out as exact as they can.
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ import contextlib
 import copy
 import importlib
 import importlib.metadata
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,14 +19,12 @@ import numpy as np
 
 from quantize import corpora
 from quantize.awq_search import METHOD, SEARCH_PASS, AwqSearch
-from quantize.export import SUMMARY_FILE, collect_export, copy_checkpoint, stored_dtype, write_json
-from quantize.plan import QuantPlan, plan_quantization, read_config
-from quantize.quiet import Audible, quiet
+from quantize.export import stored_dtype
+from quantize.plan import QuantPlan
+from quantize.quiet import quiet
 from trtforge.formats.table import FormatRow, KvMode, modelopt_config
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
-from trtforge.ground.progress import Progress, SilentProgress
-from trtforge.ground.safetensors_header import read_headers
-from trtforge.machine.memory import memory
+from trtforge.ground.progress import Progress
 from trtforge.recipe.schema import Quantize
 
 if TYPE_CHECKING:
@@ -40,77 +33,6 @@ if TYPE_CHECKING:
 #: tokens of one calibration forward pass; AWQ re-quantizes every weight once a pass, so it gets longer ones
 _TOKENS_A_PASS = 2048
 _TOKENS_A_PASS_AWQ = 8192
-#: headroom over the weights for activations, statistics and the export's copies
-_MEMORY_FACTOR = 1.6
-
-
-def quantize_checkpoint(
-    checkpoint: Path,
-    out: Path,
-    *,
-    section: Quantize,
-    base_dir: Path,
-    progress: Progress | None = None,
-    allow_remote_code: bool = False,
-    scratch: Path | None = None,
-) -> dict[str, Any]:
-    """Quantize ``checkpoint`` into the existing or new directory ``out``.
-
-    Args:
-        checkpoint: an unquantized Hugging Face checkpoint directory (safetensors, ``tokenizer.json``).
-        out: gets the exported weights, ``config.json``, ``hf_quant_config.json``, ``quantize.json`` and
-            the checkpoint's tokenizer, chat template and generation config.
-        section: the recipe's ``quantize`` section.
-        base_dir: the recipe's folder (``file:`` corpora).
-        progress: told once a calibration sample.
-        allow_remote_code: let transformers run Python files of the checkpoint.
-        scratch: a folder of this very work that survives a kill; AWQ's search goes on from there.
-
-    Returns:
-        the content of ``quantize.json`` plus ``timings`` (seconds by step), which is stored nowhere.
-
-    Raises:
-        ForgeError: see :func:`quantize.plan.plan_quantization` and :mod:`quantize.corpora`;
-            ``TF-QNT-011`` calibration gave unusable scales, ``TF-QNT-012`` too little memory,
-            ``TF-QNT-013`` a quantization package is missing, ``TF-QNT-014`` the model does not load.
-    """
-    report = Audible(progress or SilentProgress())
-    checkpoint, out = Path(checkpoint), Path(out)
-    config, headers = read_config(checkpoint), read_headers(checkpoint)
-    plan = plan_quantization(config, headers, section)
-    for pattern in plan.idle_patterns:
-        report.note(f"quantize.exclude: {pattern} matches no linear of this model")
-    out.mkdir(parents=True, exist_ok=True)
-    timings: dict[str, float] = {}
-    summary: dict[str, Any] = {
-        "format": plan.row.name,
-        "kv_cache": plan.kv.name,
-        "group_size": plan.group,
-        "exclude": list(section.exclude),
-        "scope": section.scope,
-        "quantized_linears": len(plan.quantized),
-        "mixed": {text: list(names) for text, names in plan.mixed.items()},
-        "excluded_linears": list(plan.excluded) if plan.row.weight is not None else [],
-        "tied_embeddings": plan.tied,
-        "emulated": [],
-        "calibration": None,
-    }
-    if plan.does_nothing:
-        copy_checkpoint(checkpoint, out)
-    else:
-        batch = calibration_batch_of(plan, section, config, checkpoint, base_dir, summary)
-        check_memory(sum(info.elements for info in headers.values()))
-        staging = out / ".exporting"
-        try:
-            search = None if scratch is None else AwqSearch(scratch)
-            _run(plan, checkpoint, config, staging, batch, section, summary, timings, report, allow_remote_code, search)
-            report.start("finishing the export")
-            collect_export(staging, checkpoint, out, config)
-        finally:
-            # also on KeyboardInterrupt: a half-written export must not look like one
-            shutil.rmtree(staging, ignore_errors=True)
-    write_json(out / SUMMARY_FILE, summary)
-    return {**summary, "timings": timings}
 
 
 def calibration_batch_of(
@@ -144,58 +66,6 @@ def calibration_batch_of(
     return batch
 
 
-def check_memory(parameters: int, models: int = 1) -> None:
-    """Refuse what ``models`` float32 copies of so many parameters leave no memory for; raises TF-QNT-012."""
-    need, have = int(parameters * 4 * (_MEMORY_FACTOR + models - 1)), memory().available
-    if need > have:
-        raise EnvironmentLacks(
-            "TF-QNT-012",
-            "The machine has too little free memory to quantize this model",
-            numbers={"needed_bytes": need, "available_bytes": have, "parameters": parameters},
-            why="Calibration runs the unquantized model in float32; the export holds a second, smaller copy.",
-            remedies=[
-                f"A machine with {need / 2**30:.0f} GiB of free memory",
-                "Use a checkpoint that is quantized already",
-            ],
-        )
-
-
-def _run(
-    plan: QuantPlan,
-    checkpoint: Path,
-    config: dict[str, Any],
-    staging: Path,
-    batch: np.ndarray | None,
-    section: Quantize,
-    summary: dict[str, Any],
-    timings: dict[str, float],
-    report: Progress,
-    allow_remote_code: bool,
-    search: AwqSearch | None,
-) -> None:
-    model = calibrated_model(
-        plan,
-        checkpoint,
-        config,
-        batch,
-        section,
-        report,
-        summary,
-        timings,
-        search=search,
-        allow_remote_code=allow_remote_code,
-    )
-    import modelopt.torch.export as mte
-    import torch
-
-    from quantize.emulation import emulated_block_quantization
-
-    with emulated_block_quantization(), torch.no_grad():
-        report.start("exporting")
-        with _timed(timings, "export"), quiet():
-            mte.export_hf_checkpoint(model, export_dir=staging)
-
-
 def calibrated_model(
     plan: QuantPlan,
     checkpoint: Path,
@@ -216,38 +86,61 @@ def calibrated_model(
         summary, timings: get what was used, and seconds by step.
 
     Raises:
-        ForgeError: ``TF-QNT-010``, ``-011``, ``-013``, ``-014`` as :func:`quantize_checkpoint`.
+        ForgeError: ``TF-QNT-010``, ``-011``, ``-013``, ``-014`` as :func:`quantize.checkpoint.quantize_checkpoint`.
     """
     summary = {} if summary is None else summary
     timings = {} if timings is None else timings
     report.start("loading ModelOpt")
-    with _timed(timings, "import"), quiet():
-        torch = _import_stack()
-        import modelopt.torch.quantization as mtq
+    with timed(timings, "import"), quiet():
+        torch = import_stack()
 
         from quantize.emulation import emulated_block_quantization
     summary["modelopt"] = importlib.metadata.version("nvidia-modelopt")
     torch.manual_seed(section.calibration.seed)
     report.start("loading the model")
-    with _timed(timings, "load"), quiet():
+    with timed(timings, "load"), quiet():
         model = load_model(checkpoint, allow_remote_code)
     settings = build_config(plan, summary["modelopt"])
     with emulated_block_quantization() as emulated, torch.no_grad():
         if emulated:
-            names = [row.name for row in plan.rows if row.cpu.evaluate == "emulated"]
-            summary["emulated"] = [f"the {name} arithmetic of calibration and evaluation" for name in names]
-        with _timed(timings, "calibrate"), quiet():
+            summary["emulated"] = emulated_arithmetic(plan)
+        with timed(timings, "calibrate"), quiet():
             loop = None if batch is None else forward_loop(model, batch, plan, settings, report, search)
-            try:
-                mtq.quantize(model, settings, forward_loop=loop)
-            except AssertionError as error:  # ModelOpt asserts that statistics hold no NaN
-                raise _unusable_scales({"modelopt": str(error)[:200]}) from error
-        check_quantizers(model, plan)
-        round_pre_quant_scales(model, stored_dtype(config))
+            calibrate(model, plan, settings, loop, stored_dtype(config))
     return model
 
 
-def _import_stack() -> Any:
+def emulated_arithmetic(plan: QuantPlan) -> list[str]:
+    """What of a format's arithmetic this machine emulates while it calibrates, in words."""
+    names = [row.name for row in plan.rows if row.cpu.evaluate == "emulated"]
+    return [f"the {name} arithmetic of calibration and evaluation" for name in names]
+
+
+def calibrate(
+    model: Any, plan: QuantPlan, settings: dict[str, Any], loop: Callable[[Any], None] | None, dtype: torch.dtype
+) -> None:
+    """Put ModelOpt's calibrated quantizers into a model's linears, as the plan says.
+
+    Args:
+        settings: ModelOpt's configuration (:func:`build_config`).
+        loop: sends the calibration text through the model; None where no statistics are needed.
+        dtype: of the checkpoint's unquantized tensors.
+
+    Raises:
+        ForgeError: ``TF-QNT-011`` calibration gave unusable scales.
+    """
+    import modelopt.torch.quantization as mtq
+
+    try:
+        mtq.quantize(model, settings, forward_loop=loop)
+    except AssertionError as error:  # ModelOpt asserts that statistics hold no NaN
+        raise _unusable_scales({"modelopt": str(error)[:200]}) from error
+    check_quantizers(model, plan)
+    round_pre_quant_scales(model, dtype)
+
+
+def import_stack() -> Any:
+    """torch, once all that quantization needs loads; raises ``TF-QNT-013`` where something does not."""
     try:
         torch, *_ = map(importlib.import_module, ("torch", "transformers", "accelerate", "modelopt"))
     except ImportError as error:
@@ -264,6 +157,8 @@ def _import_stack() -> Any:
 def load_model(checkpoint: Path, allow_remote_code: bool = False) -> Any:
     """The checkpoint as a transformers model for inference: float32 on a CPU, its own dtype on a GPU.
 
+    Several GPUs hold it together, each some of its layers in turn.
+
     Raises:
         ForgeError: ``TF-QNT-014`` when transformers refuses it.
     """
@@ -271,13 +166,23 @@ def load_model(checkpoint: Path, allow_remote_code: bool = False) -> Any:
     from transformers import AutoModelForCausalLM
 
     on_gpu = torch.cuda.is_available()
-    try:
+    several = on_gpu and torch.cuda.device_count() > 1
+    with loading_refused(checkpoint):
         model: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint,
             dtype="auto" if on_gpu else torch.float32,
             local_files_only=True,
             trust_remote_code=allow_remote_code,
+            **({"device_map": "balanced"} if several else {}),
         )
+    return model.eval().to("cuda") if on_gpu and not several else model.eval()
+
+
+@contextlib.contextmanager
+def loading_refused(checkpoint: Path) -> Iterator[None]:
+    """Inside the block, what transformers raises on a checkpoint that it does not know is ``TF-QNT-014``."""
+    try:
+        yield
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ForgeError(
             "TF-QNT-014",
@@ -287,7 +192,6 @@ def load_model(checkpoint: Path, allow_remote_code: bool = False) -> Any:
             why="Its architecture or files are not what this version of transformers knows.",
             remedies=["Run intake on the model again", "Set model.allow_remote_code if it brings its own code"],
         ) from error
-    return model.eval().to("cuda") if on_gpu else model.eval()
 
 
 # --- ModelOpt's configuration -------------------------------------------------------------------
@@ -301,8 +205,11 @@ def build_config(plan: QuantPlan, modelopt_version: str) -> dict[str, Any]:
     """
     import modelopt.torch.quantization as mtq
 
-    if plan.row.weight is None:
-        config: dict[str, Any] = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
+    if not plan.quantized:
+        # a piece of a model may have no linear to quantize; its text is run as often as the others'
+        none = plan.row.weight is None
+        algorithm = "max" if none else _named_config(plan.row, modelopt_version)["algorithm"]
+        config: dict[str, Any] = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": algorithm}
     else:
         config = _grouped_config(plan.row, plan.group, modelopt_version)
         if "lm_head" in plan.quantized and "lm_head" not in plan.others:
@@ -383,10 +290,8 @@ def forward_loop(
     """
     import torch
 
-    algorithm = settings.get("algorithm")
-    method = algorithm.get("method", "max") if isinstance(algorithm, dict) else str(algorithm)
-    tokens_a_pass = _TOKENS_A_PASS_AWQ if "awq" in method else _TOKENS_A_PASS
-    rows = max(1, tokens_a_pass // batch.shape[1])
+    rows = rows_a_pass(settings, batch.shape[1])
+    method = _method(settings)
     ids = torch.from_numpy(batch)
     # the head's logits are not needed, unless its own input is to be calibrated
     keep = {} if "lm_head" in plan.quantized else {"logits_to_keep": 1}
@@ -416,6 +321,22 @@ def forward_loop(
             report.note(f"calibration pass {passes}: {done} of {len(ids)} samples, about {remaining:.0f} s left")
 
     return loop
+
+
+def rows_a_pass(settings: dict[str, Any], length: int) -> int:
+    """Calibration prompts of so many tokens in one forward pass."""
+    tokens = _TOKENS_A_PASS_AWQ if "awq" in _method(settings) else _TOKENS_A_PASS
+    return max(1, tokens // length)
+
+
+def passes(settings: dict[str, Any]) -> int:
+    """How often the algorithm runs the calibration text through the model."""
+    return 2 if _method(settings) in (METHOD, "gptq") else 1
+
+
+def _method(settings: dict[str, Any]) -> str:
+    algorithm = settings.get("algorithm")
+    return str(algorithm.get("method", "max")) if isinstance(algorithm, dict) else str(algorithm)
 
 
 @contextlib.contextmanager
@@ -503,7 +424,8 @@ def round_pre_quant_scales(model: Any, dtype: torch.dtype) -> None:
 
 
 @contextlib.contextmanager
-def _timed(timings: dict[str, float], step: str) -> Iterator[None]:
+def timed(timings: dict[str, float], step: str) -> Iterator[None]:
+    """Add the block's seconds to ``timings``."""
     started = time.monotonic()
     try:
         yield

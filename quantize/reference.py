@@ -19,7 +19,8 @@ All figures that come from here are "emulated": no matrix unit of a GPU took par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 
 _ATTENTION = "trtforge_reference"
 _KV_CACHE = "trtforge_kv_cache"
+COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+#: keys or values and their scale → as a quantized cache returns them
+Kept = Callable[[torch.Tensor, float], torch.Tensor]
 
 
 class ReferenceModel:
@@ -75,17 +80,8 @@ class ReferenceModel:
         With ``relative`` the rounding error of the model's dtype this shows how far apart two correct
         implementations of the checkpoint may be. int64 [S] → float32 [S, V]; same seed, same values.
         """
-        generator = torch.Generator().manual_seed(seed)
-
-        def perturb(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
-            noise = torch.randn(output.shape, generator=generator).to(output)
-            return output * (1 + relative * noise)
-
-        handle = self.model.get_input_embeddings().register_forward_hook(perturb)
-        try:
+        with embeddings_perturbed(self.model, relative, seed):
             return self.logits(input_ids)
-        finally:
-            handle.remove()
 
     def rounded_logits(self, input_ids: torch.Tensor, dtype: Literal["bfloat16", "float16"]) -> torch.Tensor:
         """As :meth:`logits`, every module's result rounded to ``dtype``: what activations of that type cost.
@@ -93,20 +89,8 @@ class ReferenceModel:
         Shows how far from this reference a correct engine may be that keeps its activations in ``dtype``.
         int64 [S] → float32 [S, V].
         """
-        kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
-
-        def round_result(_: Any, __: Any, output: Any) -> Any:
-            if isinstance(output, torch.Tensor) and output.is_floating_point():
-                return output.to(kind).to(output.dtype)
-            return output
-
-        inner = [module for name, module in self.model.named_modules() if name]
-        handles = [module.register_forward_hook(round_result) for module in inner]
-        try:
+        with results_rounded(self.model, dtype):
             return self.logits(input_ids)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @torch.inference_mode()
     def generate_greedy(
@@ -131,6 +115,41 @@ class ReferenceModel:
         return made
 
 
+@contextlib.contextmanager
+def embeddings_perturbed(model: Any, relative: float, seed: int) -> Iterator[None]:
+    """Inside the block every embedding value is changed by a factor 1 + relative x N(0, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def perturb(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(output.shape, generator=generator).to(output)
+        return output * (1 + relative * noise)
+
+    handle = model.get_input_embeddings().register_forward_hook(perturb)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def results_rounded(model: Any, dtype: Literal["bfloat16", "float16"]) -> Iterator[None]:
+    """Inside the block the result of every module within the model is rounded to a type."""
+    kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+
+    def round_result(_: Any, __: Any, output: Any) -> Any:
+        if isinstance(output, torch.Tensor) and output.is_floating_point():
+            return output.to(kind).to(output.dtype)
+        return output
+
+    inner = [module for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(round_result) for module in inner]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def load_reference_model(
     checkpoint: Path,
     *,
@@ -151,21 +170,31 @@ def load_reference_model(
             are missing or left over.
     """
     checkpoint = Path(checkpoint)
-    algorithm, kv_algorithm = read_quantization(checkpoint)
-    compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-    tensors = _load_tensors(checkpoint)
-    formats = _Formats(checkpoint, algorithm)
-    if kv_algorithm not in (None, *carried_kv()):
-        raise _unknown_quantization(checkpoint, f"KV cache {kv_algorithm}")
-    weights, inputs, kv_scales = _separate(tensors, formats)
+    formats, kept = formats_and_cache(checkpoint)
+    weights, inputs, kv_scales = separate(_load_tensors(checkpoint), formats)
     import transformers  # noqa: F401 (before the block: its bars can only be muted once it is there)
 
     with quiet():
-        model = _build_model(checkpoint, weights, compute, allow_remote_code)
-    _hook_inputs(model, inputs)
-    if emulate_kv and kv_algorithm is not None:
-        _hook_attention(model, kv_scales, rounded(carried_kv()[kv_algorithm]))
-    return ReferenceModel(model, load_tokenizer(checkpoint), formats.name, _eos_ids(checkpoint))
+        model = _build_model(checkpoint, weights, COMPUTE[dtype], allow_remote_code)
+    hook_inputs(model, inputs)
+    if emulate_kv and kept is not None:
+        hook_attention(model, kv_scales, kept)
+    return ReferenceModel(model, load_tokenizer(checkpoint), formats.name, eos_ids(checkpoint))
+
+
+def formats_and_cache(checkpoint: Path) -> tuple[Formats, Kept | None]:
+    """The formats of a checkpoint's linears, and what its cache does to keys and values; None: nothing.
+
+    Raises:
+        ForgeError: ``TF-QNT-030`` a quantization that this reader does not know.
+    """
+    algorithm, kv_algorithm = read_quantization(checkpoint)
+    formats = Formats(checkpoint, algorithm)
+    if kv_algorithm is None:
+        return formats, None
+    if kv_algorithm not in carried_kv():
+        raise _unknown_quantization(checkpoint, f"KV cache {kv_algorithm}")
+    return formats, rounded(carried_kv()[kv_algorithm])
 
 
 def read_quantization(checkpoint: Path) -> tuple[str | None, str | None]:
@@ -206,7 +235,7 @@ def _load_tensors(checkpoint: Path) -> Parts:
     return tensors
 
 
-class _Formats:
+class Formats:
     """How each quantized linear is stored; ``TF-QNT-030`` an algorithm without a format."""
 
     def __init__(self, checkpoint: Path, algorithm: str | None) -> None:
@@ -237,9 +266,7 @@ class _Formats:
         return format
 
 
-def _separate(
-    tensors: Parts, formats: _Formats
-) -> tuple[Parts, dict[str, InputOperation], dict[str, dict[str, float]]]:
+def separate(tensors: Parts, formats: Formats) -> tuple[Parts, dict[str, InputOperation], dict[str, dict[str, float]]]:
     """Split a checkpoint into de-quantized weights, input operations by module, and KV scales by attention module."""
     parts: dict[str, Parts] = {}
     kv_scales: dict[str, dict[str, float]] = {}
@@ -265,7 +292,20 @@ def _separate(
 
 
 def _build_model(checkpoint: Path, weights: Parts, compute: torch.dtype, allow_remote_code: bool) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    config = reference_config(checkpoint, allow_remote_code)
+    model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    model, info = model_class.from_pretrained(
+        None, config=config, state_dict=weights, dtype=compute, output_loading_info=True, attn_implementation="sdpa"
+    )
+    refuse_misfits(checkpoint, info)
+    return model.eval()
+
+
+def reference_config(checkpoint: Path, allow_remote_code: bool = False) -> Any:
+    """A checkpoint's configuration for a model whose weights are de-quantized."""
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=allow_remote_code, local_files_only=True)
     if hasattr(config, "quantization_config"):
@@ -274,10 +314,11 @@ def _build_model(checkpoint: Path, weights: Parts, compute: torch.dtype, allow_r
     if rope.get("rope_type") == "longrope" and is_extended(rope, config.max_position_embeddings):
         # as the engine, which cannot change the keys of its cache when a sequence grows over the border
         rope["short_factor"] = rope["long_factor"]
-    model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    model, info = model_class.from_pretrained(
-        None, config=config, state_dict=weights, dtype=compute, output_loading_info=True, attn_implementation="sdpa"
-    )
+    return config
+
+
+def refuse_misfits(checkpoint: Path, info: Mapping[str, Any]) -> None:
+    """Raise ``TF-QNT-031`` where transformers says that tensors are missing, left over or of another shape."""
     wrong = {key: sorted(info[key])[:8] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[key]}
     if wrong:
         raise ForgeError(
@@ -288,10 +329,9 @@ def _build_model(checkpoint: Path, weights: Parts, compute: torch.dtype, allow_r
             why="A tensor that the model needs is missing, or one is there that it does not know.",
             remedies=["Export the checkpoint again", "Check that config.json belongs to these weights"],
         )
-    return model.eval()
 
 
-def _hook_inputs(model: Any, inputs: Mapping[str, InputOperation]) -> None:
+def hook_inputs(model: Any, inputs: Mapping[str, InputOperation]) -> None:
     """Put each linear's input operation in front of it; linears that share input and operation share the result."""
     memo: dict[str, Any] = {}
 
@@ -326,10 +366,10 @@ def _attention(
     return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
 
 
-def _hook_attention(
+def hook_attention(
     model: Any,
     kv_scales: Mapping[str, Mapping[str, float]],
-    kept: Callable[[torch.Tensor, float], torch.Tensor],
+    kept: Kept,
 ) -> None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -344,7 +384,7 @@ def _hook_attention(
     model.set_attn_implementation(_ATTENTION)
 
 
-def _eos_ids(checkpoint: Path) -> tuple[int, ...]:
+def eos_ids(checkpoint: Path) -> tuple[int, ...]:
     path = checkpoint / "generation_config.json"
     generation = read_json_object(path) if path.is_file() else {}
     ids = generation.get("eos_token_id", read_config(checkpoint).get("eos_token_id"))

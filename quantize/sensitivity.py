@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantize import ptq
+from quantize.loading import require_whole
 from quantize.one_scale import FUSED
 from quantize.plan import QuantPlan
 from quantize.quiet import quiet
 from trtforge.formats.mixing import product_of
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.progress import Progress
-from trtforge.ground.safetensors_header import DTYPE_BITS, TensorInfo, read_headers
+from trtforge.ground.safetensors_header import DTYPE_BITS, TensorInfo
 from trtforge.recipe.schema import Quantize
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class PartlyQuantized:
     @cached_property
     def _calibrated(self) -> Any:
         plan, section = self._plan, self._section
-        ptq.check_memory(sum(info.elements for info in read_headers(self._checkpoint).values()), models=2)
+        require_whole(self._checkpoint, models=2)
         batch = ptq.calibration_batch_of(plan, section, self._config, self._checkpoint, self._base_dir, {})
         return ptq.calibrated_model(
             plan, self._checkpoint, self._config, batch, section, self._progress, allow_remote_code=self._remote

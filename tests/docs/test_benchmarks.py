@@ -19,6 +19,7 @@ ELSEWHERE = {
     "planner_efficiency": "reads a table of another package",
     "aiconfigurator_times": "needs another package",
     "aiconfigurator_compare": "needs another package",
+    "by_layer": "needs 11 GB of disk, and minutes",
     "kv_cache": "reports figures, without a bar",
     "speculation": "needs an engine that speculates, and minutes",
     "soak": "needs an engine that speculates, and minutes",

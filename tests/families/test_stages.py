@@ -17,9 +17,9 @@ from builder.targets.trtllm.checkpoint import convert_checkpoint
 from builder.targets.trtllm_llmapi.target import LlmSettings
 from builder.targets.trtllm_llmapi.target import build_engine as build_llm_api
 from quantize.audit import Expected, audit_checkpoint
+from quantize.checkpoint import quantize_checkpoint
 from quantize.intake import fetch_checkpoint, inspect_source
 from quantize.plan import plan_quantization, read_config
-from quantize.ptq import quantize_checkpoint
 from quantize.reference import load_reference_model
 from tests.builder.quantized_tiny import Quantizer, read_tensors
 from tests.builder.targets.rtx.models import compiles, rtx_build

@@ -9,7 +9,7 @@ import pytest
 
 from quantize import awq_search, ptq
 from quantize.awq_search import STATE_FILE
-from quantize.ptq import quantize_checkpoint
+from quantize.checkpoint import quantize_checkpoint
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.progress import SilentProgress
 from trtforge.recipe.schema import Quantize

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantize.audit import Expected, audit_checkpoint
+from quantize.checkpoint import quantize_checkpoint
 from quantize.corpora import calibration_batch, load_corpus, load_tokenizer
 from quantize.emulation import emulated_block_quantization
 from quantize.plan import plan_quantization, read_config
-from quantize.ptq import build_config, forward_loop, load_model, quantize_checkpoint, round_pre_quant_scales
+from quantize.ptq import build_config, forward_loop, load_model, round_pre_quant_scales
 from quantize.quiet import quiet
 from quantize.reference import ReferenceModel, load_reference_model
 from tests.support.tiny import write_tiny_llama
@@ -296,7 +297,7 @@ def test_progress_counts_every_sample(source: Path, tmp_path: Path) -> None:
 
 
 def test_refusals_come_before_torch_work(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantize.ptq._run", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("quantize.checkpoint._Job.run", lambda *_: pytest.fail("the model was loaded"))
     for code, section in {
         "TF-QNT-027": Quantize(format="fp8", calibration={"samples": 1, "sequence_length": 4096}),
         "TF-QNT-026": Quantize(format="fp8", calibration={"samples": 100_000, "sequence_length": 512}),
@@ -308,7 +309,7 @@ def test_refusals_come_before_torch_work(source: Path, tmp_path: Path, monkeypat
 
 
 def test_too_little_memory(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantize.ptq.memory", lambda: Memory(total=24 << 30, available=1000))
+    monkeypatch.setattr("quantize.loading.memory", lambda: Memory(total=24 << 30, available=1000))
     with pytest.raises(EnvironmentLacks) as caught:
         quantize_checkpoint(source, tmp_path, section=FORMATS["fp8"], base_dir=source)
     assert caught.value.code == "TF-QNT-012"

@@ -61,6 +61,11 @@ class Model(Section):
         "bfloat16", description="Of everything that is not quantized"
     )
     allow_remote_code: bool = Field(False, description="Accept a checkpoint that ships Python code")
+    loading: Literal["auto", "whole", "by_layer"] = Field(
+        "auto",
+        description="How it is quantized and evaluated: loaded whole, or one decoder layer in memory at a time; auto "
+        "loads it whole where it fits. The results are the same",
+    )
 
     @field_validator("sha256")
     @classmethod

@@ -212,7 +212,8 @@ class Evals(Section):
     custom: tuple[Custom, ...] = Field((), description="Tasks of your own")
     long_context: LongContext = LongContext()
     layers: bool = Field(
-        False, description="Compare every layer's output with the baseline's; both models are in memory then"
+        False,
+        description="Compare every layer's output with the baseline's; both models, or a layer of each, are in memory",
     )
     tasks: Annotated[tuple[str, ...], AfterValidator(_once)] = Field(
         (), description="Tasks of lm-eval (extra harness): names of the hub, or file:TASK.yaml beside the recipe"

@@ -10,6 +10,7 @@ from builder.planner.report import plain
 from builder.planner.sizes import size
 from builder.planner.types import Facts, MemoryPlan, Section, Table
 from builder.planner.weights import TensorGroup, active_parameters, rank_bytes
+from trtforge.models.loading import Footprint
 
 
 def section(facts: Facts) -> Section:
@@ -17,7 +18,8 @@ def section(facts: Facts) -> Section:
     tightest = min(facts.memory, key=lambda plan: plan.free)
     parameters = facts.model.parameters
     served = sum(group.bytes for group in facts.weights)
-    host = plan_host(parameters, facts.precision.base, served, prequantized=facts.model.prequantized is not None)
+    footprint = Footprint.of_model(facts.model)
+    host = plan_host(footprint, facts.precision.base, served, prequantized=facts.model.prequantized is not None)
     low, high = tightest.bounds
     verdict = "fits" if tightest.fits and tightest.pool.blocks else "does not fit"
     headline = (
@@ -31,14 +33,21 @@ def section(facts: Facts) -> Section:
     stored = facts.model.prequantized is not None
     quantizes = not stored and (facts.recipe is None or facts.recipe.quantize.format != "none")
     work = "quantize and evaluate" if quantizes else "evaluate the reference in float32"
-    reference = "" if stored else f"{size(totals['quantize'])} to {work}, "
+    reference = f"{size(totals['quantize'])} to {work} ({size(totals['quantize_by_layer'])} layer by layer), "
+    reference = "" if stored else reference
     notes.append(f"host memory: {reference}about {size(totals['build'])} to build; disk: {size(totals['disk'])}")
     data = {
         "parameters": parameters,
         "active_parameters": active_parameters(facts.model),
         "stages": [_stage(plan) for plan in facts.memory],
         "tensors": [_tensor(group, facts) for group in facts.weights],
-        "host": {"quantize": plain(host.quantize), "build": plain(host.build), "disk": plain(host.disk), **totals},
+        "host": {
+            "quantize": plain(host.quantize),
+            "quantize_by_layer": plain(host.by_layer),
+            "build": plain(host.build),
+            "disk": plain(host.disk),
+            **totals,
+        },
     }
     return Section("memory", "Memory", headline, data, tuple(_tables(facts)), tuple(notes))
 

@@ -38,6 +38,7 @@ from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import GateFailed
 from trtforge.ground.safetensors_header import TensorInfo, read_headers
 from trtforge.models.kv import kv_bytes_per_token, stage_layers
+from trtforge.models.loading import Footprint
 from trtforge.models.record import Model
 
 ONE = ParallelPlan()
@@ -367,9 +368,11 @@ def test_a_plan_that_does_not_fit_says_by_how_much() -> None:
 
 
 def test_host_memory_and_disk() -> None:
-    plan = plan_host(7_000_000_000, "bfloat16", 4_000_000_000)
+    footprint = Footprint(7_000_000_000, layer=200_000_000, table=130_000_000, vocab=32_000)
+    plan = plan_host(footprint, "bfloat16", 4_000_000_000)
     totals = plan.totals()
-    assert totals["quantize"] == 28_000_000_000 + 1536 * 2**20
+    assert totals["quantize"] == footprint.whole_bytes() == 44_800_000_000 + 1536 * 2**20
+    assert totals["quantize_by_layer"] == footprint.by_layer_bytes < 6 * 2**30
     assert totals["build"] == 28_000_000_000 and plan.build[0].low == 21_000_000_000
     assert totals["disk"] == 14_000_000_000 + 4 * 4_000_000_000
 

@@ -124,9 +124,9 @@ def test_one_task_more_measures_that_task_alone(
     asked: list[str] = []
     written = subject.LazyReference._written
 
-    def counting(self: Any, item: Any, tokenizer: Any) -> str:
-        asked.append(item.task)
-        return written(self, item, tokenizer)
+    def counting(self: Any, items: Any, tokenizer: Any) -> list[str]:
+        asked.extend(item.task for item in items)
+        return written(self, items, tokenizer)
 
     monkeypatch.setattr(subject.LazyReference, "_written", counting)
     more = changed(suite={"samples": 3})

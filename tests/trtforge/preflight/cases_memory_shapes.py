@@ -382,7 +382,14 @@ CASES: dict[str, tuple[Case, Case]] = {
             {},
         ),
     ),
-    "TF-K11-001": ((quant(format="fp8"), {"model": QWEN_72B}), (quant(format="fp8"), {})),
+    "TF-K11-001": (
+        (quant(format="fp8"), {"model": QWEN_72B, "machine": replace(SMALL, memory_total=8 << 30)}),
+        (quant(format="fp8"), {"model": QWEN_72B}),
+    ),
+    "TF-K11-005": (
+        (quant(format="fp8"), {"model": QWEN_72B}),
+        (merged(quant(format="fp8"), {"model": {"loading": "by_layer"}}), {"model": QWEN_72B}),
+    ),
     "TF-K11-002": (
         (quant(format="fp8"), {"machine": replace(SMALL, disk_free=400 << 20)}),
         (quant(format="fp8"), {"machine": replace(SMALL, disk_free=2 << 30)}),

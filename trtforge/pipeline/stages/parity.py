@@ -26,7 +26,7 @@ from trtforge.pipeline.stages.scoring import (
     long_context_section,
     tasks_section,
 )
-from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, Subject, engine_subject, prompt_tokens
+from trtforge.pipeline.stages.subject import REFERENCE_DTYPE, LazyReference, Subject, engine_subject, prompt_tokens
 from trtforge.pipeline.stages.verdicts import ENGINE, gates_section, harness_of, judge_long_context, judge_tasks
 from trtforge.recipe.schema import Recipe
 from trtforge.store.artifact import GateResult, StageResult
@@ -35,6 +35,7 @@ from trtforge.store.export import copy_artifact_file
 if TYPE_CHECKING:
     import torch
 
+    from quantize.by_layer.reference import LayeredReference
     from quantize.reference import ReferenceModel
     from runtime.executors.weight_check import WeightCheck
     from runtime.offline import Engine
@@ -121,13 +122,14 @@ def _measured_before(context: StageContext) -> dict[str, Any] | None:
 def _measure(context: StageContext, engine: _Asked) -> dict[str, Any]:
     from evals.parity import compare, slice_prompts
     from quantize.corpora import corpus_tokens, load_corpus
-    from quantize.reference import load_reference_model
 
     asked = context.recipe.evals.engine_parity
     checkpoint = context.inputs["quantize"].path
     activations = engine.activations
     context.progress.start("loading the reference model")
-    reference = load_reference_model(checkpoint, dtype=REFERENCE_DTYPE)
+    reference = LazyReference(
+        checkpoint, context.progress, context.recipe.model.loading, context.scratch / "layers"
+    ).model
 
     def noise(ids: torch.Tensor) -> torch.Tensor:
         """How far a correct engine with activations of that type may be from the reference."""
@@ -162,7 +164,7 @@ def _own(
     ask: Ask,
     subject: Subject,
     activations: str,
-    reference: ReferenceModel,
+    reference: ReferenceModel | LayeredReference,
     corpus: list[int],
     noise: float,
 ) -> dict[str, Any]:

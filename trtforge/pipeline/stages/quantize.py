@@ -52,10 +52,10 @@ class QuantizeStage(Stage):
 
     def run(self, context: StageContext) -> StageResult:
         from quantize.audit import Expected, audit_checkpoint
+        from quantize.checkpoint import quantize_checkpoint
         from quantize.export import SUMMARY_FILE, write_json
         from quantize.one_scale import share_scales
         from quantize.plan import plan_quantization, read_config
-        from quantize.ptq import quantize_checkpoint
         from trtforge.ground.safetensors_header import read_headers
 
         source = context.inputs["intake"].path
@@ -68,6 +68,7 @@ class QuantizeStage(Stage):
             progress=context.progress,
             allow_remote_code=context.recipe.model.allow_remote_code,
             scratch=context.scratch,
+            loading=context.recipe.model.loading,
         )
         timings = outcome.pop("timings", {})
         shared = share_scales(context.out, context.recipe.target)

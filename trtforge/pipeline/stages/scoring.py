@@ -109,7 +109,9 @@ def measure_checkpoint(context: StageContext, stage: str, *, against_baseline: b
     from evals.statistics import perplexity_interval
     from quantize.corpora import load_corpus
 
-    reference = LazyReference(context.inputs[stage].path, context.progress)
+    reference = LazyReference(
+        context.inputs[stage].path, context.progress, context.recipe.model.loading, context.scratch / "layers"
+    )
     subject, taken = reference.subject(), Taken(context, checkpoint_identity(context, stage))
     corpus = load_corpus(context.recipe.evals.perplexity.corpus, context.recipe_dir, "evaluation")
     tokens = evaluation_tokens(context, subject, corpus)
@@ -167,6 +169,7 @@ def score_windows(
         against=baseline_references(context) if against_baseline else None,
         keep=not against_baseline,
         progress=context.progress,
+        prepare=subject.prepare,
     )
 
 
@@ -208,6 +211,7 @@ def measure_noise(
         against=references,
         what="the baseline with itself, rounded,",
         progress=context.progress,
+        prepare=reference.prepare_rounded,
     )
 
 
@@ -221,12 +225,17 @@ def answer_prompts_of(context: StageContext, subject: Subject, taken: Taken) -> 
         answer = list(subject.answer(prompt_tokens(subject.tokenizer, prompt), max_tokens))
         return answer, subject.tokenizer.decode(answer)
 
+    def prepare(prompts: Sequence[str], max_tokens: int) -> None:
+        if subject.prepare_answers is not None:
+            subject.prepare_answers([(prompt_tokens(subject.tokenizer, prompt), max_tokens) for prompt in prompts])
+
     return answer_prompts(
         generate,
         prompts=PROMPTS[: asked.prompts],
         max_tokens=asked.max_tokens,
         samples=taken.open(ANSWERS),
         progress=context.progress,
+        prepare=prepare,
     )
 
 
@@ -248,7 +257,8 @@ def answer_tasks(context: StageContext, subject: Subject, taken: Taken) -> None:
 
     items = task_items(context)
     if items:
-        answer_items(subject.write, items, samples=taken.open(TASKS), progress=context.progress)
+        samples = taken.open(TASKS)
+        answer_items(subject.write, items, samples=samples, progress=context.progress, batch=subject.batch)
 
 
 def run_harness(context: StageContext, subject: Subject, taken: Taken) -> None:
@@ -298,7 +308,11 @@ def probe_long_context(context: StageContext, subject: Subject, taken: Taken, to
         return
     placed = [needle for needle in placed_needles(context, subject, tokens) if needle.length in within]
     answer_items(
-        subject.write, [needle.item for needle in placed], samples=taken.open(NEEDLES), progress=context.progress
+        subject.write,
+        [needle.item for needle in placed],
+        samples=taken.open(NEEDLES),
+        progress=context.progress,
+        batch=subject.batch,
     )
     where = [{"name": n.item.name, "length": n.length, "depth": n.depth} for n in placed]
     left_out = {"left_out": asked[len(within) :]} if len(within) < len(asked) else {}
@@ -313,6 +327,7 @@ def probe_long_context(context: StageContext, subject: Subject, taken: Taken, to
         samples=taken.open(TAILS),
         what=f"the last {TAIL} tokens under {len(within)} contexts",
         progress=context.progress,
+        prepare=subject.prepare,
     )
 
 
@@ -339,10 +354,10 @@ def _all_tokens(subject: Subject, corpus: Any) -> list[int]:
 
 
 def measure_layers(context: StageContext) -> dict[str, Any]:
-    """Every layer's output against the baseline's; both models are in memory meanwhile."""
+    """Every layer's output against the baseline's; both models, or a layer of each, are in memory meanwhile."""
     import torch
 
-    from evals.layers import TOKENS, layer_errors, to_json
+    from evals.layers import TOKENS, stepwise_errors, to_json
     from quantize.corpora import load_corpus
 
     stages = ("intake", "quantize")
@@ -351,10 +366,13 @@ def measure_layers(context: StageContext) -> dict[str, Any]:
     samples = taken.open("layers", tokens=TOKENS, corpus=context.section["corpus"])
     known = samples.get("all")
     if known is None:
-        both = [LazyReference(context.inputs[stage].path, context.progress) for stage in stages]
+        both = [
+            LazyReference(context.inputs[stage].path, context.progress, context.recipe.model.loading, models=2)
+            for stage in stages
+        ]
         corpus = load_corpus(asked.corpus, context.recipe_dir, "evaluation")
         ids = torch.tensor(_all_tokens(both[0].subject(), corpus)[:TOKENS])
-        found = layer_errors(both[0].model.model, both[1].model.model, ids, context.progress)
+        found = stepwise_errors(both[0].steps(ids), both[1].steps(ids), context.progress)
         known = samples.add("all", {"errors": rounded(to_json(found))})
     samples.finish(["all"])
     errors: dict[str, Any] = known["errors"]

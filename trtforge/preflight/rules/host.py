@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtforge.ground.units import format_size
+from trtforge.models.loading import LIBRARY_BYTES, Footprint
 from trtforge.models.shape import DTYPE_BYTES
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import by_hand
@@ -12,10 +13,6 @@ from trtforge.preflight.rules.memory import weight_bytes
 from trtforge.preflight.rules.ranks import world_size
 from trtforge.rules.sources import thread
 
-#: torch, transformers and ModelOpt loaded, before any weight
-QUANTIZER_BYTES = 1536 * 2**20
-#: the reference evaluation computes in float32
-REFERENCE_BYTES_PER_PARAMETER = 4
 #: stages that copy the weights before the store shares them with what holds them already
 _COPYING = ("quantize", "graph", "build", "bundle")
 #: what trtllm-build keeps a parameter of its rank: the checkpoint's shard and TensorRT's copy of it
@@ -24,17 +21,48 @@ BUILD_BYTES_PER_PARAMETER = 4
 
 @rule("TF-K11-001", "not enough memory to quantize and evaluate", thread("TL#102"), needs=("model", "machine"))
 def host_memory(facts: Facts) -> Iterator[Violation]:
-    """The model is loaded whole, and the reference evaluation computes in float32."""
-    parameters, total = facts.require_model().parameters, facts.require_machine().memory_total
-    needed = parameters * REFERENCE_BYTES_PER_PARAMETER + QUANTIZER_BYTES
-    if needed > total:
-        yield Violation(
-            f"quantizing {parameters / 1e9:.2f} billion parameters needs about {format_size(needed)}, "
-            f"this machine has {format_size(total)}",
-            facts.asked("model.source"),
-            {"parameters": parameters, "needed": needed, "memory_total": total},
-            by_hand(f"a machine with {format_size(needed)} or more", "a smaller model"),
-        )
+    """Quantization and the reference evaluation compute in float32: with the whole model in memory, or with one decoder
+    layer, the embedding or the output head."""
+    footprint, total = Footprint.of_model(facts.require_model()), facts.require_machine().memory_total
+    asked = facts.recipe.model.loading
+    if footprint.mode(asked, total) is not None:
+        return
+    whole, by_layer = footprint.whole_bytes(), footprint.by_layer_bytes
+    needed = whole if asked == "whole" else by_layer
+    yield Violation(
+        f"quantizing {footprint.parameters / 1e9:.2f} billion parameters "
+        f"{'whole' if asked == 'whole' else 'layer by layer'} needs about {format_size(needed)}, "
+        f"this machine has {format_size(total)}",
+        facts.asked("model.loading" if asked == "whole" else "model.source"),
+        {"parameters": footprint.parameters, "whole": whole, "by_layer": by_layer, "memory_total": total},
+        [
+            *(["model.loading: by_layer"] if asked == "whole" and by_layer <= total else []),
+            *by_hand(f"a machine with {format_size(needed)} or more", "a smaller model"),
+        ],
+    )
+
+
+@rule(
+    "TF-K11-005",
+    "the model is quantized and evaluated layer by layer",
+    "https://huggingface.co/docs/accelerate/usage_guides/big_modeling",
+    severity="note",
+    needs=("model", "machine"),
+)
+def taken_by_layer(facts: Facts) -> Iterator[Violation]:
+    """The whole model does not fit into memory in float32. Results are the same; the checkpoint is read once for every
+    pass over the text, and once for every token of an answer."""
+    footprint, total = Footprint.of_model(facts.require_model()), facts.require_machine().memory_total
+    if facts.recipe.model.loading != "auto" or footprint.mode("auto", total) != "by_layer":
+        return
+    whole, by_layer = footprint.whole_bytes(), footprint.by_layer_bytes
+    yield Violation(
+        f"whole it needs about {format_size(whole)}, this machine has {format_size(total)}; one decoder layer at a "
+        f"time needs {format_size(by_layer)}",
+        facts.asked("model.loading"),
+        {"whole": whole, "by_layer": by_layer, "memory_total": total},
+        by_hand(f"a machine with {format_size(whole)} or more is quicker"),
+    )
 
 
 @rule("TF-K11-002", "not enough disk for the artifacts", thread("TL#743"), needs=("model", "machine"))
@@ -91,9 +119,9 @@ def build_memory(facts: Facts) -> Iterator[Violation]:
         facts.require_model().parameters * BUILD_BYTES_PER_PARAMETER // ranks,
     )
     at_once = min(workers, ranks)
-    needed = at_once * each + QUANTIZER_BYTES
+    needed = at_once * each + LIBRARY_BYTES
     if needed > total:
-        fits = max(0, (total - QUANTIZER_BYTES) // each)
+        fits = max(0, (total - LIBRARY_BYTES) // each)
         yield Violation(
             f"{at_once} workers need about {format_size(needed)}, this machine has {format_size(total)}",
             facts.asked("build.trtllm.workers"),
@@ -101,7 +129,7 @@ def build_memory(facts: Facts) -> Iterator[Violation]:
             [
                 *([f"build.trtllm.workers: {fits}"] if fits else []),
                 *by_hand(
-                    f"a machine with {format_size(each + QUANTIZER_BYTES)} or more",
+                    f"a machine with {format_size(each + LIBRARY_BYTES)} or more",
                     "waive this when the engine is built on another machine",
                 ),
             ],

@@ -1,0 +1,84 @@
+"""Whether a checkpoint is computed whole or layer by layer on this machine; said once, the same for every stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from trtforge.ground.errors import EnvironmentLacks
+from trtforge.ground.safetensors_header import read_headers
+from trtforge.ground.units import format_size
+from trtforge.machine.memory import memory
+from trtforge.models.loading import Footprint, Loading, Mode
+
+#: bytes of an element on a GPU: checkpoints come in types of 16 bits
+_ITEM_ON_GPU = 2
+
+
+def choose(asked: Loading, checkpoint: Path, models: int = 1, *, on_gpu: bool = False) -> Mode:
+    """How ``checkpoint`` is brought into the memory that is free now.
+
+    Args:
+        models: how many of it are needed at once, where they are whole.
+        on_gpu: it is computed on GPUs where torch has some, in its own type; all of them together hold it.
+
+    Raises:
+        ForgeError: ``TF-QNT-012`` it does not fit.
+    """
+    footprint = _footprint(checkpoint)
+    have = memory().available
+    if on_gpu and (free := _gpu_bytes()) is not None:
+        have, footprint = free, replace(footprint, itemsize=_ITEM_ON_GPU)
+    mode = footprint.mode(asked, have, models)
+    if mode is None:
+        fits = asked == "whole" and footprint.by_layer_bytes <= have
+        raise _too_little(f"model.loading: {asked}", footprint, have, models, asked == "whole", fits)
+    return mode
+
+
+def require_whole(checkpoint: Path, models: int) -> None:
+    """For what needs ``models`` of ``checkpoint`` whole and at once; raises ``TF-QNT-012`` where they do not fit."""
+    footprint, have = _footprint(checkpoint), memory().available
+    if footprint.whole_bytes(models) > have:
+        raise _too_little(f"{models} models at once", footprint, have, models, True, False)
+
+
+def _footprint(checkpoint: Path) -> Footprint:
+    return Footprint.of_tensors({name: info.shape for name, info in read_headers(checkpoint).items()})
+
+
+def _gpu_bytes() -> int | None:
+    """Free memory of all GPUs that torch computes on; None: it has none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return sum(int(torch.cuda.mem_get_info(index)[0]) for index in range(torch.cuda.device_count()))
+
+
+def told(mode: Mode) -> str:
+    """The mode in words, for the progress."""
+    return "the model is loaded whole" if mode == "whole" else "one decoder layer is in memory at a time"
+
+
+def _too_little(
+    asked: str, footprint: Footprint, have: int, models: int, whole: bool, by_layer_fits: bool
+) -> EnvironmentLacks:
+    least = footprint.whole_bytes(models) if whole else footprint.by_layer_bytes
+    return EnvironmentLacks(
+        "TF-QNT-012",
+        "The machine has too little free memory to compute this model",
+        asked=asked,
+        numbers={
+            "whole_bytes": footprint.whole_bytes(models),
+            "by_layer_bytes": footprint.by_layer_bytes,
+            "available_bytes": have,
+            "parameters": footprint.parameters,
+        },
+        why="The model is computed in float32: all of it at once, or one decoder layer, the embedding or the head.",
+        remedies=[
+            *(["model.loading: by_layer"] if by_layer_fits else []),
+            f"A machine with {format_size(least)} of free memory",
+            "Use a checkpoint that is quantized already",
+        ],
+    )

@@ -1,0 +1,82 @@
+"""Whole or layer by layer: by the memory that is free, and by what the recipe asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quantize import loading
+from quantize.loading import choose, require_whole
+from tests.support.public_models import public
+from tests.support.refusals import refusal
+from tests.support.tiny import write_tiny_llama
+from trtforge.ground.safetensors_header import read_headers
+from trtforge.machine.memory import Memory
+from trtforge.models.loading import LIBRARY_BYTES, Footprint
+
+GIB = 2**30
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_tiny_llama(tmp_path / "m", layers=3, tie=False)
+
+
+def has(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
+    monkeypatch.setattr(loading, "memory", lambda: Memory(total=64 * GIB, available=available))
+
+
+def test_a_footprint_is_that_of_the_tensors(source: Path) -> None:
+    headers = read_headers(source)
+    found = Footprint.of_tensors({name: info.shape for name, info in headers.items()})
+    layer = sum(info.elements for name, info in headers.items() if ".layers.1." in name)
+    outside = sum(info.elements for name, info in headers.items() if ".layers." not in name)
+    assert found == Footprint(3 * layer + outside, layer, 512 * 64, 512)
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-70B-Instruct", "mistralai/Mixtral-8x7B-Instruct-v0.1"])
+def test_large_models_fit_layer_by_layer_where_they_were_refused(name: str) -> None:
+    """By config.json alone; experts of a layer are counted all."""
+    found = Footprint.of_model(public(name))
+    assert found.mode("auto", 24 * GIB) == "by_layer" and found.whole_bytes() > 100 * GIB
+    assert found.mode("whole", 24 * GIB) is None and found.mode("auto", 4 * GIB) is None
+    assert found.mode("auto", 2**40) == "whole" and found.mode("by_layer", 2**40) == "by_layer"
+
+
+def test_free_memory_decides(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Footprint.of_tensors({name: info.shape for name, info in read_headers(source).items()})
+    has(monkeypatch, found.whole_bytes())
+    assert choose("auto", source) == "whole" and choose("whole", source) == "whole"
+    assert choose("by_layer", source) == "by_layer" or found.by_layer_bytes > found.whole_bytes()
+    has(monkeypatch, LIBRARY_BYTES)
+    error = refusal(choose, "auto", source)
+    assert error.code == "TF-QNT-012" and error.numbers["available_bytes"] == LIBRARY_BYTES
+    has(monkeypatch, 32 * GIB)
+    assert choose("by_layer", source) == "by_layer"
+
+
+def test_whole_where_only_layers_fit_names_the_way(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = Footprint(70 * 10**9, layer=10**9, table=10**9, vocab=128_256)
+    monkeypatch.setattr(loading, "_footprint", lambda _: wide)
+    has(monkeypatch, 24 * GIB)
+    assert choose("auto", source) == "by_layer"
+    assert "model.loading: by_layer" in refusal(choose, "whole", source).remedies
+    error = refusal(require_whole, source, 2)
+    assert error.code == "TF-QNT-012" and not any("by_layer" in remedy for remedy in error.remedies)
+
+
+def test_memory_of_all_gpus_counts_where_the_model_is_computed_there(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch tells it; no GPU takes part."""
+    wide = Footprint(30 * 10**9, layer=10**9, table=10**9, vocab=128_256)
+    monkeypatch.setattr(loading, "_footprint", lambda _: wide)
+    has(monkeypatch, 200 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (48 * GIB, 80 * GIB))
+    for devices, mode in ((1, "by_layer"), (2, "by_layer"), (3, "whole")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
+        assert choose("auto", source, on_gpu=True) == mode
+    assert choose("auto", source) == "whole", "the reference is computed on the processor"
