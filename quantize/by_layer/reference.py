@@ -263,12 +263,14 @@ class LayeredReference:
 
     def layer(self, index: int) -> Any:
         """The model of one layer, weights de-quantized and hooked as the whole reference's."""
-        weights, inputs, kv_scales = whole.separate(self._pieces.read_layer(index), self._formats)
+        pieces = self._pieces
+        tensors = pieces.read(pieces.layer_names(index))
+        weights, inputs, kv_scales = whole.separate(tensors, self._formats)
         with quiet():
-            model = self._pieces.layer(index, weights)
-        whole.hook_inputs(model, inputs)
+            model = pieces.layer(index, {pieces.inside(name, index): tensor for name, tensor in weights.items()})
+        whole.hook_inputs(model, {pieces.inside(name, index): one for name, one in inputs.items()})
         if self._kv is not None:
-            whole.hook_attention(model, kv_scales, self._kv)
+            whole.hook_attention(model, {pieces.inside(n, index): s for n, s in kv_scales.items()}, self._kv)
         return model
 
     def _outer(self, modules: Sequence[str]) -> Any:

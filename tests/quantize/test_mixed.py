@@ -96,7 +96,7 @@ def test_what_is_exported_is_what_was_planned(source: Path, tmp_path: Path, own:
     import torch
 
     from builder.graphs.tensors import CheckpointTensors
-    from quantize.ptq import quantize_checkpoint
+    from quantize.checkpoint import quantize_checkpoint
     from quantize.reference import load_reference_model
 
     section = _section(format=own, kv_cache="fp8", mixed=mixed)

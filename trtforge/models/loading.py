@@ -73,10 +73,10 @@ class Footprint:
 
     @property
     def by_layer_bytes(self) -> int:
-        """Most memory at any time where one layer is in it."""
+        """Most memory at any time where one layer is in it; never more than the whole."""
         logits = _LOGIT_COPIES * _WINDOW * self.vocab * 4
         weights = max(self.layer * LAYER_FACTOR, self.table * TABLE_FACTOR)
-        return LIBRARY_BYTES + CACHE_BYTES + logits + int(self.itemsize * weights)
+        return min(self.whole_bytes(), LIBRARY_BYTES + CACHE_BYTES + logits + int(self.itemsize * weights))
 
     def mode(self, asked: Loading, memory: int, models: int = 1) -> Mode | None:
         """The mode for so much memory; None: what was asked for does not fit."""

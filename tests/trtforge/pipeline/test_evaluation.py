@@ -158,3 +158,28 @@ def test_every_layer_is_held_against_the_baselines(
     no_model(monkeypatch)
     again = runs.run(EvaluateStage(), changed(layers=True), inputs, (made,))[1]
     assert again.summary["layers"] == found
+
+
+def files(artifact: Artifact) -> dict[str, bytes]:
+    return {str(p.relative_to(artifact.path)): p.read_bytes() for p in artifact.path.rglob("*") if p.is_file()}
+
+
+def test_layer_by_layer_every_sample_is_the_same(
+    runs: Runs, baseline: Artifact, evaluated: tuple[Artifact, StageResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, noise, answers, tasks, needles and layer errors, to the bit; items are written together."""
+    import quantize.reference
+
+    def whole(*_: Any, **__: Any) -> None:
+        raise AssertionError("the model was loaded whole")
+
+    monkeypatch.setattr(quantize.reference, "load_reference_model", whole)
+    by_layer = {**RECIPE, "model": {"source": "m", "loading": "by_layer"}}
+    intake, quantized = (runs.artifact(name, runs.folder / name) for name in ("intake", "quantize"))
+    ours = runs.run(BaselineStage(), by_layer, {"intake": intake})[0]
+    assert files(ours) == files(baseline) and BaselineStage().section(
+        recipe_from_mapping(by_layer, runs.folder).recipe, runs.folder
+    ) == BaselineStage().section(recipe_from_mapping(RECIPE, runs.folder).recipe, runs.folder)
+    inputs = {"intake": intake, "baseline": baseline, "quantize": quantized}
+    candidate, result = runs.run(EvaluateStage(), by_layer, inputs)
+    assert files(candidate) == files(evaluated[0]) and result.summary == evaluated[1].summary
