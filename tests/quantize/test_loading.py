@@ -74,7 +74,7 @@ def test_memory_of_all_gpus_counts_where_the_model_is_computed_there(
     has(monkeypatch, 200 * GIB)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (48 * GIB, 80 * GIB))
-    for devices, mode in ((1, "by_layer"), (2, "by_layer"), (3, "whole")):
+    for devices, mode in ((1, "by_layer"), (2, "whole")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
         assert choose("auto", source, on_gpu=True) == mode
     assert choose("auto", source) == "whole", "the reference is computed on the processor"
