@@ -119,14 +119,15 @@ def measure_windows(
     ids = torch.as_tensor(list(tokens), dtype=torch.int64)
     report.start(f"{what} over {len(tokens) - 1} tokens", total=len(windows))
     names, records = [window_id(tokens, item) for item in windows], []
+    fed = [ids[item.begin : item.end - 1] for item in windows]
     open_ = [i for i, name in enumerate(names) if samples is None or samples.get(name) is None]
     if prepare is not None and open_:
-        prepare([ids[windows[i].begin : windows[i].end] for i in open_])
+        prepare([fed[i] for i in open_])
     for index, (name, item) in enumerate(zip(names, windows, strict=True)):
         record = samples.get(name) if samples is not None else None
         if record is None:
             scored = item.end - item.score_from
-            rows_LV = logits_fn(ids[item.begin : item.end - 1], scored)[-scored:].float()
+            rows_LV = logits_fn(fed[index], scored)[-scored:].float()
             reference = against[index] if against is not None else None
             record = _figures(rows_LV, ids[item.score_from : item.end], reference, keep)
             if samples is not None:

@@ -37,6 +37,12 @@ SECTIONS = {
     **{name: FORMATS[name] for name in ("fp8", "nvfp4", "int4_awq", "nvfp4_awq", "int4_gptq", "int8_sq", "int8_wo")},
     **{name: FORMATS[name] for name in ("w4a8_awq", "fp8_rowwise", "kv_only", "mixed")},
     **{f"half {name}": section for name, section in HALF.items()},
+    "several formats": Quantize(
+        format="nvfp4",
+        kv_cache="fp8",
+        mixed={"fp8": ["layers.0"], "int4_wo:32": ["layers.1.mlp.down_proj"]},
+        calibration=CALIBRATION,
+    ),
     "head": Quantize(format="nvfp4", kv_cache="fp8", exclude=[], calibration=CALIBRATION),
     "head awq": Quantize(format="int4_awq", group_size=64, exclude=[], calibration=CALIBRATION),
 }

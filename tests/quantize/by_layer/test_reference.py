@@ -16,6 +16,7 @@ from quantize.by_layer import reference as by_layer
 from quantize.by_layer.reference import LayeredReference, rounding
 from quantize.checkpoint import quantize_checkpoint
 from quantize.reference import ReferenceModel, load_reference_model
+from tests.quantize.by_layer.test_quantize import SECTIONS
 from tests.quantize.test_ptq import FORMATS, prompt
 from tests.support.decoder_models import variants, write_decoder
 from tests.support.refusals import refusal
@@ -24,7 +25,7 @@ from trtforge.tables.decoders import decoders
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("none", "fp8", "nvfp4", "nvfp4_awq", "int4_awq", "int8_sq", "head")
+NAMES = ("none", "fp8", "nvfp4", "nvfp4_awq", "int4_awq", "int8_sq", "head", "several formats")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def checkpoints(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     made = {"none": source}
     for name in NAMES[1:]:
         made[name] = tmp_path_factory.mktemp(name)
-        section = FORMATS["fp8"].model_copy(update={"exclude": ()}) if name == "head" else FORMATS[name]
+        section = SECTIONS[name] if name in SECTIONS else FORMATS[name]
         quantize_checkpoint(source, made[name], section=section, base_dir=source)
     return made
 
