@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, models
 
 from benchmarks.fresh_process import ROOT
 
@@ -66,6 +67,7 @@ def write_checkpoint(directory: Path, layers: int) -> int:
     """Write the sparse checkpoint; returns the bytes of its largest shard."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
+    Tokenizer(models.BPE()).save(str(directory / "tokenizer.json"))  # no text is read
     width, ffn, vocab, kv = 4096, 14336, 128256, 1024
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, width)}
     for layer in range(layers):
@@ -124,6 +126,7 @@ def quantize(source: Path, out: Path, format: str) -> None:
     from importlib.metadata import version
 
     from quantize.by_layer.calibrate import ByLayer
+    from quantize.export import copy_companions
     from quantize.plan import plan_quantization, read_config
     from quantize.ptq import import_stack
     from trtforge.ground.progress import SilentProgress
@@ -136,6 +139,7 @@ def quantize(source: Path, out: Path, format: str) -> None:
     batch = np.random.default_rng(0).integers(0, CONFIG["vocab_size"], (2, TOKENS))
     work = out.with_name("work")
     ByLayer(plan, source, config, batch, section, version("nvidia-modelopt"), work, SilentProgress()).run(out)
+    copy_companions(source, out)
 
 
 def evaluate(checkpoint: Path, work: Path) -> None:
