@@ -19,6 +19,7 @@ import numpy as np
 
 from quantize import corpora
 from quantize.awq_search import METHOD, SEARCH_PASS, AwqSearch
+from quantize.experts import Coverage, expert_linears, in_model, quantizer_prefix
 from quantize.export import stored_dtype
 from quantize.plan import QuantPlan
 from quantize.quiet import quiet
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 #: tokens of one calibration forward pass; AWQ re-quantizes every weight once a pass, so it gets longer ones
 _TOKENS_A_PASS = 2048
 _TOKENS_A_PASS_AWQ = 8192
+#: what a module may have; the experts of a layer are one module with one input quantizer a projection
+_QUANTIZERS = (
+    *("weight_quantizer", "input_quantizer", "k_bmm_quantizer", "v_bmm_quantizer"),
+    *("gate_up_proj_input_quantizer", "down_proj_input_quantizer"),
+)
 
 
 def calibration_batch_of(
@@ -101,12 +107,14 @@ def calibrated_model(
     with timed(timings, "load"), quiet():
         model = load_model(checkpoint, allow_remote_code)
     settings = build_config(plan, summary["modelopt"])
+    coverage = Coverage(section.experts.calibrate == "all")
     with emulated_block_quantization() as emulated, torch.no_grad():
         if emulated:
             summary["emulated"] = emulated_arithmetic(plan)
         with timed(timings, "calibrate"), quiet():
-            loop = None if batch is None else forward_loop(model, batch, plan, settings, report, search)
+            loop = None if batch is None else coverage.over(forward_loop(model, batch, plan, settings, report, search))
             calibrate(model, plan, settings, loop, stored_dtype(config))
+        summary["experts"] = coverage.summary(section.experts)
     return model
 
 
@@ -213,12 +221,13 @@ def build_config(plan: QuantPlan, modelopt_version: str) -> dict[str, Any]:
     else:
         config = _grouped_config(plan.row, plan.group, modelopt_version)
         if "lm_head" in plan.quantized and "lm_head" not in plan.others:
-            config["quant_cfg"] += _entries_of("lm_head", config)
-        for name, (row, group) in plan.others.items():
-            config["quant_cfg"] += _entries_of(name, _grouped_config(row, group, modelopt_version))
+            config["quant_cfg"] += _entries_of("lm_head.", config)
+        others = {quantizer_prefix(name): named for name, named in plan.others.items()}
+        for prefix, (row, group) in others.items():
+            config["quant_cfg"] += _entries_of(prefix, _grouped_config(row, group, modelopt_version))
         config["quant_cfg"] += [
-            {"quantizer_name": f"{name}.{kind}_quantizer", "enable": False}
-            for name in plan.excluded
+            {"quantizer_name": f"{prefix}{kind}_quantizer", "enable": False}
+            for prefix in dict.fromkeys(map(quantizer_prefix, plan.excluded))
             for kind in ("weight", "input")
         ]
     if plan.kv.dtype is not None:
@@ -258,18 +267,18 @@ def _set_group(config: dict[str, Any], group: int | None) -> None:
                 blocks[-1] = group
 
 
-def _entries_of(linear: str, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """What gives one linear a configuration's quantizers, whatever entries before say of it.
+def _entries_of(prefix: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """What gives quantizers of names with a prefix those of a configuration, whatever entries before say of them.
 
     ModelOpt's presets disable ``*lm_head*``: an untied head that the recipe does not exclude is enabled again by these.
     """
     entries: list[dict[str, Any]] = [
-        {"quantizer_name": f"{linear}.{kind}_quantizer", "enable": False} for kind in ("weight", "input")
+        {"quantizer_name": f"{prefix}{kind}_quantizer", "enable": False} for kind in ("weight", "input")
     ]
     for entry in config["quant_cfg"]:
         name = entry["quantizer_name"]
         if name in ("*weight_quantizer", "*input_quantizer") and entry.get("cfg"):
-            entries.append({**copy.deepcopy(entry), "quantizer_name": f"{linear}.{name[1:]}", "enable": True})
+            entries.append({**copy.deepcopy(entry), "quantizer_name": f"{prefix}{name[1:]}", "enable": True})
     return entries
 
 
@@ -375,18 +384,17 @@ def check_quantizers(model: Any, plan: QuantPlan) -> None:
     """
     import torch
 
-    enabled, broken = set(), {}
+    enabled, broken = {name for name, quantized in expert_linears(model).items() if quantized}, {}
     for name, module in model.named_modules():
         quantizer = getattr(module, "weight_quantizer", None)
         if quantizer is not None and quantizer.is_enabled:
             enabled.add(name)
-        for kind in ("weight_quantizer", "input_quantizer", "k_bmm_quantizer", "v_bmm_quantizer"):
+        for kind in _QUANTIZERS:
             part = getattr(module, kind, None)
             amax = getattr(part, "_amax", None)
             if part is not None and part.is_enabled and amax is not None and not bool(torch.isfinite(amax).all()):
                 broken[f"{name}.{kind}"] = str(amax.flatten()[:2].tolist())
-    if enabled != set(plan.quantized):
-        difference = sorted(enabled ^ set(plan.quantized))
+    if difference := sorted(enabled ^ set(map(in_model, plan.quantized))):
         raise RuntimeError(f"ModelOpt's enabled linears differ from the plan: {difference[:8]}")
     if broken:
         raise _unusable_scales({"count": len(broken), "scales": dict(sorted(broken.items())[:8])})

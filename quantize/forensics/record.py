@@ -120,9 +120,10 @@ class Record:
 
     def scheme_of(self, module: str) -> Scheme | None:
         """How ``module`` is stored when it is quantized; None where no scheme names it."""
-        exact = self._exact.get(module)
-        if exact is not None:
-            return exact
+        # a tool may name what holds the linears: the experts of a layer, say
+        for end in (len(module), *reversed(_dots(module))):
+            if (exact := self._exact.get(module[:end])) is not None:
+                return exact
         # a scheme by patterns before one by the class of all linears, as loaders resolve them
         for one in self.schemes:
             if any(fits(self.tool, pattern, module) for pattern in one.targets if _may_fit(pattern)):

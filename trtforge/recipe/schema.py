@@ -84,6 +84,30 @@ class Calibration(Section):
     seed: Annotated[int, Field(strict=True)] = Field(0, description="Order of the samples")
 
 
+class ExpertGate(Section):
+    """Which share of the routed experts may see little calibration text."""
+
+    min_tokens: PositiveInt = Field(16, description="Calibration tokens that an expert has to see")
+    max_below: Fraction = Field(0.05, description="Largest share of the experts that may see fewer")
+
+    @field_validator("max_below")
+    @classmethod
+    def _share(cls, value: float) -> float:
+        if not 0 <= value < 1:
+            raise ValueError(f"max_below is a share from 0 to under 1, not {value}")
+        return value
+
+
+class Experts(Section):
+    """Calibration of a mixture of experts; dense models have no use for it."""
+
+    calibrate: Literal["routed", "all"] = Field(
+        "routed",
+        description="Experts that see a calibration token: those that the router chooses, or all of them",
+    )
+    gate: ExpertGate | None = Field(ExpertGate(), description="null: coverage is reported and not judged")
+
+
 class Quantize(Section):
     """Post-training quantization by ModelOpt; ``trtforge formats`` lists the formats."""
 
@@ -101,6 +125,7 @@ class Quantize(Section):
         description="Linears with another format than format: NAME or NAME:GROUP, and module names or globs",
     )
     calibration: Calibration = Calibration()
+    experts: Experts = Experts()
 
     @field_validator("mixed", mode="before")
     @classmethod

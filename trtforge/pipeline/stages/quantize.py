@@ -35,6 +35,8 @@ class QuantizeStage(Stage):
             section["mixed_rows"] = [plain(other, exclude=_SAID_OF_IT) for other in others]
         else:
             section.pop("mixed")
+        if asked.experts == type(asked.experts)():
+            section.pop("experts")  # as it was before there was such a section
         section["row"] = plain(row, exclude=_SAID_OF_IT)
         section["kv_row"] = plain(kv, exclude={"title", "sources", "why"})
         if any(one.needs_calibration for one in (row, *others)) or kv.scales == "calibrated":
@@ -53,6 +55,7 @@ class QuantizeStage(Stage):
     def run(self, context: StageContext) -> StageResult:
         from quantize.audit import Expected, audit_checkpoint
         from quantize.checkpoint import quantize_checkpoint
+        from quantize.experts import judge
         from quantize.export import SUMMARY_FILE, write_json
         from quantize.one_scale import share_scales
         from quantize.plan import plan_quantization, read_config
@@ -81,8 +84,14 @@ class QuantizeStage(Stage):
         gate = GateResult(
             "audit", report.passed, float(report.count("error")), 0.0, f"of the export: {faults or 'no finding'}"
         )
+        experts = outcome.get("experts")
+        asked = context.recipe.quantize.experts
+        gates = [gate]
+        if experts and asked.gate is not None:
+            passed, said = judge(experts, asked)
+            gates.append(GateResult("expert_coverage", passed, experts["share_below"], asked.gate.max_below, said))
         return StageResult(
             summary={**outcome, "audit": report.to_json()},
             measurements={"timings": timings},
-            gates=[gate],
+            gates=gates,
         )
