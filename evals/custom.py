@@ -9,7 +9,7 @@ from evals.scorers import Scorer, check_answer
 from evals.tasks import Item
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import parse_json, read_bytes_file
-from trtforge.ground.paths import path_fault, resolved_path
+from trtforge.recipe.sources import file_beside
 
 if TYPE_CHECKING:
     from trtforge.recipe.schema_evals import Custom
@@ -67,18 +67,10 @@ def load_items(
 
 def items_path(spec: str, base_dir: Path) -> Path:
     """The file that ``file:PATH`` names; raises TF-EVL-015 unless it lies below ``base_dir``."""
-    kind, _, rest = spec.partition(":")
-    if kind != "file" or not rest:
-        raise _no_file(spec, "custom items are written as file:PATH")
-    base = base_dir.resolve()
-    path = resolved_path(base / rest, code="TF-EVL-015", asked=spec)
-    if not path.is_relative_to(base):
-        raise _no_file(spec, "it lies outside the recipe's folder")
-    if fault := path_fault(path):
-        raise _no_file(spec, fault)
-    if not path.is_file():
-        raise _no_file(spec, "there is no such file")
-    return path
+    try:
+        return file_beside(spec, base_dir)
+    except ValueError as error:
+        raise _no_file(spec, str(error)) from None
 
 
 def _no_file(spec: str, why: str) -> ForgeError:

@@ -23,6 +23,7 @@ from evals.samples import Samples
 from evals.statistics import McNemar, mcnemar, paired_mean_difference
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.progress import Progress, SilentProgress
+from trtforge.recipe.sources import file_beside, names_file
 
 PACKAGE = "lm_eval"
 DISTRIBUTION = "lm-eval"
@@ -77,16 +78,13 @@ def local_task(spec: str, base_dir: Path) -> tuple[str, Path] | None:
     Raises:
         ForgeError: TF-EVL-027 no such file below the folder, no task in it, or one that would run Python.
     """
-    if not spec.startswith("file:"):
+    if not names_file(spec):
         return None
-    base = base_dir.resolve()
     try:
-        path = (base / spec.removeprefix("file:")).resolve()
-        text = path.read_text(encoding="utf-8") if path.is_relative_to(base) else None
-    except (OSError, ValueError, RuntimeError) as error:
+        path = file_beside(spec, base_dir)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise _no_task(spec, str(error)) from error
-    if text is None:
-        raise _no_task(spec, "it lies outside the recipe's folder")
     if "!function" in text:
         raise _no_task(spec, "it runs Python (!function), which a recipe does not make this machine do")
     found = _TASK_LINE.search(text)

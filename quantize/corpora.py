@@ -21,7 +21,7 @@ import numpy as np
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.panics import panics_as
-from trtforge.ground.paths import resolved_path
+from trtforge.recipe.sources import file_beside
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,7 +64,7 @@ def load_corpus(spec: str, base_dir: Path, role: Role) -> Corpus:
     if kind == "builtin" and rest in BUILTIN:
         return _slice(spec, role, _python_topics())
     if kind == "file" and rest:
-        return _slice(spec, role, _file_paragraphs(spec, rest, Path(base_dir)))
+        return _slice(spec, role, _file_paragraphs(spec, Path(base_dir)))
     if kind == "hf" and rest:
         return _slice(spec, role, _dataset_paragraphs(spec, rest))
     raise ForgeError(
@@ -107,23 +107,18 @@ def _python_topics() -> list[str]:
     return [part for name in sorted(topics) for part in _paragraphs(topics[name])]
 
 
-def _file_paragraphs(spec: str, relative: str, base_dir: Path) -> list[str]:
-    base = base_dir.resolve()
-    path = resolved_path(base / relative, code="TF-QNT-021", asked=spec)
+def _file_paragraphs(spec: str, base_dir: Path) -> list[str]:
     try:
-        there = path.is_file()
-    except OSError:  # a name that no file system takes
-        there = False
-    if not path.is_relative_to(base) or not there:
-        inside = path.is_relative_to(base)
+        path = file_beside(spec, base_dir)
+    except ValueError as error:
         raise ForgeError(
             "TF-QNT-021",
-            "The corpus file is not there" if inside else "The corpus file lies outside the recipe's folder",
+            f"The corpus file cannot be read: {error}",
             asked=spec,
-            numbers={"looked_in": str(base)},
+            numbers={"looked_in": str(base_dir.resolve())},
             why="Paths are relative to the recipe and may not leave its folder, so that it can be moved and audited.",
-            remedies=[f"Put the file at {Path(relative).name} beside the recipe", f"builtin:{BUILTIN[0]}"],
-        )
+            remedies=[f"Put the file at {Path(spec).name} beside the recipe", f"builtin:{BUILTIN[0]}"],
+        ) from None
     try:
         text = path.read_text(encoding="utf-8")
         return _json_lines(text) if path.suffix == ".jsonl" else _paragraphs(text)

@@ -14,6 +14,7 @@ from triton_repo.lint.repository import Engine, Model, Repository
 from triton_repo.lint.roles import Chain, device_sets
 from triton_repo.upgrade_report import Upgrade
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.rows import read_yaml
 from trtforge.recipe.schema import Recipe
 from trtforge.targets import served_by
 
@@ -76,7 +77,7 @@ def write_llmapi(repository: Repository, models: Chain, target: Path, result: Up
         text = config.read_text(encoding="utf-8").replace('name: "tensorrt_llm"', f'name: "{name}"', 1)
         config.write_text(text, encoding="utf-8")
     path = target / name / "1" / "model.yaml"
-    settings = yaml.safe_load(path.read_text(encoding="utf-8"))["triton_config"]
+    settings = read_yaml(path)["triton_config"]
     document = {"triton_config": settings, **_arguments(engine, model_reference, result, settings)}
     path.write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
     result.say(name, "rewritten", "one model of the LLM API", f"in place of {', '.join(sorted(gone))}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.ground.errors import ForgeError
+from trtforge.ground.rows import read_yaml
 
 CLASSES = ("chat", "code", "copy", "open")
 #: the class that stands outside of a chat
@@ -22,10 +23,7 @@ FILE = Path(__file__).parent / "prompts.yaml"
 @cache
 def held_out() -> dict[str, tuple[str, ...]]:
     """Texts by class, in the order of :data:`CLASSES`."""
-    import yaml
-
-    with FILE.open(encoding="utf-8") as file:
-        loaded = yaml.safe_load(file)
+    loaded = read_yaml(FILE)
     return {kind: tuple(loaded[kind]) for kind in CLASSES}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from evals.speculation.prompts import CLASSES, held_out
 from trtforge.ground.errors import ForgeError
+from trtforge.recipe.sources import file_beside, names_file
 
 _TOPICS = (
     "how a paged key-value cache keeps memory from fragmenting",
@@ -36,7 +37,7 @@ def load_prompts(spec: str, base_dir: Path) -> list[str]:
         return [f"Explain {topic}." for topic in _TOPICS]
     if spec.removeprefix("builtin:") in CLASSES and spec.startswith("builtin:"):
         return list(held_out()[spec.removeprefix("builtin:")])
-    if spec.startswith("file:"):
+    if names_file(spec):
         return _from_file(spec, base_dir)
     raise ForgeError(
         "TF-BEN-001",
@@ -50,25 +51,18 @@ def load_prompts(spec: str, base_dir: Path) -> list[str]:
 
 
 def _from_file(spec: str, base_dir: Path) -> list[str]:
-    root = base_dir.resolve()
-    path = (root / spec.removeprefix("file:")).resolve()
-    reason = None
-    prompts: list[str] = []
-    if not path.is_relative_to(root):
-        reason = f"it lies outside the recipe's folder {root}"
-    else:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            prompts = [line for line in lines if line.strip()]
-            reason = None if prompts else "it has no line with text"
-        except (OSError, UnicodeDecodeError) as error:
-            reason = str(error)
-    if reason is not None:
+    try:
+        lines = file_beside(spec, base_dir).read_text(encoding="utf-8").splitlines()
+        prompts = [line for line in lines if line.strip()]
+        if not prompts:
+            raise ValueError("it has no line with text")
+    except (OSError, ValueError) as error:
         raise ForgeError(
             "TF-BEN-002",
             "the prompt file cannot be used",
             asked=f"bench.prompts: {spec}",
-            why=reason,
+            numbers={"folder": str(base_dir.resolve())},
+            why=str(error),
             remedies=["a UTF-8 text file beside the recipe, one prompt a line", "builtin:mixed"],
-        )
+        ) from None
     return prompts

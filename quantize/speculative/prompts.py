@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+from trtforge.ground.rows import read_yaml
 
 PromptClass = Literal["chat", "code", "copy", "open", "self"]
 
@@ -47,8 +47,7 @@ class Prompt:
 @cache
 def tables() -> dict[str, Any]:
     """``prompts.yaml``."""
-    with (Path(__file__).parent / "prompts.yaml").open(encoding="utf-8") as file:
-        loaded: dict[str, Any] = yaml.safe_load(file)
+    loaded: dict[str, Any] = read_yaml(Path(__file__).with_name("prompts.yaml"))
     return loaded
 
 

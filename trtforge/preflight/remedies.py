@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from trtforge.ground.rows import safe_loader
+
 #: the sections of a recipe that a remedy may change
 SECTIONS = ("stack", "model", "quantize", "evals", "speculation", "build", "triton", "bench")
 #: stands for "the key goes"
@@ -91,7 +93,7 @@ def _change(text: str) -> tuple[str, Any]:
     if found.re is _REMOVE:
         return found["key"], REMOVED
     try:
-        return found["key"], yaml.safe_load(found["value"])
+        return found["key"], yaml.load(found["value"], Loader=safe_loader())
     except yaml.YAMLError:
         raise ValueError(f"{text!r} is no line of a recipe: no YAML") from None
 

@@ -21,6 +21,7 @@ from trtforge.recipe.faults import recipe_refused
 from trtforge.recipe.merge import apply_overrides, deep_merge
 from trtforge.recipe.schema import Recipe
 from trtforge.recipe.shipped import recipe_file
+from trtforge.recipe.sources import names_file, path_beside
 from trtforge.recipe.text import KeyPath, read_document
 
 MAX_BASES = 16
@@ -67,20 +68,23 @@ def recipe_from_mapping(
     )
 
 
-def resolve_inside(directory: Path, relative: str, *, code: str, asked: str) -> Path:
-    """``relative`` below ``directory``; raises ``code`` for an absolute path or one that leaves the folder."""
+def _require_beside(key: str, spec: str, directory: Path) -> None:
+    """Raise TF-RCP-013 unless what ``file:PATH`` names is relative to the recipe, and in its folder."""
     root = directory.resolve()
-    target = resolved_path(root / relative, code=code, asked=asked)
-    if Path(relative).is_absolute() or not target.is_relative_to(root):
+    try:
+        path_beside(spec, root)
+        fault = "it is an absolute path" if Path(spec.partition(":")[2]).is_absolute() else None
+    except ValueError as error:
+        fault = str(error)
+    if fault:
         raise ForgeError(
-            code,
-            f"{asked} leaves the recipe's folder",
-            asked=asked,
-            numbers={"folder": str(root), "resolves_to": str(target)},
+            "TF-RCP-013",
+            f"{key}: {spec!r} cannot be read: {fault}",
+            asked=f"{key}: {spec}",
+            numbers={"folder": str(root)},
             why="A recipe and what it reads form one unit; a path out of its folder could read anything here.",
             remedies=[f"copy the file below {root} and name it relative to the recipe", "move the recipe up"],
         )
-    return target
 
 
 def _with_bases(
@@ -163,7 +167,7 @@ def _validated(
     except ValidationError as error:
         raise recipe_refused(error, where, label or str(path)) from None
     for key, spec in file_specs(recipe).items():
-        resolve_inside(directory, spec.removeprefix("file:"), code="TF-RCP-013", asked=f"{key}: {spec}")
+        _require_beside(key, spec, directory)
     resolved = recipe.model_dump(mode="json")
     return LoadedRecipe(recipe, path, directory, resolved, merged, where, files)
 
@@ -177,4 +181,4 @@ def file_specs(recipe: Recipe) -> dict[str, str]:
         **{f"evals.custom[{one.name}].path": one.path for one in recipe.evals.custom},
         **{f"evals.tasks[{position}]": task for position, task in enumerate(recipe.evals.tasks)},
     }
-    return {key: spec for key, spec in specs.items() if spec.startswith("file:")}
+    return {key: spec for key, spec in specs.items() if names_file(spec)}

@@ -20,6 +20,7 @@ from trtforge.machine.record import Machine
 from trtforge.models.kv import blocks_of, kv_bytes_per_token
 from trtforge.models.record import Model
 from trtforge.models.shape import DTYPE_BYTES, outlier_keys, quantized_linears
+from trtforge.recipe.sources import is_fetched
 from trtforge.recipe.starter_target import StarterTarget
 from trtforge.targets import DEFAULT
 
@@ -40,7 +41,7 @@ def recipe_name(source: str, quantization: str, target: str = DEFAULT.name) -> s
 
 def source_in_recipe(source: str, folder: Path) -> str:
     """The source as the recipe in ``folder`` must write it: local paths below it relative, others absolute."""
-    if source.startswith(("pypi:", "hf:")):
+    if is_fetched(source):
         return source
     given = user_path(source, code="TF-SRC-001", asked=source)
     target, base = resolved_path(given, code="TF-SRC-001", asked=source), folder.resolve()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from trtforge.ground.rows import safe_loader
 from trtforge.tritonserver.server_launch import CLOSED_APIS, GRPC_OPTION, HTTP_OPTION, KEY
 
 SERVER = "tritonserver"
@@ -173,7 +174,7 @@ def _manifest(text: str) -> Iterator[LaunchLine]:
     import yaml
 
     try:
-        documents = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        documents = list(yaml.compose_all(text, Loader=safe_loader()))
     except (yaml.YAMLError, RecursionError, ValueError):
         yield from _template(text)
         return

@@ -17,6 +17,7 @@ from builder.planner.search.choose import describe
 from builder.planner.search.points import Point
 from builder.planner.types import Serving, Workload, bad_input
 from trtforge.recipe.load import LoadedRecipe, file_specs
+from trtforge.recipe.sources import is_fetched
 from trtforge.targets import DEFAULT, TARGETS
 
 
@@ -126,7 +127,7 @@ def relocated(data: Mapping[str, Any], loaded: LoadedRecipe, target: Path) -> di
     for section in ("model.source", "speculation.draft"):
         top, key = section.split(".")
         value = (moved.get(top) or {}).get(key)
-        if isinstance(value, str) and not value.startswith(("hf:", "pypi:")) and not Path(value).is_absolute():
+        if isinstance(value, str) and not is_fetched(value) and not Path(value).is_absolute():
             place = (folder / value).resolve()
             inside = place.is_relative_to(target.resolve())
             moved[top][key] = os.fspath(place.relative_to(target.resolve())) if inside else os.fspath(place)

@@ -8,6 +8,7 @@ from pathlib import Path
 from trtforge.ground.names import nearest
 from trtforge.preflight.engine import Facts, Violation, rule
 from trtforge.preflight.remedies import Remedy, by_hand
+from trtforge.recipe.sources import names_file, path_beside
 from trtforge.rules.sources import thread
 
 BUILTIN_TEXTS = ("builtin:python-topics",)
@@ -53,7 +54,7 @@ def known_corpus(facts: Facts) -> Iterator[Violation]:
         if found:
             yield found
     spec = facts.recipe.bench.prompts
-    if not (spec.startswith("file:") and len(spec) > 5) and spec not in BUILTIN_PROMPTS:
+    if not (names_file(spec) and spec != "file:") and spec not in BUILTIN_PROMPTS:
         near = nearest(spec, list(BUILTIN_PROMPTS))
         yield Violation(
             f"bench.prompts: {spec} names no prompts",
@@ -69,15 +70,15 @@ def known_corpus(facts: Facts) -> Iterator[Violation]:
 @rule("TF-K19-002", "a text file that is missing, empty or too short", waivable=False)
 def files_suffice(facts: Facts) -> Iterator[Violation]:
     """A token is at least one byte, so the file's size bounds the tokens that it can give."""
-    wanted = {key: item for key, item in _texts(facts).items() if item[0].startswith("file:")}
-    if facts.recipe.bench.prompts.startswith("file:"):
+    wanted = {key: item for key, item in _texts(facts).items() if names_file(item[0])}
+    if names_file(facts.recipe.bench.prompts):
         wanted["bench.prompts"] = (facts.recipe.bench.prompts, 1)
     shared: dict[Path, int] = {}
     for spec, tokens in wanted.values():
-        path = facts.directory / spec.removeprefix("file:")
+        path = path_beside(spec, facts.directory)
         shared[path] = shared.get(path, 0) + tokens
     for key, (spec, tokens) in wanted.items():
-        path = facts.directory / spec.removeprefix("file:")
+        path = path_beside(spec, facts.directory)
         if not path.is_file():
             yield Violation(
                 f"{key}: {path} is no file",

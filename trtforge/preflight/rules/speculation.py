@@ -16,6 +16,7 @@ from trtforge.preflight.retarget import (
     without_speculation,
 )
 from trtforge.preflight.rules.trees import lookahead_draft_len
+from trtforge.recipe.sources import is_fetched
 from trtforge.rules.sources import EAGLE_3_PAPER, ENGINE_PARAMETERS, SPECULATION, thread
 
 #: with this many requests in a step the GPU is busy without drafts
@@ -296,7 +297,7 @@ def draft_is_directory(facts: Facts) -> Iterator[Violation]:
     draft = facts.recipe.speculation.draft
     if draft is None or facts.recipe.speculation.method == "none":
         return
-    if draft.startswith(("hf:", "pypi:")) or draft.endswith(".gguf"):
+    if is_fetched(draft) or draft.endswith(".gguf"):
         name = draft.removeprefix("hf:").split("@")[0]
         yield Violation(
             f"speculation.draft: {draft} is not fetched",
