@@ -9,6 +9,7 @@ from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.ground.versions import is_version
 from trtforge.models.kv import KvSizes
 
 GRAPH_FILE = "model.onnx"
@@ -91,7 +92,7 @@ class GraphInfo:
         path = Path(directory) / INFO_FILE
         try:
             raw = read_json_file(path)
-            if raw.get("version") != INFO_VERSION:
+            if not is_version(raw.get("version"), INFO_VERSION):
                 raise ValueError(f"its version is {raw.get('version')}, this program reads {INFO_VERSION}")
             raw["linears"] = tuple(
                 LinearInfo(

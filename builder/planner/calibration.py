@@ -18,6 +18,7 @@ from typing import Any
 from builder.planner.speed.cost import CLASSES
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.ground.versions import is_version
 
 VERSION = 1
 
@@ -74,7 +75,7 @@ def read_calibration(path: Path, gpu: str) -> Calibration:
     """
     try:
         raw = read_json_file(Path(path))
-        if not isinstance(raw, dict) or raw.get("version") != VERSION:
+        if not isinstance(raw, dict) or not is_version(raw.get("version"), VERSION):
             raise ValueError(f"it is no JSON object with version {VERSION}")
         ratios = {name: _ratio(name, row) for name, row in dict(raw["ratios"]).items()}
         unknown = sorted(set(ratios) - set(CLASSES))

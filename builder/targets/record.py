@@ -8,6 +8,7 @@ from typing import Any
 
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.ground.versions import is_version
 from trtforge.targets import TARGETS
 from trtforge.targets.engine_json import record_of
 from trtforge.targets.record import ENGINE_VERSION
@@ -24,7 +25,7 @@ def read_engine(engine_dir: Path) -> dict[str, Any]:
     path = Path(engine_dir) / ENGINE_FILE
     try:
         engine = read_json_file(path)
-        if engine["version"] != ENGINE_VERSION or engine["target"] not in TARGETS:
+        if not is_version(engine["version"], ENGINE_VERSION) or engine["target"] not in TARGETS:
             raise ValueError(f"version {engine['version']}, target {engine['target']}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ForgeError(

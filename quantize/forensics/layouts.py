@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from trtforge.formats.table import UNQUANTIZED, FormatRow, TensorRule, format_row, formats_by_algorithm, load_formats
 from trtforge.ground.rows import Row, read_table
+from trtforge.ground.versions import WHOLE
 
 Kind = Literal["weight", "scale", "global", "divisor", "input", "factor", "exponent", "zero", "index", "size", "bias"]
 #: kinds whose values multiply or divide: finite and positive
@@ -60,7 +61,7 @@ class Layout(Row):
 
 
 class _Table(Row):
-    version: Literal[1]
+    version: Annotated[Literal[1], WHOLE]
     layouts: tuple[Layout, ...]
     unlisted: dict[str, tuple[str, ...]]
 

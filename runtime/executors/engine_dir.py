@@ -16,6 +16,7 @@ from trtforge.drafting.record import SpeculationRecord, read_speculation
 from trtforge.formats.pools import pools
 from trtforge.ground.errors import ForgeError
 from trtforge.ground.json_file import read_json_file
+from trtforge.ground.versions import is_version
 from trtforge.native.ops import OPS_VERSIONS, SAME_OPS
 from trtforge.targets.base import Target
 from trtforge.targets.engine_json import record_of
@@ -86,7 +87,7 @@ def garbled(path: Path, error: Exception) -> ForgeError:
 
 
 def _check_versions(raw: dict[str, Any], directory: Path, target: Target) -> None:
-    if raw.get("version") != ENGINE_VERSION or raw.get("target") != target.name:
+    if not is_version(raw.get("version"), ENGINE_VERSION) or raw.get("target") != target.name:
         raise ForgeError(
             "TF-RUN-002",
             f"engine version {raw.get('version')} for target {raw.get('target')} cannot be run here",
@@ -98,7 +99,7 @@ def _check_versions(raw: dict[str, Any], directory: Path, target: Target) -> Non
     wrong = {
         name: {"engine": raw.get(key), "runtime": list(runs)}
         for name, key, runs in (("ops", "ops_version", OPS_VERSIONS), ("host ABI", "host_abi", SAME_OPS))
-        if raw.get(key, runs[-1]) not in runs
+        if not is_version(raw.get(key, runs[-1]), *runs)
     }
     if wrong:
         raise ForgeError(

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from trtforge.ground.versions import is_version
+
 RECORD_VERSION = 1
 #: the engine's sub-folder that holds the draft's own engine
 DRAFT_DIR = "draft"
@@ -130,7 +132,7 @@ def read_speculation(engine: Mapping[str, Any]) -> SpeculationRecord | None:
         return None
     if not isinstance(raw, Mapping):
         raise ValueError("speculation is no object")
-    if raw.get("version") != RECORD_VERSION:
+    if not is_version(raw.get("version"), RECORD_VERSION):
         raise ValueError(f"speculation.version is {raw.get('version')!r}, this reads {RECORD_VERSION}")
     method = raw.get("method")
     if method not in METHODS:

@@ -11,7 +11,7 @@ import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from trtforge.ground.errors import EnvironmentLacks, ForgeError
 from trtforge.ground.rows import Row, read_table
+from trtforge.ground.versions import WHOLE
 
 #: the name of the row that changes nothing
 UNQUANTIZED = "none"
@@ -206,7 +207,7 @@ class FirstChoice(Row):
 
 
 class FormatTable(Row):
-    version: Literal[1]
+    version: Annotated[Literal[1], WHOLE]
     first_choice: FirstChoice
     removed: dict[str, tuple[str, ...]]
     rounded_inputs: dict[ComputeFormat, float]

@@ -24,6 +24,7 @@ from trtforge.ground.errors import ForgeError
 from trtforge.ground.files import fsync_path, walk_files, write_text_atomic
 from trtforge.ground.hashing import HashMemo, hash_bytes, hash_file, hash_json, json_safe
 from trtforge.ground.json_file import kind_of, parse_json, read_bytes_file
+from trtforge.ground.versions import is_version
 from trtforge.store.artifact import GateResult
 from trtforge.store.shape import is_name, manifest_fault
 from trtforge.store.steps import step
@@ -216,7 +217,7 @@ def read_sealed(directory: Path) -> tuple[dict[str, Any], str] | str:
         manifest = parse_json(raw, MANIFEST, parse_constant=_no_constant)
     except ValueError:
         return "manifest.json is not JSON"
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA_VERSION:
+    if not isinstance(manifest, dict) or not is_version(manifest.get("schema"), SCHEMA_VERSION):
         found = manifest.get("schema") if isinstance(manifest, dict) else None
         return f"manifest.json has schema {str(found)[:40]!r}, this version reads {SCHEMA_VERSION}"
     fault = manifest_fault(manifest)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from trtforge.ground.versions import WHOLE
 from trtforge.tables import Component
 
 #: places of one file's manifest that are named in a refusal
@@ -139,7 +140,7 @@ class _StageRecord(_Part):
 
 
 class _RunRecord(_Part):
-    version: Literal[1]
+    version: Annotated[Literal[1], WHOLE]
     name: str
     recipe: str
     updated: str

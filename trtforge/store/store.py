@@ -34,6 +34,7 @@ from trtforge.ground.hashing import HashMemo, as_read_back, json_safe
 from trtforge.ground.paths import user_path
 from trtforge.ground.progress import Progress
 from trtforge.ground.redaction import redact_value
+from trtforge.ground.versions import is_version
 from trtforge.store import locks
 from trtforge.store.artifact import Artifact, StageResult
 from trtforge.store.made_on import machine_stamps
@@ -116,7 +117,7 @@ class Store:
             self._make()
         record = read_json(self.root / "store.json")
         version = record.get("version") if isinstance(record, dict) else None
-        if version != LAYOUT_VERSION and os.path.exists(self.root / "store.json"):  # noqa: PTH110 (never raises)
+        if not is_version(version, LAYOUT_VERSION) and os.path.exists(self.root / "store.json"):  # noqa: PTH110 (never raises)
             raise ForgeError(
                 "TF-STO-008",
                 f"the store {self.root} has layout {version!r}, this version works with {LAYOUT_VERSION}",

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trtforge.ground.versions import WHOLE
+
 ENGINE_VERSION = 1
 #: a size, or a number of things
 Count = Annotated[int, Field(gt=0, lt=2**31)]
@@ -34,7 +36,7 @@ class Cache(Part):
 class EngineRecord(Part):
     """engine.json of any target."""
 
-    version: Literal[1]
+    version: Annotated[Literal[1], WHOLE]
     target: str
     name: str
     quant_format: str
