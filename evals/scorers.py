@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from dataclasses import dataclass
@@ -69,20 +72,14 @@ def is_right(scorer: Scorer, answer: str, text: str) -> bool:
 def _found(pattern: str, text: str, flags: int) -> bool:
     """Whether the pattern is in the text; raises TF-EVL-030 when that is not known after :data:`PATTERN_SECONDS`.
 
-    The limit is an alarm, which only the main thread can take; the pipeline scores there.
+    A search holds the interpreter, so nothing of this process can end it but an alarm, which only the main thread
+    takes. Elsewhere a process of its own searches, which can be killed.
     """
     if threading.current_thread() is not threading.main_thread():
-        return re.search(pattern, text, flags) is not None
+        return _found_by_a_process(pattern, text, flags)
 
     def late(*_: object) -> None:
-        raise ForgeError(
-            "TF-EVL-030",
-            f"the pattern {pattern[:80]!r} is not done with an answer after {PATTERN_SECONDS:g} s",
-            asked=pattern[:80],
-            numbers={"characters": len(text)},
-            why="Repetitions within repetitions take time that doubles with every character of a text.",
-            remedies=["write the pattern without a repetition of a repetition: a+ for (a+)+"],
-        )
+        raise _endless(pattern, text)
 
     before = signal.signal(signal.SIGALRM, late)
     left, every = signal.setitimer(signal.ITIMER_REAL, PATTERN_SECONDS)
@@ -91,6 +88,30 @@ def _found(pattern: str, text: str, flags: int) -> bool:
     finally:
         signal.setitimer(signal.ITIMER_REAL, left, every)
         signal.signal(signal.SIGALRM, before)
+
+
+_SEARCH = "import json, re, sys; print(re.search(*json.load(sys.stdin)) is not None)"
+
+
+def _found_by_a_process(pattern: str, text: str, flags: int) -> bool:
+    command = [sys.executable, "-I", "-S", "-c", _SEARCH]
+    asked = json.dumps([pattern, text, flags])
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True, timeout=PATTERN_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise _endless(pattern, text) from None
+    return done.stdout.strip() == "True"
+
+
+def _endless(pattern: str, text: str) -> ForgeError:
+    return ForgeError(
+        "TF-EVL-030",
+        f"the pattern {pattern[:80]!r} is not done with an answer after {PATTERN_SECONDS:g} s",
+        asked=pattern[:80],
+        numbers={"characters": len(text)},
+        why="Repetitions within repetitions take time that doubles with every character of a text.",
+        remedies=["write the pattern without a repetition of a repetition: a+ for (a+)+"],
+    )
 
 
 def code_of(text: str) -> str:

@@ -6,8 +6,10 @@ import json
 import signal
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +80,18 @@ def test_a_pattern_that_does_not_come_to_an_end_is_refused(monkeypatch: pytest.M
     assert time.monotonic() - started < 30 and signal.getsignal(signal.SIGALRM) is alarms
     time.sleep(0.3)  # nothing is left that would ring
     assert is_right(Scorer("regex"), r"(a+)+$", "aaa")
+
+
+def test_a_pattern_has_its_time_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(*arguments: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(is_right, *arguments).result()
+
+    assert elsewhere(Scorer("regex"), r"^Wi\w+\.$", "Wien.\udc80\n\0") is False
+    assert elsewhere(Scorer("regex"), r"^Wi\w+\.$", "Wien.") is True
+    assert elsewhere(Scorer("regex", ignore_case=True), "WIEN", "ä wien") is True
+    monkeypatch.setattr("evals.scorers.PATTERN_SECONDS", 1.0)
+    assert refusal(elsewhere, Scorer("regex"), r"(a+)+$", "a" * 60 + "b").code == "TF-EVL-030"
 
 
 def test_numbers_as_people_write_them() -> None:

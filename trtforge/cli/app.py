@@ -34,6 +34,7 @@ from trtforge.cli import (
     triton,
 )
 from trtforge.cli.subcommands import with_subcommands
+from trtforge.ground.docstrings import require_docstrings
 from trtforge.ground.errors import ExitCode, ForgeError
 
 app = typer.Typer(
@@ -112,6 +113,10 @@ def invoke(arguments: Sequence[str]) -> int:
     """
     if "" in arguments:
         return _said(_empty(arguments), arguments)
+    try:
+        require_docstrings()
+    except ForgeError as lacks:
+        return _said(lacks, arguments)
     try:
         code = _command()(list(arguments), prog_name="trtforge", standalone_mode=False)
     except typer.Exit as done:

@@ -35,10 +35,13 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Compare size, quality (paired with the first) and speed; say which of them nothing beats."""
+    """Compare size, quality (paired with the first) and speed; say which of them nothing beats.
+
+    Exit 1 when one of them has missed a gate of its own.
+    """
     from evals.comparison import junit, report
     from evals.report import write_report
-    from trtforge.ground.errors import ForgeError
+    from trtforge.ground.errors import ExitCode, ForgeError
     from trtforge.pipeline.comparison import read_entries
 
     if len(folders) < 2:
@@ -66,3 +69,5 @@ def compare(
     for path in written:
         console.print(path)
     console.value(made.verdict)
+    if made.passed is False:
+        raise common.Failed(ExitCode.GATE_FAILED)

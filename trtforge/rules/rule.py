@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, Self, TypeVar, get_args
 
+from trtforge.ground.docstrings import require_docstrings
 from trtforge.ground.errors import ForgeError
 
 Severity = Literal["error", "warning", "note"]
@@ -85,7 +86,12 @@ class Rule(Identity, Generic[SubjectT, BreachT]):
 
 
 def reason(check: Callable[..., object]) -> str:
-    """A check's docstring as one line: why what it finds cannot work."""
+    """A check's docstring as one line: why what it finds cannot work.
+
+    Raises:
+        EnvironmentLacks: ``TF-ENV-033`` this Python strips docstrings.
+    """
+    require_docstrings()
     return " ".join((check.__doc__ or "").split())
 
 

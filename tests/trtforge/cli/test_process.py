@@ -45,6 +45,22 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert trtforge("nonsense", cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.parametrize("words", [["--help"], ["check", "x.yaml", "--json"]], ids=["help", "check"])
+def test_a_python_that_strips_docstrings_is_refused(tmp_path: Path, words: list[str]) -> None:
+    """A rule's reason and a command's help are docstrings."""
+    stripped = trtforge(*words, cwd=tmp_path, PYTHONOPTIMIZE="2")
+    assert stripped.returncode == 3 and "TF-ENV-033" in stripped.stdout + stripped.stderr
+    assert "TF-ENV-033" not in trtforge(*words, cwd=tmp_path, PYTHONOPTIMIZE="1").stdout
+
+
+def test_rules_cannot_be_had_without_their_reasons(tmp_path: Path) -> None:
+    """Neither by the command, nor by a program that imports them."""
+    script = "import trtforge.preflight.engine as engine; print(len(engine.all_rules()))"
+    command = [sys.executable, "-OO", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 1 and "TF-ENV-033" in done.stderr
+
+
 def test_no_colour_in_a_pipe_even_when_forced_elsewhere(tmp_path: Path) -> None:
     done = trtforge("stack", cwd=tmp_path, TERM="xterm-256color")
     assert "\x1b" not in done.stdout + done.stderr

@@ -25,7 +25,16 @@ GATE = GateResult("perplexity_increase", True, 0.1, 0.2, "fine")
 LEVEL: dict[str, Any] = {"concurrency": 1, "tokens_per_second": 50.0, "ttft": {"p50": 0.2}}
 
 
-def publish(folder: Path, stage: str, name: str, *, worse: float = 0.0, lost: int = 0, **summary: Any) -> Path:
+def publish(
+    folder: Path,
+    stage: str,
+    name: str,
+    *,
+    worse: float = 0.0,
+    lost: int = 0,
+    gate: GateResult = GATE,
+    **summary: Any,
+) -> Path:
     """A sealed bundle, or artifact of evaluate, with losses and answers."""
     store = Store(folder / name, durable=False)
     out = store.begin(stage, "a" * 64)
@@ -45,11 +54,11 @@ def publish(folder: Path, stage: str, name: str, *, worse: float = 0.0, lost: in
     if stage == "bundle":
         (inner / "samples/tasks.jsonl").rename(inner / "tasks-quantized.jsonl")
         (inner / "samples").rmdir()
-        (out / "report.json").write_text(json.dumps({"data": {"gates": gates_to_json([GATE])}}))
+        (out / "report.json").write_text(json.dumps({"data": {"gates": gates_to_json([gate])}}))
     bench = {"sweeps": [{"levels": [LEVEL]}], "machine": {"cpus": 2, "cpu": "x86"}}
     result = StageResult(
         summary={"increase": INTERVAL, "perplexity": {"increase": INTERVAL}, **summary},
-        gates=[GATE],
+        gates=[gate],
         measurements={"bench": bench} if stage == "bundle" and not summary.get("not_run") else {},
     )
     ingredients: dict[str, Any] = {"section": {}, "inputs": {}, "tools": {}, "host": {}, "code_version": "1"}
@@ -108,3 +117,18 @@ def test_what_is_damaged_other_or_alone_is_refused(tmp_path: Path, capsys: pytes
     path.write_bytes(path.read_bytes()[:-8] + b"\1" * 8)
     assert invoke(["compare", str(good), str(good), "--json"]) == 2
     assert "TF-BND-005" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_bundle_that_failed_is_shown_and_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    """The first or another one, and beside one that nobody could look at."""
+    missed = GateResult("perplexity_increase", False, 0.3, 0.2, "too much")
+    good, failed = bundle(tmp_path, "a", 4), bundle(tmp_path, "b", 2, gate=missed)
+    unseen = bundle(tmp_path, "c", 3, not_run={"parity": {"reason": "no GPU", "gates": ["top1_agreement"]}})
+    for folders in ([good, failed], [failed, good], [unseen, failed]):
+        assert invoke(["compare", *map(str, folders), *options]) == 1
+        said = capsys.readouterr().out
+        assert "FAILED" in said and "b-link" in said
+    assert invoke(["compare", str(good), str(unseen), *options]) == 0
