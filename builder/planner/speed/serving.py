@@ -124,18 +124,11 @@ def steady_state(
     """
     batch = np.atleast_1d(np.asarray(batches, dtype=np.float64))
     low, high = speculating.tokens_a_round
-    solved: dict[float, Served] = {}
-    rows = []
-    for yielded in (low, (low + high) / 2, high):
-        if yielded not in solved:
-            solved[yielded] = _solve(engine, load, batch, max_num_tokens, speculating, yielded, draft)
-        rows.append(solved[yielded])
-    return Served(
-        **{
-            item.name: np.stack([getattr(row, item.name)[index] for index, row in enumerate(rows)])
-            for item in fields(Served)
-        }
-    )
+    yields = sorted({low, (low + high) / 2, high})
+    solved = _solve(engine, load, batch, max_num_tokens, speculating, np.array(yields)[:, None], draft)
+    rows = [yields.index(wanted) for wanted in (low, (low + high) / 2, high)]
+    variants = range(len(rows))
+    return Served(**{item.name: getattr(solved, item.name)[variants, rows] for item in fields(Served)})
 
 
 def _solve(
@@ -144,17 +137,17 @@ def _solve(
     batch: npt.NDArray[np.float64],
     max_num_tokens: int,
     speculating: Speculating,
-    yielded: float,
+    yielded: npt.NDArray[np.float64],
     draft: Engine | None,
 ) -> Served:
-    """:func:`steady_state` for one number of tokens a step."""
+    """:func:`steady_state` for numbers of tokens a step, [Y, 1]; every field is [3, Y, B]."""
     micro = np.minimum(float(engine.parallel.pp), batch)
-    local = batch / micro
+    local = np.broadcast_to(batch / micro, (len(yielded), len(batch)))
     rounds = max(load.osl - 1, 0.0) / yielded
     budget = np.maximum(max_num_tokens - local * speculating.verified_tokens, 1.0)
     chunks = np.ceil(load.new_tokens / budget)
     # several whole prompts share a step only when that many requests end in one
-    together = np.clip(local / max(rounds, 1e-9), 1.0, np.maximum(np.floor(budget / load.new_tokens), 1.0))
+    together = np.clip(local / np.maximum(rounds, 1e-9), 1.0, np.maximum(np.floor(budget / load.new_tokens), 1.0))
     together = np.minimum(together, local)
     mixed_steps = chunks / together
     by_prompts = rounds / mixed_steps <= local - together
@@ -163,12 +156,15 @@ def _solve(
 
     chunk = load.new_tokens / chunks
     behind = load.cached_prefix + (load.new_tokens - chunk) / 2
-    prompts = prefill_part(together, chunk, behind)
-    plain = decode_time(engine, local, load.context, speculating, draft)
-    drafting = drafting_time(engine, beside, load.context, speculating, draft) * (beside > 0)
-    decoding = decode_part(beside, load.context, speculating.verified_tokens)
-    mixed = engine.time(mixed_step(prompts, decoding)).total + drafting
-    alone = np.where(beside > 0, decode_time(engine, beside, load.context, speculating, draft), 0.0)
+    # a step's time costs the same for one batch and for a hundred: all of them, and those beside a chunk, at once
+    both = np.stack([local, beside])
+    drafts = drafting_time(engine, both, load.context, speculating, draft)
+    steps = engine.time(decode_step(both, load.context, speculating.verified_tokens)).total + drafts
+    plain, alone = steps[:, 0], np.where(beside > 0, steps[:, 1], 0.0)
+    mixing = mixed_step(
+        prefill_part(together, chunk, behind), decode_part(beside, load.context, speculating.verified_tokens)
+    )
+    mixed = engine.time(mixing).total + drafts[:, 1] * (beside > 0)
 
     spent = mixed_steps * mixed + plain_steps * plain
     in_mixed, in_plain = mixed_steps * beside, plain_steps * local
