@@ -8,15 +8,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 #   make demo PIP_EXTRA="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_EXTRA ?=
 RECIPE ?= configs/smollm2-135m-fp8.yaml
+PACKAGES := trtforge quantize evals builder plugins runtime triton_repo launcher benchmarks
 NATIVE := CMakeLists.txt $(shell find plugins -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
 
-.PHONY: demo test pytest browser-test setup install-library install-requirements check-system lint fast bench docs clean
+.PHONY: demo test pytest browser-test setup install-library install-requirements check-system lint fast bench docs coverage clean
 
 demo: setup
 	$(BIN)/trtforge run $(RECIPE)
 
-# Each worker has one thread of its own: threads of several workers on one core wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+# Each worker has one thread of its own: threads of several workers on one core wait for each other. Bytecode is kept,
+# whatever the environment says: hundreds of processes are started that import the same modules.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
 
 # both at once: mypy takes one core for a while, and the tests are done when the last of them is
 test: setup
@@ -58,16 +60,19 @@ check-system:
 	@if [ -z "$(PYTHON)" ]; then echo "python3.11: missing (no python3 on PATH)"; exit 3; fi
 	@$(PYTHON) scripts/system_check.py
 
-# The host library is compiled while the rest is downloaded and unpacked, which takes one core. Bytecode is compiled at the
-# end on all cores, tests of others left out (pip does it on one); some files are no valid Python, and need not be.
+# The host library is compiled while the rest is downloaded and unpacked. constraints.txt pins all there is, so nothing has
+# to be resolved: two pips take half of it each, and a third, which finds everything there, adds what the pins may lack.
+# Bytecode is compiled at the end on all cores, tests of others and models that nobody asked for left out (pip does it on
+# one); some files are no valid Python, and need not be.
 # Without build isolation, and with the ninja that ModelOpt brings, a later build of a wheel can use what is compiled.
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/requirements.py $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing trtforge and what it needs into $(VENV) (a few minutes)"
 	$(INSTALL) scikit-build-core ninja
 	$(INSTALL) scikit-build-core $$($(BIN)/python -c '$(BUILD_NEEDS)')
-	@$(MAKE) --no-print-directory -j 2 install-library install-requirements
-	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
+	@$(MAKE) --no-print-directory -j 3 install-library install-half-0 install-half-1
+	@$(MAKE) --no-print-directory install-requirements
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib $(PACKAGES) || true
 	@touch $@
 
 INSTALL := $(PIP) install -q --no-compile -c constraints.txt $(PIP_EXTRA)
@@ -76,6 +81,10 @@ BUILD_NEEDS := from scikit_build_core import build; print(*build.get_requires_fo
 
 install-library:
 	$(INSTALL) --no-deps --no-build-isolation -e .
+
+install-half-%:
+	$(BIN)/python scripts/requirements.py --pinned $*/2 all harness dev > $(VENV)/pinned-$*.txt
+	$(INSTALL) --no-deps -r $(VENV)/pinned-$*.txt
 
 install-requirements:
 	$(BIN)/python scripts/requirements.py all harness dev > $(VENV)/requirements.txt

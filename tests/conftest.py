@@ -2,11 +2,13 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 from tests.support.tiny import write_tiny_llama
@@ -41,6 +43,17 @@ WORKER_BYTES = 4 * 2**30
 def group_of(nodeid: str) -> str:
     """What runs on one worker: a file, so that its fixtures are made once, or everything in :data:`ALONE`."""
     return "alone" if nodeid.startswith(ALONE) else nodeid.split("::", 1)[0]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Workers collect one after the other: the first rewrites the assertions, the others find that done on the disk."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    build = session.config.rootpath / "build"
+    build.mkdir(exist_ok=True)
+    with FileLock(build / "collection.lock"):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
-from scripts.requirements import requirements
+from packaging.requirements import Requirement
+
+from scripts.requirements import name_of, pinned, requirements
+from tests.support.sources import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,3 +24,24 @@ def test_the_list_is_every_requirement_of_the_project_and_its_extras() -> None:
     assert set(listed) == {line for group in groups for line in group}
     assert len(listed) == len(set(listed)) > 30
     assert requirements("report") == [*project["dependencies"], *extras["report"]]
+
+
+def test_the_pins_hold_all_that_is_asked_for_and_what_that_needs() -> None:
+    """So ``make setup`` resolves nothing: every requirement is pinned once, and all that those need in turn."""
+    pins = pinned("all", "dev")
+    names = {name_of(pin) for pin in pins}
+    assert len(pins) == len(names) > 100 and all(pin.count("==") == 1 for pin in pins)
+    assert names >= {name_of(line) for line in requirements("all", "dev")}
+    assert not names & {"cmake", "lm-eval", "trtforge"}
+    for name in sorted(names):
+        if name == "nvidia-pytriton":  # only the server that its wheel carries is used
+            continue
+        for line in metadata.requires(name) or ():
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                assert name_of(needed.name) in names | {"setuptools"}, f"{name} needs {line}"
+
+
+def test_the_makefile_compiles_every_package() -> None:
+    [line] = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("PACKAGES := ")]
+    assert set(line.split()[2:]) == {*PACKAGES, "benchmarks"}

@@ -20,6 +20,7 @@ from trtforge.ground.errors import GateFailed
 from trtforge.pipeline.catalogue import default_pipeline
 from trtforge.pipeline.explain import explain
 from trtforge.pipeline.result import RunResult
+from trtforge.pipeline.stages import smoke
 from trtforge.recipe.load import load_recipe
 from trtforge.store.store import Store
 from trtforge.store.verify import verify_bundle
@@ -28,10 +29,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMALL = (
-    "evals.perplexity.tokens=512",
-    "evals.generation.prompts=1",
-    "evals.generation.max_tokens=16",
-    "evals.engine_parity.prompts=4",
+    "evals.perplexity={tokens: 256, window: 128, stride: 64, noise_tokens: 128}",
+    "evals.generation={prompts: 1, max_tokens: 16}",
+    "evals.suite={samples: 1, gate: null}",
+    "evals.engine_parity={prompts: 4, tokens: 128, gate: {min_top1_agreement: 99%}}",
+    # the smoke test has twice as many clients
+    "build.limits.max_batch_size=4",
     "bench.concurrency=[2]",
     "bench.requests_per_level=4",
     "bench.max_tokens=16",
@@ -63,7 +66,11 @@ def shipped() -> list[str]:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_a_shipped_recipe_runs_to_a_bundle_that_passed(store: Store, tmp_path: Path, name: str) -> None:
+def test_a_shipped_recipe_runs_to_a_bundle_that_passed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(smoke, "PROMPTS", 2)
+    monkeypatch.setattr(smoke, "MAX_TOKENS", 12)
     loaded = load_recipe(CONFIGS / f"{name}.yaml", SMALL)
     result = default_pipeline(store).run(loaded, output=tmp_path / "bundles", capture_output=True)
     assert result.verdict == "passed" and result.bundle is not None

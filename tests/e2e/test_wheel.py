@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import site
@@ -12,13 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
-from plugins.cuda.build import SHARED, build_shim_library, find_nvcc, source_hash
+from plugins.cuda import abi
+from plugins.cuda.build import SHARED, build_shim_library, built_library, find_nvcc, read_report, source_hash
+from plugins.structs import arguments, cuda_call
 from plugins.tensorrt.build import layer_hash
+from tests.support.fat_binaries import machine_code
 from tests.support.tensorrt_headers import tensorrt_headers
 from tests.support.tiny import write_tiny_llama
 from trtforge.ground.errors import EnvironmentLacks
 from trtforge.ground.own_packages import NAMES
+from trtforge.native import ops
 from trtforge.native.cache import VARIABLE
 from trtforge.native.plugin_library import LIBRARY
 
@@ -50,15 +56,15 @@ class Installed:
     folder: Path
     foreign: Path
 
-    def __call__(self, *words: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-        """A program of the environment, run in the folder."""
+    def __call__(self, *words: str, seconds: float = 300, **more: str) -> subprocess.CompletedProcess[str]:
+        """A program of the environment, run in the folder; ``more`` are further variables of its environment."""
         path = (self.bin, Path(sys.executable).parent, os.environ["PATH"])
         return subprocess.run(
             [str(self.bin / words[0]), *words[1:]],
             capture_output=True,
             text=True,
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(self.foreign), "PATH": os.pathsep.join(map(str, path))},
+            env={**os.environ, "PYTHONPATH": str(self.foreign), "PATH": os.pathsep.join(map(str, path)), **more},
             timeout=seconds,
             check=False,
         )
@@ -175,26 +181,50 @@ def test_the_native_libraries_are_built_from_the_wheel(installed: Installed) -> 
     assert "Build files have been written" in done.stdout
 
 
-def test_nvcc_compiles_the_plugins_of_the_wheel(
-    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command, for one architecture, into a cache of its own: CUDA ops, and over them TensorRT's plugins."""
+@pytest.fixture(scope="module")
+def compiled(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache after the command, for one architecture: CUDA ops, and over them TensorRT's plugins."""
     try:
         find_nvcc()
     except EnvironmentLacks as lacks:
         pytest.skip(lacks.message)
-    headers = tensorrt_headers()  # lie in the usual cache
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    command = ("trtforge", "plugins", "build", "--arch", "90", "--tensorrt-include", str(headers), "--json")
-    done = installed(*command, seconds=800)
+    folder = tmp_path_factory.mktemp("cache")
+    command = ("trtforge", "plugins", "build", "--arch", "90", "--tensorrt-include", str(tensorrt_headers()), "--json")
+    done = installed(*command, seconds=800, **{VARIABLE: str(folder)})
     assert done.returncode == 0, done.stdout + done.stderr
-    made = {path.name: path for path in tmp_path.glob("*/lib*.so")}
+    return folder
+
+
+def test_nvcc_compiles_the_plugins_of_the_wheel(compiled: Path) -> None:
+    made = {path.name: path for path in compiled.glob("*/lib*.so")}
     assert set(made) == {SHARED, LIBRARY}
     for path in made.values():
         report = json.loads(path.with_name("report.json").read_text())
         assert report["seconds"] > 0, "compiled here, and from nowhere else"
         assert source_hash()[:16] in path.parent.name or layer_hash(ROOT / "plugins")[:16] in path.parent.name
         assert subprocess.run(["nm", "-D", path], capture_output=True, check=True).stdout.count(b" T ") > 0
+
+
+def test_nvcc_compiles_without_warnings_or_spills(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings are errors; the library of the checkout's very sources opens without a driver and says what it holds."""
+    monkeypatch.setenv(VARIABLE, str(compiled))
+    library = built_library()
+    assert library is not None and library.is_relative_to(compiled)
+    kernels = read_report(library.parent)
+    assert {use.architecture for use in kernels} == {"90"}
+    assert machine_code(library.read_bytes()) == {90}
+    assert not [use for use in kernels if use.spill_store_bytes or use.spill_load_bytes]
+    assert {use.kernel.split("<")[0] for use in kernels} == {
+        "attentionCheck", "attentionWrite", "attentionMerge", "attentionMma", "attentionSimt", "treeChildren",
+        "treeSelect", "acceptPath", "moveCheck", "moveRows",
+    }  # fmt: skip
+    opened = ctypes.CDLL(str(library))
+    abi.bind(opened)
+    assert b'"architectures": "90-real"' in opened.trtforge_cuda_info()
+    if not torch.cuda.is_available():
+        args = arguments(ops.PAGED_ATTENTION, block_size=16, num_heads=2, num_kv_heads=2, head_size=64)
+        assert opened.trtforge_cuda_attention_workspace(args, cuda_call(), ctypes.c_uint64()) == 17
+        assert b"device 0" in opened.trtforge_cuda_last_error()
 
 
 CONFIGURE = """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import shutil
-import struct
 import subprocess
 from pathlib import Path
 
@@ -14,13 +12,10 @@ import torch
 
 from plugins.cuda import abi, build, library
 from plugins.cuda.library import CudaLibrary
-from plugins.structs import arguments, cuda_call
 from trtforge.ground.errors import EnvironmentLacks, ExitCode, ForgeError
-from trtforge.native import cache, ops
+from trtforge.native import cache
 from trtforge.native.plugin_library import runs_on
 from trtforge.tables import architecture_table
-
-FATBIN = struct.pack("<I", 0xBA55ED50)
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "plugins/include/trtforge/cuda_abi.h"
@@ -211,26 +206,6 @@ def test_benchmark_prepares_a_step_that_computes(shim: CudaLibrary) -> None:
         assert main([]) == ExitCode.ENVIRONMENT
 
 
-def machine_code(library: bytes) -> set[int]:
-    """Architectures of the machine code in a library's fat binaries.
-
-    A fat binary begins with a magic number and the sizes of header and content; each entry of the content says its
-    kind (2: machine code), its sizes and its architecture.
-    """
-    found, at = set(), library.find(FATBIN)
-    while at >= 0:
-        header, size = struct.unpack_from("<HQ", library, at + 6)
-        entry, end = at + header, at + header + size
-        while header == 16 and entry < end:
-            kind, _, length, content = struct.unpack_from("<HHIQ", library, entry)
-            assert kind == 2, "no PTX: nothing is compiled on the first call"
-            (architecture,) = struct.unpack_from("<I", library, entry + 28)
-            found.add(architecture)
-            entry += length + content
-        at = library.find(FATBIN, max(end, at + 4))
-    return found
-
-
 def test_what_has_kernels_is_what_the_table_promises() -> None:
     """A GPU whose row names the target has machine code of ours, and the other way round."""
     for row in architecture_table().rows:
@@ -248,31 +223,3 @@ def test_what_has_kernels_is_what_the_table_promises() -> None:
 )  # fmt: skip
 def test_machine_code_runs_on_later_gpus_of_its_major_version(code: str, architecture: str, runs: bool) -> None:
     assert runs_on(code, architecture) is runs
-
-
-@pytest.mark.slow
-def test_nvcc_builds_without_warnings_or_spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One architecture for real; the library opens without a driver and says what it holds."""
-    try:
-        build.find_nvcc()
-    except EnvironmentLacks as lacks:
-        pytest.skip(lacks.message)
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    made = build.build_cuda_library(["90"])
-    assert build.built_library() == made.library
-    assert {use.architecture for use in made.kernels} == {"90"}
-    assert machine_code(made.library.read_bytes()) == {90}
-    assert not [use for use in made.kernels if use.spill_store_bytes or use.spill_load_bytes]
-    names = {use.kernel.split("<")[0] for use in made.kernels}
-    assert names == {
-        "attentionCheck", "attentionWrite", "attentionMerge", "attentionMma", "attentionSimt", "treeChildren",
-        "treeSelect", "acceptPath", "moveCheck", "moveRows",
-    }  # fmt: skip
-    opened = ctypes.CDLL(str(made.library))
-    abi.bind(opened)
-    assert b'"architectures": "90-real"' in opened.trtforge_cuda_info()
-    if not torch.cuda.is_available():
-        args = arguments(ops.PAGED_ATTENTION, block_size=16, num_heads=2, num_kv_heads=2, head_size=64)
-        call = cuda_call()
-        assert opened.trtforge_cuda_attention_workspace(args, call, ctypes.c_uint64()) == 17
-        assert b"device 0" in opened.trtforge_cuda_last_error()
